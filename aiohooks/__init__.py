@@ -1,4 +1,4 @@
-"""Async hooks, callbacks and plugins, called concurrently; and a session, a loop of steps in which everything around is a hook.
+"""Async hooks called concurrently, and a session: a loop of steps with a hook for all around it.
 
 The loop, as `AsyncMonitoredSession` runs it:
 
@@ -9,12 +9,14 @@ The loop, as `AsyncMonitoredSession` runs it:
         requests = await concurrently(hook.before_run(run_context))  # fetches and feeds to add
         values = await session.run(merged fetches, merged feeds)
         await concurrently(hook.after_run(run_context, its own values))
-        # after a recoverable error: close the session, create a new one, call after_create_session, repeat the run
+        # after a recoverable error: close the session, create a new one, call
+        # after_create_session, and repeat the run
     for hook in hooks: await hook.end(session)                  # on a clean end only
     await session.aclose()
     for hook in reversed(hooks): await hook.close(error)        # always
 
-`concurrently` makes the calls that cannot wait in turn, and the others at the same time, each in a task of its own.
+`concurrently` makes the calls that cannot wait one after another, and the others at the same time,
+each in a task of its own.
 
 The packages, each of which imports only from those above it:
 
@@ -33,7 +35,8 @@ The packages, each of which imports only from those above it:
     adapters        bridges to other software
     testing         helpers for people who write hooks and stores
 
-The docstring of each package lists its modules. `docs/explanations/architecture.md` walks through a run.
+The docstring of each package lists its modules. `docs/explanations/architecture.md` walks through
+a run.
 """
 
 from typing import TYPE_CHECKING
@@ -92,8 +95,18 @@ if TYPE_CHECKING:
     )
     from aiohooks.hooks.every import Every
     from aiohooks.session.coordinator import Coordinator
-    from aiohooks.session.creators import ChiefSessionCreator, Scaffold, SessionCreator, WorkerSessionCreator
-    from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+    from aiohooks.session.creators import (
+        ChiefSessionCreator,
+        Scaffold,
+        SessionCreator,
+        WorkerSessionCreator,
+    )
+    from aiohooks.session.hook import (
+        SessionRunArgs,
+        SessionRunContext,
+        SessionRunHook,
+        SessionRunValues,
+    )
     from aiohooks.session.monitored import AsyncMonitoredSession, AsyncSingularMonitoredSession
     from aiohooks.session.program import run
     from aiohooks.session.recovery import RecoveryPolicy
@@ -191,9 +204,22 @@ if not TYPE_CHECKING:
             "aiohooks.graph.variables": ("Variables",),
             "aiohooks.hooks.every": ("Every",),
             "aiohooks.session.coordinator": ("Coordinator",),
-            "aiohooks.session.creators": ("ChiefSessionCreator", "Scaffold", "SessionCreator", "WorkerSessionCreator"),
-            "aiohooks.session.hook": ("SessionRunArgs", "SessionRunContext", "SessionRunHook", "SessionRunValues"),
-            "aiohooks.session.monitored": ("AsyncMonitoredSession", "AsyncSingularMonitoredSession"),
+            "aiohooks.session.creators": (
+                "ChiefSessionCreator",
+                "Scaffold",
+                "SessionCreator",
+                "WorkerSessionCreator",
+            ),
+            "aiohooks.session.hook": (
+                "SessionRunArgs",
+                "SessionRunContext",
+                "SessionRunHook",
+                "SessionRunValues",
+            ),
+            "aiohooks.session.monitored": (
+                "AsyncMonitoredSession",
+                "AsyncSingularMonitoredSession",
+            ),
             "aiohooks.session.program": ("run",),
             "aiohooks.session.recovery": ("RecoveryPolicy",),
             "aiohooks.session.signals": ("SignalPolicy",),

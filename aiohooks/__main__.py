@@ -1,4 +1,6 @@
-"""The command line, `aiohooks` or `python -m aiohooks`: the commands, their arguments and their help."""
+"""The command line, `aiohooks` or `python -m aiohooks`: the commands, their arguments and their
+help.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ exit codes:
 _RUN = """\
 start a function as a chief and its workers, and wait for them
 
-The function is `async def main(task)`; the `Task` has task_id, is_chief, num_workers, store, checkpoint_dir and attempt. It is
-imported from the current directory, or from what is installed. What it returns is printed, unless it is None.
+The function is `async def main(task)`; the `Task` has task_id, is_chief, num_workers, store,
+checkpoint_dir and attempt. It is imported from the current directory, or from the installed
+packages. Its result is printed, unless it is None.
 
 example:
   %(prog)s train:main --workers 4 --checkpoint-dir model
@@ -56,8 +59,9 @@ exit codes:
 _STEPS = """\
 show a run in a step store: step, chief, publishers, waiters, how the last one left
 
-The run is read from outside: nothing is registered, made or changed. A member that has died is shown until another process of
-the run notices: it is one that is not renewed any more for as long as its lease. local:// shows only the living.
+The run is read from outside: nothing is registered, made or changed. A member that has died is
+shown until another process of the run notices that its lease has expired. local:// shows only
+living members.
 
 example:
   %(prog)s local:///tmp/steps --run digits
@@ -70,11 +74,13 @@ exit codes:
 """
 
 _WHY = """\
-say why a process, a service or a run waits: for which task, hook, lock, queue, step or process, at which line, and since when
+say why a process, a service or a run waits: for which task, hook, lock, queue, step or process,
+at which line, and since when
 
-A process can be asked if it was started with AIOHOOKS_WHY=1, or runs in ah.run(main, why=True); a service if it has controls,
-with its token in AIOHOOKS_SERVICE_TOKEN. A run is asked for by its name, or by the URL of its step store: all of its processes on
-this machine are asked, and their answers connected. Of a process that cannot answer it is shown what the system says.
+A process can be asked if it was started with AIOHOOKS_WHY=1, or runs in ah.run(main, why=True); a
+service if it has controls, with its token in AIOHOOKS_SERVICE_TOKEN. Name a run by its name or by
+the URL of its step store: all of its processes on this machine are asked, and their answers
+connected. For a process that cannot answer, the system's view of it is shown.
 
 example:
   %(prog)s 4242
@@ -88,13 +94,17 @@ exit codes:
   2    the arguments are invalid
 """
 
-_RUN_OPTION = {"metavar": "NAME", "help": "the name of the run (default: $AIOHOOKS_RUN, or `default`)"}
+_RUN_OPTION = {
+    "metavar": "NAME",
+    "help": "the name of the run (default: $AIOHOOKS_RUN, or `default`)",
+}
 _ADDRESS_OPTION = {
     "metavar": "HOST:PORT",
     "help": "of the cluster of a ray:// URL (default: $RAY_ADDRESS, or that of this machine)",
 }
 
-# ArgumentTypeError also for what is no number: for a ValueError argparse names these functions in its message.
+# ArgumentTypeError also for what is no number: for a ValueError argparse names these functions in
+# its message.
 
 
 def _count(text: str) -> int:
@@ -112,7 +122,9 @@ def _secs(text: str) -> float:
 
 
 def _imported(module: str, name: str) -> Callable[..., int]:
-    """Return a function that is imported when it is called: no command loads the packages of another."""
+    """Return a function that is imported when it is called: no command loads the packages of
+    another.
+    """
 
     def call(**arguments: Any) -> Any:
         return getattr(importlib.import_module(f"aiohooks.{module}"), name)(**arguments)
@@ -120,7 +132,9 @@ def _imported(module: str, name: str) -> Callable[..., int]:
     return call
 
 
-def _add_command(commands: Any, name: str, execute: Callable[..., int], text: str) -> Callable[..., object]:
+def _add_command(
+    commands: Any, name: str, execute: Callable[..., int], text: str
+) -> Callable[..., object]:
     """Add a command, and return what adds its arguments; the first line of the text is its help."""
     summary, _, more = text.partition("\n\n")
     command: argparse.ArgumentParser = commands.add_parser(
@@ -142,7 +156,9 @@ def _add_run_options(add: Callable[..., object]) -> None:
 
 
 def make_parser(prog: str) -> argparse.ArgumentParser:
-    """Return the parser of all commands. What it returns has `execute`, which takes the arguments and returns the exit code."""
+    """Return the parser of all commands. What it returns has `execute`, which takes the arguments
+    and returns the exit code.
+    """
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Start runs, and show what they have written or are doing.",
@@ -154,27 +170,64 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
 
     add = _add_command(commands, "run", _imported("_command_line.run", "run_function"), _RUN)
     add("function", metavar="MODULE:FUNCTION", help="a coroutine function that takes the task")
-    add("--workers", dest="num_workers", type=_count, default=3, metavar="N", help="besides the chief (default: 3)")
+    add(
+        "--workers",
+        dest="num_workers",
+        type=_count,
+        default=3,
+        metavar="N",
+        help="besides the chief (default: 3)",
+    )
     engines = "processes of this machine, or tasks on a Ray cluster (default: local)"
     add("--engine", choices=("local", "ray"), default="local", help=engines)
-    add("--store", metavar="URL", help="the step store of the processes (default: one of this machine, for this run only)")
+    add(
+        "--store",
+        metavar="URL",
+        help="the step store of the processes (default: one of this machine, for this run only)",
+    )
     clusters = "of a Ray cluster, `auto` for that of this machine (default: one for this run only)"
     add("--address", metavar="HOST:PORT", help=clusters)
-    add("--run", metavar="NAME", help="the name of the run (default: a new one, which is forgotten afterwards)")
+    add(
+        "--run",
+        metavar="NAME",
+        help="the name of the run (default: a new one, which is forgotten afterwards)",
+    )
     add("--checkpoint-dir", metavar="DIR", help="passed to the function")
-    add("--max-restarts", type=_count, default=3, metavar="N", help="of each process that dies (default: 3)")
+    add(
+        "--max-restarts",
+        type=_count,
+        default=3,
+        metavar="N",
+        help="of each process that dies (default: 3)",
+    )
     grace = "how long a process may take to end (default: 10)"
     add("--grace-secs", dest="stop_grace_secs", type=_secs, default=10.0, metavar="S", help=grace)
 
-    add = _add_command(commands, "checkpoints", _imported("checkpoint.cli", "checkpoints"), _CHECKPOINTS)
-    add("directory", help="the directory, or the URL of a mirror; it is only read, and a session may be writing to it")
+    add = _add_command(
+        commands, "checkpoints", _imported("checkpoint.cli", "checkpoints"), _CHECKPOINTS
+    )
+    add(
+        "directory",
+        help=(
+            "the directory, or the URL of a mirror; it is only read, and a session may be writing"
+            " to it"
+        ),
+    )
 
     add = _add_command(commands, "steps", _imported("_command_line.steps", "print_run"), _STEPS)
-    add("url", metavar="URL", help="of the step store: local:///directory, redis://, ray://namespace")
+    add(
+        "url",
+        metavar="URL",
+        help="of the step store: local:///directory, redis://, ray://namespace",
+    )
     _add_run_options(add)
 
     add = _add_command(commands, "why", _imported("_command_line.why", "print_why"), _WHY)
-    add("target", metavar="URL|PID|RUN", help="the URL of a service or a step store, the id of a process, or the name of a run")
+    add(
+        "target",
+        metavar="URL|PID|RUN",
+        help="the URL of a service or a step store, the id of a process, or the name of a run",
+    )
     _add_run_options(add)
     return parser
 
@@ -186,7 +239,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the command and its arguments; those of this process, if left out.
 
     Raises:
-        SystemExit: the arguments are invalid (2), help was asked for (0), or a run was ended by SIGTERM (143).
+        SystemExit: the arguments are invalid (2), help was asked for (0), or a run was ended by
+            SIGTERM (143).
     """
     name = os.path.basename(sys.argv[0])
     prog = "python -m aiohooks" if name == "__main__.py" else name
@@ -201,7 +255,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Who reads the output has seen enough; without this the interpreter would complain when it closes the output.
+        # Who reads the output has seen enough; without this the interpreter would complain when it
+        # closes the output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (AiohooksError, OSError, ImportError) as error:

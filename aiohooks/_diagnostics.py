@@ -1,4 +1,5 @@
-"""Where tasks are suspended: the chain of awaits of each, what it waits for, and at which line; and what blocks the event loop.
+"""Where tasks are suspended: the chain of awaits of each, what it waits for, and at which line; and
+what blocks the event loop.
 
 For reports: no call is ended and no cancel is attributed by what is found here.
 
@@ -44,15 +45,18 @@ class Awaited(NamedTuple):
     """Something with a name that is waited for.
 
     Attributes:
-        kind: "step", "lock", "session" and so on; "calls" is no thing of its own, and stands for the calls in `by`, of `key`.
+        kind: "step", "lock", "session" and so on; "calls" is no thing of its own, and stands for
+            the calls in `by`, of `key`.
         name: what it is.
         detail: its state.
         by: returns what it waits for itself: tasks, futures, threads, calls, other such things.
-        key: what is one thing has one key: the thing itself, or a text that is the same in all processes of a run; of a call
-            that runs in a task of its own, that task.
+        key: what is one thing has one key: the thing itself, or a text that is the same in all
+            processes of a run; of a call that runs in a task of its own, that task.
         secs: for how long it has been waited for, or has lasted.
-        needs: whether it waits for "all" of those in `by`, for "any" one, or "perhaps" for some, as far as is known.
-        ends: whether it ends the chain of awaits; otherwise the rest of the chain is what it waits for.
+        needs: whether it waits for "all" of those in `by`, for "any" one, or "perhaps" for some, as
+            far as is known.
+        ends: whether it ends the chain of awaits; otherwise the rest of the chain is what it waits
+            for.
         not_found: what to say if `by` is a search that may find nothing.
     """
 
@@ -68,17 +72,25 @@ class Awaited(NamedTuple):
 
 
 class Waiting(abc.ABC):
-    """Has methods that wait for something with a name, or for tasks that they do not await themselves, and says for what."""
+    """Has methods that wait for something with a name, or for tasks that they do not await
+    themselves, and says for what.
+    """
 
     __slots__ = ()
 
     @abc.abstractmethod
-    def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> Awaited | asyncio.Task[Any] | None:
-        """Return what a call of one of its coroutine methods waits for: a task that is not done, or more; None if not known."""
+    def awaited_by(
+        self, method: str, arguments: Mapping[str, Any]
+    ) -> Awaited | asyncio.Task[Any] | None:
+        """Return what a call of one of its coroutine methods waits for: a task that is not done, or
+        more; None if not known.
+        """
 
 
 class TaskWait(NamedTuple):
-    """The chain of awaits of a task: its frames, outermost first, and what it waits for, if that has a name."""
+    """The chain of awaits of a task: its frames, outermost first, and what it waits for, if that
+    has a name.
+    """
 
     frames: tuple[types.FrameType, ...]
     awaits: str | None
@@ -90,7 +102,9 @@ class TaskWait(NamedTuple):
 
 
 def task_wait(task: asyncio.Task[Any]) -> TaskWait:
-    """Return where a task of this loop waits; of the running task only the outermost function is known."""
+    """Return where a task of this loop waits; of the running task only the outermost function is
+    known.
+    """
     frames: list[types.FrameType] = []
     awaits: str | None = None
     links = links_of(coroutine_of(task))
@@ -112,7 +126,8 @@ def task_wait(task: asyncio.Task[Any]) -> TaskWait:
 
 def coroutine_of(task: asyncio.Task[Any]) -> Any:
     """Return the coroutine of a task; None if it has ended."""
-    # Not of a task that has ended: Python 3.12.1 crashes in `get_coro` of one that ended while it was started eagerly.
+    # Not of a task that has ended: Python 3.12.1 crashes in `get_coro` of one that ended while it
+    # was started eagerly.
     return None if task.done() else task.get_coro()
 
 
@@ -126,14 +141,18 @@ def describe_awaitable(awaitable: object) -> str:
 
 
 def describe_suspension(task: asyncio.Task[Any]) -> str:
-    """Return what a task waits for and at which line, as a note for the error that ends the wait."""
+    """Return what a task waits for and at which line, as a note for the error that ends the
+    wait.
+    """
     wait = task_wait(task)
     awaits = "" if wait.awaits is None else f"waiting for {wait.awaits}, "
     return f"when its time was up it was {awaits}at {wait.where or 'its beginning'}"
 
 
 def is_task(one: object) -> TypeGuard[asyncio.Task[Any]]:
-    """Return whether an object is a task, of whichever class: a factory of the loop may make others than asyncio's."""
+    """Return whether an object is a task, of whichever class: a factory of the loop may make others
+    than asyncio's.
+    """
     return asyncio.isfuture(one) and hasattr(one, "get_coro")
 
 
@@ -144,7 +163,8 @@ def _task_name(awaited: object) -> str | None:
 def awaited_in(frame: types.FrameType) -> Awaited | asyncio.Task[Any] | None:
     """Return what the call of a frame waits for, if it is one of a method of a `Waiting`."""
     code = frame.f_code
-    # Of this library's code only: before Python 3.13 a frame keeps what its variables were when they were asked for.
+    # Of this library's code only: before Python 3.13 a frame keeps what its variables were when
+    # they were asked for.
     if code.co_filename.startswith(PACKAGE) and "self" in code.co_varnames[:1]:
         arguments = frame.f_locals
         if isinstance(owner := arguments.get("self"), Waiting):
@@ -153,7 +173,9 @@ def awaited_in(frame: types.FrameType) -> Awaited | asyncio.Task[Any] | None:
 
 
 def links_of(link: Any) -> Generator[tuple[types.FrameType | None, Any]]:
-    """Yield the chain of awaits from a coroutine on: the frame and the awaitable of each link; the last one may be a future."""
+    """Yield the chain of awaits from a coroutine on: the frame and the awaitable of each link; the
+    last one may be a future.
+    """
     for _ in range(_MOST_FRAMES):
         if link is None:
             return
@@ -169,18 +191,28 @@ def _follow(link: Any) -> tuple[types.FrameType | None, Any]:
         return link.cr_frame, link.cr_await
     if kind is types.AsyncGeneratorType:
         return link.ag_frame, link.ag_await
-    frame, inner = (link.gi_frame, link.gi_yieldfrom) if kind is types.GeneratorType else (None, None)
+    frame, inner = (
+        (link.gi_frame, link.gi_yieldfrom) if kind is types.GeneratorType else (None, None)
+    )
     if inner is None:
-        # Iterators of futures, steps of async generators and the like have no attribute for what they wrap, and show it to the
-        # garbage collector alone; so do generators that resume a coroutine themselves.
+        # Iterators of futures, steps of async generators and the like have no attribute for what
+        # they wrap, and show it to the garbage collector alone; so do generators that resume a
+        # coroutine themselves.
         referents: list[Any] = gc.get_referents(link)
-        kinds: tuple[Any, ...] = types.CoroutineType, types.AsyncGeneratorType, types.GeneratorType, Awaitable
+        kinds: tuple[Any, ...] = (
+            types.CoroutineType,
+            types.AsyncGeneratorType,
+            types.GeneratorType,
+            Awaitable,
+        )
         inner = next((one for kind in kinds for one in referents if isinstance(one, kind)), None)
     return frame, inner
 
 
 def user_location(frames: Sequence[types.FrameType]) -> str | None:
-    """Return the innermost frame of the user's own code and the innermost of all; `frames` has the outermost first."""
+    """Return the innermost frame of the user's own code and the innermost of all; `frames` has the
+    outermost first.
+    """
     if not frames:
         return None
     innermost = frames[-1]
@@ -194,9 +226,13 @@ def secs_text(secs: float) -> str:
 
 
 def is_library(frame: types.FrameType) -> bool:
-    """Return whether a frame is of this library, of anyio or of Python's own; these are not the user's."""
+    """Return whether a frame is of this library, of anyio or of Python's own; these are not the
+    user's.
+    """
     file = frame.f_code.co_filename
-    return file.startswith((PACKAGE, _ANYIO, "<")) or (file.startswith(_STDLIB) and "site-packages" not in file)
+    return file.startswith((PACKAGE, _ANYIO, "<")) or (
+        file.startswith(_STDLIB) and "site-packages" not in file
+    )
 
 
 def location(frame: types.FrameType) -> str:
@@ -209,16 +245,26 @@ def format_tasks(tasks: Iterable[asyncio.Task[Any]]) -> str:
     lines: list[str] = []
     for task in tasks:
         wait = task_wait(task)
-        lines.append(f"task {task.get_name()!r}" + (f", waiting for {wait.awaits}" if wait.awaits else ""))
-        lines += [f"  {location(frame)}" for frame in wait.frames] or ["  has not begun, or is written in C"]
+        lines.append(
+            f"task {task.get_name()!r}" + (f", waiting for {wait.awaits}" if wait.awaits else "")
+        )
+        lines += [f"  {location(frame)}" for frame in wait.frames] or [
+            "  has not begun, or is written in C"
+        ]
     return "\n".join(lines)
 
 
-_STATES = {"T": "stopped by a signal; SIGCONT continues it", "t": "stopped by a debugger", "Z": "ended, and not waited for"}
+_STATES = {
+    "T": "stopped by a signal; SIGCONT continues it",
+    "t": "stopped by a debugger",
+    "Z": "ended, and not waited for",
+}
 
 
 def process_state(pid: int) -> str | None:
-    """Return what the system says of a process of this machine that does not run; None if it can."""
+    """Return what the system says of a process of this machine that does not run; None if it
+    can.
+    """
     if not os.path.isdir("/proc/self"):
         return None
     try:
@@ -232,17 +278,19 @@ def process_state(pid: int) -> str | None:
 
 
 class BlockedLoopWatch(threading.Thread):
-    """A thread that pings the event loop every `secs` seconds, and reports a block when no answer comes within `secs`.
+    """A thread that pings the event loop every `secs` seconds, and reports a block when no answer
+    comes within `secs`.
 
-    A loop that only waits is not woken, and never reported. A block shorter than `secs` is not noticed; one that lasts twice as
-    long always is. The time is real time, not the current clock's.
+    A loop that only waits is not woken, and never reported. A block shorter than `secs` is not
+    noticed; one that lasts twice as long always is. The time is real time, not the current clock's.
     """
 
     def __init__(self, secs: float, on_blocked: Callable[[Frames, float], object]) -> None:
         """Create a watch of the running loop, in its thread.
 
-        `on_blocked` is called in the watching thread, once for each block, with the frames that the loop is running, the
-        outermost first, and for how long it has not answered; the watch ends when it returns True.
+        `on_blocked` is called in the watching thread, once for each block, with the frames that the
+        loop is running, the outermost first, and for how long it has not answered; the watch ends
+        when it returns True.
         """
         super().__init__(name="blocked loop watch", daemon=True)
         self._secs = secs
@@ -266,7 +314,9 @@ class BlockedLoopWatch(threading.Thread):
                 continue
             self._answered.clear()
             if self._stopped.is_set():
-                return  # `stop` set the event just before it was cleared; a loop that joins this thread would not answer
+                # `stop` set the event just before it was cleared; a loop that joins this thread
+                # would not answer
+                return
             asked = time.perf_counter()
             try:
                 self._loop.call_soon_threadsafe(self._answered.set)
@@ -288,7 +338,9 @@ class BlockedLoopWatch(threading.Thread):
 
 
 def frames_of(innermost: types.FrameType | None, *, in_loop: bool = False) -> Frames:
-    """Return the frames of a thread, the outermost first, without those that ask; with `in_loop` those that its loop runs."""
+    """Return the frames of a thread, the outermost first, without those that ask; with `in_loop`
+    those that its loop runs.
+    """
     frames: deque[types.FrameType] = deque()
     while innermost is not None and not (in_loop and _is_loop(innermost)):
         if not innermost.f_code.co_filename.startswith(_WHY):
@@ -298,8 +350,12 @@ def frames_of(innermost: types.FrameType | None, *, in_loop: bool = False) -> Fr
 
 
 def _is_loop(frame: types.FrameType) -> bool:
-    """Return whether this is a frame of the event loop; uvloop has none, but asyncio's runner calls it too."""
-    return frame.f_code.co_name in _LOOP_FUNCTIONS and frame.f_code.co_filename.endswith(_LOOP_FILES)
+    """Return whether this is a frame of the event loop; uvloop has none, but asyncio's runner calls
+    it too.
+    """
+    return frame.f_code.co_name in _LOOP_FUNCTIONS and frame.f_code.co_filename.endswith(
+        _LOOP_FILES
+    )
 
 
 _watches: dict[asyncio.AbstractEventLoop, tuple[BlockedLoopWatch, int]] = {}
@@ -307,7 +363,9 @@ _watches: dict[asyncio.AbstractEventLoop, tuple[BlockedLoopWatch, int]] = {}
 
 
 def warn_if_blocked() -> Callable[[], None]:
-    """Log, once, where the running loop is blocked for long, until the returned function is called; also by several sessions."""
+    """Log, once, where the running loop is blocked for long, until the returned function is called;
+    also by several sessions.
+    """
     loop = asyncio.get_running_loop()
     watch, users = _watches.get(loop) or (BlockedLoopWatch(_BLOCKED_SECS, _warn_of_block), 0)
     if users == 0:
@@ -327,8 +385,9 @@ def warn_if_blocked() -> Callable[[], None]:
 
 def _warn_of_block(frames: Frames, secs: float) -> bool:
     logger.warning(
-        "the event loop has been blocked for %.1f s, at %s: nothing else can run meanwhile, no other hook, signal or time limit; "
-        "await it, or call it in a thread: in_thread, BlockingHook, asyncio.to_thread (logged once; HookTimingHook finds more)",
+        "the event loop has been blocked for %.1f s, at %s: nothing else can run meanwhile, no"
+        " other hook, signal or time limit; await it, or call it in a thread: in_thread,"
+        " BlockingHook, asyncio.to_thread (logged once; HookTimingHook finds more)",
         *(secs, user_location(frames)),
     )
     return True

@@ -1,4 +1,6 @@
-"""Packages that import a public name when it is first used: the module-level `__getattr__` of PEP 562."""
+"""Packages that import a public name when it is first used: the module-level `__getattr__` of PEP
+562.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,12 @@ from typing import Any
 def lazy_names(
     package: str, defined_in: Mapping[str, Collection[str]], packages: Collection[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of a package whose names are in these modules, and which has these packages.
+    """Return `__getattr__` and `__dir__` of a package whose names are in these modules, and which
+    has these packages.
 
     A name that is there twice is in the later module.
-    Type checkers read the imports that the package has under `TYPE_CHECKING`; they must not see this `__getattr__`, with which
-    any name would exist.
+    Type checkers read the imports that the package has under `TYPE_CHECKING`; they must not see
+    this `__getattr__`, with which any name would exist.
     """
     module_of = {name: module for module, names in defined_in.items() for name in names}
 
@@ -25,7 +28,11 @@ def lazy_names(
         if name not in module_of:
             import difflib  # only for a message
 
-            near = [] if name.startswith("_") else difflib.get_close_matches(name, (*module_of, *packages), n=1)
+            near = (
+                []
+                if name.startswith("_")
+                else difflib.get_close_matches(name, (*module_of, *packages), n=1)
+            )
             hint = f"; did you mean {near[0]!r}?" if near else ""
             # With its name, but no object, Python does not add a hint of its own.
             raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}", name=name)

@@ -1,4 +1,6 @@
-"""Shared checks of arguments: each `check_` function raises `InvalidArgumentError` with the value and what to give instead."""
+"""Shared checks of arguments: each `check_` function raises `InvalidArgumentError` with the value
+and what to give instead.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from aiohooks.errors import InvalidArgumentError, safe_repr
 
 
 def is_finite(value: object) -> TypeGuard[int | float]:
-    """Return whether `value` is a number of any library (not a bool) that a finite float can stand for, which 10**400 is not."""
+    """Return whether `value` is a number of any library (not a bool) that a finite float can stand
+    for, which 10**400 is not.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float, numbers.Real)):
         return False
     try:
@@ -26,22 +30,33 @@ def is_finite(value: object) -> TypeGuard[int | float]:
 
 
 def check_secs(value: object, what: str, *, optional: bool = False, positive: bool = False) -> None:
-    """Raise unless `value` is a number of seconds: 0 or more, above 0 if `positive`; `optional` lets None pass."""
+    """Raise unless `value` is a number of seconds: 0 or more, above 0 if `positive`; `optional`
+    lets None pass.
+    """
     if value is None and optional:
         return
     if not is_finite(value) or value < 0 or (positive and value == 0):
         bounds = "above 0" if positive else "0 or more"
         raise InvalidArgumentError(
-            f"{what} is {safe_repr(value)}; give seconds, {bounds}{', or None for no limit' if optional else ''}"
+            f"{what} is {safe_repr(value)}; give seconds,"
+            f" {bounds}{', or None for no limit' if optional else ''}"
         )
 
 
 def checked_int(
-    value: Any, what: str, least: int | None = 0, *, most: float = math.inf, expected: str | None = None, optional: bool = False
+    value: Any,
+    what: str,
+    least: int | None = 0,
+    *,
+    most: float = math.inf,
+    expected: str | None = None,
+    optional: bool = False,
 ) -> Any:
-    """Return a whole number of any library, such as numpy's, as an int; raise unless it is from `least` to `most`.
+    """Return a whole number of any library, such as numpy's, as an int; raise unless it is from
+    `least` to `most`.
 
-    A bool is none; `least=None` is no bound, and `optional` lets None pass. `expected` says what to give, if that is more.
+    A bool is none; `least=None` is no bound, and `optional` lets None pass. `expected` says what to
+    give, if that is more.
     """
     if value is None and optional:
         return None
@@ -50,14 +65,18 @@ def checked_int(
             number = operator.index(value)
             if (least is None or least <= number) and number <= most:
                 return number
-    raise InvalidArgumentError(f"{what} is {safe_repr(value)}; give {expected or f'a whole number, {least} or more'}")
+    raise InvalidArgumentError(
+        f"{what} is {safe_repr(value)}; give {expected or f'a whole number, {least} or more'}"
+    )
 
 
 def check_choice(value: object, what: str, *choices: str) -> None:
     """Raise unless `value` is one of `choices`."""
     if value not in choices:
         *others, last = (f'"{choice}"' for choice in choices)
-        raise InvalidArgumentError(f"{what} is {safe_repr(value)}; give {', '.join(others)} or {last}")
+        raise InvalidArgumentError(
+            f"{what} is {safe_repr(value)}; give {', '.join(others)} or {last}"
+        )
 
 
 def check_instance(value: object, kind: type[Any], what: str, *, optional: bool = False) -> None:
@@ -68,7 +87,9 @@ def check_instance(value: object, kind: type[Any], what: str, *, optional: bool 
         if kind.__name__ == "Every":
             number = value if is_finite(value) else "..."
             or_nothing = f": Every(steps={number}) or Every(secs={number}){or_nothing}"
-        raise InvalidArgumentError(f"{what} is {safe_repr(value)}; give {article} {kind.__name__}{or_nothing}")
+        raise InvalidArgumentError(
+            f"{what} is {safe_repr(value)}; give {article} {kind.__name__}{or_nothing}"
+        )
 
 
 def check_callable(value: object, what: str, *, optional: bool = False) -> None:
@@ -78,7 +99,8 @@ def check_callable(value: object, what: str, *, optional: bool = False) -> None:
     if inspect.iscoroutine(value):
         value.close()  # or Python warns that it was never awaited
         raise InvalidArgumentError(
-            f"{what} is {safe_repr(value)}, a coroutine; give the function and its arguments, not the call"
+            f"{what} is {safe_repr(value)}, a coroutine; give the function and its arguments, not"
+            " the call"
         )
     if not callable(value):
         raise InvalidArgumentError(f"{what} is {safe_repr(value)}; give a function")
@@ -88,18 +110,24 @@ def checked_objects(values: object, kind: type[Any], what: str) -> list[Any]:
     """Return the objects as a list; raise unless each is a `kind`."""
     package = kind.__module__.partition(".")[0]
     if not isinstance(values, Iterable):
-        raise InvalidArgumentError(f"{what} is {safe_repr(values)}; give a list of objects of {kind.__name__} of {package}")
+        raise InvalidArgumentError(
+            f"{what} is {safe_repr(values)}; give a list of objects of {kind.__name__} of {package}"
+        )
     objects: list[Any] = [*cast("Any", values)]
     for one in objects:
         if not isinstance(one, kind):
-            raise InvalidArgumentError(f"{what} has {safe_repr(one)}; give objects of {kind.__name__} of {package}")
+            raise InvalidArgumentError(
+                f"{what} has {safe_repr(one)}; give objects of {kind.__name__} of {package}"
+            )
     return objects
 
 
 def check_mapping(value: object, what: str, *, optional: bool = True) -> None:
     """Raise unless `value` is a mapping; `optional` lets None pass."""
     if not isinstance(value, Mapping) and not (optional and value is None):
-        raise InvalidArgumentError(f"{what} is {safe_repr(value)}; give a mapping{', or leave it out' if optional else ''}")
+        raise InvalidArgumentError(
+            f"{what} is {safe_repr(value)}; give a mapping{', or leave it out' if optional else ''}"
+        )
 
 
 def check_checkpoint_dir(value: Any) -> None:
@@ -110,7 +138,8 @@ def check_checkpoint_dir(value: Any) -> None:
 def check_directory(value: Any, what: str, *, url: str) -> None:
     """Raise unless `value` is the path of a directory; `url` says what a URL is for.
 
-    A URL, and a "~" that only a shell replaces, would otherwise be directories of these names below the current one.
+    A URL, and a "~" that only a shell replaces, would otherwise be directories of these names below
+    the current one.
     """
     try:
         path = cast("object", os.fspath(value))
@@ -119,25 +148,36 @@ def check_directory(value: Any, what: str, *, url: str) -> None:
     if not path or not isinstance(path, str):
         raise InvalidArgumentError(f"{what} is {safe_repr(value)}; give the path of a directory")
     if path.find("://") > 1:  # not the letter of a drive
-        raise InvalidArgumentError(f"{what} is {safe_repr(value)}; give the path of a directory; {url}")
+        raise InvalidArgumentError(
+            f"{what} is {safe_repr(value)}; give the path of a directory; {url}"
+        )
     if path == "~" or path.startswith(("~/", f"~{os.sep}")):
-        raise InvalidArgumentError(f"{what} is {safe_repr(value)}; give os.path.expanduser({path!r})")
+        raise InvalidArgumentError(
+            f"{what} is {safe_repr(value)}; give os.path.expanduser({path!r})"
+        )
 
 
 def is_coroutine_function(fn: object) -> bool:
-    """Return whether calling `fn` gives a coroutine: also for partials and objects with an `async def __call__`."""
+    """Return whether calling `fn` gives a coroutine: also for partials and objects with an `async
+    def __call__`.
+    """
     while isinstance(fn, functools.partial):
         fn = fn.func
-    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
+    method = getattr(fn, "__call__", None)  # noqa: B004
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(method)
 
 
 def call_error(fn: Callable[..., Any], *arguments: object) -> TypeError | None:
-    """Return the error of a call with so many arguments; None if it fits, or if the function is in C and has no signature."""
+    """Return the error of a call with so many arguments; None if it fits, or if the function is in
+    C and has no signature.
+    """
     with contextlib.suppress(ValueError):
         try:
             inspect.signature(fn).bind(*arguments)
         except TypeError as error:
-            return error.with_traceback(None)  # whose frames would hold the caller, which holds the error
+            return error.with_traceback(
+                None
+            )  # whose frames would hold the caller, which holds the error
     return None
 
 
@@ -151,10 +191,15 @@ def checked_path(path: object, name: str) -> str:
 
 
 def checked_number(value: Any, tag: str) -> int | float:
-    """Return a Python number, or the element of an array of one; raise `InvalidArgumentError` for anything else."""
+    """Return a Python number, or the element of an array of one; raise `InvalidArgumentError` for
+    anything else.
+    """
     found = value if isinstance(value, (bool, int, float)) else scalar(value)
     if found is None:
-        raise InvalidArgumentError(f"{tag!r} is {describe_value(value)}; give one number, for example a mean or a norm of it")
+        raise InvalidArgumentError(
+            f"{tag!r} is {describe_value(value)}; give one number, for example a mean or a norm"
+            " of it"
+        )
     return found
 
 
@@ -178,7 +223,9 @@ def scalar(value: Any) -> int | float | None:
 
 
 def describe_value(value: Any) -> str:
-    """Return a short text for error messages: type and shape of an array, else the start of its repr."""
+    """Return a short text for error messages: type and shape of an array, else the start of its
+    repr.
+    """
     shape = getattr(value, "shape", None)
     if shape is not None and shape != ():
         return f"a {type(value).__name__} of shape {tuple(shape)}"

@@ -6,15 +6,17 @@
      │   ├─ ProducerFinishedError           the producers of a wait have finished
      │   └─ PublisherFinishedError          no publisher is left that could reach the step
      ├─ AbortedError                        the run was lost and can be repeated: recovered
-     │   └─ UpdateConflictError             other runs kept replacing a variable that this one replaces
+     │   └─ UpdateConflictError other runs kept replacing a variable that this one replaces
      ├─ UnavailableError                    a service is temporarily unavailable: recovered
      │   └─ StoreUnavailableError           the engine of a step store is unavailable
      │       └─ StoreRefusedError           the engine refuses access: waiting does not help
      ├─ StoreDamagedError                   the stored data of a run cannot be read: not recovered
      ├─ RecoveryExhaustedError              the session was used after recovery gave up
-     ├─ FeedsLostError                      a recovery has undone steps whose feeds do not come again
+     ├─ FeedsLostError                      a recovery has undone steps whose feeds do not come
+                                            again
      ├─ SessionClosedError (RuntimeError)   the session is not open
-     ├─ NestedRunError (RuntimeError)       `run`, `aclose` or `join` was called in what it waits for
+     ├─ NestedRunError (RuntimeError)       `run`, `aclose` or `join` was called in what it waits
+                                            for
      ├─ WrongLoopError (RuntimeError)       used from another event loop or thread
      ├─ NotReadyError (RuntimeError)        initialisation left something missing
      ├─ SessionNotReadyError (TimeoutError) a worker waited too long for the chief
@@ -42,7 +44,8 @@
          ├─ CheckpointBusyError             another writer has the directory
          └─ CheckpointMismatchError         it belongs to another graph or other tracked objects
 
-A class also derives from the builtin that a caller would expect. No other module defines public errors.
+A class also derives from the builtin that a caller would expect. No other module defines public
+errors.
 """
 
 from __future__ import annotations
@@ -103,9 +106,11 @@ __all__ = [
 
 
 class AiohooksError(Exception):
-    """Base of everything that this library raises on its own account. All of it can be pickled and copied.
+    """Base of everything that this library raises on its own account. All of it can be pickled and
+    copied.
 
-    A message of more than 2,000 characters is shortened: no value in it, however large, hides what is said.
+    A message of more than 2,000 characters is shortened: no value in it, however large, hides what
+    is said.
     """
 
     def __str__(self) -> str:
@@ -130,18 +135,23 @@ def _remake(cls: type[AiohooksError], args: tuple[Any, ...]) -> AiohooksError:
 
 
 class OutOfRangeError(AiohooksError):
-    """Raised by the user's code when its input has ended; leaves the session cleanly, `end` is called."""
+    """Raised by the user's code when its input has ended; leaves the session cleanly, `end` is
+    called.
+    """
 
 
 class StopRequestedError(AiohooksError, RuntimeError):
-    """Raised by a `run` that begins after a stop was requested, and by waits that the stop ends; leaves the session cleanly."""
+    """Raised by a `run` that begins after a stop was requested, and by waits that the stop ends;
+    leaves the session cleanly.
+    """
 
 
 class ProducerFinishedError(StopRequestedError):
-    """Raised by `until(..., producer=)` when the producers have finished or were cancelled, and what they left is used up.
+    """Raised by `until(..., producer=)` when the producers have finished or were cancelled, and
+    what they left is used up.
 
-    A background task that ends with it has finished, too: it does not stop the session, whose other tasks and steps use what it
-    has produced. A producer that failed gives its own error instead.
+    A background task that ends with it has finished, too: it does not stop the session, whose other
+    tasks and steps use what it has produced. A producer that failed gives its own error instead.
     """
 
 
@@ -157,7 +167,8 @@ class AbortedError(AiohooksError):
 
 
 class UpdateConflictError(AbortedError):
-    """Raised by a run when, attempt after attempt, another run replaced a variable that it had read and replaces itself.
+    """Raised by a run when, attempt after attempt, another run replaced a variable that it had read
+    and replaces itself.
 
     Nothing was changed. Operations that only add to a variable (`adds_to=`) never conflict.
     """
@@ -168,18 +179,23 @@ class UnavailableError(AiohooksError):
 
 
 class StoreUnavailableError(UnavailableError):
-    """Raised when the engine of a step store cannot be reached or refuses access; caused by the error of its client."""
+    """Raised when the engine of a step store cannot be reached or refuses access; caused by the
+    error of its client.
+    """
 
 
 class StoreRefusedError(StoreUnavailableError):
-    """Raised when the engine of a step store refuses access: a password, permission, version or path.
+    """Raised when the engine of a step store refuses access: a password, permission, version or
+    path.
 
-    A first connection and a first session do not retry; a session that has run recovers, as from any `UnavailableError`.
+    A first connection and a first session do not retry; a session that has run recovers, as from
+    any `UnavailableError`.
     """
 
 
 class StoreDamagedError(AiohooksError):
-    """Raised when the stored data of a run is damaged, foreign or of another version; the session does not recover.
+    """Raised when the stored data of a run is damaged, foreign or of another version; the session
+    does not recover.
 
     The message says what to do: stop the processes of the run, then restore it or delete it.
 
@@ -189,7 +205,9 @@ class StoreDamagedError(AiohooksError):
         expected: the data expected there.
     """
 
-    def __init__(self, message: str, *, path: str = "", found: str = "", expected: str = "") -> None:
+    def __init__(
+        self, message: str, *, path: str = "", found: str = "", expected: str = ""
+    ) -> None:
         super().__init__(message)
         self.path: str = path
         self.found: str = found
@@ -199,15 +217,18 @@ class StoreDamagedError(AiohooksError):
 class RecoveryExhaustedError(AiohooksError):
     """Raised when a session is used again after its recovery gave up.
 
-    The call in which recovery gave up raised the last error itself, with the history as notes; it is the cause of this one.
+    The call in which recovery gave up raised the last error itself, with the history as notes; it
+    is the cause of this one.
     """
 
 
 class FeedsLostError(AiohooksError):
-    """Raised by a recovery that went back to a checkpoint, with `RecoveryPolicy(on_lost_feeds="raise")`.
+    """Raised by a recovery that went back to a checkpoint, with
+    `RecoveryPolicy(on_lost_feeds="raise")`.
 
-    The steps since then are undone, and their feeds do not come again: start the program again, and feed it from the step of the
-    checkpoint on. Its cause is the error from which the session recovered.
+    The steps since then are undone, and their feeds do not come again: start the program again, and
+    feed it from the step of the checkpoint on. Its cause is the error from which the session
+    recovered.
     """
 
 
@@ -218,7 +239,8 @@ class SessionClosedError(AiohooksError, RuntimeError):
 class NestedRunError(AiohooksError, RuntimeError):
     """Raised by a call that would wait for its own caller, which would deadlock.
 
-    That is `run` or `aclose` of a session in one of its hooks, and `aclose` or `join` in a background task that it waits for.
+    That is `run` or `aclose` of a session in one of its hooks, and `aclose` or `join` in a
+    background task that it waits for.
     """
 
 
@@ -227,7 +249,9 @@ class WrongLoopError(AiohooksError, RuntimeError):
 
 
 class NotReadyError(AiohooksError, RuntimeError):
-    """Raised when something is still missing after a session was initialised, by the scaffold's check."""
+    """Raised when something is still missing after a session was initialised, by the scaffold's
+    check.
+    """
 
 
 class SessionNotReadyError(AiohooksError, TimeoutError):
@@ -235,7 +259,9 @@ class SessionNotReadyError(AiohooksError, TimeoutError):
 
 
 class UnsupportedSystemError(AiohooksError, RuntimeError):
-    """The operating system lacks what a part of the library needs; the message says what, and what to use instead."""
+    """The operating system lacks what a part of the library needs; the message says what, and what
+    to use instead.
+    """
 
 
 class InvalidArgumentError(AiohooksError, ValueError):
@@ -243,11 +269,15 @@ class InvalidArgumentError(AiohooksError, ValueError):
 
 
 class InvalidHookError(AiohooksError, TypeError):
-    """Raised when something in `hooks` is not a hook, or a method that must be a coroutine is not."""
+    """Raised when something in `hooks` is not a hook, or a method that must be a coroutine is
+    not.
+    """
 
 
 class HookCancelledError(AiohooksError):
-    """Raised when a hook was cancelled by other code than its caller; caused by its `CancelledError`."""
+    """Raised when a hook was cancelled by other code than its caller; caused by its
+    `CancelledError`.
+    """
 
 
 class HookGroupClosedError(AiohooksError, RuntimeError):
@@ -259,15 +289,21 @@ class HookTimeoutError(AiohooksError, TimeoutError):
 
 
 class EffectError(AiohooksError, RuntimeError):
-    """An effect was recorded outside of a run, in a session that delivers none, or after those of its step were taken."""
+    """An effect was recorded outside of a run, in a session that delivers none, or after those of
+    its step were taken.
+    """
 
 
 class SessionStalledError(AiohooksError, TimeoutError):
-    """Raised by `WatchdogHook` when an activity of a session exceeds its limit; the message names the waiting calls and tasks."""
+    """Raised by `WatchdogHook` when an activity of a session exceeds its limit; the message names
+    the waiting calls and tasks.
+    """
 
 
 class GraphError(AiohooksError, ValueError):
-    """Raised for a graph that cannot be built or planned: a duplicate name, a cycle, two owners of a value."""
+    """Raised for a graph that cannot be built or planned: a duplicate name, a cycle, two owners of
+    a value.
+    """
 
 
 class GraphFinalizedError(AiohooksError, RuntimeError):
@@ -275,10 +311,12 @@ class GraphFinalizedError(AiohooksError, RuntimeError):
 
 
 class FetchError(AiohooksError, ValueError):
-    """Raised for a fetch or a feed that the graph does not know, a placeholder left unfed, or a run that would run nothing.
+    """Raised for a fetch or a feed that the graph does not know, a placeholder left unfed, or a run
+    that would run nothing.
 
     Attributes:
-        name: the name that is fetched or fed, if it does not fit a step function and its result; otherwise None.
+        name: the name that is fetched or fed, if it does not fit a step function and its result;
+            otherwise None.
     """
 
     def __init__(self, message: str, *, name: str | None = None) -> None:
@@ -311,7 +349,9 @@ class StepTimeoutError(AiohooksError, TimeoutError):
 
 
 class PublisherFailedError(AiohooksError):
-    """Raised by a wait when the publisher that should have reached the step failed; caused by its error."""
+    """Raised by a wait when the publisher that should have reached the step failed; caused by its
+    error.
+    """
 
 
 class StepResetError(AiohooksError):
@@ -333,7 +373,8 @@ class StoreClosedError(AiohooksError):
 
 
 class StaleTermError(AiohooksError):
-    """Raised by a write of a chief whose lease has expired, after another chief has taken over; nothing was written.
+    """Raised by a write of a chief whose lease has expired, after another chief has taken over;
+    nothing was written.
 
     Attributes:
         term: the number of the term that has ended.
@@ -363,14 +404,16 @@ class TaskDiedError(AiohooksError):
 
 
 class CheckpointError(AiohooksError, OSError):
-    """Raised when a checkpoint could not be written or read, with the `errno` of the failed system call.
+    """Raised when a checkpoint could not be written or read, with the `errno` of the failed system
+    call.
 
     Earlier checkpoints are unchanged.
     """
 
 
 class CorruptCheckpointError(CheckpointError):
-    """Raised when a checkpoint, or every existing checkpoint, does not verify; the message names the file and the damage.
+    """Raised when a checkpoint, or every existing checkpoint, does not verify; the message names
+    the file and the damage.
 
     Attributes:
         path: the directory of the checkpoint.
@@ -396,7 +439,9 @@ class CheckpointBusyError(CheckpointError):
 
 
 class CheckpointMismatchError(CheckpointError):
-    """Raised when an intact checkpoint does not fit this session: other variables, shapes or tracked objects."""
+    """Raised when an intact checkpoint does not fit this session: other variables, shapes or
+    tracked objects.
+    """
 
 
 E = TypeVar("E", bound=AiohooksError)
@@ -406,11 +451,13 @@ _CLEAN = (OutOfRangeError, StopRequestedError, StopAsyncIteration, StopIteration
 
 
 def is_clean_end(error: BaseException) -> bool:
-    """Return whether leaving a session with `error` is a clean end: `end` is called and the error is swallowed.
+    """Return whether leaving a session with `error` is a clean end: `end` is called and the error
+    is swallowed.
 
-    These are `OutOfRangeError`, `StopAsyncIteration`, `StopIteration`, `StopRequestedError`, their subclasses, and groups that
-    contain only these. The `RuntimeError` that Python makes of a `StopIteration` inside a coroutine or a generator is a failure:
-    somewhere a `next()` without a default has found nothing, which says nothing about the input of the session.
+    These are `OutOfRangeError`, `StopAsyncIteration`, `StopIteration`, `StopRequestedError`, their
+    subclasses, and groups that contain only these. The `RuntimeError` that Python makes of a
+    `StopIteration` inside a coroutine or a generator is a failure: somewhere a `next()` without a
+    default has found nothing, which says nothing about the input of the session.
     """
     if isinstance(error, BaseExceptionGroup):
         group = cast("BaseExceptionGroup[BaseException]", error)
@@ -419,7 +466,9 @@ def is_clean_end(error: BaseException) -> bool:
 
 
 def failure_of(error: BaseException, what: str) -> BaseException:
-    """Return the error of a plain function that is called where Python's own rule for coroutines does not reach (PEP 479)."""
+    """Return the error of a plain function that is called where Python's own rule for coroutines
+    does not reach (PEP 479).
+    """
     if not isinstance(error, StopIteration):
         return error
     failure = RuntimeError(f"{what} raised StopIteration")
@@ -440,7 +489,9 @@ def next_feed(function: Callable[..., T], *args: Any) -> T:
 
 
 def copy_error(error: E, message: str | None = None) -> E:
-    """Return a copy of an error, without its notes, for another caller: one object raised twice would collect both tracebacks."""
+    """Return a copy of an error, without its notes, for another caller: one object raised twice
+    would collect both tracebacks.
+    """
     twin = copy.copy(error)
     vars(twin).pop("__notes__", None)
     if message is not None:
@@ -450,7 +501,9 @@ def copy_error(error: E, message: str | None = None) -> E:
 
 
 def did_you_mean(name: str, known: Iterable[Any]) -> str:
-    """Return the end of a message about an unknown `name`: the nearest known name, and all known names."""
+    """Return the end of a message about an unknown `name`: the nearest known name, and all known
+    names.
+    """
     names = sorted(map(str, known))
     if not names:
         return "nothing is known by name here"
@@ -462,8 +515,12 @@ def did_you_mean(name: str, known: Iterable[Any]) -> str:
 
 
 def missing_extra(feature: str, extra: str) -> ImportError:
-    """Return the error that says which extra to install; raised by the one module that imports the extra's package."""
-    return ImportError(f"{feature} needs a package that is not installed; pip install 'aiohooks[{extra}]'")
+    """Return the error that says which extra to install; raised by the one module that imports the
+    extra's package.
+    """
+    return ImportError(
+        f"{feature} needs a package that is not installed; pip install 'aiohooks[{extra}]'"
+    )
 
 
 class _Shortened(reprlib.Repr):
@@ -474,12 +531,15 @@ class _Shortened(reprlib.Repr):
 
 
 _shortened = _Shortened()
-_shortened.maxlist = _shortened.maxtuple = _shortened.maxdict = _shortened.maxset = _shortened.maxfrozenset = 8
+_shortened.maxlist = _shortened.maxtuple = _shortened.maxdict = _shortened.maxset = (
+    _shortened.maxfrozenset
+) = 8
 _shortened.maxlevel, _shortened.maxstring, _shortened.maxlong = 3, 150, 100
 
 
 def safe_repr(value: object) -> str:
-    """Return `repr(value)` for a message, shortened: a batch of data, or a number of thousands of digits, would hide the message.
+    """Return `repr(value)` for a message, shortened: a batch of data, or a number of thousands of
+    digits, would hide the message.
 
     Without it if it raises, as what the message is about matters more.
     """
@@ -491,8 +551,14 @@ def safe_repr(value: object) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """Return a text without its middle, if it is longer than `most`: a message says at its end what to do."""
-    return text if len(text) <= most else f"{text[: most // 2]} ... ({len(text):,} characters) ... {text[-most // 3 :]}"
+    """Return a text without its middle, if it is longer than `most`: a message says at its end what
+    to do.
+    """
+    return (
+        text
+        if len(text) <= most
+        else f"{text[: most // 2]} ... ({len(text):,} characters) ... {text[-most // 3 :]}"
+    )
 
 
 def safe_str(value: object) -> str:
@@ -504,16 +570,23 @@ def safe_str(value: object) -> str:
 
 
 def printable(text: str, max_length: int = 200) -> str:
-    """Return text of another process or of a file as one line of limited length, without what a terminal would obey."""
-    escaped = (each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text[: max_length + 1])
+    """Return text of another process or of a file as one line of limited length, without what a
+    terminal would obey.
+    """
+    escaped = (
+        each if each.isprintable() else each.encode("unicode_escape").decode("ascii")
+        for each in text[: max_length + 1]
+    )
     line = "".join(escaped)
     return line if len(line) <= max_length else f"{line[: max_length - 3]}..."
 
 
 def raise_unchanged(error: BaseException) -> NoReturn:
-    """Raise an error that came from elsewhere, such as another task, with the cause and the context that it has.
+    """Raise an error that came from elsewhere, such as another task, with the cause and the context
+    that it has.
 
-    A plain `raise` replaces the context by the exception that is being handled, and `raise ... from None` also the cause.
+    A plain `raise` replaces the context by the exception that is being handled, and `raise ... from
+    None` also the cause.
     """
     context = error.__context__
     try:
@@ -526,7 +599,8 @@ def raise_unchanged(error: BaseException) -> NoReturn:
 def set_context(error: BaseException, context: BaseException | None) -> None:
     """Set the context of an error, also of one that refuses attributes, such as a frozen dataclass.
 
-    A link that would make a circle is cut, as the interpreter does: whoever follows the contexts would never come to an end.
+    A link that would make a circle is cut, as the interpreter does: whoever follows the contexts
+    would never come to an end.
     """
     for link in contexts(context):
         if link.__context__ is error:
@@ -544,16 +618,20 @@ def contexts(error: BaseException | None) -> list[BaseException]:
 
 
 def hook_cancelled_error(who: str, cause: BaseException) -> HookCancelledError:
-    """Return the error for a call that was cancelled by a third party: it must not vanish, nor look like the caller's."""
+    """Return the error for a call that was cancelled by a third party: it must not vanish, nor look
+    like the caller's.
+    """
     error = HookCancelledError(
-        f"{who} was cancelled, and not by its caller; to end a call return or raise an error, to end a session request a stop"
+        f"{who} was cancelled, and not by its caller; to end a call return or raise an error, to"
+        " end a session request a stop"
     )
     error.__cause__ = cause
     return error
 
 
 def add_note(error: BaseException, text: str) -> bool:
-    """Add a note to a passing error. Unlike its own `add_note` this never raises, as the error matters more than the note.
+    """Add a note to a passing error. Unlike its own `add_note` this never raises, as the error
+    matters more than the note.
 
     Returns:
         Whether the error has the note now.
@@ -561,7 +639,8 @@ def add_note(error: BaseException, text: str) -> bool:
     try:
         error.add_note(text)
     except Exception:
-        # A frozen dataclass takes the entry, though not the attribute. `__notes__` that are no list stay as they are.
+        # A frozen dataclass takes the entry, though not the attribute. `__notes__` that are no list
+        # stay as they are.
         vars(error).setdefault("__notes__", [text])
     return text in notes_of(error)
 
@@ -580,7 +659,9 @@ def add_origin(error: BaseException, origin: str) -> None:
 
 
 def flattened(errors: Iterable[BaseException]) -> list[BaseException]:
-    """Return the errors, with the members of groups in place of the groups; a group's notes go to its members."""
+    """Return the errors, with the members of groups in place of the groups; a group's notes go to
+    its members.
+    """
     found: list[BaseException] = []
     for error in errors:
         if isinstance(error, BaseExceptionGroup):

@@ -13,7 +13,13 @@ from aiohooks.errors import InvalidArgumentError
 from aiohooks.graph.graph import Graph
 from aiohooks.hooks import CheckpointSaverHook, StepCounterHook, SummarySaverHook
 from aiohooks.hooks.every import Every
-from aiohooks.session.creators import ChiefSessionCreator, Scaffold, SessionCreator, WorkerSessionCreator, graph_of
+from aiohooks.session.creators import (
+    ChiefSessionCreator,
+    Scaffold,
+    SessionCreator,
+    WorkerSessionCreator,
+    graph_of,
+)
 from aiohooks.session.hook import SessionRunHook
 from aiohooks.session.monitored import AsyncMonitoredSession
 
@@ -54,30 +60,39 @@ def monitored_training_session(
 ) -> AsyncMonitoredSession:
     """Return a monitored session with the usual hooks of a training job.
 
-    A chief restores from `checkpoint_dir` and has, in this order: `chief_only_hooks`, a `StepCounterHook`, a
-    `SummarySaverHook`, a `CheckpointSaverHook`, `hooks`. Each of the three is present if its period is not None and it has
-    something to do; they are independent. A worker waits for the chief, and has `hooks` only.
+    A chief restores from `checkpoint_dir` and has, in this order: `chief_only_hooks`, a
+    `StepCounterHook`, a `SummarySaverHook`, a `CheckpointSaverHook`, `hooks`. Each of the three is
+    present if its period is not None and it has something to do; they are independent. A worker
+    waits for the chief, and has `hooks` only.
 
     Args:
         source: a graph, or a coroutine function that is the step.
         is_chief: whether it initialises, restores and saves, or waits for the chief that does.
-        checkpoint_dir: the directory from which checkpoints are restored and to which they are saved; None for neither.
+        checkpoint_dir: the directory from which checkpoints are restored and to which they are
+            saved; None for neither.
         scaffold: how sessions are initialised, and what is tracked in checkpoints.
         hooks: of chief and workers.
         chief_only_hooks: of the chief; they come first.
         save_checkpoint: when to save.
         save_summaries: when to write `summaries`.
         log_step_count: when to log the steps per second.
-        summaries: the values to write for TensorBoard: a mapping from tags to fetches, or nodes and names.
+        summaries: the values to write for TensorBoard: a mapping from tags to fetches, or nodes and
+            names.
         summary_dir: the directory of the summaries; by default `checkpoint_dir`.
-        session: the options of `AsyncMonitoredSession` (`global_step`, `variables`, `recovery`, `stop_grace_period_secs`,
-            `handle_signals`, `yield_secs`, `name`), the `session_factory` of `ChiefSessionCreator`, and `max_wait_secs`, how
-            long a worker waits for its chief: 7,200 by default, None for no limit.
+        session: the options of `AsyncMonitoredSession` (`global_step`, `variables`, `recovery`,
+            `stop_grace_period_secs`, `handle_signals`, `yield_secs`, `name`), the `session_factory`
+            of `ChiefSessionCreator`, and `max_wait_secs`, how long a worker waits for its chief:
+            7,200 by default, None for no limit.
 
     Raises:
-        InvalidArgumentError: an argument is invalid, summaries have no directory, or a worker has no connection to its chief.
+        InvalidArgumentError: an argument is invalid, summaries have no directory, or a worker has
+            no connection to its chief.
     """
-    periods = {"save_checkpoint": save_checkpoint, "save_summaries": save_summaries, "log_step_count": log_step_count}
+    periods = {
+        "save_checkpoint": save_checkpoint,
+        "save_summaries": save_summaries,
+        "log_step_count": log_step_count,
+    }
     for what, every in periods.items():
         check_instance(every, Every, what, optional=True)
     graph = graph_of(source)
@@ -86,18 +101,29 @@ def monitored_training_session(
     of_creator = {name: options.pop(name) for name in _OF_CREATORS if name in options}
     creator: SessionCreator
     if not is_chief:
-        creator = WorkerSessionCreator(graph, scaffold=scaffold, max_wait_secs=max_wait_secs, **of_creator)
+        creator = WorkerSessionCreator(
+            graph, scaffold=scaffold, max_wait_secs=max_wait_secs, **of_creator
+        )
         return AsyncMonitoredSession(creator, hooks, **options)
-    creator = ChiefSessionCreator(graph, scaffold=scaffold, checkpoint_dir=checkpoint_dir, **of_creator)
+    creator = ChiefSessionCreator(
+        graph, scaffold=scaffold, checkpoint_dir=checkpoint_dir, **of_creator
+    )
     usual: list[SessionRunHook] = []
     if log_step_count is not None:
         usual.append(StepCounterHook(log_step_count))
     if summaries is not None and save_summaries is not None:
         where = summary_dir
         if where is None:
-            where = checkpoint_dir.checkpoint_dir if isinstance(checkpoint_dir, Saver) else checkpoint_dir
+            where = (
+                checkpoint_dir.checkpoint_dir
+                if isinstance(checkpoint_dir, Saver)
+                else checkpoint_dir
+            )
         if where is None:
-            raise InvalidArgumentError("summaries are given and no directory for them; give summary_dir= or checkpoint_dir=")
+            raise InvalidArgumentError(
+                "summaries are given and no directory for them; give summary_dir= or"
+                " checkpoint_dir="
+            )
         usual.append(SummarySaverHook(where, summaries, every=save_summaries))
     if checkpoint_dir is not None and save_checkpoint is not None:
         usual.append(CheckpointSaverHook(every=save_checkpoint))

@@ -1,8 +1,10 @@
-"""Hooks around an agent that calls tools: four that send something over HTTP, a guardrail that refuses, metrics that hang.
+"""Hooks around an agent that calls tools: four that send something over HTTP, a guardrail that
+refuses, metrics that hang.
 
-The model answers from a script and the server is this program's own, so no key and no network are needed. The hooks are classes
-with coroutine methods; the agent calls one object that stands for all of them. It runs with hooks that are called concurrently,
-and with the same hooks awaited one after the other. Then one of them hangs, and is cut off at its time limit.
+The model answers from a script and the server is this program's own, so no key and no network are
+needed. The hooks are classes with coroutine methods; the agent calls one object that stands for all
+of them. It runs with hooks that are called concurrently, and with the same hooks awaited one after
+the other. Then one of them hangs, and is cut off at its time limit.
 
 Usage: python examples/agent_hooks.py
 """
@@ -44,7 +46,9 @@ class AgentHooks:
 
     @ah.point("first")
     async def before_tool(self, call: ToolCall) -> str | None:
-        """Return a result in the tool's place, or None; of several hooks the first result counts."""
+        """Return a result in the tool's place, or None; of several hooks the first result
+        counts.
+        """
         return None
 
 
@@ -80,7 +84,10 @@ class Sender:
     async def on_tool_start(self, call: ToolCall) -> None:
         """Send the call, and wait for the reply."""
         data = json.dumps({"tool": call.tool}).encode()
-        head = f"POST {self.path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {len(data)}\r\n\r\n"
+        head = (
+            f"POST {self.path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length:"
+            f" {len(data)}\r\n\r\n"
+        )
         reader, writer = await asyncio.open_connection("127.0.0.1", self.server)
         try:
             writer.write(head.encode() + data)
@@ -157,7 +164,9 @@ async def main() -> None:
     async with serve(received) as port:
         senders = [Sender(path, port) for path in ("/audit", "/metrics", "/trace", "/budget")]
         await senders[0].on_tool_start(ToolCall("none", "the server is warm then"))
-        with timed(f"with {len(senders)} hooks that wait {SERVICE_SECS:g} s each, called concurrently"):
+        with timed(
+            f"with {len(senders)} hooks that wait {SERVICE_SECS:g} s each, called concurrently"
+        ):
             said = await run_agent(ah.compose(AgentHooks, [*senders, Guardrail()]))
         with timed("with the same hooks, awaited in turn"):
             await run_agent(InTurn(senders, Guardrail()))

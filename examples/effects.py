@@ -1,13 +1,18 @@
-"""Effects of a training that may be killed and started again: the receiver has one of each step that is kept.
+"""Effects of a training that may be killed and started again: the receiver has one of each step
+that is kept.
 
 Usage: python examples/effects.py RECEIVER FOLDER [URL] [--steps 20] [--pause 0.05]
 
-RECEIVER is one of these; webhook needs httpx, redis the extra of that name. Kill the program at any moment,
-start it again, and look what the receiver has:
-    database   a row for each step, in an SQLite file in FOLDER: exactly once, as the key of the effect is the table's
-    webhook    a POST to URL for each step, with the header Idempotency-Key: at least once, with the same key
-    weights    steps published in the step store of URL, such as local:///tmp/versions, only when their checkpoint is durable
-    redis      entries of the stream "batches" at URL, each acknowledged when the step that used it is in a checkpoint
+RECEIVER is one of these; webhook needs httpx, redis the extra of that name. Kill the program at any
+moment, start it again, and look what the receiver has:
+    database   a row for each step, in an SQLite file in FOLDER: exactly once, as the key of the
+               effect is the table's
+    webhook    a POST to URL for each step, with the header Idempotency-Key: at least once, with the
+               same key
+    weights    steps published in the step store of URL, such as local:///tmp/versions, only when
+               their checkpoint is durable
+    redis      entries of the stream "batches" at URL, each acknowledged when the step that used it
+               is in a checkpoint
 """
 
 import argparse
@@ -32,7 +37,9 @@ class Batches:
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         async for number, batch in self.read():
-            if number > self.position:  # else a step that is kept has used it, and its acknowledgement is on its way
+            if (
+                number > self.position
+            ):  # else a step that is kept has used it, and its acknowledgement is on its way
                 self.position = number
                 yield batch
 
@@ -55,8 +62,14 @@ async def database(folder: Path, url: str) -> Receiver:
 
     def insert(effect: ah.dispatch.Effect) -> None:
         with contextlib.closing(sqlite3.connect(folder / "steps.db")) as connection, connection:
-            connection.execute("CREATE TABLE IF NOT EXISTS steps (key TEXT PRIMARY KEY, step INTEGER, batch INTEGER)")
-            connection.execute("INSERT OR IGNORE INTO steps VALUES (?, ?, ?)", (effect.key, effect.step, effect.payload))
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS steps (key TEXT PRIMARY KEY, step INTEGER, batch"
+                " INTEGER)"
+            )
+            connection.execute(
+                "INSERT OR IGNORE INTO steps VALUES (?, ?, ?)",
+                (effect.key, effect.step, effect.payload),
+            )
 
     async def row(effect: ah.dispatch.Effect) -> None:
         await asyncio.to_thread(insert, effect)
@@ -72,7 +85,9 @@ async def webhook(folder: Path, url: str) -> Receiver:
     async with httpx.AsyncClient() as client:
 
         async def post(effect: ah.dispatch.Effect) -> None:
-            response = await client.post(url, json={"step": effect.step}, headers={"Idempotency-Key": effect.key})
+            response = await client.post(
+                url, json={"step": effect.step}, headers={"Idempotency-Key": effect.key}
+            )
             response.raise_for_status()  # an error: it is posted again
 
         yield post, Batches()
@@ -80,7 +95,9 @@ async def webhook(folder: Path, url: str) -> Receiver:
 
 @contextlib.asynccontextmanager
 async def weights(folder: Path, url: str) -> Receiver:
-    """Publish the version: workers behind a `VersionGate` load its checkpoint, which is there, and is never undone."""
+    """Publish the version: workers behind a `VersionGate` load its checkpoint, which is there, and
+    is never undone.
+    """
     async with ah.open_step_store(url, run="versions") as versions:
 
         async def publish(effect: ah.dispatch.Effect) -> None:
@@ -91,7 +108,9 @@ async def weights(folder: Path, url: str) -> Receiver:
 
 @contextlib.asynccontextmanager
 async def redis(folder: Path, url: str) -> Receiver:
-    """Read a stream as a consumer group, and acknowledge what is in a checkpoint; a new process gets the rest again."""
+    """Read a stream as a consumer group, and acknowledge what is in a checkpoint; a new process
+    gets the rest again.
+    """
     from redis.asyncio import Redis
     from redis.exceptions import ResponseError
 
@@ -99,7 +118,9 @@ async def redis(folder: Path, url: str) -> Receiver:
         async def read(self) -> AsyncIterator[tuple[int, Any]]:
             start = "0"  # first what this group has got before, and not acknowledged
             while True:
-                answer = await client.xreadgroup("trainers", "chief", {"batches": start}, count=10, block=1000)
+                answer = await client.xreadgroup(
+                    "trainers", "chief", {"batches": start}, count=10, block=1000
+                )
                 entries = answer[0][1] if answer else []
                 for name, _ in entries:
                     milliseconds, number = map(int, name.split("-"))
@@ -132,7 +153,9 @@ async def main(receiver: str, folder: Path, url: str, steps: int, pause: float) 
 
     async with RECEIVERS[receiver](folder, url) as (deliver, batches):
         creator = ah.ChiefSessionCreator(
-            train, checkpoint_dir=folder / "checkpoints", scaffold=ah.Scaffold(tracked={"batches": batches})
+            train,
+            checkpoint_dir=folder / "checkpoints",
+            scaffold=ah.Scaffold(tracked={"batches": batches}),
         )
         hooks = [
             ah.EffectsHook({"step": deliver}, run="example"),
@@ -145,7 +168,9 @@ async def main(receiver: str, folder: Path, url: str, steps: int, pause: float) 
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("receiver", choices=RECEIVERS)
     parser.add_argument("folder", type=Path, help="checkpoints, and the file of the database")
     parser.add_argument("url", nargs="?", default="", help="of all receivers but the database")

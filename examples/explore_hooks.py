@@ -1,4 +1,5 @@
-"""Two hooks of an agent share a budget, and lose an update where their calls overlap in one order: exploration finds it.
+"""Two hooks of an agent share a budget, and lose an update where their calls overlap in one order:
+exploration finds it.
 
 Usage: python examples/explore_hooks.py
 """
@@ -67,7 +68,9 @@ async def charge_twice(charge: type[Charge]) -> None:
     account = Account()
     hooks = ah.compose(AgentHooks, [charge(account), Surcharge(account)])
     await hooks.on_tool_end("search", 5)
-    assert account.spent == 6, f"5 and a fee of 1 were spent, and {account.spent} is what the account says"
+    assert account.spent == 6, (
+        f"5 and a fee of 1 were spent, and {account.spent} is what the account says"
+    )
 
 
 async def without_a_lock() -> None:

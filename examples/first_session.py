@@ -19,7 +19,9 @@ class BestLoss(ah.SessionRunHook):
     async def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs:
         return ah.SessionRunArgs("loss")
 
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+    async def after_run(
+        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+    ) -> None:
         self.best = min(self.best, run_values.results)
 
     async def end(self, session: ah.Session) -> None:

@@ -2,11 +2,13 @@
 
     POST /rows        [[x, y], ...]: data to train on
     GET  /predict?x=  a prediction of the current model
-    GET  /training/   the state of the training: a page, and health, ready, progress, events and steps/N below it
+    GET  /training/ the state of the training: a page, and health, ready, progress, events and
+         steps/N below it
 
-The model is a polynomial that is fitted to the rows; each batch of rows makes a step. With --simulate the service makes rows
-itself. On SIGTERM or SIGINT the session stops, also while it waits for rows, a last checkpoint is written, and the process ends
-with status 0, or with 1 if the session had failed.
+The model is a polynomial that is fitted to the rows; each batch of rows makes a step. With
+--simulate the service makes rows itself. On SIGTERM or SIGINT the session stops, also while it
+waits for rows, a last checkpoint is written, and the process ends with status 0, or with 1 if the
+session had failed.
 
 Usage: python examples/service.py [--port 8000] [--checkpoint-dir DIR] [--simulate ROWS_PER_SEC]
 """
@@ -82,7 +84,9 @@ class RowQueue:
             await self.received.advance(len(self._rows) - before)
 
     async def batches(self) -> AsyncIterator[dict[str, Array]]:
-        """Yield a feed for each full batch. A stop of the session ends the wait for the next one."""
+        """Yield a feed for each full batch. A stop of the session ends the wait for the next
+        one.
+        """
         taken = 0
         while True:
             taken += BATCH
@@ -124,10 +128,18 @@ class Service:
         session = ah.AsyncMonitoredSession(
             ah.ChiefSessionCreator(graph, checkpoint_dir=checkpoint_dir, variables=self.variables),
             timing.watch([saver, ah.NanHook("loss"), *hooks]),
-            stop_grace_period_secs=grace_secs / 2,  # without handle_signals: the server handles signals
+            stop_grace_period_secs=grace_secs
+            / 2,  # without handle_signals: the server handles signals
             name="trainer",
         )
-        self.training = SessionService(session, self.train, timing=timing, title=title, grace_secs=grace_secs, controls=controls)
+        self.training = SessionService(
+            session,
+            self.train,
+            timing=timing,
+            title=title,
+            grace_secs=grace_secs,
+            controls=controls,
+        )
         routes = [
             Route("/rows", self.add_rows, methods=["POST"]),
             Route("/predict", self.predict),
@@ -168,8 +180,11 @@ class Service:
 
 async def serve(service: Service, listener: socket.socket) -> int:
     """Serve until a signal, and return the exit status."""
-    config = uvicorn.Config(service.app, log_level="warning", timeout_graceful_shutdown=math.ceil(service.grace_secs))
-    # After its shutdown uvicorn raises the signal again for the previous handler: here that only ends `serve`.
+    config = uvicorn.Config(
+        service.app, log_level="warning", timeout_graceful_shutdown=math.ceil(service.grace_secs)
+    )
+    # After its shutdown uvicorn raises the signal again for the previous handler: here that only
+    # ends `serve`.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     signal.signal(signal.SIGINT, lambda *_: sys.exit(0))
     with contextlib.suppress(SystemExit):
@@ -181,18 +196,33 @@ async def serve(service: Service, listener: socket.socket) -> int:
 
 def main() -> int:
     """Parse the command line and serve."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--port", type=int, default=8000, help="0 for any free port")
-    parser.add_argument("--checkpoint-dir", help="continue training from its newest checkpoint (start new)")
-    parser.add_argument("--controls", action="store_true", help="let clients pause and drain the session, also on the page")
-    parser.add_argument("--simulate", type=float, default=0, metavar="ROWS_PER_SEC", help="make rows at this rate")
+    parser.add_argument(
+        "--checkpoint-dir", help="continue training from its newest checkpoint (start new)"
+    )
+    parser.add_argument(
+        "--controls",
+        action="store_true",
+        help="let clients pause and drain the session, also on the page",
+    )
+    parser.add_argument(
+        "--simulate", type=float, default=0, metavar="ROWS_PER_SEC", help="make rows at this rate"
+    )
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:
         directory = options.checkpoint_dir or stack.enter_context(tempfile.TemporaryDirectory())
-        # Listens on this machine only. From here on a client can connect, and waits until the server is started.
+        # Listens on this machine only. From here on a client can connect, and waits until the
+        # server is started.
         listener = stack.enter_context(socket.create_server(("127.0.0.1", options.port)))
         print(f"http://127.0.0.1:{listener.getsockname()[1]}/training/", flush=True)
-        return ah.run(serve, Service(directory, rows_per_sec=options.simulate, controls=options.controls), listener)
+        return ah.run(
+            serve,
+            Service(directory, rows_per_sec=options.simulate, controls=options.controls),
+            listener,
+        )
 
 
 if __name__ == "__main__":

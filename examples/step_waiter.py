@@ -18,7 +18,9 @@ async def trainer(steps: ah.StepStore) -> None:
 
 
 async def evaluator(steps: ah.StepStore, step: int) -> None:
-    """Wait for one step. The wait does not poll, and returns immediately if the step is reached already."""
+    """Wait for one step. The wait does not poll, and returns immediately if the step is reached
+    already.
+    """
     try:
         seen = await steps.wait_for(step, timeout=60)
         print(f"wanted step {step}: woken at step {seen}")
@@ -29,7 +31,9 @@ async def evaluator(steps: ah.StepStore, step: int) -> None:
 async def main() -> None:
     """Run one publisher and two waiters; the step of the second one is never reached."""
     steps = ah.MemoryStepStore()
-    await asyncio.gather(evaluator(steps, 2), evaluator(steps, 10), trainer(steps), return_exceptions=True)
+    await asyncio.gather(
+        evaluator(steps, 2), evaluator(steps, 10), trainer(steps), return_exceptions=True
+    )
     await steps.aclose()
 
 

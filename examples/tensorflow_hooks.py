@@ -1,9 +1,11 @@
-"""Run hooks that were written for TensorFlow 1.x, unchanged, beside hooks of this library, over a graph of TensorFlow.
+"""Run hooks that were written for TensorFlow 1.x, unchanged, beside hooks of this library, over a
+graph of TensorFlow.
 
     pip install 'aiohooks[tensorflow]'
     python examples/tensorflow_hooks.py
 
-A line is fitted. A hook with plain methods loses its connection once; the session recovers from TensorFlow's last checkpoint.
+A line is fitted. A hook with plain methods loses its connection once; the session recovers from
+TensorFlow's last checkpoint.
 """
 
 import asyncio
@@ -36,7 +38,9 @@ class LosesItsConnection(tf.train.SessionRunHook):  # type: ignore[misc]
 
 
 class Heartbeat(ah.SessionRunHook):
-    """A hook of this library: its task continues while TensorFlow computes and while its hooks block."""
+    """A hook of this library: its task continues while TensorFlow computes and while its hooks
+    block.
+    """
 
     async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
         print(f"session at step {session.global_step.latest.step}")
@@ -53,7 +57,9 @@ def line() -> Any:
     x = tf.constant(np.linspace(-1.0, 1.0, 32, dtype=np.float32))
     slope = tf.get_variable("slope", initializer=0.0)
     loss = tf.reduce_mean(tf.square(slope * x - 3.0 * x), name="loss")
-    return tf.train.GradientDescentOptimizer(0.05).minimize(loss, tf.train.get_or_create_global_step())
+    return tf.train.GradientDescentOptimizer(0.05).minimize(
+        loss, tf.train.get_or_create_global_step()
+    )
 
 
 async def main(checkpoint_dir: str) -> None:
@@ -70,11 +76,16 @@ async def main(checkpoint_dir: str) -> None:
                 slope,
             ]
         )
-        creator = TensorFlowSessionCreator(tf.train.ChiefSessionCreator(checkpoint_dir=checkpoint_dir))
+        creator = TensorFlowSessionCreator(
+            tf.train.ChiefSessionCreator(checkpoint_dir=checkpoint_dir)
+        )
         async with ah.AsyncMonitoredSession(creator, [hooks, Heartbeat()]) as session:
             while not session.should_stop():
                 await session.run(train)
-    print(f"{session.stop_reason}; recoveries: {session.status().recoveries}; slope: {slope.final_ops_values:.2f}")
+    print(
+        f"{session.stop_reason}; recoveries: {session.status().recoveries}; slope:"
+        f" {slope.final_ops_values:.2f}"
+    )
 
 
 if __name__ == "__main__":

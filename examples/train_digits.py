@@ -1,16 +1,19 @@
-"""Train on images of digits: a chief and its workers in one event loop, with one model and one global step (see --help).
+"""Train on images of digits: a chief and its workers in one event loop, with one model and one
+global step (see --help).
 
-The model is a softmax regression on scikit-learn's 1,797 digits. Each worker has its own session and its own part of the images;
-all share one `Variables` (the model) and one `MemoryStepStore` (the global step). Worker i starts at step int(K * log(i + 1)).
-On a terminal one line shows the progress; elsewhere (a pipe, a file) hooks write log lines. Ctrl-C stops every worker after its
-current step; the accuracy is printed and the exit code is 130. A second Ctrl-C cancels the step, and a third one ends the
-process immediately.
+The model is a softmax regression on scikit-learn's 1,797 digits. Each worker has its own session
+and its own part of the images; all share one `Variables` (the model) and one `MemoryStepStore` (the
+global step). Worker i starts at step int(K * log(i + 1)). On a terminal one line shows the
+progress; elsewhere (a pipe, a file) hooks write log lines. Ctrl-C stops every worker after its
+current step; the accuracy is printed and the exit code is 130. A second Ctrl-C cancels the step,
+and a third one ends the process immediately.
 
-With --processes each worker is a process with a copy of the model (see train_digits_processes.py). --store is the URL of their
-step store, and --engine ray starts them on a Ray cluster.
+With --processes each worker is a process with a copy of the model (see train_digits_processes.py).
+--store is the URL of their step store, and --engine ray starts them on a Ray cluster.
 
-With --checkpoint-dir the chief saves the model, and a new run continues from the newest checkpoint, however the last one ended:
-with one worker, a run that was killed and restarted ends with exactly the weights of one that was not.
+With --checkpoint-dir the chief saves the model, and a new run continues from the newest checkpoint,
+however the last one ended: with one worker, a run that was killed and restarted ends with exactly
+the weights of one that was not.
 """
 
 import argparse
@@ -38,7 +41,9 @@ Feeds = dict[str, Array]  # "images" and "labels"
 
 
 def build_graph() -> ah.Graph:
-    """Build the model. An operation gets its inputs by parameter name, and runs only if a fetch needs it."""
+    """Build the model. An operation gets its inputs by parameter name, and runs only if a fetch
+    needs it.
+    """
     graph = ah.Graph()
     graph.placeholder("images")
     graph.placeholder("labels")
@@ -69,21 +74,39 @@ def build_graph() -> ah.Graph:
 
 
 async def work(
-    number: int, graph: ah.Graph, steps: ah.StepStore, variables: ah.Variables, data: Feeds, options: argparse.Namespace
+    number: int,
+    graph: ah.Graph,
+    steps: ah.StepStore,
+    variables: ah.Variables,
+    data: Feeds,
+    options: argparse.Namespace,
 ) -> int:
-    """Run one worker, or the chief (number 0), on the shared objects; return the number of its steps."""
+    """Run one worker, or the chief (number 0), on the shared objects; return the number of its
+    steps.
+    """
     if number:
-        worker = ah.WorkerSessionCreator(graph, global_step=steps, variables=variables)  # waits for the chief to make the model
+        worker = ah.WorkerSessionCreator(
+            graph, global_step=steps, variables=variables
+        )  # waits for the chief to make the model
         return await train(number, worker, [], data, options)
-    # Restores the model of the newest checkpoint; without one it starts with the zeros of the graph.
-    chief = ah.ChiefSessionCreator(graph, checkpoint_dir=options.checkpoint_dir, global_step=steps, variables=variables)
+    # Restores the model of the newest checkpoint; without one it starts with the zeros of the
+    # graph.
+    chief = ah.ChiefSessionCreator(
+        graph, checkpoint_dir=options.checkpoint_dir, global_step=steps, variables=variables
+    )
     return await train(number, chief, hooks_of_the_chief(options), data, options)
 
 
 async def train(
-    number: int, source: ah.SessionCreator, more_hooks: list[ah.SessionRunHook], data: Feeds, options: argparse.Namespace
+    number: int,
+    source: ah.SessionCreator,
+    more_hooks: list[ah.SessionRunHook],
+    data: Feeds,
+    options: argparse.Namespace,
 ) -> int:
-    """Train until the last step, or Ctrl-C, or until the first step is out of reach; return the number of steps."""
+    """Train until the last step, or Ctrl-C, or until the first step is out of reach; return the
+    number of steps.
+    """
     name = f"worker {number}" if number else "chief"
     start_at = int(options.k * math.log(number + 1))
     hooks: list[ah.SessionRunHook] = [
@@ -93,15 +116,23 @@ async def train(
         *more_hooks,
     ]
     runs = 0
-    # The loop waits for its feeds, so it needs no turns by the clock: the seed alone decides how the workers take turns.
-    async with ah.AsyncMonitoredSession(source, hooks, handle_signals=True, name=name, yield_secs=None) as session:
+    # The loop waits for its feeds, so it needs no turns by the clock: the seed alone decides how
+    # the workers take turns.
+    async with ah.AsyncMonitoredSession(
+        source, hooks, handle_signals=True, name=name, yield_secs=None
+    ) as session:
         first = session.global_step.latest.step
         if first and not number:
             say(f"continuing from step {first}, the newest checkpoint in {options.checkpoint_dir}")
         batches: asyncio.Queue[Feeds] = asyncio.Queue(maxsize=2)
-        # The session owns this task: if it fails, the loop below raises its error instead of waiting indefinitely.
-        producer = session.start_soon(put_batches, session, batches, data, [options.seed, number], first)
-        async for step, _ in session.steps(("global_step", "train"), feeds=batches, producer=producer):
+        # The session owns this task: if it fails, the loop below raises its error instead of
+        # waiting indefinitely.
+        producer = session.start_soon(
+            put_batches, session, batches, data, [options.seed, number], first
+        )
+        async for step, _ in session.steps(
+            ("global_step", "train"), feeds=batches, producer=producer
+        ):
             runs += 1
             if runs == 1:
                 say(f"{name}: asked to start at step {start_at}, started at step {step}")
@@ -120,9 +151,12 @@ def hooks_of_the_chief(options: argparse.Namespace) -> list[ah.SessionRunHook]:
         every = ah.Every(steps=max(1, min(options.steps // 10, 1_000)))
         hooks += [ah.LoggingHook({"loss": "loss"}, every=every), ah.StepCounterHook(every=every)]
     if options.checkpoint_dir is not None:
-        # This model is small, so the chief waits for the write: a kill loses only the steps after it. For a large model leave
-        # `background` out: training continues during the write, and a kill loses the steps since then as well.
-        hooks.append(ah.CheckpointSaverHook(every=ah.Every(steps=options.checkpoint_every), background=False))
+        # This model is small, so the chief waits for the write: a kill loses only the steps after
+        # it. For a large model leave `background` out: training continues during the write, and a
+        # kill loses the steps since then as well.
+        hooks.append(
+            ah.CheckpointSaverHook(every=ah.Every(steps=options.checkpoint_every), background=False)
+        )
     return hooks
 
 
@@ -140,21 +174,30 @@ class ProgressLine(ah.SessionRunHook):
     async def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs:
         return ah.SessionRunArgs("loss")  # computed in the same run, from the same batch
 
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+    async def after_run(
+        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+    ) -> None:
         step, now = run_context.global_step, time.monotonic()
         if self.timer.due(step, now):
             secs, steps = self.timer.mark(step, now)
             speed = f"{steps / secs:,.0f} steps per second"
-            print(f"\r\x1b[Kstep {step}: loss {run_values.results:.3f}, {speed}", end="", flush=True)
+            print(
+                f"\r\x1b[Kstep {step}: loss {run_values.results:.3f}, {speed}", end="", flush=True
+            )
 
 
 async def put_batches(
-    session: ah.AsyncMonitoredSession, batches: asyncio.Queue[Feeds], data: Feeds, seed: list[int], first: int
+    session: ah.AsyncMonitoredSession,
+    batches: asyncio.Queue[Feeds],
+    data: Feeds,
+    seed: list[int],
+    first: int,
 ) -> None:
-    """Draw batches, two ahead, until the stop. A full queue suspends this task, an empty one the worker.
+    """Draw batches, two ahead, until the stop. A full queue suspends this task, an empty one the
+    worker.
 
-    A batch depends only on its number. With one worker that is the step, so a run that continues from a checkpoint gets the
-    same batches as one that was not interrupted.
+    A batch depends only on its number. With one worker that is the step, so a run that continues
+    from a checkpoint gets the same batches as one that was not interrupted.
     """
     for number in itertools.count(first):
         chosen = np.random.default_rng([*seed, number]).integers(0, len(data["images"]), BATCH_SIZE)
@@ -163,12 +206,18 @@ async def put_batches(
 
 def load_images(seed: int) -> tuple[Feeds, Feeds]:
     """Return the images to train on, and a quarter that is held out from training."""
-    from sklearn.datasets import load_digits  # imported here, because it takes a second and --help does not need it
+    from sklearn.datasets import (
+        load_digits,
+    )  # imported here, because it takes a second and --help does not need it
     from sklearn.model_selection import train_test_split
 
     pixels, digits = load_digits(return_X_y=True)
-    images = np.hstack([pixels / 16, np.ones((len(pixels), 1))])  # the column of ones makes the last row of weights the bias
-    split = train_test_split(images, np.eye(10)[digits], test_size=0.25, stratify=digits, random_state=seed)
+    images = np.hstack(
+        [pixels / 16, np.ones((len(pixels), 1))]
+    )  # the column of ones makes the last row of weights the bias
+    split = train_test_split(
+        images, np.eye(10)[digits], test_size=0.25, stratify=digits, random_state=seed
+    )
     return {"images": split[0], "labels": split[2]}, {"images": split[1], "labels": split[3]}
 
 
@@ -178,9 +227,14 @@ def say(line: str) -> None:
 
 
 async def main(options: argparse.Namespace) -> int | None:
-    """Train, then evaluate; return the exit code, or None after a signal, when `aiohooks.run` sets it."""
+    """Train, then evaluate; return the exit code, or None after a signal, when `aiohooks.run` sets
+    it.
+    """
     data, held_out = load_images(options.seed)
-    say(f"{len(data['images'])} images to train on, {len(held_out['images'])} held out, {options.workers} worker(s)")
+    say(
+        f"{len(data['images'])} images to train on, {len(held_out['images'])} held out,"
+        f" {options.workers} worker(s)"
+    )
 
     began = time.perf_counter()
     if options.processes:
@@ -194,7 +248,10 @@ async def main(options: argparse.Namespace) -> int | None:
     say(f"{made} steps in {secs:.2f} s: {made / secs:,.0f} steps per second")
     if last_step > options.steps:
         more = last_step - options.steps
-        say(f"{more} of them had begun in other workers when step {options.steps} was reached: no run is cut off")
+        say(
+            f"{more} of them had begun in other workers when step {options.steps} was reached: no"
+            " run is cut off"
+        )
     say(f"accuracy on {len(held_out['images'])} held-out images: {accuracy:.3f}")
     if last_step < options.steps:
         say(f"interrupted before step {options.steps}")
@@ -205,8 +262,12 @@ async def main(options: argparse.Namespace) -> int | None:
     return 0
 
 
-async def train_in_one_loop(data: Feeds, held_out: Feeds, options: argparse.Namespace) -> tuple[int, int, float]:
-    """Run all workers as tasks of this loop; return the number of steps, the last step and the accuracy."""
+async def train_in_one_loop(
+    data: Feeds, held_out: Feeds, options: argparse.Namespace
+) -> tuple[int, int, float]:
+    """Run all workers as tasks of this loop; return the number of steps, the last step and the
+    accuracy.
+    """
     graph, steps, variables = build_graph(), ah.MemoryStepStore(), ah.Variables()
     async with asyncio.TaskGroup() as group:
         workers: list[asyncio.Task[int]] = []
@@ -216,30 +277,74 @@ async def train_in_one_loop(data: Feeds, held_out: Feeds, options: argparse.Name
     made, last_step = sum(worker.result() for worker in workers), steps.latest.step
 
     # A raw session has no hooks, and a run without a train operation makes no step.
-    accuracy: float = await ah.Session(graph, global_step=steps, variables=variables).run("accuracy", held_out)
+    accuracy: float = await ah.Session(graph, global_step=steps, variables=variables).run(
+        "accuracy", held_out
+    )
     return made, last_step, accuracy
 
 
 def parse_options() -> argparse.Namespace:
     """Parse and check the command line."""
-    parser = argparse.ArgumentParser(description="Train on images of digits with several workers, in one event loop or not.")
-    parser.add_argument("--workers", type=int, default=4, help="number of workers, including the chief (4)")
-    parser.add_argument("--steps", type=int, default=ALL_STEPS, help=f"the last global step ({ALL_STEPS})")
-    parser.add_argument("--k", type=int, default=200, help="worker i starts at step int(K * log(i + 1)) (200)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the split and of the batches (0)")
-    parser.add_argument("--checkpoint-dir", metavar="DIR", help="save checkpoints there, and continue from the newest (none)")
-    parser.add_argument("--checkpoint-every", type=int, default=500, metavar="STEPS", help="steps between two checkpoints (500)")
-    parser.add_argument("--processes", action="store_true", help="run each worker in a process, with its own copy of the model")
-    parser.add_argument("--store", metavar="URL", help="step store of the processes: redis://host:6379, ... (local files)")
-    parser.add_argument("--engine", choices=["local", "ray"], default="local", help="where to start the processes (local)")
+    parser = argparse.ArgumentParser(
+        description="Train on images of digits with several workers, in one event loop or not."
+    )
+    parser.add_argument(
+        "--workers", type=int, default=4, help="number of workers, including the chief (4)"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=ALL_STEPS, help=f"the last global step ({ALL_STEPS})"
+    )
+    parser.add_argument(
+        "--k", type=int, default=200, help="worker i starts at step int(K * log(i + 1)) (200)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the split and of the batches (0)"
+    )
+    parser.add_argument(
+        "--checkpoint-dir",
+        metavar="DIR",
+        help="save checkpoints there, and continue from the newest (none)",
+    )
+    parser.add_argument(
+        "--checkpoint-every",
+        type=int,
+        default=500,
+        metavar="STEPS",
+        help="steps between two checkpoints (500)",
+    )
+    parser.add_argument(
+        "--processes",
+        action="store_true",
+        help="run each worker in a process, with its own copy of the model",
+    )
+    parser.add_argument(
+        "--store",
+        metavar="URL",
+        help="step store of the processes: redis://host:6379, ... (local files)",
+    )
+    parser.add_argument(
+        "--engine",
+        choices=["local", "ray"],
+        default="local",
+        help="where to start the processes (local)",
+    )
     options = parser.parse_args()
     if options.engine == "ray" and options.store is not None:
         parser.error("--engine ray keeps the global step in the cluster: leave out --store")
     options.processes = options.processes or options.engine == "ray" or options.store is not None
-    limits = {"workers": (1, 100), "steps": (1, 10**9), "k": (0, 10**9), "seed": (0, 2**32 - 1), "checkpoint_every": (1, 10**9)}
+    limits = {
+        "workers": (1, 100),
+        "steps": (1, 10**9),
+        "k": (0, 10**9),
+        "seed": (0, 2**32 - 1),
+        "checkpoint_every": (1, 10**9),
+    }
     for name, (least, most) in limits.items():
         if not least <= getattr(options, name) <= most:
-            parser.error(f"--{name.replace('_', '-')} is {getattr(options, name)}: give a number from {least} to {most}")
+            parser.error(
+                f"--{name.replace('_', '-')} is {getattr(options, name)}: give a number from"
+                f" {least} to {most}"
+            )
     return options
 
 
@@ -262,6 +367,7 @@ if __name__ == "__main__":
         ah.errors.StoreUnavailableError,
         ah.errors.TaskDiedError,
     ) as group:
-        # The directory is in use or damaged, or the disk is full: the message says it. Workers raise the failure of the chief.
+        # The directory is in use or damaged, or the disk is full: the message says it. Workers
+        # raise the failure of the chief.
         print(*{str(error) for error in group.exceptions}, sep="\n", file=sys.stderr)
     sys.exit(status)

@@ -3,16 +3,15 @@
 What needs a package or a program that is missing is left out, and the run ends with what that was.
 
 Options:
-    --quick: a sample of the tests, on asyncio alone: see `sampled`. Failures are printed when they happen.
-    --of-the-day DATE: of each slow test, and of each test on uvloop, two cases, which the date chooses.
-    --nothing-missing: what would be left out fails.
-    --not-passed-in=FOLDER: not those tests that passed in the last run in this folder.
-    --loop both|asyncio|uvloop: the loops to run async tests on. One test alone chooses by
-    `@pytest.mark.asyncio(loop_factories=["asyncio"])`.
-    --tasks plain|eager|python: what `create_task` of a loop makes: asyncio's tasks, eager ones (Python 3.12), or ones that are
-    written in Python.
-    --slow-disk SECS: each of the first calls of `fsync` in a test takes so much longer.
-    --shuffle SEED: run the tests in a random order, and let calls in threads begin and end late, by a random time.
+    --quick: a sample of the tests, on asyncio alone: see `sampled`. Failures are printed when they
+    happen. --of-the-day DATE: of each slow test, and of each test on uvloop, two cases, which the
+    date chooses. --nothing-missing: what would be left out fails. --not-passed-in=FOLDER: not those
+    tests that passed in the last run in this folder. --loop both|asyncio|uvloop: the loops to run
+    async tests on. One test alone chooses by `@pytest.mark.asyncio(loop_factories=["asyncio"])`.
+    --tasks plain|eager|python: what `create_task` of a loop makes: asyncio's tasks, eager ones
+    (Python 3.12), or ones that are written in Python. --slow-disk SECS: each of the first calls of
+    `fsync` in a test takes so much longer. --shuffle SEED: run the tests in a random order, and let
+    calls in threads begin and end late, by a random time.
 
 Markers:
     slow: takes seconds; `sample`: one of its kind, which --quick runs as well.
@@ -53,26 +52,65 @@ HAS_UVLOOP = importlib.util.find_spec("uvloop") is not None
 # These have an environment of their own, which fails without them: .ci/frameworks.
 collect_ignore_glob = [
     folder
-    for folder, package in {"adapters/tensorflow": "tensorflow", "frameworks/families": "taskiq"}.items()
+    for folder, package in {
+        "adapters/tensorflow": "tensorflow",
+        "frameworks/families": "taskiq",
+    }.items()
     if importlib.util.find_spec(package) is None
 ]
 QUICK_CASES = 4  # with --quick
 DAILY_CASES = 2  # with --of-the-day
-PROJECT = Path(__file__).parent / "project"  # tests of the repository: its pages, its style, its tools
+PROJECT = (
+    Path(__file__).parent / "project"
+)  # tests of the repository: its pages, its style, its tools
 LEFT_OUT = "left out: "
 PASSED = "aiohooks/passed"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of this file."""
-    parser.addoption("--loop", choices=("both", "asyncio", "uvloop"), default="both", help="event loops to run async tests on")
-    parser.addoption("--tasks", choices=("plain", "eager", "python"), default="plain", help="what create_task makes")
+    parser.addoption(
+        "--loop",
+        choices=("both", "asyncio", "uvloop"),
+        default="both",
+        help="event loops to run async tests on",
+    )
+    parser.addoption(
+        "--tasks",
+        choices=("plain", "eager", "python"),
+        default="plain",
+        help="what create_task makes",
+    )
     parser.addoption("--quick", action="store_true", help="only a sample of the tests, on asyncio")
-    parser.addoption("--of-the-day", metavar="DATE", help="of slow tests, and on uvloop, cases that the date chooses")
-    parser.addoption("--nothing-missing", action="store_true", help="fail where a package or a program is missing")
-    parser.addoption("--not-passed-in", type=Path, metavar="FOLDER", help="leave out what passed in the last run there")
-    parser.addoption("--slow-disk", type=float, default=0.0, metavar="SECS", help="by how much each fsync takes longer")
-    parser.addoption("--shuffle", type=int, metavar="SEED", help="a random order of tests, and of what threads do")
+    parser.addoption(
+        "--of-the-day",
+        metavar="DATE",
+        help="of slow tests, and on uvloop, cases that the date chooses",
+    )
+    parser.addoption(
+        "--nothing-missing",
+        action="store_true",
+        help="fail where a package or a program is missing",
+    )
+    parser.addoption(
+        "--not-passed-in",
+        type=Path,
+        metavar="FOLDER",
+        help="leave out what passed in the last run there",
+    )
+    parser.addoption(
+        "--slow-disk",
+        type=float,
+        default=0.0,
+        metavar="SECS",
+        help="by how much each fsync takes longer",
+    )
+    parser.addoption(
+        "--shuffle",
+        type=int,
+        metavar="SEED",
+        help="a random order of tests, and of what threads do",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -84,7 +122,9 @@ def pytest_configure(config: pytest.Config) -> None:
         if config.option.durations is None:
             config.option.durations = 10
             config.option.durations_min = 1.0
-    config.option.loadscopereorder = False  # pytest-xdist would begin with the files that have the most tests
+    config.option.loadscopereorder = (
+        False  # pytest-xdist would begin with the files that have the most tests
+    )
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -100,7 +140,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 class ImmediateFailures:
-    """Prints each failure when it happens, so that a run that is killed has shown it; the end of the run lists the names."""
+    """Prints each failure when it happens, so that a run that is killed has shown it; the end of
+    the run lists the names.
+    """
 
     def __init__(self, reporter: pytest.TerminalReporter) -> None:
         self._reporter = reporter
@@ -131,12 +173,19 @@ class ImmediateFailures:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """With `--dist loadfile`, let one process run all files whose tests use a Ray cluster: it is the only one of the run."""
+    """With `--dist loadfile`, let one process run all files whose tests use a Ray cluster: it is
+    the only one of the run.
+    """
     from xdist.scheduler import LoadFileScheduling
 
     @functools.cache
     def uses_ray(file: str) -> bool:
-        return re.search("ray_cluster import .*cluster", (config.rootpath / file).read_text(encoding="utf-8")) is not None
+        return (
+            re.search(
+                "ray_cluster import .*cluster", (config.rootpath / file).read_text(encoding="utf-8")
+            )
+            is not None
+        )
 
     class Scheduling(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
@@ -147,9 +196,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    """Name the loops on which the tests run, so that a missing uvloop is seen, and what is run elsewhere."""
-    loops = ", ".join(loop_factories(config.getoption("--loop"))) + ("" if HAS_UVLOOP else " (uvloop is not installed)")
-    return [f"event loops: {loops}", *(f"run by .ci/frameworks: tests/{folder}" for folder in collect_ignore_glob)]
+    """Name the loops on which the tests run, so that a missing uvloop is seen, and what is run
+    elsewhere.
+    """
+    loops = ", ".join(loop_factories(config.getoption("--loop"))) + (
+        "" if HAS_UVLOOP else " (uvloop is not installed)"
+    )
+    return [
+        f"event loops: {loops}",
+        *(f"run by .ci/frameworks: tests/{folder}" for folder in collect_ignore_glob),
+    ]
 
 
 def loop_factories(wanted: str) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
@@ -164,20 +220,31 @@ def loop_factories(wanted: str) -> dict[str, Callable[[], asyncio.AbstractEventL
     return found
 
 
-def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Make pytest-asyncio run each async test once on every loop; what the command line starts has a loop of its own."""
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Make pytest-asyncio run each async test once on every loop; what the command line starts has
+    a loop of its own.
+    """
     found = loop_factories(config.getoption("--loop"))
     if (tasks := config.getoption("--tasks")) != "plain":
-        found = {name: functools.partial(_loop_with_tasks, make, tasks) for name, make in found.items()}
+        found = {
+            name: functools.partial(_loop_with_tasks, make, tasks) for name, make in found.items()
+        }
     return dict(itertools.islice(found.items(), 1)) if "command_line" in item.path.parts else found
 
 
-def _loop_with_tasks(make: Callable[[], asyncio.AbstractEventLoop], tasks: str) -> asyncio.AbstractEventLoop:
+def _loop_with_tasks(
+    make: Callable[[], asyncio.AbstractEventLoop], tasks: str
+) -> asyncio.AbstractEventLoop:
     loop = make()
     names = vars(asyncio.tasks)
     python_task: Any = names["_PyTask"]
-    # Since Python 3.14 such tasks are registered where `current_task` and `all_tasks` look only if nothing is in C.
-    names |= {f"_py_{name.removeprefix('_c_')}": names[name] for name in names if name.startswith("_c_")}
+    # Since Python 3.14 such tasks are registered where `current_task` and `all_tasks` look only if
+    # nothing is in C.
+    names |= {
+        f"_py_{name.removeprefix('_c_')}": names[name] for name in names if name.startswith("_c_")
+    }
     factory = lambda loop, coro, **options: python_task(coro, loop=loop, **options)  # noqa: E731
     loop.set_task_factory(vars(asyncio)["eager_task_factory"] if tasks == "eager" else factory)
     return loop
@@ -185,17 +252,26 @@ def _loop_with_tasks(make: Callable[[], asyncio.AbstractEventLoop], tasks: str) 
 
 @pytest.hookimpl(trylast=True)  # pytest itself brings tests that share a fixture together
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with what waits for servers and processes: meanwhile CI checks other things. Or shuffle the tests, if so asked.
+    """Begin with what waits for servers and processes: meanwhile CI checks other things. Or shuffle
+    the tests, if so asked.
 
-    Tests must not depend on each other. With xdist all workers have the same order, and must have the same names.
+    Tests must not depend on each other. With xdist all workers have the same order, and must have
+    the same names.
 
     Raises:
         pytest.UsageError: a name has an address, which differs between processes.
     """
     if unstable := [item.nodeid for item in items if " object at 0x" in item.nodeid]:
-        raise pytest.UsageError(f"give ids to the parameters of {unstable[0]}: an address differs between the workers of xdist")
+        raise pytest.UsageError(
+            f"give ids to the parameters of {unstable[0]}: an address differs between the workers"
+            " of xdist"
+        )
     passed = passed_in(config.getoption("--not-passed-in"))
-    chosen = [item for item in items if is_chosen(item) and not {item.nodeid, without_loop(item.nodeid)} & passed]
+    chosen = [
+        item
+        for item in items
+        if is_chosen(item) and not {item.nodeid, without_loop(item.nodeid)} & passed
+    ]
     if config.getoption("--quick"):
         sample = sampled(chosen)
         chosen = [item for item in chosen if item in sample]
@@ -211,7 +287,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """Leave out a file that imports a package which is not installed."""
     report = yield
     leave_out(collector, report, report.call.excinfo)
@@ -252,28 +330,44 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             left_out[f"{what.partition(LEFT_OUT)[2]}, {kind}"] += 1
     lines = [f"{what}: {count}" for what, count in sorted(left_out.items())]
     if terminalreporter.config.getoption("--quick"):
-        lines.append(f"--quick: all but {QUICK_CASES} cases of each test, most slow tests, tests/project and uvloop")
+        lines.append(
+            f"--quick: all but {QUICK_CASES} cases of each test, most slow tests, tests/project and"
+            " uvloop"
+        )
     if (date := terminalreporter.config.getoption("--of-the-day")) is not None:
-        lines.append(f"--of-the-day {date}: all but {DAILY_CASES} cases of each slow test, and of each test on uvloop")
+        lines.append(
+            f"--of-the-day {date}: all but {DAILY_CASES} cases of each slow test, and of each test"
+            " on uvloop"
+        )
     if (folder := terminalreporter.config.getoption("--not-passed-in")) is not None:
         lines.append(f"--not-passed-in: {len(passed_in(folder)):,} tests had passed before")
     if lines:
         terminalreporter.section("left out")
-        terminalreporter.write_line("\n".join([*lines, "CONTRIBUTING.md says how all of it is run"]))
+        terminalreporter.write_line(
+            "\n".join([*lines, "CONTRIBUTING.md says how all of it is run"])
+        )
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Keep the names of the tests that passed, for `--not-passed-in`."""
     reporter = session.config.pluginmanager.getplugin("terminalreporter")
-    if reporter is not None and hasattr(session.config, "cache") and session.config.getoption("--not-passed-in") is None:
-        session.config.cache.set(PASSED, [report.nodeid for report in reporter.getreports("passed")])
+    if (
+        reporter is not None
+        and hasattr(session.config, "cache")
+        and session.config.getoption("--not-passed-in") is None
+    ):
+        session.config.cache.set(
+            PASSED, [report.nodeid for report in reporter.getreports("passed")]
+        )
 
 
 def passed_in(folder: Path | None) -> frozenset[str]:
     """Return the names of the tests that passed in the last run in a folder, if there was one."""
     file = folder / ".pytest_cache" / "v" / PASSED if folder is not None else None
-    return frozenset(json.loads(file.read_text(encoding="utf-8")) if file is not None and file.exists() else ())
+    return frozenset(
+        json.loads(file.read_text(encoding="utf-8")) if file is not None and file.exists() else ()
+    )
 
 
 def without_loop(name: str) -> str:
@@ -282,15 +376,24 @@ def without_loop(name: str) -> str:
 
 
 def is_chosen(item: pytest.Item) -> bool:
-    """Return whether the options choose a test: its loop, if that is a parameter of its own, and how slow it is."""
-    own_loop = item.callspec.params.get("loop") if isinstance(item, pytest.Function) and hasattr(item, "callspec") else None
-    if isinstance(own_loop, str) and own_loop not in loop_factories(item.config.getoption("--loop")):
+    """Return whether the options choose a test: its loop, if that is a parameter of its own, and
+    how slow it is.
+    """
+    own_loop = (
+        item.callspec.params.get("loop")
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+        else None
+    )
+    if isinstance(own_loop, str) and own_loop not in loop_factories(
+        item.config.getoption("--loop")
+    ):
         return False
     return not item.get_closest_marker("plain_tasks") or item.config.getoption("--tasks") == "plain"
 
 
 def sampled(items: Iterable[pytest.Item]) -> set[pytest.Item]:
-    """Return the sample of --quick: a few cases of each fast test, and one of each slow test that is marked `sample`.
+    """Return the sample of --quick: a few cases of each fast test, and one of each slow test that
+    is marked `sample`.
 
     They are chosen at random, the same in each run.
     """
@@ -329,7 +432,9 @@ def clock() -> Iterator[ManualClock]:
 
 @pytest.fixture(autouse=True)
 def _no_turns_by_the_clock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let sessions give the loop no turn when a machine is busy, except in tests of these turns: others would see more ticks."""
+    """Let sessions give the loop no turn when a machine is busy, except in tests of these turns:
+    others would see more ticks.
+    """
     if request.node.get_closest_marker("turns") is None:
         monkeypatch.setattr("aiohooks.session.monitored.monotonic_now", lambda: lambda: 0.0)
 
@@ -342,7 +447,9 @@ def _no_blocked_loops(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _slow_disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the first calls of `fsync` slow, if so asked: tests must not depend on the speed of the disk."""
+    """Make the first calls of `fsync` slow, if so asked: tests must not depend on the speed of the
+    disk.
+    """
     slow_disk_secs, calls = request.config.getoption("--slow-disk"), itertools.count()
     if not slow_disk_secs:
         return
@@ -358,7 +465,9 @@ def _slow_disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture(autouse=True)
 def _late_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let calls in threads begin and end at other moments, if so asked: tests must not count turns of the loop meanwhile."""
+    """Let calls in threads begin and end at other moments, if so asked: tests must not count turns
+    of the loop meanwhile.
+    """
     if (seed := request.config.getoption("--shuffle")) is None:
         return
     run_sync, chosen = anyio.to_thread.run_sync, random.Random(f"{seed} {request.node.nodeid}")
@@ -370,12 +479,16 @@ def _late_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
         finally:
             time.sleep(chosen.choice(LATE_SECS))
 
-    monkeypatch.setattr(anyio.to_thread, "run_sync", lambda *args, **options: run_sync(late, *args, **options))
+    monkeypatch.setattr(
+        anyio.to_thread, "run_sync", lambda *args, **options: run_sync(late, *args, **options)
+    )
 
 
 @pytest.fixture(autouse=True)
 def _quick_collections() -> None:
-    """Freeze what imports have made, so that the garbage collections of `no_leaks` and of `explore` are quick."""
+    """Freeze what imports have made, so that the garbage collections of `no_leaks` and of `explore`
+    are quick.
+    """
     freeze(len(sys.modules))
 
 
@@ -388,7 +501,9 @@ def freeze(imported: int) -> None:
 
 @contextlib.asynccontextmanager
 async def with_time_limit(item: pytest.Item) -> AsyncIterator[None]:
-    """Cancel a test that hangs, after printing its tasks: a stack of the thread shows only the loop."""
+    """Cancel a test that hangs, after printing its tasks: a stack of the thread shows only the
+    loop.
+    """
     loop = asyncio.get_running_loop()
     capture = item.config.pluginmanager.getplugin("capturemanager")
     assert capture is not None

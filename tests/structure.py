@@ -1,20 +1,24 @@
-"""Prints figures of the library's structure as a Markdown table: how large its parts are, and how many a run goes through.
+"""Prints figures of the library's structure as a Markdown table: how large its parts are, and how
+many a run goes through.
 
     python -m tests.structure
     python -m tests.structure --library DIR
     python -m tests.structure --compare DIR
 
-DIR is a folder that holds an `aiohooks` package, such as another checkout. `--library` measures that one instead of this
-checkout; `--compare` puts it in a column before the library. Each library is measured in a process of its own. Nothing is
-known about the names of private modules, so that layouts can be compared.
+DIR is a folder that holds an `aiohooks` package, such as another checkout. `--library` measures
+that one instead of this checkout; `--compare` puts it in a column before the library. Each library
+is measured in a process of its own. Nothing is known about the names of private modules, so that
+layouts can be compared.
 
 The files are counted like this:
 
 - modules, lines: all `.py` files below the package and all their lines, also empty ones;
-- internal imports a module: how many other modules of the library a module imports, on average. Imports inside functions
-  count, those under `if TYPE_CHECKING` do not. A name imported from a package is an import of its `__init__`;
-- longest import chain: the modules on the longest path along these imports, both ends included. The package above an
-  imported module, which Python imports as well, is not on the path. If there is a circle, it is printed instead;
+- internal imports a module: how many other modules of the library a module imports, on average.
+  Imports inside functions count, those under `if TYPE_CHECKING` do not. A name imported from a
+  package is an import of its `__init__`;
+- longest import chain: the modules on the longest path along these imports, both ends included. The
+  package above an imported module, which Python imports as well, is not on the path. If there is a
+  circle, it is printed instead;
 - names at the front door: the length of `aiohooks.__all__`.
 
 What is counted at run time is said in `tests/support/structure_traces.py`.
@@ -51,7 +55,9 @@ class Shape:
 
 def shape(root: Path = ROOT) -> Shape:
     """Reads the files of the library in `root`."""
-    lengths = [len(path.read_text(encoding="utf-8").splitlines()) for path in modules(root).values()]
+    lengths = [
+        len(path.read_text(encoding="utf-8").splitlines()) for path in modules(root).values()
+    ]
     graph = import_graph(root)
     count = sum(map(len, graph.values()))
     return Shape(len(lengths), sum(lengths), max(lengths), count / len(graph), longest_chain(graph))
@@ -61,7 +67,8 @@ def import_graph(root: Path = ROOT) -> Graph:
     """Which module imports which, when the program runs."""
     known = modules(root).keys()
     return {
-        module: frozenset(one.module for one in imports(module, root) if one.kind != "types") & known - {module}
+        module: frozenset(one.module for one in imports(module, root) if one.kind != "types")
+        & known - {module}
         for module in known
     }
 
@@ -78,7 +85,9 @@ def longest_chain(graph: Graph) -> int | str:
 
 
 def figures(root: Path) -> dict[str, str]:
-    """Everything about the library in `root`, which must be the first one to be imported by this process."""
+    """Everything about the library in `root`, which must be the first one to be imported by this
+    process.
+    """
     sys.path.insert(0, str(root))
     # Imported here, for this imports the library.
     from tests.support import structure_traces as traces
@@ -100,7 +109,9 @@ def figures(root: Path) -> dict[str, str]:
 def measured(root: Path) -> dict[str, str]:
     """What `figures` says in a new process."""
     command = [sys.executable, "-m", "tests.structure", "--json", "--library", str(root)]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True, timeout=120)
+    done = subprocess.run(
+        command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True, timeout=120
+    )
     found: dict[str, str] = json.loads(done.stdout)
     return found
 
@@ -124,13 +135,23 @@ def folder(path: str) -> Path:
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.structure", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tests.structure",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--library", type=folder, default=ROOT, metavar="DIR", help="the library to measure, this checkout if left out"
+        "--library",
+        type=folder,
+        default=ROOT,
+        metavar="DIR",
+        help="the library to measure, this checkout if left out",
     )
-    parser.add_argument("--compare", type=folder, metavar="DIR", help="another one, as it was before")
-    parser.add_argument("--json", action="store_true", help="print the figures of the library as JSON")
+    parser.add_argument(
+        "--compare", type=folder, metavar="DIR", help="another one, as it was before"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the figures of the library as JSON"
+    )
     options = parser.parse_args(argv)
     if options.json:
         print(json.dumps(figures(options.library)))

@@ -36,7 +36,9 @@ class Waiting:
 
 
 async def test_a_chain_is_followed_through_everything() -> None:
-    """Async generators, objects with `__await__` and coroutines are links like any other; the innermost is found."""
+    """Async generators, objects with `__await__` and coroutines are links like any other; the
+    innermost is found.
+    """
     waiting = Waiting()
 
     async def outer() -> None:
@@ -62,22 +64,37 @@ class OwnWait:
 
 
 async def test_what_is_awaited_is_named() -> None:
-    """A wait on a step store by its step, one for a task by the name of that; any other has no name."""
-    own, stored = asyncio.create_task(OwnWait().wait_for(5), name="own"), asyncio.create_task(MemoryStepStore().wait_for(5))
+    """A wait on a step store by its step, one for a task by the name of that; any other has no
+    name.
+    """
+    own, stored = (
+        asyncio.create_task(OwnWait().wait_for(5), name="own"),
+        asyncio.create_task(MemoryStepStore().wait_for(5)),
+    )
 
     async def waits_for_own() -> None:
         await own
 
     outer = await parked(waits_for_own(), 5)
-    assert [task_wait(task).awaits for task in (own, stored, outer)] == [None, "step 5 of default", "task 'own'"]
+    assert [task_wait(task).awaits for task in (own, stored, outer)] == [
+        None,
+        "step 5 of default",
+        "task 'own'",
+    ]
     own.cancel()
     stored.cancel()
     await asyncio.wait([own, stored, outer])
 
 
 async def test_what_will_be_awaited_is_named() -> None:
-    """A wait that has not begun is named like one that has, or else by its function or its class."""
-    stored, own, ended = MemoryStepStore().wait_for(5), OwnWait().wait_for(5), asyncio.create_task(ticks(0), name="ended")
+    """A wait that has not begun is named like one that has, or else by its function or its
+    class.
+    """
+    stored, own, ended = (
+        MemoryStepStore().wait_for(5),
+        OwnWait().wait_for(5),
+        asyncio.create_task(ticks(0), name="ended"),
+    )
     names = [describe_awaitable(one) for one in (stored, own, ended, Waiting())]
     assert names == ["step 5 of default", "OwnWait.wait_for", "task 'ended'", "Waiting"]
     stored.close()
@@ -86,7 +103,9 @@ async def test_what_will_be_awaited_is_named() -> None:
 
 
 async def test_a_call_in_a_task_of_its_own_is_a_link() -> None:
-    """Where the library waits for a call that has a task of its own, the chain continues in that task."""
+    """Where the library waits for a call that has a task of its own, the chain continues in that
+    task.
+    """
     waiting, steps = Waiting(), MemoryStepStore()
 
     class Notified:
@@ -130,7 +149,12 @@ async def test_a_call_that_is_observed_is_a_link() -> None:
         await observed_call(waiting.pass_through, "hook", "a call", (Observer(),))
 
     task = await parked(outer(), 5)
-    assert [frame.f_code.co_name for frame in task_wait(task).frames] == ["outer", "observed_call", "pass_through", "wait"]
+    assert [frame.f_code.co_name for frame in task_wait(task).frames] == [
+        "outer",
+        "observed_call",
+        "pass_through",
+        "wait",
+    ]
     waiting.opened.set()
     await task
 
@@ -138,7 +162,9 @@ async def test_a_call_that_is_observed_is_a_link() -> None:
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks come with Python 3.12")
 @pytest.mark.asyncio(loop_factories=["asyncio"])
 async def test_a_task_that_has_ended_waits_nowhere() -> None:
-    """The wait of a task that has ended can be asked for, also if it ended while it was started eagerly."""
+    """The wait of a task that has ended can be asked for, also if it ended while it was started
+    eagerly.
+    """
     loop = asyncio.get_running_loop()
     loop.set_task_factory(vars(asyncio)["eager_task_factory"])
     try:
@@ -152,7 +178,9 @@ async def test_a_task_that_has_ended_waits_nowhere() -> None:
     assert task_wait(task).where is None
 
 
-@pytest.mark.parametrize(("secs", "text"), [(0.25, "0.25 s"), (12.345, "12.3 s"), (999.7, "1000 s"), (4130.2, "4130 s")])
+@pytest.mark.parametrize(
+    ("secs", "text"), [(0.25, "0.25 s"), (12.345, "12.3 s"), (999.7, "1000 s"), (4130.2, "4130 s")]
+)
 def test_seconds(secs: float, text: str) -> None:
     """Those of a long wait are written out."""
     assert secs_text(secs) == text

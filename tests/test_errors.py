@@ -1,4 +1,6 @@
-"""The error tree: every error pickles and copies, and a note never hides the error that it is for."""
+"""The error tree: every error pickles and copies, and a note never hides the error that it is
+for.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,12 @@ from tests.support.sessions import outcome, run_once
 from tests.support.waiting import forever, parked, raises_after, suspend
 
 PUBLIC = [cls for cls in map(vars(errors).__getitem__, errors.__all__) if isinstance(cls, type)]
-VALUES: dict[str, Any] = {"old": (0, 9), "new": (1, 0), "path": Path("checkpoints/step"), "exit_code": -9}
+VALUES: dict[str, Any] = {
+    "old": (0, 9),
+    "new": (1, 0),
+    "path": Path("checkpoints/step"),
+    "exit_code": -9,
+}
 """Attributes of errors that are no numbers."""
 
 
@@ -60,8 +67,15 @@ class DeafError(Exception):
 
 def example(cls: type[Exception]) -> Exception:
     """Make an error with a value for every attribute, a note and a cause."""
-    keywords = [one.name for one in inspect.signature(cls.__init__).parameters.values() if one.kind is one.KEYWORD_ONLY]
-    error = cls("what happened", **{name: VALUES.get(name, number) for number, name in enumerate(keywords, 1)})
+    keywords = [
+        one.name
+        for one in inspect.signature(cls.__init__).parameters.values()
+        if one.kind is one.KEYWORD_ONLY
+    ]
+    error = cls(
+        "what happened",
+        **{name: VALUES.get(name, number) for number, name in enumerate(keywords, 1)},
+    )
     error.add_note("raised by a hook")
     return error
 
@@ -77,7 +91,9 @@ def fail_with(error: Exception) -> NoReturn:
 
 @pytest.mark.parametrize("way", [pickled, copy.copy, copy.deepcopy])
 @pytest.mark.parametrize("cls", PUBLIC)
-def test_every_public_error_pickles_and_copies(cls: type[Exception], way: Callable[[Exception], Exception]) -> None:
+def test_every_public_error_pickles_and_copies(
+    cls: type[Exception], way: Callable[[Exception], Exception]
+) -> None:
     """The class, the message, the attributes and the notes of an error survive."""
     error = example(cls)
     twin = way(error)
@@ -88,11 +104,17 @@ def test_every_public_error_pickles_and_copies(cls: type[Exception], way: Callab
 
 @pytest.mark.parametrize("way", [pickled, copy.copy])
 def test_errors_with_more_than_a_message_pickle_and_copy(way: Callable[[Any], Any]) -> None:
-    """So do those with an `errno` and a file name, and a user's own with arguments that Python cannot pass again."""
+    """So do those with an `errno` and a file name, and a user's own with arguments that Python
+    cannot pass again.
+    """
     full = way(errors.CheckpointError(errno.ENOSPC, "no space left", "manifest"))
     assert (full.errno, full.strerror, full.filename) == (errno.ENOSPC, "no space left", "manifest")
     away = way(PortError(80, host="example"))
-    assert (type(away), str(away), away.address) == (PortError, "nothing at example:80", ("example", 80))
+    assert (type(away), str(away), away.address) == (
+        PortError,
+        "nothing at example:80",
+        ("example", 80),
+    )
 
 
 def test_every_public_error_comes_out_of_a_process_pool() -> None:
@@ -104,12 +126,19 @@ def test_every_public_error_comes_out_of_a_process_pool() -> None:
 
 
 def test_a_copy_for_another_caller_has_no_notes_of_the_first() -> None:
-    """It has the attributes and the cause, and another message if one is given; the original is unchanged."""
+    """It has the attributes and the cause, and another message if one is given; the original is
+    unchanged.
+    """
     error = ah.StepTimeoutError("late", wanted=5, seen=3, waited_secs=1.0)
     error.__cause__ = cause = OSError("down")
     add_note(error, "raised by a hook")
     twin = copy_error(error, "late, wanted 5")
-    assert (str(twin), twin.wanted, twin.__cause__, notes_of(twin)) == ("late, wanted 5", 5, cause, [])
+    assert (str(twin), twin.wanted, twin.__cause__, notes_of(twin)) == (
+        "late, wanted 5",
+        5,
+        cause,
+        [],
+    )
     assert (str(error), notes_of(error)) == ("late", ["raised by a hook"])
 
 
@@ -124,7 +153,9 @@ def test_notes_are_added_in_order(error: Exception) -> None:
 
 @pytest.mark.parametrize("error", [OddNotesError(), DeafError()])
 def test_an_error_that_takes_no_note_stays_itself(error: Exception) -> None:
-    """Adding a note or an origin never raises, and leaves `__notes__` that are no list as they are."""
+    """Adding a note or an origin never raises, and leaves `__notes__` that are no list as they
+    are.
+    """
     notes = getattr(error, "__notes__", None)
     add_origin(error, "A.before_run")
     add_note(error, "and then: another")
@@ -132,7 +163,9 @@ def test_an_error_that_takes_no_note_stays_itself(error: Exception) -> None:
 
 
 def test_flattened_groups_leave_their_notes_to_their_members() -> None:
-    """Each error has its own notes, then those of its group, then those of the groups around that, each once."""
+    """Each error has its own notes, then those of its group, then those of the groups around that,
+    each once.
+    """
     inner = ExceptionGroup("inner", [ValueError("in"), FrozenError()])
     outer = ExceptionGroup("outer", [inner, KeyError("out")])
     add_origin(inner.exceptions[0], "A")
@@ -146,7 +179,15 @@ def test_flattened_groups_leave_their_notes_to_their_members() -> None:
     ]
 
 
-PLACES = [*HOOK_METHODS, "operation", "body", "step function", "background, in until", "background, in a run", "feeds"]
+PLACES = [
+    *HOOK_METHODS,
+    "operation",
+    "body",
+    "step function",
+    "background, in until",
+    "background, in a run",
+    "feeds",
+]
 REFUSING: Any = [FrozenError, OddNotesError, DeafError]
 
 
@@ -182,15 +223,23 @@ async def test_an_error_that_refuses_notes_comes_out_of_a_session_as_itself(
             await session.run("step")
 
     phase = place if place in HOOK_METHODS else "begin"
-    hooks = [PhaseHook(phase, suspend), PhaseHook(phase, act if phase == place else suspend), PhaseHook(phase, suspend)]
+    hooks = [
+        PhaseHook(phase, suspend),
+        PhaseHook(phase, act if phase == place else suspend),
+        PhaseHook(phase, suspend),
+    ]
     session = ah.AsyncMonitoredSession(step, hooks[1:2] if alone else hooks)
     assert await outcome(session, use, error if place == "body" else None) is error
 
 
 @pytest.mark.every_python
 @pytest.mark.parametrize("make", REFUSING)
-async def test_an_error_that_refuses_attributes_beside_another_one(make: Callable[[], Exception]) -> None:
-    """A cancellation that wins over it has it as its context; an error that wins over it stays itself."""
+async def test_an_error_that_refuses_attributes_beside_another_one(
+    make: Callable[[], Exception],
+) -> None:
+    """A cancellation that wins over it has it as its context; an error that wins over it stays
+    itself.
+    """
     errors = [make(), make()]
 
     async def fail_in_cleanup(*_: object) -> None:
@@ -205,12 +254,19 @@ async def test_an_error_that_refuses_attributes_beside_another_one(make: Callabl
         await task
     assert cancelled.value.__context__ is errors[0]
     with pytest.raises(type(errors[1])) as caught:
-        await run_once([PhaseHook("close", raises_after(1, errors[0])), PhaseHook("before_run", raises_after(1, errors[1]))])
+        await run_once(
+            [
+                PhaseHook("close", raises_after(1, errors[0])),
+                PhaseHook("before_run", raises_after(1, errors[1])),
+            ]
+        )
     assert caught.value is errors[1]
 
 
 def test_the_contexts_of_errors_make_no_circle() -> None:
-    """A context that leads back to the error is cut there, and no other link: whoever follows the contexts comes to an end."""
+    """A context that leads back to the error is cut there, and no other link: whoever follows the
+    contexts comes to an end.
+    """
     first, second, third = ValueError("first"), KeyError("second"), OSError("third")
     errors.set_context(first, second)
     errors.set_context(second, third)

@@ -6,8 +6,8 @@
     new_task       a task that begins later
     current_task   the running task
 
-`asyncio.TaskGroup`, `wait_for` and `Condition` lose cancels or wake-ups on Python versions that we support; nothing here
-uses them.
+`asyncio.TaskGroup`, `wait_for` and `Condition` lose cancels or wake-ups on Python versions that we
+support; nothing here uses them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ T = TypeVar("T")
 make_task: Callable[..., asyncio.Task[Any]] = asyncio.Task
 """Makes a task that begins later; an exploration puts its own kind in its place."""
 DEFAULT_GRACE_SECS = 10.0
-"""How long background tasks and cleanup may take at the end of a session, where the user does not say."""
-_THREAD_GRACE_SECS = 120.0  # a thread that writes files is left behind only if it hangs; the caller may have a shorter limit
+"""How long background tasks and cleanup may take at the end of a session, where the user does not
+say.
+"""
+# a thread that writes files is left behind only if it hangs; the caller may have a shorter limit
+_THREAD_GRACE_SECS = 120.0
 
 
 def current_task() -> asyncio.Task[Any]:
@@ -40,8 +43,12 @@ def current_task() -> asyncio.Task[Any]:
     return task
 
 
-def new_task(coro: Coroutine[Any, Any, T], name: str | None, context: contextvars.Context | None = None) -> asyncio.Task[T]:
-    """Start a task that begins later, so that it is known by then; an eager factory of the loop would begin with it."""
+def new_task(
+    coro: Coroutine[Any, Any, T], name: str | None, context: contextvars.Context | None = None
+) -> asyncio.Task[T]:
+    """Start a task that begins later, so that it is known by then; an eager factory of the loop
+    would begin with it.
+    """
     return make_task(coro, loop=asyncio.get_running_loop(), name=name, context=context)
 
 
@@ -54,36 +61,55 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 async def shielded(
-    coro: Coroutine[Any, Any, T], *, grace_secs: float, what: str, on_cancel: Callable[[], object] | None = None
+    coro: Coroutine[Any, Any, T],
+    *,
+    grace_secs: float,
+    what: str,
+    on_cancel: Callable[[], object] | None = None,
 ) -> T:
     """Run `coro` to its end in a task of its own, in a copy of the caller's context.
 
-    A cancel of the caller is kept until then and raised afterwards. From the first cancel on, at which `on_cancel` is
-    called, `coro` has `grace_secs`; then it is cancelled, and after as long again left running, with a warning.
+    A cancel of the caller is kept until then and raised afterwards. From the first cancel on, at
+    which `on_cancel` is called, `coro` has `grace_secs`; then it is cancelled, and after as long
+    again left running, with a warning.
     """
-    return (await shielded_task(coro, grace_secs=grace_secs, what=what, on_cancel=on_cancel)).result()
+    return (
+        await shielded_task(coro, grace_secs=grace_secs, what=what, on_cancel=on_cancel)
+    ).result()
 
 
 async def shielded_task(
-    coro: Coroutine[Any, Any, T], *, grace_secs: float, what: str, on_cancel: Callable[[], object] | None = None
+    coro: Coroutine[Any, Any, T],
+    *,
+    grace_secs: float,
+    what: str,
+    on_cancel: Callable[[], object] | None = None,
 ) -> asyncio.Task[T]:
-    """Like `shielded`, and return the task, which has ended; if it was cancelled, others have done it.
+    """Like `shielded`, and return the task, which has ended; if it was cancelled, others have done
+    it.
 
     Raises:
         CancelledError: the caller was cancelled.
     """
-    task = asyncio.get_running_loop().create_task(coro, name=what, context=contextvars.copy_context())
+    task = asyncio.get_running_loop().create_task(
+        coro, name=what, context=contextvars.copy_context()
+    )
     try:
         await asyncio.wait([task])
     except asyncio.CancelledError as cancelled:
         if on_cancel is not None:
             on_cancel()
-        # An anyio scope repeats its cancel at every tick until the task has left it: hence the shield.
+        # An anyio scope repeats its cancel at every tick until the task has left it: hence the
+        # shield.
         with anyio.CancelScope(shield=True):
             if not await _wait_done_uncancelled([task], grace_secs):
                 task.cancel()
                 if not await _wait_done_uncancelled([task], grace_secs):
-                    logger.warning("%s still runs %s s after its cancellation; continuing without it", what, grace_secs)
+                    logger.warning(
+                        "%s still runs %s s after its cancellation; continuing without it",
+                        what,
+                        grace_secs,
+                    )
         if task.done() and not task.cancelled() and (error := task.exception()) is not None:
             cancelled.__context__ = error
         elif not task.done():
@@ -108,7 +134,9 @@ async def _wait_done_uncancelled(tasks: Iterable[asyncio.Task[Any]], secs: float
 
 
 async def wait_done(tasks: Iterable[asyncio.Future[Any]], secs: float | None) -> bool:
-    """Wait until all tasks are done or `secs` have passed; return whether they are done. Cancels none of them."""
+    """Wait until all tasks are done or `secs` have passed; return whether they are done. Cancels
+    none of them.
+    """
     pending = {task for task in tasks if not task.done()}
     if not pending:
         return True
@@ -131,18 +159,26 @@ async def wait_done(tasks: Iterable[asyncio.Future[Any]], secs: float | None) ->
 
 
 async def to_thread(
-    fn: Callable[..., T], *args: Any, grace_secs: float = _THREAD_GRACE_SECS, on_cancel: Callable[[], object] | None = None
+    fn: Callable[..., T],
+    *args: Any,
+    grace_secs: float = _THREAD_GRACE_SECS,
+    on_cancel: Callable[[], object] | None = None,
 ) -> T:
-    """Call a blocking function in a worker thread; a cancel waits for the thread, which cannot be stopped, up to `grace_secs`.
+    """Call a blocking function in a worker thread; a cancel waits for the thread, which cannot be
+    stopped, up to `grace_secs`.
 
     At a cancel `on_cancel` is called: it may make the function end.
     """
     call = functools.partial(fn, *args)
     thread = anyio.to_thread.run_sync(call)
-    return await shielded(thread, grace_secs=grace_secs, what=f"thread of {fn!r}", on_cancel=on_cancel)
+    return await shielded(
+        thread, grace_secs=grace_secs, what=f"thread of {fn!r}", on_cancel=on_cancel
+    )
 
 
 def retrieve_exception(task: asyncio.Future[Any]) -> None:
-    """Retrieve the outcome of a task or future that has no waiter any more, so that asyncio does not log it as lost."""
+    """Retrieve the outcome of a task or future that has no waiter any more, so that asyncio does
+    not log it as lost.
+    """
     if not task.cancelled():
         task.exception()

@@ -1,7 +1,8 @@
 """The clock, which tests can replace.
 
-An object that needs the time takes `current_clock()` when it is created or started and keeps it. It is the running event
-loop's clock unless the context has another one (`aiohooks.testing.ManualClock`).
+An object that needs the time takes `current_clock()` when it is created or started and keeps it. It
+is the running event loop's clock unless the context has another one
+(`aiohooks.testing.ManualClock`).
 """
 
 from __future__ import annotations
@@ -70,13 +71,17 @@ def current_clock() -> Clock:
 
 
 def quick_now() -> Callable[[], float]:
-    """Return the current clock's `now` for frequent calls: it does not look up the running loop each time."""
+    """Return the current clock's `now` for frequent calls: it does not look up the running loop
+    each time.
+    """
     clock = current_clock()
     return asyncio.get_running_loop().time if isinstance(clock, LoopClock) else clock.now
 
 
 def monotonic_now() -> Callable[[], float]:
-    """Return the current clock's `now` for code that blocks the loop: the clock of uvloop stands still meanwhile."""
+    """Return the current clock's `now` for code that blocks the loop: the clock of uvloop stands
+    still meanwhile.
+    """
     clock = current_clock()
     return time.monotonic if isinstance(clock, LoopClock) else clock.now
 
@@ -87,7 +92,9 @@ def set_current_clock(clock: Clock) -> Callable[[], None]:
     return lambda: _current.reset(token)
 
 
-def call_later(secs: float | None, callback: Callable[[], object], clock: Clock | None = None) -> TimerHandle:
+def call_later(
+    secs: float | None, callback: Callable[[], object], clock: Clock | None = None
+) -> TimerHandle:
     """Call `callback()` in `secs` seconds on `clock`, by default the current one; None: never."""
     return NO_TIMER if secs is None else (clock or current_clock()).call_later(secs, callback)
 
@@ -98,8 +105,12 @@ def wake(waiter: asyncio.Future[None]) -> None:
         waiter.set_result(None)
 
 
-async def wait_woken(waiter: asyncio.Future[None], secs: float | None, clock: Clock | None = None) -> None:
-    """Await a waiter that is woken in `secs` seconds at the latest, on `clock`, by default the current one; None: no limit."""
+async def wait_woken(
+    waiter: asyncio.Future[None], secs: float | None, clock: Clock | None = None
+) -> None:
+    """Await a waiter that is woken in `secs` seconds at the latest, on `clock`, by default the
+    current one; None: no limit.
+    """
     timer = call_later(secs, lambda: wake(waiter), clock)
     try:
         await waiter

@@ -1,7 +1,8 @@
-"""Contexts: the run that the current one is part of, and copies for calls, which give back to the caller what they have set.
+"""Contexts: the run that the current one is part of, and copies for calls, which give back to the
+caller what they have set.
 
-With the run, a hook that calls `run` of its own session gets an error instead of a deadlock, and a wait for a step knows which
-publisher it blocks.
+With the run, a hook that calls `run` of its own session gets an error instead of a deadlock, and a
+wait for a step knows which publisher it blocks.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class RunOwner(Protocol):
 
 
 class RunScope:
-    """A run in progress, stored in its context: its session, its publisher, and the run that it is nested in."""
+    """A run in progress, stored in its context: its session, its publisher, and the run that it is
+    nested in.
+    """
 
     # Attributes of the class where they are seldom set: one is made for each run.
     active: bool = True
@@ -43,7 +46,9 @@ class RunScope:
     observers: tuple[RunObserver, ...] = ()
     """Those of the current attempt; a hook adds its own in `before_run`."""
     recording: Any = None
-    """The effects of the current attempt (`dispatch.effects.Recording`), where they are delivered."""
+    """The effects of the current attempt (`dispatch.effects.Recording`), where they are
+    delivered.
+    """
 
     def __init__(self, session: RunOwner | None, publisher: object, outer: RunScope | None) -> None:
         """Make the scope of a run of `session`, or of none, which is nested in `outer`."""
@@ -59,7 +64,9 @@ class RunScope:
 
 
 current_scope: ContextVar[RunScope | None] = ContextVar("aiohooks_run", default=None)
-"""The run of the current context. It may have ended: a task keeps the context that it was started in."""
+"""The run of the current context. It may have ended: a task keeps the context that it was started
+in.
+"""
 
 
 def current_run() -> RunScope | None:
@@ -76,7 +83,9 @@ def leave_run() -> None:
 
 
 def begin_run(session: RunOwner | None, publisher: object) -> RunScope:
-    """Make the current context part of a new run; the scope stays in the context, inactive, when the run is over."""
+    """Make the current context part of a new run; the scope stays in the context, inactive, when
+    the run is over.
+    """
     outer = current_scope.get()
     scope = RunScope(session, publisher, outer if outer is None or outer.active else current_run())
     current_scope.set(scope)
@@ -90,18 +99,28 @@ Changes: TypeAlias = list[tuple[ContextVar[Any], Any]]
 
 
 def changes(before: Context, after: Context) -> Changes:
-    """Return the variables that differ between two states of one context, with their new values; `_MISSING` if unset."""
-    if len(before) == len(after) and all(map(is_, before.values(), after.values())) and all(map(is_, before, after)):
+    """Return the variables that differ between two states of one context, with their new values;
+    `_MISSING` if unset.
+    """
+    if (
+        len(before) == len(after)
+        and all(map(is_, before.values(), after.values()))
+        and all(map(is_, before, after))
+    ):
         return []
     found = [(one, value) for one, value in after.items() if value is not before.get(one, _MISSING)]
     found += [(one, _MISSING) for one in before if one not in after]
-    return [change for change in found if change[0] is not current_scope]  # a run begun in a call is part of that call alone
+    return [
+        change for change in found if change[0] is not current_scope
+    ]  # a run begun in a call is part of that call alone
 
 
 class OwnContext:
-    """A context for several calls, one after the other: a token that one of them has got is valid in the next.
+    """A context for several calls, one after the other: a token that one of them has got is valid
+    in the next.
 
-    Before each call it gets what has changed in the caller's context, and after it, the caller's gets what the call has changed.
+    Before each call it gets what has changed in the caller's context, and after it, the caller's
+    gets what the call has changed.
     """
 
     __slots__ = ("_before", "_caller", "_context", "_given", "_taken")
@@ -116,10 +135,13 @@ class OwnContext:
     def __init__(self) -> None:
         self._context = None
 
-    def update(self, caller: Context | None = None, known: dict[int, Changes] | None = None) -> Context:
+    def update(
+        self, caller: Context | None = None, known: dict[int, Changes] | None = None
+    ) -> Context:
         """Return the context for a call from the current context, of which `caller` is a copy.
 
-        `known` has its differences from earlier copies, for other hooks that have been called with the same ones.
+        `known` has its differences from earlier copies, for other hooks that have been called with
+        the same ones.
         """
         if caller is None:
             caller = copy_context()
@@ -143,40 +165,54 @@ class OwnContext:
         return context
 
     def copy_back(self, since: Context | None = None) -> None:
-        """Set in the current context what was set, and unset what was unset, since the last call, or since an earlier `state`."""
+        """Set in the current context what was set, and unset what was unset, since the last call,
+        or since an earlier `state`.
+        """
         if self._context is not None and (found := changes(since or self._before, self._context)):
             self._caller = self._caller.copy()
             for variable, value in found:
                 _set(variable, value, self._given)
                 if value is not _MISSING:
-                    self._caller.run(variable.set, value)  # what others have set since `update` is new to this context
+                    self._caller.run(
+                        variable.set, value
+                    )  # what others have set since `update` is new to this context
             self._before = self._context.copy()
 
     def state(self) -> Context | None:
-        """Return the present state for `copy_back`: where calls are made in another task, its context has got what they set."""
+        """Return the present state for `copy_back`: where calls are made in another task, its
+        context has got what they set.
+        """
         return None if self._context is None else self._context.copy()
 
 
 def _set(variable: ContextVar[Any], value: Any, tokens: dict[ContextVar[Any], Token[Any]]) -> None:
-    """Set a variable, or unset it with the token of its first `_set`; one that others have set stays."""
+    """Set a variable, or unset it with the token of its first `_set`; one that others have set
+    stays.
+    """
     if value is not _MISSING:
         was_set = variable.get(_MISSING) is not _MISSING
         token = variable.set(value)
         if not was_set:
             tokens[variable] = token
     elif variable in tokens:
-        with contextlib.suppress(ValueError):  # it was set in another context, as the block was entered in another task
+        with contextlib.suppress(
+            ValueError
+        ):  # it was set in another context, as the block was entered in another task
             variable.reset(tokens[variable])
             del tokens[variable]
 
 
 def is_unchanged(values: list[Any], after: Context) -> bool:
-    """Return whether a copy of a context with these values still has them: a variable that was set cannot be unset in a copy."""
+    """Return whether a copy of a context with these values still has them: a variable that was set
+    cannot be unset in a copy.
+    """
     return len(after) == len(values) and (not values or all(map(is_, after.values(), values)))
 
 
 CallContext: TypeAlias = tuple[Context, Context] | OwnContext
-"""The context of a call, as it was before the call and as it is; or one that several calls have had."""
+"""The context of a call, as it was before the call and as it is; or one that several calls have
+had.
+"""
 
 
 def copy_back(contexts: Iterable[CallContext]) -> None:
@@ -198,6 +234,8 @@ def copy_back(contexts: Iterable[CallContext]) -> None:
             continue
         for variable, value in changes(before, after):
             current = variable.get(_MISSING)
-            if current is before.get(variable, _MISSING) or current is merged.get(variable, _MISSING):
+            if current is before.get(variable, _MISSING) or current is merged.get(
+                variable, _MISSING
+            ):
                 variable.set(value)
                 merged[variable] = value

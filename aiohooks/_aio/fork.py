@@ -1,4 +1,6 @@
-"""The library's one registry of locks, threads and connections that must be handled when the process forks."""
+"""The library's one registry of locks, threads and connections that must be handled when the
+process forks.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ class ForkAware(Protocol):
     """An object that belongs to the process that made it."""
 
     def after_fork(self) -> None:
-        """Drop references to the parent's resources without using them; called in the forked child."""
+        """Drop references to the parent's resources without using them; called in the forked
+        child.
+        """
 
 
 _objects: weakref.WeakSet[ForkAware] = weakref.WeakSet()
@@ -26,7 +30,9 @@ def call_after_fork(obj: ForkAware) -> None:
 
 
 def hold_during_fork(lock: threading.Lock) -> None:
-    """Acquire `lock` before each fork and release it in parent and child: no child starts in the middle of a locked block."""
+    """Acquire `lock` before each fork and release it in parent and child: no child starts in the
+    middle of a locked block.
+    """
     _locks.append(lock)
 
 
@@ -50,4 +56,6 @@ def _in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):  # some systems cannot fork
-    os.register_at_fork(before=_before_fork, after_in_parent=_release_locks, after_in_child=_in_child)
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_release_locks, after_in_child=_in_child
+    )

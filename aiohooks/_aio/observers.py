@@ -1,7 +1,8 @@
 """Observers of a session: notified of what takes time in it, at its start and at its end.
 
-Whatever takes time looks whether there are observers before it begins, and does nothing else without them. Those of a run are
-in its scope (`RunScope.observers`); those of a session, with what happens outside its runs, in `Coordinator.observers`.
+Whatever takes time looks whether there are observers before it begins, and does nothing else
+without them. Those of a run are in its scope (`RunScope.observers`); those of a session, with what
+happens outside its runs, in `Coordinator.observers`.
 
     observing       a block
     observed_call   a call that is awaited
@@ -17,15 +18,18 @@ from typing import Any, Literal, Protocol, TypeVar
 
 T = TypeVar("T")
 Kind = Literal["hook", "operation", "background", "feed", "prefetch", "save", "wait", "recovery"]
-"""What an activity is: a hook's method, an operation, a hook's background call, the wait for the next feed, the taking of one
-ahead, the write of a checkpoint, a wait that a stop ends, or a recovery."""
+"""What an activity is: a hook's method, an operation, a hook's background call, the wait for the
+next feed, the taking of one ahead, the write of a checkpoint, a wait that a stop ends, or a
+recovery.
+"""
 
 
 class Observation(Protocol):
     """One activity, as one observer sees it; must not raise.
 
-    One that also has a method `resumed(error)` is notified of each suspension of a call, and after it of what is raised there.
-    What its `suspended` raises is raised there, too; the suspension is longer by as many turns of the loop as it returns.
+    One that also has a method `resumed(error)` is notified of each suspension of a call, and after
+    it of what is raised there. What its `suspended` raises is raised there, too; the suspension is
+    longer by as many turns of the loop as it returns.
     """
 
     def suspended(self) -> Any:
@@ -94,9 +98,17 @@ def observing(observers: Sequence[Observer], kind: Kind, what: str) -> AbstractC
 
 @types.coroutine
 def observed_call(
-    call: Callable[..., Awaitable[Any]], kind: Kind, what: str, observers: Sequence[Observer], /, *args: Any, **keywords: Any
+    call: Callable[..., Awaitable[Any]],
+    kind: Kind,
+    what: str,
+    observers: Sequence[Observer],
+    /,
+    *args: Any,
+    **keywords: Any,
 ) -> Generator[Any, Any, Any]:
-    """Await `call(*args, **keywords)`, and notify `observers` of it: the one place that resumes a coroutine by hand."""
+    """Await `call(*args, **keywords)`, and notify `observers` of it: the one place that resumes a
+    coroutine by hand.
+    """
     observation = _started(observers, kind, what)
     error: BaseException | None = None
     has_waited, turns, resumed = False, None, None

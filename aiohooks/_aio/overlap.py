@@ -1,7 +1,9 @@
-"""Code of users that may have to be ended: whatever may wait runs in a task and in a context of its own.
+"""Code of users that may have to be ended: whatever may wait runs in a task and in a context of its
+own.
 
-Nothing here cancels the caller's task: the caller waits for a future of ours, so a `CancelledError` that it gets is meant for it.
-What is awaited is ended by cancelling its task, whose outcome says whether others have cancelled it.
+Nothing here cancels the caller's task: the caller waits for a future of ours, so a `CancelledError`
+that it gets is meant for it. What is awaited is ended by cancelling its task, whose outcome says
+whether others have cancelled it.
 
     can_wait    whether a call of a function may wait
     result_now  the result of one that cannot
@@ -30,10 +32,25 @@ import anyio
 
 from aiohooks._aio.cancel import retrieve_exception, running_loop, wait_done
 from aiohooks._aio.clock import TimerHandle, call_later, current_clock, monotonic_now, wake
-from aiohooks._aio.contexts import CallContext, Changes, OwnContext, RunScope, copy_back, is_unchanged
+from aiohooks._aio.contexts import (
+    CallContext,
+    Changes,
+    OwnContext,
+    RunScope,
+    copy_back,
+    is_unchanged,
+)
 from aiohooks._aio.observers import as_coroutine
 from aiohooks._diagnostics import Awaited, Waiting, describe_suspension, logger
-from aiohooks.errors import add_origin, contexts, failure_of, flattened, hook_cancelled_error, raise_unchanged, set_context
+from aiohooks.errors import (
+    add_origin,
+    contexts,
+    failure_of,
+    flattened,
+    hook_cancelled_error,
+    raise_unchanged,
+    set_context,
+)
 
 T = TypeVar("T")
 
@@ -41,19 +58,24 @@ _WAITS = frozenset({"GET_AWAITABLE", "GET_ANEXT", "BEFORE_ASYNC_WITH", "SEND", "
 
 
 def can_wait(function: object) -> bool:
-    """Return whether a call may wait: not if it is a coroutine function whose code has no `await`, `async for`, `async with`.
+    """Return whether a call may wait: not if it is a coroutine function whose code has no `await`,
+    `async for`, `async with`.
 
     A function whose code is not known may wait.
     """
     while isinstance(function, functools.partial):
         function = function.func
     function = getattr(function, "__func__", function)
-    return not isinstance(function, types.FunctionType) or _code_can_wait(function.__code__)  # what is compiled has no bytecode
+    return not isinstance(function, types.FunctionType) or _code_can_wait(
+        function.__code__
+    )  # what is compiled has no bytecode
 
 
 @functools.lru_cache(maxsize=4096)
 def _code_can_wait(code: types.CodeType) -> bool:
-    return not code.co_flags & inspect.CO_COROUTINE or any(one.opname in _WAITS for one in dis.get_instructions(code))
+    return not code.co_flags & inspect.CO_COROUTINE or any(
+        one.opname in _WAITS for one in dis.get_instructions(code)
+    )
 
 
 def result_now(coro: Any) -> Any:
@@ -66,16 +88,32 @@ def result_now(coro: Any) -> Any:
 
 
 class RunWaits:
-    """What a run awaits, one wait after the other, and the error with which it is ended from outside."""
+    """What a run awaits, one wait after the other, and the error with which it is ended from
+    outside.
+    """
 
-    __slots__ = ("began", "cause", "current", "now", "outermost", "own_contexts", "recording", "scope", "suspended_at")
+    __slots__ = (
+        "began",
+        "cause",
+        "current",
+        "now",
+        "outermost",
+        "own_contexts",
+        "recording",
+        "scope",
+        "suspended_at",
+    )
 
-    def __init__(self, scope: RunScope | None = None, now: Callable[[], float] | None = None) -> None:
+    def __init__(
+        self, scope: RunScope | None = None, now: Callable[[], float] | None = None
+    ) -> None:
         """Make one for the run `scope`; with `now` it notes the times for a status."""
         self.scope: RunScope | None = scope
         """The run."""
         self.recording: Any = None
-        """Where the runs record effects (`dispatch.effects.Recording`); None where none are delivered."""
+        """Where the runs record effects (`dispatch.effects.Recording`); None where none are
+        delivered.
+        """
         self.now: Callable[[], float] | None = now
         self.cause: BaseException | None = None
         """What the run is to end with."""
@@ -137,15 +175,34 @@ class RunWaits:
 class Overlap(Waiting):
     """Numbered calls that are awaited together; made when the first of them may wait.
 
-    The first failure cancels the others, which are waited for. One failure is raised as it is, several as one flat group; a
-    cancel of the caller wins over both. No task is left, except one that ignores its cancellation for longer than the grace
-    period; a warning names it.
+    The first failure cancels the others, which are waited for. One failure is raised as it is,
+    several as one flat group; a cancel of the caller wins over both. No task is left, except one
+    that ignores its cancellation for longer than the grace period; a warning names it.
     """
 
     __slots__ = (
-        "_base", "_cause", "_contexts", "_errors", "_expired", "_grace", "_idle", "_known", "_left_behind", "_loop", "_outer",
-        "_starts", "_tasks", "_timers", "_values", "_waits", "failing", "grace_secs", "left", "results", "since",
-    )  # fmt: skip
+        "_base",
+        "_cause",
+        "_contexts",
+        "_errors",
+        "_expired",
+        "_grace",
+        "_idle",
+        "_known",
+        "_left_behind",
+        "_loop",
+        "_outer",
+        "_starts",
+        "_tasks",
+        "_timers",
+        "_values",
+        "_waits",
+        "failing",
+        "grace_secs",
+        "left",
+        "results",
+        "since",
+    )
 
     _has_successors = False
     kind: ClassVar[str] = "call"
@@ -153,8 +210,12 @@ class Overlap(Waiting):
     keeps_result: bool = False
     """Whether the calls have ended well in spite of `end`, and that counts."""
 
-    def __init__(self, results: list[Any], grace_secs: float | None, waits: RunWaits | None = None) -> None:
-        """Put results into `results`, by number; give cancelled calls `grace_secs` to end, or None for as long as they need."""
+    def __init__(
+        self, results: list[Any], grace_secs: float | None, waits: RunWaits | None = None
+    ) -> None:
+        """Put results into `results`, by number; give cancelled calls `grace_secs` to end, or None
+        for as long as they need.
+        """
         self.results: list[Any] = results
         self.grace_secs: float | None = grace_secs
         self.left: int = 0
@@ -170,7 +231,9 @@ class Overlap(Waiting):
         self._contexts: list[CallContext] = []
         self._base: Context | None = None
         self._values: list[Any]  # of the base
-        self._known: dict[int, Changes] | None = None  # what differs from the base in earlier contexts of the caller
+        self._known: dict[int, Changes] | None = (
+            None  # what differs from the base in earlier contexts of the caller
+        )
         self._idle: asyncio.Future[None] | None = None
         self._outer: CancelledError | None = None
         self._cause: BaseException | None = None
@@ -192,7 +255,9 @@ class Overlap(Waiting):
         return TimeoutError(f"{self.describe(number)} took too long, {waited_at}")
 
     def cancelled_error(self, number: int, cause: BaseException) -> BaseException:
-        """Return the error for a call that was cancelled, and not from here: that must not vanish."""
+        """Return the error for a call that was cancelled, and not from here: that must not
+        vanish.
+        """
         return hook_cancelled_error(self.describe(number), cause)
 
     def suppresses(self, number: int, error: BaseException) -> bool:
@@ -203,7 +268,9 @@ class Overlap(Waiting):
         """Note the origin of an error that is raised."""
         add_origin(error, self.describe(number))
 
-    def succeeded(self, number: int) -> None:  # nothing is to be done where no call depends on another
+    def succeeded(
+        self, number: int
+    ) -> None:  # nothing is to be done where no call depends on another
         """Called when a call has put its result, in its task."""
 
     def __init_subclass__(cls) -> None:
@@ -216,7 +283,8 @@ class Overlap(Waiting):
         """Note that a call runs in the caller's context, which it may change."""
         self._base = self._known = None
 
-    def start(  # so many parameters, as an object for them would be made for each call of a hook that may wait
+    # so many parameters, as an object for them would be made for each call of a hook that may wait
+    def start(
         self,
         number: int,
         call: Callable[..., Awaitable[Any]],
@@ -260,20 +328,28 @@ class Overlap(Waiting):
             starts[0] += 1
             try:
                 coro = self._call(number, call, args, False)
-                task = make_task(coro, loop=self._loop, name=name, context=context, eager_start=True)
+                task = make_task(
+                    coro, loop=self._loop, name=name, context=context, eager_start=True
+                )
             finally:
                 starts[0] -= 1
             if task.done():
                 if task.cancelled():
                     self._tasks[number] = task
-                if base is not None and (base or context) and not is_unchanged(self._values, context):
+                if (
+                    base is not None
+                    and (base or context)
+                    and not is_unchanged(self._values, context)
+                ):
                     self._contexts.append((base, context))
                 return
         else:
             coro = self._call(number, call, args, True, secs)
-            coro.send(None)  # up to its pause, so that a cancel which comes before the first step of the task is reported
+            # Up to its pause, so that a cancel which comes before the first step is reported.
+            coro.send(None)
             task = make_task(coro, loop=self._loop, name=name, context=context)
-            secs = None  # its time begins with its first step: a busy loop would end a call that has not begun
+            # its time begins with its first step: a busy loop would end a call that has not begun
+            secs = None
         self._tasks[number] = task
         self.left += 1
         if base is not None:
@@ -287,19 +363,30 @@ class Overlap(Waiting):
         """Limit the time of a call that has been started."""
         if self._timers is None:
             self._timers = {}
-        self._timers[number] = current_clock().call_later(secs, functools.partial(self._expire, number))
+        self._timers[number] = current_clock().call_later(
+            secs, functools.partial(self._expire, number)
+        )
 
     async def _call(
-        self, number: int, call: Callable[..., Awaitable[Any]], args: tuple[Any, ...], pauses: bool, secs: float | None = None
+        self,
+        number: int,
+        call: Callable[..., Awaitable[Any]],
+        args: tuple[Any, ...],
+        pauses: bool,
+        secs: float | None = None,
     ) -> None:
-        """Make a call and report its outcome; a callback of the task would come one turn of the loop later."""
+        """Make a call and report its outcome; a callback of the task would come one turn of the
+        loop later.
+        """
         try:
             if pauses:
                 await _pause()
                 if secs is not None:
                     self.start_timer(number, secs)
             self.results[number] = await call(*args)
-        except BaseException as error:  # KeyboardInterrupt, too: it is raised in the caller, and not by the loop
+        except (
+            BaseException
+        ) as error:  # KeyboardInterrupt, too: it is raised in the caller, and not by the loop
             self._ended(number)
             self._call_failed(number, error)
         else:
@@ -308,7 +395,9 @@ class Overlap(Waiting):
             if self._has_successors:
                 try:
                     self.succeeded(number)
-                except BaseException as error:  # nothing awaits this task, and the caller would wait indefinitely
+                except (
+                    BaseException
+                ) as error:  # nothing awaits this task, and the caller would wait indefinitely
                     self._record(number, error)
         if self._idle is not None and not self.left and not self._loop.is_closed():
             wake(self._idle)
@@ -327,7 +416,8 @@ class Overlap(Waiting):
         self._record(number, failure_of(error, self.describe(number)))
 
     async def wait(self) -> None:
-        """Wait until the calls have ended, and give what they have set in their contexts to the caller's.
+        """Wait until the calls have ended, and give what they have set in their contexts to the
+        caller's.
 
         Raises:
             CancelledError: the caller was cancelled.
@@ -350,8 +440,12 @@ class Overlap(Waiting):
                             self._stop_grace_period()
                             raise
                     else:
-                        # An anyio scope repeats its cancel at every turn of the loop until the task has left it.
-                        with anyio.CancelScope(shield=True), contextlib.suppress(CancelledError):  # the first one is raised
+                        # An anyio scope repeats its cancel at every turn of the loop until the task
+                        # has left it.
+                        with (
+                            anyio.CancelScope(shield=True),
+                            contextlib.suppress(CancelledError),
+                        ):  # the first one is raised
                             await self._idle
             finally:
                 if waits is not None:
@@ -376,14 +470,25 @@ class Overlap(Waiting):
 
     def _raise(self) -> None:
         self._stop_grace_period()  # the calls may have ended before anything waited for them
-        errors = [] if self._errors is None else [self._errors[number] for number in sorted(self._errors)]
+        errors = (
+            []
+            if self._errors is None
+            else [self._errors[number] for number in sorted(self._errors)]
+        )
         first: BaseException | None = self._outer
         cause = None if self.keeps_result else self._cause
         self._errors = self._outer = self._cause = None
         self._tasks.clear()
         try:
             if first is None:  # KeyboardInterrupt and the like pass as they are
-                first = next((error for error in errors if len(errors) == 1 or not isinstance(error, Exception)), None)
+                first = next(
+                    (
+                        error
+                        for error in errors
+                        if len(errors) == 1 or not isinstance(error, Exception)
+                    ),
+                    None,
+                )
             if first is not None:
                 keep_errors(first, [error for error in errors if error is not first])
                 raise_unchanged(first)
@@ -421,7 +526,11 @@ class Overlap(Waiting):
     def _call_failed(self, number: int, error: BaseException) -> None:
         if self._left_behind is not None and number in self._left_behind:
             if not isinstance(error, CancelledError):
-                logger.error("%s failed after it had been left running", self.describe(number), exc_info=error)
+                logger.error(
+                    "%s failed after it had been left running",
+                    self.describe(number),
+                    exc_info=error,
+                )
         elif not isinstance(error, CancelledError):
             self._record(number, error)
         elif self._expired is not None and number in self._expired:
@@ -455,13 +564,21 @@ class Overlap(Waiting):
         task.cancel()
         if self.grace_secs is not None:
             assert self._timers is not None
-            self._timers[number] = current_clock().call_later(self.grace_secs, functools.partial(self._give_up, number))
+            self._timers[number] = current_clock().call_later(
+                self.grace_secs, functools.partial(self._give_up, number)
+            )
 
     def _give_up(self, only: int | None = None) -> None:
-        """Leave calls running that have ignored their cancellation: all, or the only one whose time was up."""
+        """Leave calls running that have ignored their cancellation: all, or the only one whose time
+        was up.
+        """
         numbers = [number for number, _, _ in self.unfinished] if only is None else [only]
         names = ", ".join(self.describe(number) for number in numbers)
-        logger.warning("%s still runs %s s after its cancellation; continuing without it", names, self.grace_secs)
+        logger.warning(
+            "%s still runs %s s after its cancellation; continuing without it",
+            names,
+            self.grace_secs,
+        )
         self._left_behind = {*(self._left_behind or ()), *numbers}
         for number in numbers:
             _left_running.add(self._tasks[number])
@@ -477,7 +594,11 @@ class Overlap(Waiting):
     def unfinished(self) -> list[tuple[int, str, asyncio.Task[Any]]]:
         """The number, description and task of each call that has not ended."""
         left_behind = self._left_behind or ()
-        running = [(number, task) for number, task in self._tasks.items() if not task.done() and number not in left_behind]
+        running = [
+            (number, task)
+            for number, task in self._tasks.items()
+            if not task.done() and number not in left_behind
+        ]
         return [(number, self.describe(number), task) for number, task in running]
 
     def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> Awaited | None:
@@ -485,19 +606,32 @@ class Overlap(Waiting):
             return None
         waits, session = self._waits, None
         owner = None if waits is None or waits.scope is None else waits.scope.session
-        if waits is not None and owner is not None and waits.outermost is self and getattr(owner, "waits", None) is waits:
-            session = owner.awaited()  # else what the hooks of a session do that is nested in a run of this one
+        if (
+            waits is not None
+            and owner is not None
+            and waits.outermost is self
+            and getattr(owner, "waits", None) is waits
+        ):
+            session = (
+                owner.awaited()
+            )  # else what the hooks of a session do that is nested in a run of this one
         secs = None if self.since is None else max(0.0, monotonic_now()() - self.since)
         calls = [Awaited(self.kind, what, key=task, secs=secs) for _, what, task in unfinished]
-        return Awaited("calls", f"task {unfinished[0][2].get_name()!r}", by=lambda: calls, key=session)
+        return Awaited(
+            "calls", f"task {unfinished[0][2].get_name()!r}", by=lambda: calls, key=session
+        )
 
 
 class Wait(Overlap, Generic[T]):
-    """One awaitable: `await Wait("what it is").result_of(awaitable)`. Its errors are raised as they are."""
+    """One awaitable: `await Wait("what it is").result_of(awaitable)`. Its errors are raised as they
+    are.
+    """
 
     __slots__ = ("_is_future", "keeps_result", "what")
 
-    def __init__(self, what: str, grace_secs: float | None = None, waits: RunWaits | None = None) -> None:
+    def __init__(
+        self, what: str, grace_secs: float | None = None, waits: RunWaits | None = None
+    ) -> None:
         super().__init__([None], grace_secs, waits)
         self.what: str = what
         self.keeps_result: bool = False
@@ -516,7 +650,9 @@ class Wait(Overlap, Generic[T]):
         return cause if self._is_future else hook_cancelled_error(self.what, cause)
 
     async def result_of(self, awaitable: Awaitable[T]) -> T:
-        """Await something, in a task of its own; a task or future that is given is not cancelled with it."""
+        """Await something, in a task of its own; a task or future that is given is not cancelled
+        with it.
+        """
         self._is_future = asyncio.isfuture(awaitable)
         call = _done if self._is_future else as_coroutine
         try:
@@ -533,7 +669,10 @@ class Wait(Overlap, Generic[T]):
 
 def close_unawaited(awaitable: object) -> None:
     """Close a coroutine that will not be awaited, or Python warns about it."""
-    if inspect.iscoroutine(awaitable) and inspect.getcoroutinestate(awaitable) == inspect.CORO_CREATED:
+    if (
+        inspect.iscoroutine(awaitable)
+        and inspect.getcoroutinestate(awaitable) == inspect.CORO_CREATED
+    ):
         awaitable.close()
 
 
@@ -541,7 +680,9 @@ async def _done(future: asyncio.Future[T]) -> T:
     try:
         await wait_done([future], None)
     finally:
-        if future.done():  # as under any other `await`: also an error that a cancel meets is not reported as lost
+        if (
+            future.done()
+        ):  # as under any other `await`: also an error that a cancel meets is not reported as lost
             retrieve_exception(future)
     return future.result()
 
@@ -566,7 +707,9 @@ def keep_errors(raised: BaseException, errors: list[BaseException]) -> None:
         return
     chain = contexts(raised)
     for error in errors:
-        logger.error("a call failed, but %s is raised instead", type(raised).__name__, exc_info=error)
+        logger.error(
+            "a call failed, but %s is raised instead", type(raised).__name__, exc_info=error
+        )
     lost = [error for error in errors if all(error is not one for one in chain)]
     for error in lost:
         for link in contexts(error):  # often raised while the cancel was handled
@@ -574,7 +717,9 @@ def keep_errors(raised: BaseException, errors: list[BaseException]) -> None:
                 set_context(link, None)
                 break
     if lost:
-        set_context(chain[-1], lost[0] if len(lost) == 1 else BaseExceptionGroup("hooks failed", lost))
+        set_context(
+            chain[-1], lost[0] if len(lost) == 1 else BaseExceptionGroup("hooks failed", lost)
+        )
 
 
 # -- tasks
@@ -588,11 +733,15 @@ def _pause() -> Generator[None, None, None]:
 class _Nested(threading.local):
     def __init__(self) -> None:
         self.starts = [0]
-        """How many tasks of this thread are being started, one inside the other: each takes some of the stack."""
+        """How many tasks of this thread are being started, one inside the other: each takes some of
+        the stack.
+        """
 
 
 make_task: Callable[..., asyncio.Task[Any]] = asyncio.Task
-"""Makes the task of a call; the check for leaks puts a function in its place that notes where the call was made."""
+"""Makes the task of a call; the check for leaks puts a function in its place that notes where the
+call was made.
+"""
 _nested = _Nested()
 _left_running: set[asyncio.Task[None]] = set()
 """Tasks to which nothing else might refer; the loop does not."""

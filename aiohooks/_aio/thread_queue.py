@@ -1,4 +1,6 @@
-"""A bounded queue that is worked off in a thread of its own, for what may block: files, trackers."""
+"""A bounded queue that is worked off in a thread of its own, for what may block: files,
+trackers.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,15 @@ T = TypeVar("T")
 class ThreadQueue(abc.ABC, Generic[T]):
     """Does the work for its items in order, in a daemon thread that starts with the first one.
 
-    Nothing waits for the thread unless it wants to: `wait_for_room` while the queue is full, `drain` for all items, a future of
-    `finish` for the end. `take_back` gives back what is not done.
+    Nothing waits for the thread unless it wants to: `wait_for_room` while the queue is full,
+    `drain` for all items, a future of `finish` for the end. `take_back` gives back what is not
+    done.
     """
 
     def __init__(self, name: str, max_queue: int, max_batch: int | None = None) -> None:
-        """Name the thread; the queue is full with `max_queue` items that are not done, `max_batch` of them are done at a time."""
+        """Name the thread; the queue is full with `max_queue` items that are not done, `max_batch`
+        of them are done at a time.
+        """
         self._name = name
         self._max_queue = max_queue
         self._max_batch = max_batch
@@ -46,7 +51,8 @@ class ThreadQueue(abc.ABC, Generic[T]):
     def done(self, items: list[T], error: BaseException | None) -> Callable[[], object] | None:
         """Note that it is done, or that it failed; not called for items that were taken back.
 
-        The queue waits meanwhile, so what may wait for others, such as a line in a log, is returned, and called afterwards.
+        The queue waits meanwhile, so what may wait for others, such as a line in a log, is
+        returned, and called afterwards.
         """
 
     def ended(self) -> None:  # nothing is to be done where nothing was opened
@@ -57,10 +63,14 @@ class ThreadQueue(abc.ABC, Generic[T]):
             error: BaseException | None = None
             try:
                 self.work(items)
-            except BaseException as raised:  # also SystemExit, which an SDK may raise: it would end this thread
+            except (
+                BaseException
+            ) as raised:  # also SystemExit, which an SDK may raise: it would end this thread
                 error = raised
             with self._changed:
-                report = self.done(items, error) if self._active is items else None  # or they have been taken back
+                report = (
+                    self.done(items, error) if self._active is items else None
+                )  # or they have been taken back
                 self._active, error, self._reporting = [], None, report is not None
             if report is not None:
                 report()
@@ -76,7 +86,11 @@ class ThreadQueue(abc.ABC, Generic[T]):
         with self._changed:
             while not self._waiting and not self._stopping:
                 self._changed.wait()
-            count = len(self._waiting) if self._max_batch is None else min(self._max_batch, len(self._waiting))
+            count = (
+                len(self._waiting)
+                if self._max_batch is None
+                else min(self._max_batch, len(self._waiting))
+            )
             self._active = [self._waiting.popleft() for _ in range(count)]
             return self._active
 
@@ -103,7 +117,9 @@ class ThreadQueue(abc.ABC, Generic[T]):
         self.change(lambda waiting: waiting.append(item))
 
     def change(self, change: Callable[[deque[T]], object]) -> None:
-        """Change the items whose work has not begun; raise `RuntimeError` after `finish`, when nothing would work them off."""
+        """Change the items whose work has not begun; raise `RuntimeError` after `finish`, when
+        nothing would work them off.
+        """
         with self._changed:
             if self._stopping:
                 raise RuntimeError(f"the {self._name} has been finished")
@@ -143,7 +159,9 @@ class ThreadQueue(abc.ABC, Generic[T]):
         return ended
 
     def take_back(self) -> list[T]:
-        """Return the items that are not done, also those whose work has begun: nothing more is reported of them."""
+        """Return the items that are not done, also those whose work has begun: nothing more is
+        reported of them.
+        """
         with self._changed:
             rest = self.pending()
             self._waiting.clear()

@@ -1,4 +1,5 @@
-"""Waits for others: a stop ends those of a session that is being opened, long ones are logged; and pauses between attempts.
+"""Waits for others: a stop ends those of a session that is being opened, long ones are logged; and
+pauses between attempts.
 
 wait_for_others   in the opening of a session: a wait for another session, or for an engine
 Outages           the same, from an outage of the engine on
@@ -27,12 +28,16 @@ T = TypeVar("T")
 
 _NOTICE_SECS = 1.0
 _LINE_SECS = 60.0
-_until: ContextVar[Callable[[Awaitable[Any]], Awaitable[Any]] | None] = ContextVar("aiohooks_opening", default=None)
+_until: ContextVar[Callable[[Awaitable[Any]], Awaitable[Any]] | None] = ContextVar(
+    "aiohooks_opening", default=None
+)
 
 
 @contextlib.contextmanager
 def opening_until(until: Callable[[Awaitable[Any]], Awaitable[Any]]) -> Generator[None]:
-    """Await with `until`, which a stop ends, what the code of this block waits for with `wait_for_others`."""
+    """Await with `until`, which a stop ends, what the code of this block waits for with
+    `wait_for_others`.
+    """
     token = _until.set(until)
     try:
         yield
@@ -41,7 +46,8 @@ def opening_until(until: Callable[[Awaitable[Any]], Awaitable[Any]]) -> Generato
 
 
 async def wait_for_others(waiter: Awaitable[T]) -> T:
-    """Await what only others can bring about: an engine that answers, a chief that initialises the run or leaves its lead.
+    """Await what only others can bring about: an engine that answers, a chief that initialises the
+    run or leaves its lead.
 
     Raises:
         StopRequestedError: the session that is being opened here is asked to stop.
@@ -52,7 +58,9 @@ async def wait_for_others(waiter: Awaitable[T]) -> T:
 
 
 class Outages:
-    """The outages of an engine, for the openings of sessions that wait for what a task of its store requests."""
+    """The outages of an engine, for the openings of sessions that wait for what a task of its store
+    requests.
+    """
 
     def __init__(self) -> None:
         self._current = 0
@@ -69,10 +77,11 @@ class Outages:
             self._current -= 1
 
     async def wait_in_opening(self, answer: asyncio.Future[Any]) -> None:
-        """Wait until `answer` is done, if a session is being opened here: from an outage on like `wait_for_others`.
+        """Wait until `answer` is done, if a session is being opened here: from an outage on like
+        `wait_for_others`.
 
-        Before that it is no wait for others: a session whose engine answers is opened also after a stop, and its hooks see the
-        end.
+        Before that it is no wait for others: a session whose engine answers is opened also after a
+        stop, and its hooks see the end.
         """
         if _until.get() is None:
             return
@@ -84,7 +93,9 @@ class Outages:
 
 
 class LongWaitLog:
-    """`with LongWaitLog(...): await ...` logs a warning after a second, and again when the wait is for something else."""
+    """`with LongWaitLog(...): await ...` logs a warning after a second, and again when the wait is
+    for something else.
+    """
 
     __slots__ = ("_began", "_clock", "_logged", "_timer", "_waits_for", "_what")
 
@@ -111,19 +122,25 @@ class LongWaitLog:
         if not self._logged.issuperset(awaited):
             self._logged.update(awaited)
             secs = self._clock.now() - self._began
-            logger.warning("%s: has waited %s for %s", self._what, secs_text(secs), "; ".join(awaited.values()))
+            logger.warning(
+                "%s: has waited %s for %s", self._what, secs_text(secs), "; ".join(awaited.values())
+            )
 
     def __exit__(self, *_: object) -> None:
         self._timer.cancel()
 
 
 class WaitLog:
-    """Logs a line for every minute that the oldest of the waits has lasted; a wait that ends earlier logs nothing."""
+    """Logs a line for every minute that the oldest of the waits has lasted; a wait that ends
+    earlier logs nothing.
+    """
 
     __slots__ = ("_clock", "_describe", "_logged_at", "_logger", "_since", "_timer")
 
     def __init__(self, logger: logging.Logger, clock: Clock, describe: Callable[[], str]) -> None:
-        """Start with no waits; `describe()` names the waiters, and whom they wait for; empty: there is nothing to log."""
+        """Start with no waits; `describe()` names the waiters, and whom they wait for; empty: there
+        is nothing to log.
+        """
         self._logger = logger
         self._clock = clock
         self._describe = describe
@@ -156,7 +173,8 @@ class WaitLog:
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Exponential backoff: pauses that double from `initial_secs` up to `max_secs`; with `jitter`, a random part of each.
+    """Exponential backoff: pauses that double from `initial_secs` up to `max_secs`; with `jitter`,
+    a random part of each.
 
     A pause of 0 is valid.
     """

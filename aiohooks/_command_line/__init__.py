@@ -4,5 +4,6 @@
     steps           show a run in a step store
     why             say why processes wait, and for whom
 
-`checkpoints` is in `aiohooks.checkpoint`, whose files it shows. A command's module is imported when it is called.
+`checkpoints` is in `aiohooks.checkpoint`, whose files it shows. A command's module is imported when
+it is called.
 """

@@ -37,9 +37,13 @@ def no_run(name: str) -> str:
 async def inspect_run(
     url: str, run: str | None, address: str | None, *, secs: float | None = None
 ) -> tuple[str, RunReport | None]:
-    """Return the name of a run, and what the engine has of it; raise `TimeoutError` if it does not answer within `secs`."""
+    """Return the name of a run, and what the engine has of it; raise `TimeoutError` if it does not
+    answer within `secs`.
+    """
     if url.startswith("memory:"):
-        raise InvalidArgumentError("memory:// is a store within one process; give the URL of one that processes share")
+        raise InvalidArgumentError(
+            "memory:// is a store within one process; give the URL of one that processes share"
+        )
     options = {} if address is None else {"address": address}
     store = open_step_store(url, run=run, **options)
     try:
@@ -72,7 +76,11 @@ def describe_publisher(publisher: PublisherReport) -> str:
     text = f"{printable(publisher.name)}, {printable(publisher.process)}"
     if publisher.lease_secs is not None:
         text += f", lease of {publisher.lease_secs:g} s, renewed {publisher.renewals} times"
-    return text if publisher.waits_for is None else f"{text}, waits for step {publisher.waits_for} itself"
+    return (
+        text
+        if publisher.waits_for is None
+        else f"{text}, waits for step {publisher.waits_for} itself"
+    )
 
 
 def _describe_waiting(steps: tuple[int, ...] | None) -> str:

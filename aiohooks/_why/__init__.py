@@ -1,4 +1,5 @@
-"""Why something waits: the wait-for graph of tasks, calls, locks, queues, steps and threads, with the lines of the user's code.
+"""Why something waits: the wait-for graph of tasks, calls, locks, queues, steps and threads, with
+the lines of the user's code.
 
 graph     WaitGraph: plain data, as text and as JSON, with its deadlocks
 frames    what the frames of tasks and threads have

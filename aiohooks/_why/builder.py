@@ -47,12 +47,19 @@ from aiohooks.errors import printable
 
 _MOST_TASKS, _MOST_DETAIL = 10_000, 1_000
 _IN_SHORT = 100
-"""How many tasks are searched for a note of an error: others may end with an error in the same tick."""
+"""How many tasks are searched for a note of an error: others may end with an error in the same
+tick.
+"""
 _made: deque[float] = deque(maxlen=20)
 """When the last notes were made."""
 _THREAD_LOCKS = type(threading.Lock()), type(threading.RLock())
-_SOURCES = {"shield.<locals>._outer_done_callback": "inner", "_chain_future.<locals>._call_check_cancel": "source"}
-"""The variable of a callback that has what sets its future; others have the task that awaits that (Python 3.14)."""
+_SOURCES = {
+    "shield.<locals>._outer_done_callback": "inner",
+    "_chain_future.<locals>._call_check_cancel": "source",
+}
+"""The variable of a callback that has what sets its future; others have the task that awaits that
+(Python 3.14).
+"""
 _NO_HOLDER = "its holder is not known: no task is in a `with` block of it"
 _INSTALLED = f"-packages{os.sep}"  # "site-", or "dist-" of a Linux distribution
 
@@ -65,7 +72,8 @@ def wait_graph(
 ) -> WaitGraph:
     """Return the wait-for graph of all tasks of these loops, and of what is `also` given.
 
-    The loops are of this thread, or do not run meanwhile; those that cannot run are in `blocked` with what their threads run.
+    The loops are of this thread, or do not run meanwhile; those that cannot run are in `blocked`
+    with what their threads run.
     """
     builder = _Builder(loops, blocked, _MOST_TASKS)
     return builder.build([*also, *builder.tasks])
@@ -78,7 +86,8 @@ def threads() -> list[threading.Thread]:
 
 
 def why(*waited_for: object) -> str:
-    """Return in one line what these tasks wait for, or what these things depend on; for the notes of errors.
+    """Return in one line what these tasks wait for, or what these things depend on; for the notes
+    of errors.
 
     Of thousands that end together the first ones of each second have it.
     """
@@ -97,7 +106,10 @@ class _Builder:
     """Makes one graph. What has been looked at is kept until then, so that ids stay unique."""
 
     def __init__(
-        self, loops: Iterable[asyncio.AbstractEventLoop], blocked: Mapping[asyncio.AbstractEventLoop, types.FrameType], most: int
+        self,
+        loops: Iterable[asyncio.AbstractEventLoop],
+        blocked: Mapping[asyncio.AbstractEventLoop, types.FrameType],
+        most: int,
     ) -> None:
         self._process = os.getpid()
         self._loops, self._most = loops, most
@@ -112,35 +124,57 @@ class _Builder:
 
     @functools.cached_property
     def tasks(self) -> list[asyncio.Task[Any]]:
-        return [*itertools.islice(itertools.chain.from_iterable(map(asyncio.all_tasks, self._loops)), self._most)]
+        return [
+            *itertools.islice(
+                itertools.chain.from_iterable(map(asyncio.all_tasks, self._loops)), self._most
+            )
+        ]
 
     def build(self, things: Iterable[object]) -> WaitGraph:
         self._targets_of(things)
         while self._ahead or self._searches:
             (self._ahead or self._searches).popleft()()
         self._merge_tasks_of_sessions()
-        return WaitGraph(tuple(self._nodes.values()), tuple(WaitEdge(*ids, needs) for ids, needs in self._edges.items()))
+        return WaitGraph(
+            tuple(self._nodes.values()),
+            tuple(WaitEdge(*ids, needs) for ids, needs in self._edges.items()),
+        )
 
     def _merge_tasks_of_sessions(self) -> None:
         """Let a session stand for the task that runs it, if nothing waits for that task."""
         awaited = {one for _, one in self._edges}
         for waiter, session in [*self._edges]:
             task = self._nodes[waiter]
-            if task.kind == "task" and self._nodes[session].kind == "session" and waiter not in awaited:
+            if (
+                task.kind == "task"
+                and self._nodes[session].kind == "session"
+                and waiter not in awaited
+            ):
                 self._change(session, function=task.function, where=task.where)
                 del self._nodes[waiter], self._edges[waiter, session]
 
     # -- nodes and edges
 
     def _add(
-        self, key: object, kind: str, name: str, expand: Callable[[str], object], *, is_search: bool = False, **more: Any
+        self,
+        key: object,
+        kind: str,
+        name: str,
+        expand: Callable[[str], object],
+        *,
+        is_search: bool = False,
+        **more: Any,
     ) -> str:
-        """Return the id of a node; one that is new is expanded later, by a search when the rest is known."""
+        """Return the id of a node; one that is new is expanded later, by a search when the rest is
+        known.
+        """
         if not isinstance(key, str):
             self._kept.append(key)
             key = id(key)
         if key not in self._ids:
-            node = self._ids[key] = key if isinstance(key, str) else f"{self._process}/{len(self._ids)}"
+            node = self._ids[key] = (
+                key if isinstance(key, str) else f"{self._process}/{len(self._ids)}"
+            )
             self._nodes[node] = WaitNode(node, kind, name, process=self._process, **more)
             (self._searches if is_search else self._ahead).append(lambda: expand(node))
         return self._ids[key]
@@ -150,7 +184,9 @@ class _Builder:
 
     def _connect(self, waiter: str, awaited: Iterable[str], needs: Needs = "all") -> bool:
         ids = [*awaited]
-        if needs == "any" and len(ids) == 1 and self._nodes[waiter].kind != "session":  # which other tasks may run
+        if (
+            needs == "any" and len(ids) == 1 and self._nodes[waiter].kind != "session"
+        ):  # which other tasks may run
             needs = "all"
         for one in ids:
             self._edges.setdefault((waiter, one), needs)
@@ -187,17 +223,32 @@ class _Builder:
                 return  # it is in a run; otherwise it waits for what its block does
             found = self._connect(node, self._targets_of(one.by()), one.needs)
             if not found and one.not_found:
-                self._change(node, detail=", ".join(filter(None, (self._nodes[node].detail, one.not_found))))
+                self._change(
+                    node, detail=", ".join(filter(None, (self._nodes[node].detail, one.not_found)))
+                )
 
         key, detail = one if one.key is None else one.key, printable(one.detail, _MOST_DETAIL)
-        more: dict[str, Any] = {"detail": detail, "secs": one.secs, "is_search": one.not_found is not None}
+        more: dict[str, Any] = {
+            "detail": detail,
+            "secs": one.secs,
+            "is_search": one.not_found is not None,
+        }
         return self._add(key, one.kind, printable(one.name), connect, **more)
 
     def _add_task(self, task: asyncio.Task[Any]) -> str:
         code = getattr(coroutine_of(task), "cr_code", None)
-        is_internal = code is not None and code.co_filename.startswith(PACKAGE) and code.co_name.startswith("_")
+        is_internal = (
+            code is not None
+            and code.co_filename.startswith(PACKAGE)
+            and code.co_name.startswith("_")
+        )
         kind = "internal task" if is_internal else "task"
-        return self._add(task, kind, f"task {printable(task.get_name())!r}", lambda node: self._expand_task(task, node))
+        return self._add(
+            task,
+            kind,
+            f"task {printable(task.get_name())!r}",
+            lambda node: self._expand_task(task, node),
+        )
 
     # -- chains of awaits
 
@@ -215,7 +266,9 @@ class _Builder:
             self._connect(node, self._targets(links[-1][1]))
 
     def _walk(self, node: str, frames: Sequence[types.FrameType]) -> tuple[str, bool]:
-        """Add what has a name in a chain of awaits; return the last node, and whether the end of the chain is known."""
+        """Add what has a name in a chain of awaits; return the last node, and whether the end of
+        the chain is known.
+        """
         part: list[types.FrameType] = []
         for frame in frames:
             part.append(frame)
@@ -238,11 +291,16 @@ class _Builder:
         return node, False
 
     def _place(self, node: str, frames: Sequence[types.FrameType]) -> None:
-        """Note the line of a node: the innermost of the user's own, or of what is installed; or of all, without a function."""
+        """Note the line of a node: the innermost of the user's own, or of what is installed; or of
+        all, without a function.
+        """
         if not frames or self._nodes[node].where is not None:
             return
         others = [frame for frame in reversed(frames) if not is_library(frame)]
-        at = next((frame for frame in others if _INSTALLED not in frame.f_code.co_filename), (*others, frames[-1])[0])
+        at = next(
+            (frame for frame in others if _INSTALLED not in frame.f_code.co_filename),
+            (*others, frames[-1])[0],
+        )
         function = at.f_code.co_qualname if others else None
         self._change(node, function=function, where=f"{at.f_code.co_filename}:{at.f_lineno}")
 
@@ -251,10 +309,20 @@ class _Builder:
     def holders(self, thing: object) -> list[asyncio.Task[Any] | threading.Thread]:
         """Return the tasks and threads that are in a `with` block of something."""
         found: list[Any] = [*self._held.get(id(thing), ())]
-        owner = re.search(r"owner=(\d+)", repr(thing)) if isinstance(thing, _THREAD_LOCKS) else None  # of an RLock
+        owner = (
+            re.search(r"owner=(\d+)", repr(thing)) if isinstance(thing, _THREAD_LOCKS) else None
+        )  # of an RLock
         for thread in threads() if isinstance(thing, _THREAD_LOCKS) else ():
-            held = (one for frame in frames_of(self._stacks.get(thread.ident or 0)) for one in entered(frame))
-            if any(one is thing for one in held) if owner is None else thread.ident == int(owner[1]):
+            held = (
+                one
+                for frame in frames_of(self._stacks.get(thread.ident or 0))
+                for one in entered(frame)
+            )
+            if (
+                any(one is thing for one in held)
+                if owner is None
+                else thread.ident == int(owner[1])
+            ):
                 found.append(thread)
         return found
 
@@ -273,7 +341,12 @@ class _Builder:
         thread = next((one for one in threads() if one.ident == ident), None)
         name = f"thread {printable('unknown' if thread is None else thread.name)!r}"
         frames = frames_of(self._stacks.get(ident))
-        return self._add(f"{self._process}/thread {ident}", "thread", name, lambda node: self._expand_running(node, frames))
+        return self._add(
+            f"{self._process}/thread {ident}",
+            "thread",
+            name,
+            lambda node: self._expand_running(node, frames),
+        )
 
     def _expand_running(self, node: str, frames: Sequence[types.FrameType]) -> None:
         """Add what code that runs in a thread, or blocks it, waits for."""
@@ -282,7 +355,9 @@ class _Builder:
             self._connect(node, self._targets(awaited))
 
     def _of_executor(self, future: concurrent.futures.Future[Any]) -> list[str]:
-        """Return the thread that has the call of a future of an executor; or the task that `run_coroutine_threadsafe` made."""
+        """Return the thread that has the call of a future of an executor; or the task that
+        `run_coroutine_threadsafe` made.
+        """
         if id(future) in self._called:
             return [self._add_thread(self._called[id(future)])]
         # A future has no public list of its callbacks.
@@ -299,7 +374,9 @@ class _Builder:
         for ident, innermost in self._stacks.items():
             for frame in frames_of(innermost):
                 if frame.f_code.co_name == "run" and is_library(frame):
-                    future: Any = getattr(frame.f_locals.get("self"), "future", None)  # of an item of work
+                    future: Any = getattr(
+                        frame.f_locals.get("self"), "future", None
+                    )  # of an item of work
                     if isinstance(future, concurrent.futures.Future):
                         called[id(future)] = ident  # pyright: ignore[reportUnknownArgumentType]
         return called
@@ -310,14 +387,24 @@ def _awaited_by(frame: types.FrameType, outer: Sequence[types.FrameType], builde
     code = frame.f_code
     if code.co_filename.startswith(PACKAGE):
         return awaited_in(frame)
-    if len(outer) > 1 and outer[-2].f_code.co_name == "call_groups" and outer[-2].f_code.co_filename.startswith(PACKAGE):
-        return Awaited("hook", code.co_qualname, ends=False)  # a method that cannot wait, and blocks
-    if is_library(frame):  # of the user's own code the variables are not asked for: see `awaited_in`
+    if (
+        len(outer) > 1
+        and outer[-2].f_code.co_name == "call_groups"
+        and outer[-2].f_code.co_filename.startswith(PACKAGE)
+    ):
+        return Awaited(
+            "hook", code.co_qualname, ends=False
+        )  # a method that cannot wait, and blocks
+    if is_library(
+        frame
+    ):  # of the user's own code the variables are not asked for: see `awaited_in`
         return _primitive(frame, outer, builder)
     return None
 
 
-def _primitive(frame: types.FrameType, outer: Sequence[types.FrameType], builder: _Builder) -> Awaited | None:
+def _primitive(
+    frame: types.FrameType, outer: Sequence[types.FrameType], builder: _Builder
+) -> Awaited | None:
     """Return what a coroutine of asyncio or anyio waits for."""
     owner: Any = frame.f_locals.get("self")
     method, at = frame.f_code.co_name, f"{os.getpid()}/{id(owner)}.{frame.f_code.co_name}"
@@ -326,7 +413,9 @@ def _primitive(frame: types.FrameType, outer: Sequence[types.FrameType], builder
     def held(kind: str, detail: str, places: float | None) -> Awaited:
         holders = builder.holders(owner)
         needs: Needs = "any" if len(holders) == places else "perhaps"
-        return Awaited(kind, f"{kind}{name}", detail, lambda: holders, at, needs=needs, not_found=_NO_HOLDER)
+        return Awaited(
+            kind, f"{kind}{name}", detail, lambda: holders, at, needs=needs, not_found=_NO_HOLDER
+        )
 
     def without_holder(kind: str, detail: str) -> Awaited:
         return Awaited(kind, f"{kind}{name}", detail, key=at)
@@ -335,19 +424,31 @@ def _primitive(frame: types.FrameType, outer: Sequence[types.FrameType], builder
         case ((asyncio.Lock() | anyio.Lock()), "acquire"):
             return held("lock", "held", 1)
         case ((asyncio.Semaphore() | anyio.Semaphore()), "acquire"):
-            bound = getattr(owner, "_bound_value", None)  # asyncio does not say how many places there are
-            return held("semaphore", "none free" if bound is None else f"{bound} of {bound} in use", bound)
+            bound = getattr(
+                owner, "_bound_value", None
+            )  # asyncio does not say how many places there are
+            return held(
+                "semaphore", "none free" if bound is None else f"{bound} of {bound} in use", bound
+            )
         case anyio.CapacityLimiter(), ("acquire" | "acquire_on_behalf_of"):
-            return held("limiter", f"{owner.borrowed_tokens} of {owner.total_tokens:g} in use", owner.total_tokens)
+            return held(
+                "limiter",
+                f"{owner.borrowed_tokens} of {owner.total_tokens:g} in use",
+                owner.total_tokens,
+            )
         case asyncio.Queue(), "put":
             return without_holder("queue", f"full, {owner.qsize()} of {owner.maxsize}")
         case asyncio.Queue(), "get":
             return without_holder("queue", "empty")
         case asyncio.Queue(), "join":
-            return without_holder("queue", f"{owner.qsize()} in it, task_done was not called for every item")
+            return without_holder(
+                "queue", f"{owner.qsize()} in it, task_done was not called for every item"
+            )
         case ((asyncio.Event() | anyio.Event()), "wait"):
             return without_holder("event", "not set")
-        case ((locks.Condition() | anyio.Condition()), "wait") if _is_waiter(frame, owner):  # or it wants its lock again
+        case ((locks.Condition() | anyio.Condition()), "wait") if _is_waiter(
+            frame, owner
+        ):  # or it wants its lock again
             return without_holder("condition", "not notified")
         case asyncio.Barrier(), "wait":
             return without_holder("barrier", f"{owner.n_waiting} of {owner.parties} have arrived")
@@ -359,21 +460,35 @@ def _primitive(frame: types.FrameType, outer: Sequence[types.FrameType], builder
             return Awaited("connection", f"data from {_peer(owner)}", key=at)
         case (asyncio.StreamWriter(), "drain") | (anyio.abc.SocketStream(), "send"):
             return Awaited("connection", f"{_peer(owner)} to read what was sent", key=at)
-        case asyncio.AbstractEventLoop(), _ if method.startswith("sock_") and (sock := frame.f_locals.get("sock")) is not None:
+        case asyncio.AbstractEventLoop(), _ if (
+            method.startswith("sock_") and (sock := frame.f_locals.get("sock")) is not None
+        ):
             return Awaited("connection", f"{method} of {sock!r}", key=at)
         case asyncio.subprocess.Process(), ("wait" | "communicate"):
-            return Awaited("process", f"process {owner.pid}", process_state(owner.pid) or "", key=at)
+            return Awaited(
+                "process", f"process {owner.pid}", process_state(owner.pid) or "", key=at
+            )
         case _, "run_sync_in_worker_thread" if (worker := frame.f_locals.get("worker")) is not None:
             return Awaited("calls", "", by=lambda: [worker])
         case _, "sleep" if (when := getattr(frame.f_locals.get("h"), "when", None)) is not None:
             left = when() - time.monotonic()
-            return Awaited("timer", "asyncio.sleep", f"{secs_text(left)} left" if left > 0 else f"ended {secs_text(-left)} ago")
+            return Awaited(
+                "timer",
+                "asyncio.sleep",
+                f"{secs_text(left)} left" if left > 0 else f"ended {secs_text(-left)} ago",
+            )
         case _, "_wait" if frame.f_code.co_filename.endswith("tasks.py"):
-            needs: Needs = "all" if frame.f_locals.get("return_when") == asyncio.ALL_COMPLETED else "any"
+            needs: Needs = (
+                "all" if frame.f_locals.get("return_when") == asyncio.ALL_COMPLETED else "any"
+            )
             return Awaited("calls", "", by=lambda: [*frame.f_locals.get("fs", ())], needs=needs)
-        case _, "_wait_for_one" if todo := getattr(owner, "_todo", ()):  # of `as_completed`, since Python 3.13
+        case _, "_wait_for_one" if todo := getattr(
+            owner, "_todo", ()
+        ):  # of `as_completed`, since Python 3.13
             return Awaited("calls", "", by=lambda: [*todo], needs="any")
-        case _, "wait_for" if asyncio.isfuture(inner := frame.f_locals.get("fut")):  # before Python 3.12
+        case _, "wait_for" if asyncio.isfuture(
+            inner := frame.f_locals.get("fut")
+        ):  # before Python 3.12
             return Awaited("calls", "", by=lambda: [inner])
         case ((taskgroups.TaskGroup() | anyio.abc.TaskGroup()), "__aexit__"):
             # Neither has a public list of its tasks.
@@ -384,7 +499,9 @@ def _primitive(frame: types.FrameType, outer: Sequence[types.FrameType], builder
 
 def _is_waiter(frame: types.FrameType, condition: object) -> bool:
     # A condition does not say publicly which calls wait to be notified.
-    return frame.f_locals.get("fut", frame.f_locals.get("event")) in (attribute(condition, "_waiters") or ())
+    return frame.f_locals.get("fut", frame.f_locals.get("event")) in (
+        attribute(condition, "_waiters") or ()
+    )
 
 
 def _thread_wait(frames: Sequence[types.FrameType], builder: _Builder) -> Any:
@@ -398,10 +515,15 @@ def _thread_wait(frames: Sequence[types.FrameType], builder: _Builder) -> Any:
             case concurrent.futures.Future(), ("result" | "exception"):
                 return owner  # pyright: ignore[reportUnknownVariableType]
             case threading.Event(), "wait":
-                return Awaited("event", f"threading.Event{expression(frames, owner)}", "not set", key=owner)
+                return Awaited(
+                    "event", f"threading.Event{expression(frames, owner)}", "not set", key=owner
+                )
             case queue.Queue(), ("get" | "put" | "join"):
                 used: queue.Queue[Any] = owner  # pyright: ignore[reportUnknownVariableType]
-                name, detail = f"queue.Queue{expression(frames, used)}", f"{used.qsize()} of {used.maxsize or 'any number'}"
+                name, detail = (
+                    f"queue.Queue{expression(frames, used)}",
+                    f"{used.qsize()} of {used.maxsize or 'any number'}",
+                )
                 return Awaited("queue", name, detail, key=used)
             case _:
                 continue
@@ -410,17 +532,27 @@ def _thread_wait(frames: Sequence[types.FrameType], builder: _Builder) -> Any:
     lock: Any = value_of(position(frames[-1]), frames[-1])
     if isinstance(lock, _THREAD_LOCKS) and "unlocked" not in repr(lock):
         return Awaited(
-            "lock", f"lock{expression(frames, lock)}", "held", lambda: builder.holders(lock), lock, not_found=_NO_HOLDER
+            "lock",
+            f"lock{expression(frames, lock)}",
+            "held",
+            lambda: builder.holders(lock),
+            lock,
+            not_found=_NO_HOLDER,
         )
     return None
 
 
 def _sources(callbacks: Iterable[Any]) -> list[Any]:
-    """Return the futures that set the one with these callbacks, which `shield` and `wrap_future` have in a closure.
+    """Return the futures that set the one with these callbacks, which `shield` and `wrap_future`
+    have in a closure.
 
     Not those that it sets: the other way round these have callbacks, too.
     """
-    known = (one for one in callbacks if isinstance(one, types.FunctionType) and one.__qualname__ in _SOURCES)
+    known = (
+        one
+        for one in callbacks
+        if isinstance(one, types.FunctionType) and one.__qualname__ in _SOURCES
+    )
     return [inspect.getclosurevars(one).nonlocals[_SOURCES[one.__qualname__]] for one in known]
 
 
@@ -429,5 +561,7 @@ def _peer(stream: Any) -> str:
     transport: Any = getattr(stream, "_transport", None)  # a reader has no public one
     peer: Any = None
     if transport is not None:
-        peer = transport.get_extra_info("peername") or (transport.get_extra_info("pipe") and "a pipe")
+        peer = transport.get_extra_info("peername") or (
+            transport.get_extra_info("pipe") and "a pipe"
+        )
     return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "a connection")

@@ -1,4 +1,6 @@
-"""The wait-for graph as plain data, which processes can exchange: as text, as JSON, of several processes, with its deadlocks."""
+"""The wait-for graph as plain data, which processes can exchange: as text, as JSON, of several
+processes, with its deadlocks.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ class WaitNode:
         text = " ".join((self.name + (f" ({self.detail})" if self.detail else "")).splitlines())
         if self.where is not None:
             named = re.sub(r"#\d+", "", self.name)
-            is_said = self.function is None or re.search(rf"(?<!\w){re.escape(self.function)}(?!\w)", named)
+            is_said = self.function is None or re.search(
+                rf"(?<!\w){re.escape(self.function)}(?!\w)", named
+            )
             function = "" if is_said else f"{self.function} at "
             place = "/".join(self.where.split(os.sep)[-2:])  # of a library, without its folder
             if self.function is not None:
@@ -53,7 +57,9 @@ class WaitNode:
 
 
 class WaitEdge(NamedTuple):
-    """The ids of a `waiter` and of what is `awaited`; whether the waiter `needs` "all" such nodes, "any", or "perhaps" this."""
+    """The ids of a `waiter` and of what is `awaited`; whether the waiter `needs` "all" such nodes,
+    "any", or "perhaps" this.
+    """
 
     waiter: str
     awaited: str
@@ -62,7 +68,8 @@ class WaitEdge(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WaitGraph:
-    """What waits for what at one moment, of one process or of several; `str()` of it has a paragraph for each chain of waits.
+    """What waits for what at one moment, of one process or of several; `str()` of it has a
+    paragraph for each chain of waits.
 
     Attributes:
         nodes: all that waits or is waited for.
@@ -94,7 +101,9 @@ class WaitGraph:
         return tuple(found)
 
     def chains(self) -> list[tuple[WaitNode, ...]]:
-        """Return the paths from what no other certainly waits for to what waits for no other; sessions first."""
+        """Return the paths from what no other certainly waits for to what waits for no other;
+        sessions first.
+        """
         after, nodes = self._after(), {node.id: node for node in self.nodes}
         awaited = {edge.awaited for edge in self.edges if edge.needs != "perhaps"}
         seen: set[str] = set()
@@ -104,7 +113,8 @@ class WaitGraph:
             while ahead:
                 path = ahead.pop()
                 last, further = path[-1], after.get(path[-1], [])
-                # What is only perhaps waited for has a chain of its own, if nothing else waits for it.
+                # What is only perhaps waited for has a chain of its own, if nothing else waits for
+                # it.
                 if last in seen or (last != root and last not in awaited and further):
                     further = []
                 else:
@@ -115,18 +125,33 @@ class WaitGraph:
         return chains
 
     def lines(self) -> list[str]:
-        """Return the deadlocks and the other chains of waits as text, without what only tasks of the library wait for."""
+        """Return the deadlocks and the other chains of waits as text, without what only tasks of
+        the library wait for.
+        """
         return self._texts(self.deadlocks, " ")
 
     def _texts(self, deadlocks: tuple[tuple[WaitNode, ...], ...], apart: str) -> list[str]:
-        lines = [f"deadlock: {f'{apart}<- '.join([*map(str, _own_places(cycle)), cycle[0].name])}" for cycle in deadlocks]
+        lines = [
+            f"deadlock: {f'{apart}<- '.join([*map(str, _own_places(cycle)), cycle[0].name])}"
+            for cycle in deadlocks
+        ]
         unsure = {edge[:2] for edge in self.edges if edge.needs == "perhaps"}
         ends = {node.id for cycle in deadlocks for node in cycle}
-        chains = [_shortened(chain, ends) for chain in self.chains() if chain[0].kind != "internal task"]
-        chains = [*dict.fromkeys(chain for chain in chains if len(chain) > 1 or ends.isdisjoint(one.id for one in chain))]
+        chains = [
+            _shortened(chain, ends) for chain in self.chains() if chain[0].kind != "internal task"
+        ]
+        chains = [
+            *dict.fromkeys(
+                chain
+                for chain in chains
+                if len(chain) > 1 or ends.isdisjoint(one.id for one in chain)
+            )
+        ]
         for chain in chains[:_MOST_LINES]:
             nodes = *_own_places(chain[:-1]), *chain[-1:]
-            texts = [f"{one.name}, in the deadlock" if one.id in ends else str(one) for one in nodes]
+            texts = [
+                f"{one.name}, in the deadlock" if one.id in ends else str(one) for one in nodes
+            ]
             for number, pair in enumerate(itertools.pairwise(chain), 1):
                 perhaps = "perhaps " if (pair[0].id, pair[1].id) in unsure else ""
                 texts[number] = f"{'<-' if number > 1 else 'waits for'} {perhaps}{texts[number]}"
@@ -141,25 +166,37 @@ class WaitGraph:
     def to_json(self) -> str:
         """Return the graph, its deadlocks and its text as JSON."""
         cycles = self.deadlocks
-        more = {"deadlocks": [[node.id for node in cycle] for cycle in cycles], "lines": self._texts(cycles, " ")}
+        more = {
+            "deadlocks": [[node.id for node in cycle] for cycle in cycles],
+            "lines": self._texts(cycles, " "),
+        }
         return json.dumps({**dataclasses.asdict(self), **more})
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
         """Return the graph that `to_json` was called for."""
         given = json.loads(text)
-        nodes, edges = (WaitNode(**one) for one in given["nodes"]), (WaitEdge(*one) for one in given["edges"])
+        nodes, edges = (
+            (WaitNode(**one) for one in given["nodes"]),
+            (WaitEdge(*one) for one in given["edges"]),
+        )
         return cls(tuple(nodes), tuple(edges), tuple(given["notes"]))
 
     @classmethod
     def join(cls, graphs: Sequence[WaitGraph]) -> Self:
-        """Return the graph of several processes: what one of them waits for, and another one has, is connected."""
+        """Return the graph of several processes: what one of them waits for, and another one has,
+        is connected.
+        """
         nodes: dict[str, WaitNode] = {}
         for node in itertools.chain.from_iterable(one.nodes for one in graphs):
-            if node.id not in nodes or nodes[node.id].kind == "process":  # which another one has seen from outside
+            if (
+                node.id not in nodes or nodes[node.id].kind == "process"
+            ):  # which another one has seen from outside
                 nodes[node.id] = node
         edges = dict.fromkeys(edge for one in graphs for edge in one.edges)
-        return cls(tuple(nodes.values()), tuple(edges), tuple(note for one in graphs for note in one.notes))
+        return cls(
+            tuple(nodes.values()), tuple(edges), tuple(note for one in graphs for note in one.notes)
+        )
 
     def _after(self, *, all_needed: bool = False) -> dict[str, list[str]]:
         after: dict[str, list[str]] = {}
@@ -175,12 +212,18 @@ def _own_places(chain: tuple[WaitNode, ...]) -> list[WaitNode]:
 
 
 def _shortened(chain: tuple[WaitNode, ...], ends: set[str]) -> tuple[WaitNode, ...]:
-    """Leave out what is behind the beginning of a deadlock, and calls and tasks of the library that add nothing."""
+    """Leave out what is behind the beginning of a deadlock, and calls and tasks of the library that
+    add nothing.
+    """
     kept: list[WaitNode] = []
     for node, after in itertools.zip_longest(chain, chain[1:]):
         adds_nothing = kept and (
             (node.kind == "call" and kept[-1].secs is not None)
-            or (node.kind in ("task", "internal task") and after is not None and after.kind == "thread")
+            or (
+                node.kind in ("task", "internal task")
+                and after is not None
+                and after.kind == "thread"
+            )
         )
         if node.function is not None or after is None or not adds_nothing:
             kept.append(node)

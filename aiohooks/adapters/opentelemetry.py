@@ -1,10 +1,11 @@
-"""A session in OpenTelemetry: a span for each run, with a span for each hook and operation that waited in it.
+"""A session in OpenTelemetry: a span for each run, with a span for each hook and operation that
+waited in it.
 
     session = AsyncMonitoredSession(step, [OpenTelemetryHook(), ...], name="trainer")
 
-The span of the run is the current one in the hooks and in the step, so spans and log records made there belong to it. It has
-links to spans of the other publishers of its step store, also of those in other processes.
-docs/guides/telemetry.md lists the attributes and metrics.
+The span of the run is the current one in the hooks and in the step, so spans and log records made
+there belong to it. It has links to spans of the other publishers of its step store, also of those
+in other processes. docs/guides/telemetry.md lists the attributes and metrics.
 """
 
 from __future__ import annotations
@@ -37,18 +38,23 @@ _W3C = TraceContextTextMapPropagator()
 class OpenTelemetryHook(SessionRunHook):
     """Makes spans and metrics of the runs of a session.
 
-    Each attempt of a run is a span "run", a child of the span that is current where `run` was called. It begins in the hook's
-    `before_run`, before that of hooks with a higher order, and ends with the run. A hook's method and an operation that suspend
-    are children of it, from their first suspension on. An attempt that fails has the error, unless that is a clean end.
+    Each attempt of a run is a span "run", a child of the span that is current where `run` was
+    called. It begins in the hook's `before_run`, before that of hooks with a higher order, and ends
+    with the run. A hook's method and an operation that suspend are children of it, from their first
+    suspension on. An attempt that fails has the error, unless that is a clean end.
 
-    If its span is sampled, the session announces it to those that share its step store, whose runs link to it: the first one
-    immediately, later ones to other processes when it begins or ends a wait.
+    If its span is sampled, the session announces it to those that share its step store, whose runs
+    link to it: the first one immediately, later ones to other processes when it begins or ends a
+    wait.
     """
 
     order: ClassVar[int] = -1000
 
     def __init__(
-        self, *, tracer_provider: trace.TracerProvider | None = None, meter_provider: metrics.MeterProvider | None = None
+        self,
+        *,
+        tracer_provider: trace.TracerProvider | None = None,
+        meter_provider: metrics.MeterProvider | None = None,
     ) -> None:
         """Create the hook.
 
@@ -59,8 +65,12 @@ class OpenTelemetryHook(SessionRunHook):
         meter = metrics.get_meter("aiohooks", meter_provider=meter_provider)
         self._makers = _Makers(
             trace.get_tracer("aiohooks", tracer_provider=tracer_provider),
-            meter.create_histogram("aiohooks.run.duration", "s", "Duration of the attempts of runs."),
-            meter.create_histogram("aiohooks.wait.duration", "s", "How long hooks and operations waited."),
+            meter.create_histogram(
+                "aiohooks.run.duration", "s", "Duration of the attempts of runs."
+            ),
+            meter.create_histogram(
+                "aiohooks.wait.duration", "s", "How long hooks and operations waited."
+            ),
         )
         self._session: dict[str, str] = {}
         self._publishers: Publishers | None = None
@@ -69,7 +79,9 @@ class OpenTelemetryHook(SessionRunHook):
         """Take the names of the session and, if processes share its step store, of the run."""
         status, steps = coord.status(), session.global_step
         self._publishers = publishers_of(steps)
-        self._session = {} if status is None or status.name is None else {"aiohooks.session": status.name}
+        self._session = (
+            {} if status is None or status.name is None else {"aiohooks.session": status.name}
+        )
         if not steps.inline:
             self._session["aiohooks.run"] = steps.run
 
@@ -99,11 +111,18 @@ class _RunSpan:
     """The span of one attempt of a run, with those of its waits."""
 
     def __init__(
-        self, makers: _Makers, session: Mapping[str, str], run_context: SessionRunContext, links: Sequence[trace.Link]
+        self,
+        makers: _Makers,
+        session: Mapping[str, str],
+        run_context: SessionRunContext,
+        links: Sequence[trace.Link],
     ) -> None:
         self._makers = makers
         self._session = session
-        run: dict[str, str | int] = {"aiohooks.step": run_context.global_step, "aiohooks.attempt": run_context.attempt}
+        run: dict[str, str | int] = {
+            "aiohooks.step": run_context.global_step,
+            "aiohooks.attempt": run_context.attempt,
+        }
         self._began = time.perf_counter()
         self._span = makers.tracer.start_span("run", attributes={**session, **run}, links=links)
         self._outside = context.get_current()
@@ -127,7 +146,9 @@ class _RunSpan:
         self._waiting[span] = None
         return span
 
-    def wait_ended(self, span: trace.Span, what: str, secs: float, error: BaseException | None) -> None:
+    def wait_ended(
+        self, span: trace.Span, what: str, secs: float, error: BaseException | None
+    ) -> None:
         if span in self._waiting:  # otherwise it was left running when the run ended
             del self._waiting[span]
             self._makers.wait_secs.record(secs, {**self._session, "aiohooks.wait": what})
@@ -137,11 +158,14 @@ class _RunSpan:
         for span in self._waiting:
             span.end()
         self._waiting.clear()
-        # Not `detach`, whose token belongs to one context: a hook may be called in a copy of the caller's.
+        # Not `detach`, whose token belongs to one context: a hook may be called in a copy of the
+        # caller's.
         context.attach(self._outside)
         failed = error is not None and not is_clean_end(error)
         outcome = {"error.type": type(error).__qualname__} if failed else {}
-        self._makers.run_secs.record(time.perf_counter() - self._began, {**self._session, **outcome})
+        self._makers.run_secs.record(
+            time.perf_counter() - self._began, {**self._session, **outcome}
+        )
         _end(self._span, error)
 
 
@@ -175,6 +199,8 @@ def _link(traceparent: str, publisher: str) -> trace.Link:
 def _end(span: trace.Span, error: BaseException | None) -> None:
     if error is not None and not is_clean_end(error) and span.is_recording():
         span.record_exception(error)
-        span.set_status(trace.Status(trace.StatusCode.ERROR, f"{type(error).__qualname__}: {error}"))
+        span.set_status(
+            trace.Status(trace.StatusCode.ERROR, f"{type(error).__qualname__}: {error}")
+        )
         span.set_attribute("error.type", type(error).__qualname__)
     span.end()

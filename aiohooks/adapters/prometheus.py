@@ -1,4 +1,5 @@
-"""A session in Prometheus: its state is read when Prometheus asks for it, so a run does no work for it.
+"""A session in Prometheus: its state is read when Prometheus asks for it, so a run does no work for
+it.
 
     timing = HookTimingHook()
     hooks = [PrometheusHook(timing=timing), *timing.watch([saver, MyHook()])]
@@ -26,11 +27,21 @@ from aiohooks.hooks.checkpoint_saver import CheckpointSaverHook
 from aiohooks.hooks.timing import BUCKET_SECS, HookTimingHook
 from aiohooks.hooks.version_gate import VersionGateHook
 from aiohooks.session.coordinator import Coordinator
-from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from aiohooks.session.hook import (
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+        Metric,
+    )
     from prometheus_client.exposition import choose_encoder
     from prometheus_client.registry import Collector
 except ImportError as _missing:
@@ -44,9 +55,10 @@ _SCRAPE_TIMEOUT_SECS = 5.0
 class PrometheusHook(SessionRunHook):
     """Shows a session in a registry of `prometheus_client`, from its creation to its end.
 
-    Values are read when the registry is scraped, in the session's event loop, from what the session and the given hooks know of
-    themselves; a run costs two readings of the clock. A scrape in another thread waits for the event loop; if the loop is blocked
-    for longer than five seconds, that scrape goes without the session. Several sessions may share a registry: the label `session`
+    Values are read when the registry is scraped, in the session's event loop, from what the session
+    and the given hooks know of themselves; a run costs two readings of the clock. A scrape in
+    another thread waits for the event loop; if the loop is blocked for longer than five seconds,
+    that scrape goes without the session. Several sessions may share a registry: the label `session`
     has the name of each.
     """
 
@@ -78,7 +90,9 @@ class PrometheusHook(SessionRunHook):
         self._sessions: _Sessions | None = None
 
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
-        """Return all metrics of the registry as text, and its content type, for a request with the header `Accept: accept`."""
+        """Return all metrics of the registry as text, and its content type, for a request with the
+        header `Accept: accept`.
+        """
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
@@ -163,14 +177,19 @@ class PrometheusHook(SessionRunHook):
         ]
         for hook in status.hooks:
             counts = ("calls", "failures", "dropped", "pending", "disabled")
-            found += [(f"hook_{what}", (*labels, hook.name), getattr(hook, what)) for what in counts]
+            found += [
+                (f"hook_{what}", (*labels, hook.name), getattr(hook, what)) for what in counts
+            ]
         for phase in () if self._timing is None else self._timing.statistics().phases:
             of_method = (*labels, phase.hook, phase.phase)
             secs = phase.blocking_secs + phase.waiting_secs
             found.append(("hook_seconds", of_method, _histogram(phase.histogram, secs)))
             found.append(("hook_blocking_seconds", of_method, phase.blocking_secs))
         if saver is not None:
-            found += [("checkpoints_saved", labels, saver.saved), ("checkpoints_failed", labels, saver.failed)]
+            found += [
+                ("checkpoints_saved", labels, saver.saved),
+                ("checkpoints_failed", labels, saver.failed),
+            ]
             if saver.latest is not None:
                 found.append(("checkpoint_age_seconds", labels, saver.latest_age_secs))
                 found.append(("checkpoint_size_bytes", labels, saver.latest.size))
@@ -181,7 +200,8 @@ class PrometheusHook(SessionRunHook):
         return found
 
     def __repr__(self) -> str:
-        return f"<PrometheusHook {'showing ' + repr(self._name) if self._sessions is not None else 'without a session'}>"
+        shown = "without a session" if self._sessions is None else f"showing {self._name!r}"
+        return f"<PrometheusHook {shown}>"
 
 
 _OF_SESSION, _OF_HOOK = ["session"], ["session", "hook"]
@@ -193,7 +213,12 @@ _METRICS: list[tuple[type[Metric], str, str, list[str]]] = [
     (GaugeMetricFamily, "steps_per_second", "Steps over the last 10 s.", _OF_SESSION),
     (HistogramMetricFamily, "step_seconds", "Successful runs.", _OF_SESSION),
     (HistogramMetricFamily, "hook_seconds", "Calls of hooks.", _OF_METHOD),
-    (CounterMetricFamily, "hook_blocking_seconds", "How long hooks held the event loop.", _OF_METHOD),
+    (
+        CounterMetricFamily,
+        "hook_blocking_seconds",
+        "How long hooks held the event loop.",
+        _OF_METHOD,
+    ),
     (CounterMetricFamily, "hook_calls", "Calls of a hook.", _OF_HOOK),
     (CounterMetricFamily, "hook_failures", "Those that failed.", _OF_HOOK),
     (CounterMetricFamily, "hook_dropped", "Those it did not get.", _OF_HOOK),
@@ -202,7 +227,12 @@ _METRICS: list[tuple[type[Metric], str, str, list[str]]] = [
     (GaugeMetricFamily, "step_waiters", "Waits for a step.", _OF_SESSION),
     (CounterMetricFamily, "checkpoints_saved", "Checkpoints written.", _OF_SESSION),
     (CounterMetricFamily, "checkpoints_failed", "Saves that failed.", _OF_SESSION),
-    (GaugeMetricFamily, "checkpoint_age_seconds", "Time since the last checkpoint was written.", _OF_SESSION),
+    (
+        GaugeMetricFamily,
+        "checkpoint_age_seconds",
+        "Time since the last checkpoint was written.",
+        _OF_SESSION,
+    ),
     (GaugeMetricFamily, "checkpoint_size_bytes", "Size of the last checkpoint.", _OF_SESSION),
     (GaugeMetricFamily, "checkpoint_step", "Step of that checkpoint.", _OF_SESSION),
     (GaugeMetricFamily, "version_lag", "Versions published during the last run.", _OF_GATE),
@@ -229,7 +259,8 @@ class _Sessions(Collector):
     def add(self, name: str, read: Callable[[], list[_Sample]]) -> None:
         if name in self.by_name:
             raise InvalidArgumentError(
-                f"the registry shows a session named {name!r} already; give each session a `name`, or a registry of its own"
+                f"the registry shows a session named {name!r} already; give each session a `name`,"
+                " or a registry of its own"
             )
         self.by_name[name] = read
 
@@ -242,11 +273,16 @@ class _Sessions(Collector):
         for read in tuple(self.by_name.values()):
             for name, labels, value in read():
                 if value is not None:
-                    families[name].add_metric(labels, *(value if isinstance(value, tuple) else (value,)))
+                    families[name].add_metric(
+                        labels, *(value if isinstance(value, tuple) else (value,))
+                    )
         return families.values()
 
     def _families(self) -> dict[str, Any]:
-        return {name: kind(f"aiohooks_{name}", text, labels=labels) for kind, name, text, labels in _METRICS}  # type: ignore[call-arg]
+        return {
+            name: kind(f"aiohooks_{name}", text, labels=labels)  # type: ignore[call-arg]
+            for kind, name, text, labels in _METRICS
+        }
 
 
 _known: weakref.WeakKeyDictionary[CollectorRegistry, _Sessions] = weakref.WeakKeyDictionary()

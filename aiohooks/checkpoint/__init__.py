@@ -15,16 +15,19 @@ On disk:
 
     checkpoint_dir/
       .lock                          locked by the one writer; the kernel releases it when that ends
-      step-000000001000.000007/      the checkpoint of step 1000, the seventh that was committed here
+      step-000000001000.000007/      the checkpoint of step 1000, the seventh that was committed
+                                     here
         arrays.safetensors           every array and tensor of the state
         state.msgpack                the tree that contains them, with everything else
-        manifest.json                step, sequence, metrics; size and CRC-32 of the files; a sha256 of itself
+        manifest.json                step, sequence, metrics; size and CRC-32 of the files; a sha256
+                                     of itself
       .tmp-step-...                  being written or removed
       damaged-step-...               did not verify, set aside by `restore`
 
-A save writes all files into a `.tmp-` directory, syncs each file and then the directory, renames it, syncs the parent, and
-only then removes old checkpoints. The newest checkpoint is the one with the highest sequence that verifies; there is no
-pointer that could be wrong. The same state gives the same bytes on every Python. There is no pickle.
+A save writes all files into a `.tmp-` directory, syncs each file and then the directory, renames
+it, syncs the parent, and only then removes old checkpoints. The newest checkpoint is the one with
+the highest sequence that verifies; there is no pointer that could be wrong. The same state gives
+the same bytes on every Python. There is no pickle.
 """
 
 from typing import TYPE_CHECKING
@@ -49,14 +52,21 @@ __all__ = [
     "Stateful",
 ]
 
-if not TYPE_CHECKING:  # a session needs the protocol of states; the saver is imported when there is a checkpoint directory
+# a session needs the protocol of states; the saver is imported when there is a checkpoint directory
+if not TYPE_CHECKING:
     from aiohooks._lazy import lazy_names
 
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
             "aiohooks.checkpoint.mirror": ("Mirror", "MirrorStatus"),
-            "aiohooks.checkpoint.policies": ("Checkpoint", "KeepBest", "KeepEvery", "KeepNewest", "KeepPolicy"),
+            "aiohooks.checkpoint.policies": (
+                "Checkpoint",
+                "KeepBest",
+                "KeepEvery",
+                "KeepNewest",
+                "KeepPolicy",
+            ),
             "aiohooks.checkpoint.saver": ("Restored", "Saver"),
             "aiohooks.checkpoint.stateful": ("RandomState", "Stateful"),
         },

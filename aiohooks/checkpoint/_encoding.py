@@ -1,7 +1,7 @@
 """A state to the bytes of its two files and back: the arrays, and the tree that contains them.
 
-The tree is MessagePack. Types that MessagePack does not have are extension types with the numbers below. No name in a file is
-ever looked up, and nothing in a file is ever executed.
+The tree is MessagePack. Types that MessagePack does not have are extension types with the numbers
+below. No name in a file is ever looked up, and nothing in a file is ever executed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias, cast
 
-from aiohooks.checkpoint._format import ARRAYS, DTYPES, MAX_INT, STATE, VERSION, DamagedError, damage_in
+from aiohooks.checkpoint._format import (
+    ARRAYS,
+    DTYPES,
+    MAX_INT,
+    STATE,
+    VERSION,
+    DamagedError,
+    damage_in,
+)
 from aiohooks.checkpoint.stateful import MAX_DEPTH, tensors_in, torch_support
 from aiohooks.errors import InvalidArgumentError, missing_extra
 
@@ -43,11 +51,17 @@ _MOST_BUFFERS = 1000
 # The limit of the safetensors library.
 _MAX_HEADER_BYTES = 100_000_000
 
-# The types that safetensors has a name for. All others (complex numbers, times, fixed-width text and bytes) are stored as
-# plain bytes; the tree has their dtype.
+# The types that safetensors has a name for. All others (complex numbers, times, fixed-width text
+# and bytes) are stored as plain bytes; the tree has their dtype.
 _KINDS = {name: np.dtype(each.array) for name, each in DTYPES.items()}
-_NATIVE = {each.array[1:]: each.native for name, each in DTYPES.items() if each.native and _KINDS[name].name == name}
-_SUPPORTED = re.compile(r"[<>|](?:b1|[iu][1248]|f[248]|c8|c16|[mM]8\[[0-9]*[a-zA-Z]+\]|U[0-9]+|S[0-9]+)", re.ASCII)
+_NATIVE = {
+    each.array[1:]: each.native
+    for name, each in DTYPES.items()
+    if each.native and _KINDS[name].name == name
+}
+_SUPPORTED = re.compile(
+    r"[<>|](?:b1|[iu][1248]|f[248]|c8|c16|[mM]8\[[0-9]*[a-zA-Z]+\]|U[0-9]+|S[0-9]+)", re.ASCII
+)
 
 
 def _check_dtype(dtype: np.dtype[Any], place: str) -> str:
@@ -56,7 +70,8 @@ def _check_dtype(dtype: np.dtype[Any], place: str) -> str:
     Raises:
         InvalidArgumentError: it has no exact form on disk.
     """
-    # The kind is checked too because structured types and those of other packages (bfloat16) have the name of plain bytes.
+    # The kind is checked too because structured types and those of other packages (bfloat16) have
+    # the name of plain bytes.
     if dtype.kind in "biufcmMUS" and _SUPPORTED.fullmatch(dtype.str):
         return dtype.str
     if dtype.kind == "O":
@@ -68,12 +83,19 @@ def _check_dtype(dtype: np.dtype[Any], place: str) -> str:
     elif dtype.kind == "V":
         hint = "give its bits, as .view(numpy.uint8) or .view(numpy.uint16)"
     else:
-        hint = "give it as a type of fixed size that is the same on every machine, such as .astype(numpy.float64)"
-    raise InvalidArgumentError(f"{place} has the dtype {dtype}, which a checkpoint cannot hold exactly; {hint}")
+        hint = (
+            "give it as a type of fixed size that is the same on every machine, such as"
+            " .astype(numpy.float64)"
+        )
+    raise InvalidArgumentError(
+        f"{place} has the dtype {dtype}, which a checkpoint cannot hold exactly; {hint}"
+    )
 
 
 class _Stored(NamedTuple):
-    """An array of the file: its entry in the header, and where its bytes come from when they are written."""
+    """An array of the file: its entry in the header, and where its bytes come from when they are
+    written.
+    """
 
     native: str | None
     """The name that safetensors has for its dtype; without one, plain bytes are stored."""
@@ -86,7 +108,8 @@ class _Stored(NamedTuple):
 class ArrayFile:
     """The arrays of a state, to be written to a safetensors file from their own memory.
 
-    Only an array that is not C-contiguous or is big-endian is copied, one array at a time; likewise a tensor on a device.
+    Only an array that is not C-contiguous or is big-endian is copied, one array at a time; likewise
+    a tensor on a device.
     """
 
     def __init__(self, arrays: Mapping[str, _Stored], version: int) -> None:
@@ -106,7 +129,10 @@ class ArrayFile:
         text = json.dumps(entries, separators=(",", ":")).encode("ascii")
         text += b" " * (-len(text) % 8)
         if len(text) > _MAX_HEADER_BYTES:
-            raise InvalidArgumentError(f"the state has {len(entries)} arrays, more than a checkpoint can hold; join small ones")
+            raise InvalidArgumentError(
+                f"the state has {len(entries)} arrays, more than a checkpoint can hold; join small"
+                " ones"
+            )
         self._in_order = [stored for _, stored in in_order]
         self.header = len(text).to_bytes(8, "little") + text
         self.size = len(self.header) + offset
@@ -139,22 +165,31 @@ _read_header = msgspec.json.Decoder(dict[str, _Entry]).decode
 
 
 def _aligned_memory(sizes: Sequence[int]) -> list[Array]:
-    """Return parts of one new memory, aligned as torch aligns its own: the last bits of a matrix product may depend on it."""
-    offsets = list(itertools.accumulate((-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes), initial=0))
+    """Return parts of one new memory, aligned as torch aligns its own: the last bits of a matrix
+    product may depend on it.
+    """
+    offsets = list(
+        itertools.accumulate((-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes), initial=0)
+    )
     memory = np.empty(offsets[-1] + _ALIGNMENT, np.uint8)
     first = -memory.ctypes.data % _ALIGNMENT
-    return [memory[first + offset : first + offset + size] for offset, size in zip(offsets, sizes, strict=False)]
+    return [
+        memory[first + offset : first + offset + size]
+        for offset, size in zip(offsets, sizes, strict=False)
+    ]
 
 
 class LoadedArrays:
     """The arrays of a file, to be taken one by one.
 
-    The safetensors library copies all of them in one call that holds the interpreter's lock, so that the event loop would stop
-    for a second for each GiB. Here they are read into the memory that the caller gets. Small ones share some.
+    The safetensors library copies all of them in one call that holds the interpreter's lock, so
+    that the event loop would stop for a second for each GiB. Here they are read into the memory
+    that the caller gets. Small ones share some.
     """
 
     def __init__(self, read_into: Callable[[list[memoryview]], None], size: int) -> None:
-        """Read a file of `size` bytes by `read_into`, which fills arrays with what follows in the file.
+        """Read a file of `size` bytes by `read_into`, which fills arrays with what follows in the
+        file.
 
         Raises:
             DamagedError: it is not a safetensors file, or its arrays do not follow each other.
@@ -177,7 +212,9 @@ class LoadedArrays:
                 raise DamagedError("is not a safetensors file (its arrays overlap, or have gaps)")
             place = end
         if place != size - 8 - header_size:
-            raise DamagedError(f"has {size - 8 - header_size} bytes of arrays, and {place} in its header")
+            raise DamagedError(
+                f"has {size - 8 - header_size} bytes of arrays, and {place} in its header"
+            )
         self._arrays: dict[str, tuple[_Entry, Array]] = {}
         first = 0
         for number, (_, end, _) in enumerate(in_order, 1):
@@ -208,7 +245,8 @@ class LoadedArrays:
         """Return the bytes of the array of that name, once.
 
         Raises:
-            DamagedError: there is none, or its header has not that dtype and shape, or plain bytes for a dtype without a name.
+            DamagedError: there is none, or its header has not that dtype and shape, or plain bytes
+                for a dtype without a name.
         """
         found = self._arrays.pop(name, None)
         if found is None:
@@ -234,10 +272,16 @@ def _bytes_of_block(block: Any) -> memoryview:
     return memoryview(cast("Any", data))
 
 
-def _mark(used: Array, offset: int, shape: Sequence[int], strides: Sequence[int], item_size: int) -> None:
-    """Mark the bytes of a tensor in its block, in a time that depends on the block and not on the tensor, which may be larger."""
+def _mark(
+    used: Array, offset: int, shape: Sequence[int], strides: Sequence[int], item_size: int
+) -> None:
+    """Mark the bytes of a tensor in its block, in a time that depends on the block and not on the
+    tensor, which may be larger.
+    """
     if math.prod(shape) * item_size <= len(used):
-        np.ndarray((*shape, item_size), np.bool_, cast("Any", used), offset, (*strides, 1))[...] = True
+        np.ndarray((*shape, item_size), np.bool_, cast("Any", used), offset, (*strides, 1))[...] = (
+            True
+        )
         return
     own = np.zeros(len(used) - offset, np.bool_)
     own[:item_size] = True
@@ -274,7 +318,9 @@ def _parse_dtype(text: str) -> np.dtype[Any]:
 
 
 _TUPLE, _INT, _COMPLEX, _ARRAY, _SCALAR, _TENSOR, _COUNTER, _MODULE = 1, 2, 3, 4, 5, 6, 7, 8
-"""Numbers of the extension types, which are part of the format; from `_TENSOR` on of its version 2."""
+"""Numbers of the extension types, which are part of the format; from `_TENSOR` on of its version
+2.
+"""
 
 _MOST_REPEATED = 2_000_000
 """How many items there may be in lists and dicts that the state has already."""
@@ -293,7 +339,8 @@ def encode(state: Mapping[str, Any]) -> tuple[bytes, ArrayFile]:
     """Return the bytes of the tree, and the arrays, which are not copied.
 
     Raises:
-        InvalidArgumentError: something in it has no exact form on disk; the message says where it is and what to give.
+        InvalidArgumentError: something in it has no exact form on disk; the message says where it
+            is and what to give.
     """
     if not isinstance(state, Mapping):
         raise InvalidArgumentError(f"state is a {type(state).__name__}; give a mapping")
@@ -303,7 +350,9 @@ def encode(state: Mapping[str, Any]) -> tuple[bytes, ArrayFile]:
     except (ValueError, OverflowError) as error:
         if isinstance(error, InvalidArgumentError):
             raise
-        raise InvalidArgumentError(f"state has a value that is too large for a checkpoint: {error}") from error
+        raise InvalidArgumentError(
+            f"state has a value that is too large for a checkpoint: {error}"
+        ) from error
     return data, ArrayFile(encoder.arrays, encoder.version)
 
 
@@ -311,7 +360,8 @@ def decode(data: bytes, arrays: LoadedArrays) -> dict[str, Any]:
     """Return the state in the bytes of the tree, and the arrays.
 
     Raises:
-        DamagedError: they are not what `encode` makes; the message begins with the name of the file.
+        DamagedError: they are not what `encode` makes; the message begins with the name of the
+            file.
     """
     return _Decoder(arrays).state(data)
 
@@ -336,8 +386,8 @@ class _Encoder:
 
     def _add(self, path: _Path, stored: _Stored) -> str:
         """Add an array under its path; return its name in the file."""
-        # A JSON pointer, for other readers of the file. Escaping gives only `~0` and `~1`, so `~` with another number can make
-        # equal names different.
+        # A JSON pointer, for other readers of the file. Escaping gives only `~0` and `~1`, so `~`
+        # with another number can make equal names different.
         name = "/".join(str(part).replace("~", "~0").replace("/", "~1") for part in path)
         if name in ("", "__metadata__"):
             name += "~2"
@@ -356,11 +406,19 @@ class _Encoder:
         if kind is str:
             return self._text(value, path)
         if kind is int:
-            return value if -(2**63) <= value < 2**64 else msgspec.msgpack.Ext(_INT, _int_to_bytes(value))
+            return (
+                value
+                if -(2**63) <= value < 2**64
+                else msgspec.msgpack.Ext(_INT, _int_to_bytes(value))
+            )
         if kind is complex:
             return msgspec.msgpack.Ext(_COMPLEX, struct.pack("<dd", value.real, value.imag))
-        if kind is OrderedDict and hasattr(value, "_metadata"):  # the state of a module, which has its versions there
-            return self._later(_MODULE, [self._dict(value, path), self.tree(value._metadata, (*path, "_metadata"))])
+        if kind is OrderedDict and hasattr(
+            value, "_metadata"
+        ):  # the state of a module, which has its versions there
+            return self._later(
+                _MODULE, [self._dict(value, path), self.tree(value._metadata, (*path, "_metadata"))]
+            )
         if kind is dict or kind is OrderedDict or kind is MappingProxyType:
             return self._dict(value, path)
         if kind is Counter:
@@ -369,12 +427,18 @@ class _Encoder:
             return self._items(value, path)
         if kind is tuple:
             return msgspec.msgpack.Ext(_TUPLE, _write_tree(self._items(value, path)))
-        if kind is np.ndarray or kind is np.memmap:  # other subclasses have more (a mask, a unit) than would be kept
+        if (
+            kind is np.ndarray or kind is np.memmap
+        ):  # other subclasses have more (a mask, a unit) than would be kept
             return self._array(value, path)
-        if issubclass(type(value), np.generic) and not issubclass(type(value), np.flexible):  # which lose zeros at their end
+        if issubclass(type(value), np.generic) and not issubclass(
+            type(value), np.flexible
+        ):  # which lose zeros at their end
             array: Array = np.asarray(value)
             dtype = _check_dtype(array.dtype, _text_of(path))
-            return msgspec.msgpack.Ext(_SCALAR, _write_tree([dtype, bytes(_little_endian_bytes(array, dtype))]))
+            return msgspec.msgpack.Ext(
+                _SCALAR, _write_tree([dtype, bytes(_little_endian_bytes(array, dtype))])
+            )
         if self._torch is not None and self._torch.is_tensor(value):
             return self._tensor(value, path)
         raise self._refused(value, path)
@@ -387,7 +451,9 @@ class _Encoder:
     def _array(self, array: Array, path: _Path) -> msgspec.msgpack.Ext:
         dtype, shape = _check_dtype(array.dtype, _text_of(path)), list(array.shape)
         native, data = _NATIVE.get(dtype[1:]), functools.partial(_little_endian_bytes, array, dtype)
-        name = self._add(path, _Stored(native, shape, array.nbytes, array.itemsize if native else 1, data))
+        name = self._add(
+            path, _Stored(native, shape, array.nbytes, array.itemsize if native else 1, data)
+        )
         return msgspec.msgpack.Ext(_ARRAY, _write_tree([name, dtype, shape]))
 
     def _tensor(self, tensor: Any, path: _Path) -> msgspec.msgpack.Ext:
@@ -398,17 +464,26 @@ class _Encoder:
         shape, strides, width = list(place.shape), list(place.strides), _KINDS[dtype].itemsize
         is_whole = strides == _contiguous(shape) and math.prod(shape) * width == place.block.nbytes
         name = self._names_of_blocks.get(place.block)
-        if name is None:  # the first of the tensors in this memory decides how other programs see it
-            native, data = DTYPES[dtype].native if is_whole else None, functools.partial(_bytes_of_block, place.block)
+        if (
+            name is None
+        ):  # the first of the tensors in this memory decides how other programs see it
+            native, data = (
+                DTYPES[dtype].native if is_whole else None,
+                functools.partial(_bytes_of_block, place.block),
+            )
             name = self._add(path, _Stored(native, shape, place.block.nbytes, width, data))
             self._names_of_blocks[place.block] = name
-        return self._later(_TENSOR, [name, dtype, shape, *([] if is_whole else [strides, place.offset])])
+        return self._later(
+            _TENSOR, [name, dtype, shape, *([] if is_whole else [strides, place.offset])]
+        )
 
     def _text(self, value: str, path: _Path) -> str:
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise InvalidArgumentError(f"{_text_of(path)} is {value!r}, which is not valid text; give its bytes") from None
+            raise InvalidArgumentError(
+                f"{_text_of(path)} is {value!r}, which is not valid text; give its bytes"
+            ) from None
         return value
 
     def _items(self, items: list[Any] | tuple[Any, ...], path: _Path) -> list[Any]:
@@ -425,8 +500,8 @@ class _Encoder:
                 found[self._text(key, path)] = self.tree(value, (*path, key))
             else:
                 raise InvalidArgumentError(
-                    f"{_text_of(path)} has the key {key!r} of type {type(key).__name__}; keys are str or int of 64 "
-                    "bits: give str(...) of it"
+                    f"{_text_of(path)} has the key {key!r} of type {type(key).__name__}; keys are"
+                    " str or int of 64 bits: give str(...) of it"
                 )
         return found
 
@@ -437,22 +512,35 @@ class _Encoder:
             self._repeated += 1 + len(container)
         if self._repeated > _MOST_REPEATED:  # sixty lists, each twice in the next, are 2**60
             raise InvalidArgumentError(
-                f"{_text_of(path[:4])}... has the same lists or dicts again and again, and each of their more than "
-                f"{_MOST_REPEATED} items would be written; give them once"
+                f"{_text_of(path[:4])}... has the same lists or dicts again and again, and each of"
+                f" their more than {_MOST_REPEATED} items would be written; give them once"
             )
         if len(path) >= MAX_DEPTH:
             raise InvalidArgumentError(
-                f"{_text_of(path[:4])}... is nested deeper than {MAX_DEPTH} levels, or in itself; flatten it"
+                f"{_text_of(path[:4])}... is nested deeper than {MAX_DEPTH} levels, or in itself;"
+                " flatten it"
             )
 
     def _refused(self, value: object, path: _Path) -> InvalidArgumentError:
         kind = type(value)
         hint = _HINTS.get(kind.__name__)
         if hint is None:
-            near = next((each for each in kind.__mro__[1:] if each in (int, float, str, bytes, tuple, list, dict)), None)
-            hint = f"give {near.__name__}(...) of it" if near is not None else "give plain data, or what its state_dict() returns"
+            near = next(
+                (
+                    each
+                    for each in kind.__mro__[1:]
+                    if each in (int, float, str, bytes, tuple, list, dict)
+                ),
+                None,
+            )
+            hint = (
+                f"give {near.__name__}(...) of it"
+                if near is not None
+                else "give plain data, or what its state_dict() returns"
+            )
         return InvalidArgumentError(
-            f"{_text_of(path)} is of the type {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot hold; {hint}"
+            f"{_text_of(path)} is of the type {kind.__module__}.{kind.__qualname__}, which a"
+            f" checkpoint cannot hold; {hint}"
         )
 
 
@@ -460,7 +548,9 @@ _Size: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
 
 
 class _Tensor(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
-    """A tensor in the tree; strides and offset, in elements and bytes, only if it is not all of its array."""
+    """A tensor in the tree; strides and offset, in elements and bytes, only if it is not all of its
+    array.
+    """
 
     name: str
     dtype: str
@@ -492,8 +582,17 @@ class _Decoder:
                 raise
             except msgspec.ValidationError:
                 raise DamagedError("has an invalid array shape, name or dtype") from None
-            except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RuntimeError, struct.error) as error:
-                raise DamagedError(f"is not the state of a checkpoint ({type(error).__name__})") from None
+            except (
+                msgspec.MsgspecError,
+                ValueError,
+                TypeError,
+                OverflowError,
+                RuntimeError,
+                struct.error,
+            ) as error:
+                raise DamagedError(
+                    f"is not the state of a checkpoint ({type(error).__name__})"
+                ) from None
             if not isinstance(found, dict):
                 raise DamagedError("is not the state of a checkpoint")
         with damage_in(ARRAYS):
@@ -580,16 +679,28 @@ class _Decoder:
             data = self._arrays.take_bytes(name, form.native if is_whole else None, sizes)
             self._blocks[name] = data, None if self._torch is None else self._torch.storage_of(data)
         data, storage = self._blocks[name]
-        count = 0 if 0 in sizes else 1 + sum((size - 1) * step for size, step in zip(sizes, steps, strict=True))
+        count = (
+            0
+            if 0 in sizes
+            else 1 + sum((size - 1) * step for size, step in zip(sizes, steps, strict=True))
+        )
         if start % kind.itemsize or start + count * kind.itemsize > len(data):
             raise DamagedError("has a tensor that is not in its array")
         if storage is None:
-            return np.ndarray(sizes, kind, cast("Any", data) if count else None, start, [step * kind.itemsize for step in steps])
+            return np.ndarray(
+                sizes,
+                kind,
+                cast("Any", data) if count else None,
+                start,
+                [step * kind.itemsize for step in steps],
+            )
         return cast("Any", self._torch).tensor_in(storage, tensor.dtype, start, sizes, steps)
 
 
 def _contiguous(sizes: list[int]) -> list[int] | None:
-    """Return the strides that torch gives a new tensor, in elements; None for sizes for which it makes none."""
+    """Return the strides that torch gives a new tensor, in elements; None for sizes for which it
+    makes none.
+    """
     found, step = sizes[:], 1
     for place in range(len(sizes) - 1, -1, -1):
         found[place], step = step, step * max(sizes[place], 1)

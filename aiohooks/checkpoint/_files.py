@@ -1,7 +1,9 @@
-"""The file operations of checkpoints, relative to open directories, and the lock of a checkpoint directory.
+"""The file operations of checkpoints, relative to open directories, and the lock of a checkpoint
+directory.
 
-All go through one `fs` object, which is `os` except in tests that record, fail or kill at any operation. Errors of `os` pass
-as they are; an entry that is not a plain file of the expected size raises `DamagedError`.
+All go through one `fs` object, which is `os` except in tests that record, fail or kill at any
+operation. Errors of `os` pass as they are; an entry that is not a plain file of the expected size
+raises `DamagedError`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from aiohooks._aio.fork import call_after_fork
 from aiohooks.checkpoint._format import LOCK, DamagedError
 from aiohooks.errors import CheckpointBusyError, CheckpointError
 
-# Python closes each descriptor in a new program, and tries again what a signal has interrupted, except `close`.
+# Python closes each descriptor in a new program, and tries again what a signal has interrupted,
+# except `close`.
 _DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 # Opening a pipe for reading would wait for a writer.
@@ -27,8 +30,8 @@ _NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 # One read or write moves 2 GiB at most; smaller ones also let other threads run.
 _MAX_READ_BYTES = 1 << 20
 
-# Errors of open and read that mean the entry is damaged. All others are trouble of this process (permissions, limits) and say
-# nothing about the checkpoint.
+# Errors of open and read that mean the entry is damaged. All others are trouble of this process
+# (permissions, limits) and say nothing about the checkpoint.
 _DAMAGE = {
     errno.ENOENT: "is missing",
     errno.ELOOP: "is a symbolic link",
@@ -59,7 +62,8 @@ def check_system() -> None:
     if os.open not in os.supports_dir_fd:
         raise OSError(
             errno.ENOTSUP,
-            "checkpoints need directories that can be opened, as on Unix; use Linux, macOS, or Linux in Windows (WSL)",
+            "checkpoints need directories that can be opened, as on Unix; use Linux, macOS, or"
+            " Linux in Windows (WSL)",
         )
 
 
@@ -78,11 +82,18 @@ class Files:
     def open_directory(self, path: Path | str, *, dir_fd: int | None = None) -> int:
         """Open a directory; with `dir_fd` it must not be a symbolic link."""
         check_system()
-        return int(self.fs.open(path, _DIRECTORY if dir_fd is None else _DIRECTORY | _NO_LINKS, dir_fd=dir_fd))
+        return int(
+            self.fs.open(
+                path, _DIRECTORY if dir_fd is None else _DIRECTORY | _NO_LINKS, dir_fd=dir_fd
+            )
+        )
 
     @contextlib.contextmanager
-    def directory(self, path: Path | str, *, dir_fd: int | None = None, of_checkpoint: bool = False) -> Generator[int]:
-        """Open a directory for the block. An error of closing is ignored: nothing is written through this descriptor.
+    def directory(
+        self, path: Path | str, *, dir_fd: int | None = None, of_checkpoint: bool = False
+    ) -> Generator[int]:
+        """Open a directory for the block. An error of closing is ignored: nothing is written
+        through this descriptor.
 
         Raises:
             DamagedError: it is `of_checkpoint`, and missing, not a directory, or unreadable.
@@ -95,7 +106,9 @@ class Files:
             self.close_quietly(fd)
 
     def make_directories(self, path: Path) -> None:
-        """Make a directory with mode 0700, if it is missing, and its missing parents; the names of these are durable."""
+        """Make a directory with mode 0700, if it is missing, and its missing parents; the names of
+        these are durable.
+        """
         missing: list[Path] = []
         with contextlib.suppress(FileExistsError):
             for each in (path, *path.parents):
@@ -110,7 +123,9 @@ class Files:
                 self.fs.mkdir(each, 0o700 if each is path else 0o777)
 
     def remove_directory(self, name: str, *, dir_fd: int) -> None:
-        """Remove a directory of plain files, or the file or link of that name. Do nothing if it is missing."""
+        """Remove a directory of plain files, or the file or link of that name. Do nothing if it is
+        missing.
+        """
         try:
             with self.directory(name, dir_fd=dir_fd) as fd:
                 for each in sorted(self.fs.listdir(fd)):
@@ -125,8 +140,8 @@ class Files:
             self.fs.unlink(name, dir_fd=dir_fd)  # a link itself is removed, not its target
 
     def list_names(self, dir_fd: int) -> set[str]:
-        # A listing starts where the last one on the same descriptor ended. Python rewinds, but ignores an error of that, so
-        # a descriptor is opened for each listing.
+        # A listing starts where the last one on the same descriptor ended. Python rewinds, but
+        # ignores an error of that, so a descriptor is opened for each listing.
         with self.directory(".", dir_fd=dir_fd) as fd:
             return set(self.fs.listdir(fd))
 
@@ -147,13 +162,19 @@ class Files:
 
     # Files
 
-    def write_new(self, name: str, chunks: Iterable[bytes | memoryview], *, dir_fd: int) -> tuple[int, int]:
+    def write_new(
+        self, name: str, chunks: Iterable[bytes | memoryview], *, dir_fd: int
+    ) -> tuple[int, int]:
         """Write a new file, wait until it is durable, and return its size and CRC-32."""
-        fd = self.fs.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINKS, 0o600, dir_fd=dir_fd)
+        fd = self.fs.open(
+            name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINKS, 0o600, dir_fd=dir_fd
+        )
         checksum = size = 0
         try:
             for chunk in chunks:
-                checksum = zlib.crc32(chunk, checksum)  # fast: training loses its time where it uses every core
+                checksum = zlib.crc32(
+                    chunk, checksum
+                )  # fast: training loses its time where it uses every core
                 size += len(chunk)
                 left = memoryview(chunk)
                 while left:
@@ -161,11 +182,14 @@ class Files:
                     if written <= 0:
                         raise OSError(errno.EIO, "a write wrote nothing")
                     left = left[written:]
-            self.fs.fsync(fd)  # never again after a failure: the data is lost by then, and a second one succeeds
+            self.fs.fsync(
+                fd
+            )  # never again after a failure: the data is lost by then, and a second one succeeds
         except BaseException:
             self.close_quietly(fd)
             raise
-        # An error of closing may mean a lost write. After an interrupt Linux has closed the file, too.
+        # An error of closing may mean a lost write. After an interrupt Linux has closed the file,
+        # too.
         with contextlib.suppress(InterruptedError):
             self.fs.close(fd)
         return size, checksum
@@ -176,11 +200,14 @@ class Files:
             return b"".join(file.pieces())
 
     @contextlib.contextmanager
-    def opened(self, name: str, *, dir_fd: int, size: int | None = None, max_size: int | None = None) -> Generator[FileReader]:
+    def opened(
+        self, name: str, *, dir_fd: int, size: int | None = None, max_size: int | None = None
+    ) -> Generator[FileReader]:
         """Open a plain file for reading.
 
         Raises:
-            DamagedError: it is missing, not a plain file, unreadable, of another size than `size`, or of more than `max_size`.
+            DamagedError: it is missing, not a plain file, unreadable, of another size than `size`,
+                or of more than `max_size`.
         """
         with _damage_errors():
             fd = self.fs.open(name, os.O_RDONLY | _NO_WAIT | _NO_LINKS, dir_fd=dir_fd)
@@ -201,7 +228,9 @@ class Files:
         """Lock an open file, or raise `BlockingIOError`; or release it."""
         import fcntl  # which Windows, where no directory can be opened, has not
 
-        getattr(self.fs, "flock", fcntl.flock)(fd, fcntl.LOCK_UN if release else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        getattr(self.fs, "flock", fcntl.flock)(
+            fd, fcntl.LOCK_UN if release else fcntl.LOCK_EX | fcntl.LOCK_NB
+        )
 
     def close_quietly(self, fd: int) -> None:
         """Close a descriptor and ignore errors."""
@@ -210,7 +239,8 @@ class Files:
 
 
 class FileReader:
-    """Reads an open file from its beginning, in pieces that keep other threads waiting for a short time only.
+    """Reads an open file from its beginning, in pieces that keep other threads waiting for a short
+    time only.
 
     Attributes:
         left: how many bytes have not been read.
@@ -231,7 +261,9 @@ class FileReader:
             yield bytes(piece)
 
     def read_into(self, buffers: Sequence[memoryview]) -> None:
-        """Fill buffers, a thousand at most, with what follows in the file; raises as `pieces` does."""
+        """Fill buffers, a thousand at most, with what follows in the file; raises as `pieces`
+        does.
+        """
         if sum(map(len, buffers)) > self.left:
             raise DamagedError("is too short")
         if len(buffers) > 1:
@@ -265,7 +297,9 @@ class FileReader:
 
 
 class DirectoryLock:
-    """The lock of a checkpoint directory, which admits one writer. The kernel releases it when the process ends."""
+    """The lock of a checkpoint directory, which admits one writer. The kernel releases it when the
+    process ends.
+    """
 
     def __init__(self, files: Files, path: Path) -> None:
         self._files = files
@@ -283,7 +317,8 @@ class DirectoryLock:
 
         Raises:
             CheckpointBusyError: another writer has the lock.
-            CheckpointError: the directory belongs to another user, and others may write to it; or see `check_place`.
+            CheckpointError: the directory belongs to another user, and others may write to it; or
+                see `check_place`.
             OSError: as the system raised it.
         """
         if self._directory is not None:
@@ -304,9 +339,11 @@ class DirectoryLock:
         return directory
 
     def check_place(self) -> None:
-        """Raise `CheckpointError` if the directory is locked, and what is at its path is another one, or none.
+        """Raise `CheckpointError` if the directory is locked, and what is at its path is another
+        one, or none.
 
-        What is written to a directory that was renamed, removed or mounted over is not found where it is looked for.
+        What is written to a directory that was renamed, removed or mounted over is not found where
+        it is looked for.
         """
         if (directory := self._directory) is None:
             return
@@ -324,24 +361,31 @@ class DirectoryLock:
         there = "nothing" if found is None else f"device {found.st_dev}, inode {found.st_ino}"
         raise CheckpointError(
             errno.ESTALE,
-            f"{self._path} is not the directory that this Saver has locked, which was moved, removed or mounted over: that is "
-            f"device {locked.st_dev}, inode {locked.st_ino}, now at {now}, and at the path there is {there}; put it back, or "
-            "close the Saver to use what is at the path",
+            f"{self._path} is not the directory that this Saver has locked, which was moved,"
+            f" removed or mounted over: that is device {locked.st_dev}, inode {locked.st_ino}, now"
+            f" at {now}, and at the path there is {there}; put it back, or close the Saver to use"
+            " what is at the path",
         )
 
     def _lock_again(self, directory: int) -> None:
-        """Take the lock again if its file was removed or replaced: another writer could take that of the new file."""
+        """Take the lock again if its file was removed or replaced: another writer could take that
+        of the new file.
+        """
         fs, held = self._files.fs, self._lock
         assert held is not None
         with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(fs.stat(LOCK, dir_fd=directory, follow_symlinks=False), fs.fstat(held)):
+            if os.path.samestat(
+                fs.stat(LOCK, dir_fd=directory, follow_symlinks=False), fs.fstat(held)
+            ):
                 return
         self._lock = self._lock_file(directory)
         self._files.close_quietly(held)
 
     def _lock_file(self, directory: int) -> int:
         fs = self._files.fs
-        fd: int = fs.open(LOCK, os.O_RDWR | os.O_CREAT | _NO_WAIT | _NO_LINKS, 0o600, dir_fd=directory)
+        fd: int = fs.open(
+            LOCK, os.O_RDWR | os.O_CREAT | _NO_WAIT | _NO_LINKS, 0o600, dir_fd=directory
+        )
         try:
             if not stat.S_ISREG(fs.fstat(fd).st_mode):
                 raise OSError(errno.EINVAL, f"{LOCK} is not a plain file")
@@ -377,12 +421,15 @@ class DirectoryLock:
 
     def _check_owner(self, directory: int) -> None:
         status = self._files.fs.fstat(directory)
-        writable_by_others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
+        writable_by_others = (
+            status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
+        )
         if writable_by_others and status.st_uid != os.geteuid():
             raise CheckpointError(
                 errno.EPERM,
-                f"{self._path} belongs to user {status.st_uid} and others may write to it, so they could replace the "
-                "checkpoints in it; use a directory of your own, or have its mode changed to 0755",
+                f"{self._path} belongs to user {status.st_uid} and others may write to it, so they"
+                " could replace the checkpoints in it; use a directory of your own, or have its"
+                " mode changed to 0755",
             )
 
     def _busy_error(self, directory: int) -> CheckpointBusyError:
@@ -391,9 +438,15 @@ class DirectoryLock:
         except (OSError, DamagedError, UnicodeError):
             text = ""
         pid = int(text) if text.isdigit() and len(text) <= 10 else None
-        holder = "another writer" if pid is None else "this process itself" if pid == os.getpid() else f"process {pid}"
+        holder = (
+            "another writer"
+            if pid is None
+            else "this process itself"
+            if pid == os.getpid()
+            else f"process {pid}"
+        )
         return CheckpointBusyError(
-            f"{self._path} is in use by {holder}; a directory has one writer: close that Saver first, use another directory, "
-            "or pass read_only=True to read only",
+            f"{self._path} is in use by {holder}; a directory has one writer: close that Saver"
+            " first, use another directory, or pass read_only=True to read only",
             pid=pid,
         )

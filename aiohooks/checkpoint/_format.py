@@ -1,4 +1,5 @@
-"""What the files of a checkpoint directory are: their names, the manifest of a checkpoint, and the dtypes of tensors.
+"""What the files of a checkpoint directory are: their names, the manifest of a checkpoint, and the
+dtypes of tensors.
 
 A manifest has one form, which `encode` gives; anything else is damage.
 """
@@ -24,7 +25,9 @@ from aiohooks.errors import CheckpointError, InvalidArgumentError
 
 FORMAT = "aiohooks-checkpoint"
 VERSION = 2
-"""The newest version of the format. The first has no tensors of PyTorch; a manifest has the oldest that is enough."""
+"""The newest version of the format. The first has no tensors of PyTorch; a manifest has the oldest
+that is enough.
+"""
 LOCK = ".lock"
 ARRAYS = "arrays.safetensors"
 STATE = "state.msgpack"
@@ -39,7 +42,9 @@ class TensorDtype(NamedTuple):
     """How elements of a dtype of torch are stored."""
 
     array: str
-    """The dtype of numpy that the tensor is read as where torch is not imported: the same, or else the bits as integers."""
+    """The dtype of numpy that the tensor is read as where torch is not imported: the same, or else
+    the bits as integers.
+    """
     native: str | None = None
     """The name that safetensors has for it; without one, plain bytes are stored."""
 
@@ -64,17 +69,29 @@ DTYPES: Mapping[str, TensorDtype] = {
     "float8_e4m3fn": TensorDtype("|u1", "F8_E4M3"),
     "float8_e5m2": TensorDtype("|u1", "F8_E5M2"),
     **dict.fromkeys(
-        ["float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2", "bits8", "bits1x8", "bits2x4", "bits4x2"],
+        [
+            "float8_e4m3fnuz",
+            "float8_e5m2fnuz",
+            "float8_e8m0fnu",
+            "float4_e2m1fn_x2",
+            "bits8",
+            "bits1x8",
+            "bits2x4",
+            "bits4x2",
+        ],
         TensorDtype("|u1"),
     ),
     **{f"{kind}{bits}": TensorDtype("|u1") for kind in ("int", "uint") for bits in range(1, 8)},
     "bits16": TensorDtype("<u2"),
 }
-"""By the name in torch. Quantised ones are not among them: their elements mean nothing without a scale."""
+"""By the name in torch. Quantised ones are not among them: their elements mean nothing without a
+scale.
+"""
 
 
 class DamagedError(Exception):
-    """A file of a checkpoint is damaged; the message is the end of a sentence that begins with the file's name.
+    """A file of a checkpoint is damaged; the message is the end of a sentence that begins with the
+    file's name.
 
     Private to this package, which raises `CorruptCheckpointError` from it.
     """
@@ -85,7 +102,10 @@ class NewerVersionError(Exception):
 
     def of(self, place: object) -> CheckpointError:
         """Return the error that says what to do, for the checkpoint at a place."""
-        says = f"{place} has version {self} of the format, and this aiohooks reads versions up to {VERSION}; install a later one"
+        says = (
+            f"{place} has version {self} of the format, and this aiohooks reads versions up to"
+            f" {VERSION}; install a later one"
+        )
         return CheckpointError(errno.ENOTSUP, says)
 
 
@@ -136,7 +156,9 @@ def checkpoint_names(names: Iterable[str]) -> list[Name]:
 
 
 def is_temporary(text: str) -> bool:
-    """Return whether a writer of ours left this name unfinished, so that the next one removes it."""
+    """Return whether a writer of ours left this name unfinished, so that the next one removes
+    it.
+    """
     return _TEMPORARY.fullmatch(text) is not None
 
 
@@ -196,21 +218,28 @@ class Manifest:
 
     def checkpoint(self, parent: Path) -> Checkpoint:
         """Return the checkpoint that it describes, in a directory."""
-        metrics = MappingProxyType({name: value for name, value in self.metrics.items() if name != INTERIM})
+        metrics = MappingProxyType(
+            {name: value for name, value in self.metrics.items() if name != INTERIM}
+        )
         path = parent / str(self.name)
-        return Checkpoint(self.name.step, self.name.sequence, metrics, path, self.size, INTERIM in self.metrics)
+        return Checkpoint(
+            self.name.step, self.name.sequence, metrics, path, self.size, INTERIM in self.metrics
+        )
 
 
 def check_metrics(metrics: Mapping[str, Any] | None) -> Mapping[str, float]:
     """Return the metrics as floats, sorted by name.
 
     Raises:
-        InvalidArgumentError: they are not a mapping of names to numbers, or too many for a manifest.
+        InvalidArgumentError: they are not a mapping of names to numbers, or too many for a
+            manifest.
     """
     if metrics is None:
         return MappingProxyType({})
     if not isinstance(metrics, Mapping):
-        raise InvalidArgumentError(f"metrics is {metrics!r}; give a mapping of names to numbers, or leave it out")
+        raise InvalidArgumentError(
+            f"metrics is {metrics!r}; give a mapping of names to numbers, or leave it out"
+        )
     found: dict[str, float] = {}
     for name, value in metrics.items():
         if not isinstance(name, str):
@@ -222,7 +251,10 @@ def check_metrics(metrics: Mapping[str, Any] | None) -> Mapping[str, float]:
         except (TypeError, ValueError, OverflowError):
             raise InvalidArgumentError(f"metrics[{name!r}] is {value!r}; give a number") from None
     if len(_canonical(_metrics_to_json(found))) > MAX_MANIFEST_BYTES - 4096:
-        raise InvalidArgumentError(f"metrics has {len(found)} entries, too many for a manifest; put them into the state instead")
+        raise InvalidArgumentError(
+            f"metrics has {len(found)} entries, too many for a manifest; put them into the state"
+            " instead"
+        )
     return MappingProxyType(dict(sorted(found.items())))
 
 
@@ -234,7 +266,10 @@ def encode(manifest: Manifest) -> bytes:
         "step": manifest.name.step,
         "sequence": manifest.name.sequence,
         "metrics": _metrics_to_json(manifest.metrics),
-        "files": {name: {"size": entry.size, "crc32": f"{entry.crc32:08x}"} for name, entry in manifest.files.items()},
+        "files": {
+            name: {"size": entry.size, "crc32": f"{entry.crc32:08x}"}
+            for name, entry in manifest.files.items()
+        },
     }
     return _canonical({**content, "checksum": _checksum(content)})
 
@@ -252,7 +287,9 @@ def decode(data: bytes, name: Name) -> Manifest:
             raise DamagedError(f"is not a manifest of the format {FORMAT!r}")
         if _canonical(content) != data:  # also where a key is there twice, of which one was read
             raise DamagedError("is not in canonical form")
-        if content["checksum"] != _checksum({key: value for key, value in content.items() if key != "checksum"}):
+        if content["checksum"] != _checksum(
+            {key: value for key, value in content.items() if key != "checksum"}
+        ):
             raise DamagedError("does not have the checksum it states")
         version = content["version"]
         if type(version) is int and version > VERSION:
@@ -261,15 +298,29 @@ def decode(data: bytes, name: Name) -> Manifest:
             raise DamagedError(f"is of another checkpoint than {name}")
         if content["files"].keys() != set(FILES):
             raise DamagedError(f"does not name the files {' and '.join(FILES)}, and no others")
-        files = {file: FileEntry(int(each["size"]), int(each["crc32"], 16)) for file, each in content["files"].items()}
+        files = {
+            file: FileEntry(int(each["size"]), int(each["crc32"], 16))
+            for file, each in content["files"].items()
+        }
         metrics = {key: float(value) for key, value in content["metrics"].items()}
         found = Manifest(name, MappingProxyType(metrics), MappingProxyType(files), int(version))
-    except (ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError, MemoryError) as error:
+    except (
+        ValueError,
+        ArithmeticError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        MemoryError,
+    ) as error:
         raise DamagedError(f"is not a manifest ({type(error).__name__})") from None
-    # The conversions above let a bool pass for an int, or a text for a float: these are written in another way.
+    # The conversions above let a bool pass for an int, or a text for a float: these are written in
+    # another way.
     if encode(found) != data:
         raise DamagedError("does not have the entries of a manifest")
-    if found.version < 1 or not all(0 <= number <= MAX_INT for entry in files.values() for number in entry):
+    if found.version < 1 or not all(
+        0 <= number <= MAX_INT for entry in files.values() for number in entry
+    ):
         raise DamagedError("has a number out of its range")
     return found
 

@@ -1,4 +1,6 @@
-"""What is done with tensors of PyTorch. Imported only where the program has imported torch (`stateful.torch_support`)."""
+"""What is done with tensors of PyTorch. Imported only where the program has imported torch
+(`stateful.torch_support`).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from torch import Tensor
 
 from aiohooks.checkpoint._format import DTYPES
 
-_NAMES: dict[torch.dtype, str] = {getattr(torch, name): name for name in DTYPES if hasattr(torch, name)}
+_NAMES: dict[torch.dtype, str] = {
+    getattr(torch, name): name for name in DTYPES if hasattr(torch, name)
+}
 """The dtypes of this torch that a checkpoint can hold."""
 # Subclasses have more than would be kept: a mesh, a scale, other tensors.
 _TYPES = {Tensor, torch.nn.Parameter}
@@ -26,10 +30,15 @@ def is_tensor(value: object) -> bool:
 
 
 def refusal(tensor: Tensor) -> str | None:
-    """Return why the files of a checkpoint cannot hold a tensor, and what to do, or None if they can."""
+    """Return why the files of a checkpoint cannot hold a tensor, and what to do, or None if they
+    can.
+    """
     kind = type(tensor)
     if isinstance(tensor, torch.nn.UninitializedParameter | torch.nn.UninitializedBuffer):
-        return "is a parameter without a shape; run the module once before the session, or use " + _ELSEWHERE
+        return (
+            "is a parameter without a shape; run the module once before the session, or use "
+            + _ELSEWHERE
+        )
     if kind not in _TYPES:
         what = f"is of the type {kind.__module__}.{kind.__qualname__}, which one file cannot hold"
         return f"{what}; save it with {_ELSEWHERE}"
@@ -39,18 +48,28 @@ def refusal(tensor: Tensor) -> str | None:
         what = "is nested" if tensor.is_nested else f"has the layout {tensor.layout}"
         return f"{what}; give it as dense tensors, or use {_ELSEWHERE}"
     if tensor.device.type == "meta":
-        return f"is on the meta device, so it has no values; load them before the session, or use {_ELSEWHERE}"
+        return (
+            "is on the meta device, so it has no values; load them before the session, or use"
+            f" {_ELSEWHERE}"
+        )
     if tensor.dtype not in _NAMES:
         return f"has the dtype {tensor.dtype}, which is not known here; use {_ELSEWHERE}"
     return None
 
 
 def object_refusal(one: object) -> str | None:
-    """Return why a module or an optimizer cannot be saved in one process, as far as its `state_dict` would not show it."""
+    """Return why a module or an optimizer cannot be saved in one process, as far as its
+    `state_dict` would not show it.
+    """
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     if isinstance(one, torch.nn.Module):
-        if fsdp is not None and any(isinstance(part, fsdp.FullyShardedDataParallel) for part in one.modules()):
-            return f"has parts in FullyShardedDataParallel, whose shards are in several processes; save it with {_ELSEWHERE}"
+        if fsdp is not None and any(
+            isinstance(part, fsdp.FullyShardedDataParallel) for part in one.modules()
+        ):
+            return (
+                "has parts in FullyShardedDataParallel, whose shards are in several processes;"
+                f" save it with {_ELSEWHERE}"
+            )
     elif isinstance(one, torch.optim.Optimizer):  # which has no state before its first step
         for group in one.param_groups:
             for parameter in group["params"]:
@@ -76,7 +95,9 @@ class Member(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """The part of a storage that some tensors lie in, from the first of their bytes to the last: one array of a checkpoint."""
+    """The part of a storage that some tensors lie in, from the first of their bytes to the last:
+    one array of a checkpoint.
+    """
 
     storage: torch.UntypedStorage
     begin: int
@@ -121,7 +142,9 @@ class Placed(NamedTuple):
 
 
 def place(tensors: Mapping[int, Tensor]) -> dict[int, Placed]:
-    """Return where each tensor lies that a checkpoint can hold; those whose memory overlaps are in one block."""
+    """Return where each tensor lies that a checkpoint can hold; those whose memory overlaps are in
+    one block.
+    """
     by_storage: dict[object, list[tuple[int, int, int, Tensor]]] = {}
     for key, given in tensors.items():
         if refusal(given) is not None:
@@ -131,7 +154,13 @@ def place(tensors: Mapping[int, Tensor]) -> dict[int, Placed]:
         size = tensor.element_size()
         begin = end = int(tensor.storage_offset()) * size
         if tensor.numel():
-            end += size * (1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)))
+            end += size * (
+                1
+                + sum(
+                    (n - 1) * stride
+                    for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
+                )
+            )
         address = storage.device, storage.data_ptr(), storage.nbytes()
         by_storage.setdefault(address, []).append((begin, end, key, tensor))
     found: dict[int, Placed] = {}
@@ -148,13 +177,18 @@ def place(tensors: Mapping[int, Tensor]) -> dict[int, Placed]:
     return found
 
 
-def _place_in_block(parts: Sequence[tuple[int, int, int, Tensor]], end: int, found: dict[int, Placed]) -> None:
-    # So that each tensor begins at a multiple of its own item size, as views of different dtypes need it.
+def _place_in_block(
+    parts: Sequence[tuple[int, int, int, Tensor]], end: int, found: dict[int, Placed]
+) -> None:
+    # So that each tensor begins at a multiple of its own item size, as views of different dtypes
+    # need it.
     begin = parts[0][0] - parts[0][0] % max(tensor.element_size() for *_, tensor in parts)
     block = Block(parts[0][3].untyped_storage(), begin, end)
     for start, _, key, tensor in parts:
         size, shape, strides = tensor.element_size(), tuple(tensor.shape), tensor.stride()
-        block.members.append(Member(start - begin, shape, tuple(size * stride for stride in strides), size))
+        block.members.append(
+            Member(start - begin, shape, tuple(size * stride for stride in strides), size)
+        )
         found[key] = Placed(block, start - begin, shape, strides)
 
 
@@ -164,9 +198,11 @@ def new_memory(size: int) -> Any:
 
 
 def host_copies(tensors: Mapping[int, Tensor], take: Callable[[int], memoryview]) -> dict[int, Any]:
-    """Return copies of tensors in the memory that `take` gives, where they share it as the tensors do.
+    """Return copies of tensors in the memory that `take` gives, where they share it as the tensors
+    do.
 
-    Tensors that a checkpoint cannot hold are returned as they are: not each can be copied, and the save refuses them.
+    Tensors that a checkpoint cannot hold are returned as they are: not each can be copied, and the
+    save refuses them.
     """
     placed = place(tensors)
     offsets: dict[Block, int] = {}
@@ -180,30 +216,51 @@ def host_copies(tensors: Mapping[int, Tensor], take: Callable[[int], memoryview]
     for block, offset in offsets.items():
         source = block.on_device()
         if source.device.type == "cpu":
-            # numpy copies with one memcpy, which is faster than `copy_`, and lets other threads run meanwhile.
+            # numpy copies with one memcpy, which is faster than `copy_`, and lets other threads run
+            # meanwhile.
             array[offset : offset + block.nbytes] = source.numpy()
         else:
             everything[offset : offset + block.nbytes].copy_(source)
     copies = {
-        key: _view(host, tensors[key].dtype, offsets[one.block] + one.offset, one.shape, one.strides)
+        key: _view(
+            host, tensors[key].dtype, offsets[one.block] + one.offset, one.shape, one.strides
+        )
         for key, one in placed.items()
     }
     return {**tensors, **copies}
 
 
-def _view(storage: torch.UntypedStorage, dtype: torch.dtype, offset: int, shape: Sequence[int], strides: Sequence[int]) -> Tensor:
+def _view(
+    storage: torch.UntypedStorage,
+    dtype: torch.dtype,
+    offset: int,
+    shape: Sequence[int],
+    strides: Sequence[int],
+) -> Tensor:
     found = torch.empty(0, dtype=dtype, device="cpu")
     return found.set_(storage, offset // dtype.itemsize, tuple(shape), tuple(strides))
 
 
 def storage_of(data: Any) -> torch.UntypedStorage:
     """Return an array of bytes as the storage of tensors."""
-    found = torch.frombuffer(data, dtype=torch.uint8) if len(data) else torch.empty(0, dtype=torch.uint8, device="cpu")
+    found = (
+        torch.frombuffer(data, dtype=torch.uint8)
+        if len(data)
+        else torch.empty(0, dtype=torch.uint8, device="cpu")
+    )
     return found.untyped_storage()
 
 
-def tensor_in(storage: torch.UntypedStorage, dtype: str, offset: int, shape: Sequence[int], strides: Sequence[int]) -> Tensor:
-    """Return the tensor at an offset (in bytes) of a storage; several of one storage share its memory."""
+def tensor_in(
+    storage: torch.UntypedStorage,
+    dtype: str,
+    offset: int,
+    shape: Sequence[int],
+    strides: Sequence[int],
+) -> Tensor:
+    """Return the tensor at an offset (in bytes) of a storage; several of one storage share its
+    memory.
+    """
     kind = getattr(torch, dtype, None)
     if kind is None:
         raise TypeError(f"this torch has no {dtype}")

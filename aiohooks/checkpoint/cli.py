@@ -13,10 +13,12 @@ _HEADINGS = ("step", "sequence", "size", "metrics", "state")
 
 
 def checkpoints(directory: str) -> int:
-    """Print the checkpoints in a directory or a mirror, their damage, and which one a restore would read. Change nothing.
+    """Print the checkpoints in a directory or a mirror, their damage, and which one a restore would
+    read. Change nothing.
 
     Returns:
-        0 if there is a checkpoint and none is damaged (those set aside earlier do not count), otherwise 1.
+        0 if there is a checkpoint and none is damaged (those set aside earlier do not count),
+        otherwise 1.
     """
     is_mirror = "://" in directory
     path = Path(directory)
@@ -24,7 +26,11 @@ def checkpoints(directory: str) -> int:
         print(f"{printable(directory)} is not a directory", file=sys.stderr)
         return 1
     try:
-        found = _verify_mirror(directory) if is_mirror else CheckpointDirectory(path, read_only=True).verify()
+        found = (
+            _verify_mirror(directory)
+            if is_mirror
+            else CheckpointDirectory(path, read_only=True).verify()
+        )
     except CheckpointError as error:
         print(printable(str(error)), file=sys.stderr)
         return 1
@@ -32,7 +38,13 @@ def checkpoints(directory: str) -> int:
         _print_table([_HEADINGS, *map(_row, found)])
         print()
     current = [each for each in found if not each.was_set_aside]
-    print(_restore_outcome(current, any_set_aside=len(current) < len(found), verb="skip" if is_mirror else "set aside"))
+    print(
+        _restore_outcome(
+            current,
+            any_set_aside=len(current) < len(found),
+            verb="skip" if is_mirror else "set aside",
+        )
+    )
     return 0 if current and all(each.reason is None for each in current) else 1
 
 
@@ -61,7 +73,9 @@ def _verify_mirror(url: str) -> list[Verified]:
                 reason = f"has the later version {error} of the format"
             found.append(Verified(Path(str(name)), name, reason, manifest=manifest))
     except Exception as error:  # file systems raise what they like
-        raise CheckpointError(f"the mirror could not be read: {type(error).__name__}: {error}") from error
+        raise CheckpointError(
+            f"the mirror could not be read: {type(error).__name__}: {error}"
+        ) from error
     return found
 
 
@@ -69,7 +83,10 @@ def _restore_outcome(current: list[Verified], *, any_set_aside: bool, verb: str)
     good = next((each for each in current if each.reason is None), None)
     if good is None:
         if current or any_set_aside:
-            return "A restore would raise CorruptCheckpointError: there are checkpoints, and none is good."
+            return (
+                "A restore would raise CorruptCheckpointError: there are checkpoints, and none is"
+                " good."
+            )
         return "There are no checkpoints; a restore would return None."
     would = f"A restore would read step {good.name.step} ({good.path.name})"
     newer = ", ".join(each.path.name for each in current[: current.index(good)])
@@ -82,7 +99,12 @@ def _row(one: Verified) -> tuple[str, ...]:
     size = metrics = "-"
     if one.manifest is not None:
         size = _readable_size(one.manifest.size)
-        metrics = " ".join(f"{printable(name)}={value:.6g}" for name, value in one.manifest.metrics.items()) or "-"
+        metrics = (
+            " ".join(
+                f"{printable(name)}={value:.6g}" for name, value in one.manifest.metrics.items()
+            )
+            or "-"
+        )
     state = "good" if one.reason is None else printable(one.reason)
     return str(one.name.step), str(one.name.sequence), size, metrics, state
 
@@ -92,7 +114,9 @@ def _print_table(rows: list[tuple[str, ...]]) -> None:
     for row in rows:
         # Numbers are aligned to the right, text to the left.
         padded = enumerate(zip(row, widths, strict=True))
-        cells = [cell.rjust(width) if place < 3 else cell.ljust(width) for place, (cell, width) in padded]
+        cells = [
+            cell.rjust(width) if place < 3 else cell.ljust(width) for place, (cell, width) in padded
+        ]
         print("  ".join(cells).rstrip())
 
 

@@ -1,4 +1,6 @@
-"""Mirrors: each committed checkpoint is copied to a file system of fsspec in the background, and back if it is missing here."""
+"""Mirrors: each committed checkpoint is copied to a file system of fsspec in the background, and
+back if it is missing here.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +46,16 @@ class Mirror:
     """Where and how the checkpoints of a `Saver` are mirrored.
 
     Args:
-        url: a directory of any file system that fsspec knows, such as "s3://bucket/run". Only one run may write there.
+        url: a directory of any file system that fsspec knows, such as "s3://bucket/run". Only one
+            run may write there.
         storage_options: arguments of the file system, such as credentials and time limits.
-        max_pending: how many checkpoints may wait for their upload; a newer one replaces the oldest that has not begun. The
-            newest one always waits until it has been copied.
-        read_back: whether to read each file back after its upload and to verify its checksum. Otherwise only its size is
-            compared; the manifest is read back in any case.
+        max_pending: how many checkpoints may wait for their upload; a newer one replaces the oldest
+            that has not begun. The newest one always waits until it has been copied.
+        read_back: whether to read each file back after its upload and to verify its checksum.
+            Otherwise only its size is compared; the manifest is read back in any case.
         timeout_secs: an upload or download without any progress for so long has failed.
-        backoff: the pauses between attempts of an upload, which have no end, and of reading in a restore, which are three.
+        backoff: the pauses between attempts of an upload, which have no end, and of reading in a
+            restore, which are three.
 
     Raises:
         InvalidArgumentError: an argument is invalid.
@@ -66,7 +70,9 @@ class Mirror:
 
     def __post_init__(self) -> None:
         if not isinstance(self.url, str) or not self.url:
-            raise InvalidArgumentError(f'the URL of a mirror is {self.url!r}; give a str such as "s3://bucket/run"')
+            raise InvalidArgumentError(
+                f'the URL of a mirror is {self.url!r}; give a str such as "s3://bucket/run"'
+            )
         check_mapping(self.storage_options, "storage_options")
         object.__setattr__(self, "max_pending", checked_int(self.max_pending, "max_pending", 1))
         check_secs(self.timeout_secs, "timeout_secs", positive=True)
@@ -86,10 +92,12 @@ class MirrorStatus:
 
     Attributes:
         url: the mirror, without user and password.
-        latest_step: the step of the checkpoint that was copied last, or found to be there; None before the first.
+        latest_step: the step of the checkpoint that was copied last, or found to be there; None
+            before the first.
         copied: how many checkpoints have been copied.
         pending: how many are being copied or wait for it.
-        replaced: how many were not copied, because newer ones replaced them while the mirror was slow or away.
+        replaced: how many were not copied, because newer ones replaced them while the mirror was
+            slow or away.
         failures: how many attempts have failed.
         error: why the last attempt failed; None if it did not.
     """
@@ -106,7 +114,11 @@ class MirrorStatus:
         parts = [f"mirror {self.url}: {self.copied} copied"]
         if self.latest_step is not None:
             parts.append(f"latest step {self.latest_step}")
-        for number, what in ((self.pending, "pending"), (self.replaced, "replaced by newer ones"), (self.failures, "failures")):
+        for number, what in (
+            (self.pending, "pending"),
+            (self.replaced, "replaced by newer ones"),
+            (self.failures, "failures"),
+        ):
             if number:
                 parts.append(f"{number} {what}")
         if self.error is not None:
@@ -120,7 +132,9 @@ class _Pending:
 
     checkpoint: Checkpoint
     is_new: bool
-    """Whether it was saved or changed, and not restored: it is copied also if there are newer ones."""
+    """Whether it was saved or changed, and not restored: it is copied also if there are newer
+    ones.
+    """
 
 
 class MirrorError(Exception):
@@ -138,8 +152,9 @@ class _LeftBehindError(Exception):
 class Copier(Waiting):
     """Copies checkpoints to a mirror and back.
 
-    A file system may block indefinitely, and a thread cannot be stopped. So each call runs in a daemon thread that does not keep
-    the process alive. If it makes no progress, it is left behind; it ends at its next operation.
+    A file system may block indefinitely, and a thread cannot be stopped. So each call runs in a
+    daemon thread that does not keep the process alive. If it makes no progress, it is left behind;
+    it ends at its next operation.
     """
 
     def __init__(self, mirror: Mirror, keep: KeepPolicy, check_place: Callable[[], None]) -> None:
@@ -150,7 +165,9 @@ class Copier(Waiting):
         self._keep = keep
         self._check_place = check_place
         options = mirror.storage_options or {}
-        self._make_remote = functools.partial(_remote.RemoteDirectory, mirror.url, options, read_back=mirror.read_back)
+        self._make_remote = functools.partial(
+            _remote.RemoteDirectory, mirror.url, options, read_back=mirror.read_back
+        )
         self._reset()
         self._copied = self._replaced = self._failures = 0
         self._error: str | None = None
@@ -162,9 +179,13 @@ class Copier(Waiting):
         self._newest_there: int | None = None
         """The highest sequence in the mirror; None until that has been read."""
         self._is_away = False
-        """Whether the last restore could not read the mirror, or has missed its directory, which then is not made either."""
+        """Whether the last restore could not read the mirror, or has missed its directory, which
+        then is not made either.
+        """
         self._saves_unseen = False
-        """Whether the sequence of the save that has begun is chosen without knowing those in the mirror."""
+        """Whether the sequence of the save that has begun is chosen without knowing those in the
+        mirror.
+        """
         self._unseen: set[int] = set()
         """The sequences that were chosen so."""
         self._shift = 0
@@ -175,7 +196,8 @@ class Copier(Waiting):
         self._attempt = 0
         self._pauses = Waiters()
 
-    after_fork = _reset  # forgets the parent's uploads in a child, which has neither its threads nor its connections
+    # forgets the parent's uploads in a child, which has neither its threads nor its connections
+    after_fork = _reset
 
     @property
     def status(self) -> MirrorStatus:
@@ -190,10 +212,12 @@ class Copier(Waiting):
         )
 
     def begin_save(self) -> tuple[int, int]:
-        """Return the least sequence of the checkpoint that is to be saved, and how far it has to be after the one before.
+        """Return the least sequence of the checkpoint that is to be saved, and how far it has to be
+        after the one before.
 
-        Sequences follow from what was seen. If the mirror could not be read, the first one leaves room for what may be there; if
-        it has more, all that were chosen so get a higher one there (`_name_there`).
+        Sequences follow from what was seen. If the mirror could not be read, the first one leaves
+        room for what may be there; if it has more, all that were chosen so get a higher one there
+        (`_name_there`).
         """
         self._saves_unseen = self._newest_there is None
         if self._newest_there is not None:
@@ -202,8 +226,12 @@ class Copier(Waiting):
 
     # Copying there
 
-    def submit(self, checkpoint: Checkpoint, *, is_new: bool = True, is_saved: bool = False) -> None:
-        """Copy a committed checkpoint in the background; one that `is_saved` has its sequence since the last `begin_save`."""
+    def submit(
+        self, checkpoint: Checkpoint, *, is_new: bool = True, is_saved: bool = False
+    ) -> None:
+        """Copy a committed checkpoint in the background; one that `is_saved` has its sequence since
+        the last `begin_save`.
+        """
         pending = _Pending(checkpoint, is_new)
         if is_saved and self._saves_unseen:
             if not self._unseen:
@@ -219,7 +247,10 @@ class Copier(Waiting):
     def _name_there(self, pending: _Pending) -> Name:
         """Return the name of a checkpoint in the mirror."""
         sequence = pending.checkpoint.sequence
-        return Name(sequence + self._shift if sequence in self._unseen else sequence, pending.checkpoint.step)
+        return Name(
+            sequence + self._shift if sequence in self._unseen else sequence,
+            pending.checkpoint.step,
+        )
 
     async def _look(self, *, missing_ok: bool) -> list[Name]:
         """Return the names in the mirror, newest first, and learn the highest sequence."""
@@ -228,7 +259,9 @@ class Copier(Waiting):
         newest = names[0].sequence if names else 0
         if self._newest_there is None and (remote.is_there or self._current is not None):
             self._shift = max(0, newest + 1 - min(self._unseen, default=newest + 1))
-            self._newest_there = max(newest, *(self._name_there(each).sequence for each in self._waiting), 0)
+            self._newest_there = max(
+                newest, *(self._name_there(each).sequence for each in self._waiting), 0
+            )
         return names
 
     @property
@@ -241,10 +274,16 @@ class Copier(Waiting):
             self._pending.popleft()
             self._replaced += 1
 
-    def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> Awaited | asyncio.Task[Any] | None:
+    def awaited_by(
+        self, method: str, arguments: Mapping[str, Any]
+    ) -> Awaited | asyncio.Task[Any] | None:
         if method == "flush" and self._task is not None:
             return self._task
-        return Awaited("mirror", f"mirror {self.mirror}", str(self._error or ""), ends=False) if method == "_copy" else None
+        return (
+            Awaited("mirror", f"mirror {self.mirror}", str(self._error or ""), ends=False)
+            if method == "_copy"
+            else None
+        )
 
     async def _copy_pending(self) -> None:
         self._attempt = 0
@@ -257,7 +296,8 @@ class Copier(Waiting):
                 self._failures += 1
                 if self._error is None:
                     logger.warning(
-                        "mirror %s: the checkpoint of step %d was not copied (%s); trying again, and training continues",
+                        "mirror %s: the checkpoint of step %d was not copied (%s); trying again,"
+                        " and training continues",
                         *(self.mirror, pending.checkpoint.step, error),
                     )
                 self._error = str(error)
@@ -268,12 +308,19 @@ class Copier(Waiting):
             finally:
                 self._current = None
             if self._attempt:
-                await self._pauses.wait(self.mirror.backoff.pause_secs(self._attempt))  # which `flush` ends
+                await self._pauses.wait(
+                    self.mirror.backoff.pause_secs(self._attempt)
+                )  # which `flush` ends
 
     async def _copy(self, pending: _Pending) -> None:
         if self._newest_there is None:
             await self._look(missing_ok=not self._is_away)
-        remote, keep, checkpoint, name = self._remote, self._keep, pending.checkpoint, self._name_there(pending)
+        remote, keep, checkpoint, name = (
+            self._remote,
+            self._keep,
+            pending.checkpoint,
+            self._name_there(pending),
+        )
         may_make = not self._is_away
 
         def upload(alive: Alive) -> bool | None:
@@ -286,24 +333,36 @@ class Copier(Waiting):
                         raise
                     return None  # `keep` or a user has removed it
                 manifest = dataclasses.replace(manifest, name=name)
-                return remote.upload(manifest, contents, alive, is_new=pending.is_new, may_make=may_make)
+                return remote.upload(
+                    manifest, contents, alive, is_new=pending.is_new, may_make=may_make
+                )
 
         written = await self._in_thread(upload)
         if written is None:
             self._replaced += 1
             return
         if self._error is not None:
-            logger.info("mirror %s: the checkpoint of step %d was copied; it works again", self.mirror, checkpoint.step)
+            logger.info(
+                "mirror %s: the checkpoint of step %d was copied; it works again",
+                self.mirror,
+                checkpoint.step,
+            )
         self._copied, self._latest_step, self._error = self._copied + written, checkpoint.step, None
         if not written:
             return
         try:
             await self._in_thread(lambda alive: remote.remove_old(keep, name, alive))
         except MirrorError as error:
-            logger.warning("mirror %s: old checkpoints could not be removed (%s); the next copy tries again", self.mirror, error)
+            logger.warning(
+                "mirror %s: old checkpoints could not be removed (%s); the next copy tries again",
+                self.mirror,
+                error,
+            )
 
     async def flush(self, secs: float | None) -> bool:
-        """Wait until all pending checkpoints have been copied, at most `secs`; return whether they have."""
+        """Wait until all pending checkpoints have been copied, at most `secs`; return whether they
+        have.
+        """
         self._attempt = 0  # the pauses that follow are short again
         self._pauses.wake()
         if self._task is None:
@@ -334,7 +393,8 @@ class Copier(Waiting):
     # Copying back
 
     async def names(self, *, missing_ok: bool) -> list[Name]:
-        """Return the names in the mirror, newest first; with `missing_ok` a directory that has never been there is empty.
+        """Return the names in the mirror, newest first; with `missing_ok` a directory that has
+        never been there is empty.
 
         Raises:
             MirrorError: it could not be read, or its directory or bucket is missing.
@@ -344,7 +404,9 @@ class Copier(Waiting):
         self._is_away = False
         return names
 
-    async def download(self, name: Name, commit: Callable[[Manifest, Mapping[str, Iterable[bytes]]], object]) -> str | None:
+    async def download(
+        self, name: Name, commit: Callable[[Manifest, Mapping[str, Iterable[bytes]]], object]
+    ) -> str | None:
         """Call `commit` in a thread with a checkpoint of the mirror; return its damage, or None.
 
         Raises:
@@ -358,13 +420,16 @@ class Copier(Waiting):
         except NewerVersionError as error:
             raise error.of(f"{self.mirror}/{name}") from None
 
-    async def _download(self, name: Name, commit: Callable[[Manifest, Mapping[str, Iterable[bytes]]], object]) -> str | None:
+    async def _download(
+        self, name: Name, commit: Callable[[Manifest, Mapping[str, Iterable[bytes]]], object]
+    ) -> str | None:
         manifest = await self._in_thread(lambda alive: self._remote.read_manifest(name, alive))
         if manifest is None:
             return "its upload was not finished"
         pipe = _Pipe()
         reading = asyncio.get_running_loop().create_task(
-            self._in_thread(lambda alive: _read(self._remote, manifest, pipe, alive)), name=f"download of {name}"
+            self._in_thread(lambda alive: _read(self._remote, manifest, pipe, alive)),
+            name=f"download of {name}",
         )
         reading.add_done_callback(pipe.end)
         try:
@@ -410,7 +475,8 @@ class Copier(Waiting):
                 future.set_result(result) if error is None else future.set_exception(error)
 
         def run() -> None:
-            # No error with its traceback: the frames refer to open files, whose finalisers would block the event loop.
+            # No error with its traceback: the frames refer to open files, whose finalisers would
+            # block the event loop.
             error: Exception | None = None
             result: Any = None
             try:
@@ -418,7 +484,9 @@ class Copier(Waiting):
             except (DamagedError, NewerVersionError) as raised:
                 error = type(raised)(*raised.args)
             except Exception as raised:
-                error = MirrorError(f"{type(raised).__name__}: {raised}" if str(raised) else type(raised).__name__)
+                error = MirrorError(
+                    f"{type(raised).__name__}: {raised}" if str(raised) else type(raised).__name__
+                )
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(set_outcome, result, error)
 
@@ -435,7 +503,9 @@ class Copier(Waiting):
 
 
 class _Pipe:
-    """The files of a checkpoint on their way from the thread that reads the mirror to the one that writes them here."""
+    """The files of a checkpoint on their way from the thread that reads the mirror to the one that
+    writes them here.
+    """
 
     def __init__(self) -> None:
         self._pieces: queue.SimpleQueue[bytes | BaseException | None] = queue.SimpleQueue()
@@ -472,7 +542,9 @@ class _Pipe:
         self._room.release()
 
 
-def _open_checkpoint(checkpoint: Checkpoint, opened: contextlib.ExitStack) -> tuple[Manifest, dict[str, Iterable[bytes]]]:
+def _open_checkpoint(
+    checkpoint: Checkpoint, opened: contextlib.ExitStack
+) -> tuple[Manifest, dict[str, Iterable[bytes]]]:
     """Open a checkpoint, whose files can be read to their end when it is removed here meanwhile."""
     files = Files()
     parent = opened.enter_context(files.directory(checkpoint.path.parent))

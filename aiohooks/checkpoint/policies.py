@@ -1,4 +1,6 @@
-"""What a checkpoint is, and which ones are kept: pure functions of the existing ones, combined with `|`."""
+"""What a checkpoint is, and which ones are kept: pure functions of the existing ones, combined with
+`|`.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,16 @@ class Checkpoint:
     size: int = 0
     """The bytes of its state."""
     interim: bool = False
-    """Whether it was saved where the run stopped, and was not due: the next one of the resumed run replaces it."""
+    """Whether it was saved where the run stopped, and was not due: the next one of the resumed run
+    replaces it.
+    """
 
 
 class KeepPolicy:
     """Selects the checkpoints to keep; the newest one is kept in any case.
 
-    A policy is called when a new checkpoint is durable. Checkpoints that no part of a combination `a | b` keeps are removed.
+    A policy is called when a new checkpoint is durable. Checkpoints that no part of a combination
+    `a | b` keeps are removed.
     """
 
     @property
@@ -54,8 +59,12 @@ class KeepPolicy:
         return _KeepEither(self, other) if isinstance(other, KeepPolicy) else NotImplemented
 
 
-def not_kept(policy: KeepPolicy, newest_first: Sequence[Checkpoint], saved: Checkpoint) -> list[Checkpoint]:
-    """Return the checkpoints to remove after `saved`: of each step only the newest one can be kept."""
+def not_kept(
+    policy: KeepPolicy, newest_first: Sequence[Checkpoint], saved: Checkpoint
+) -> list[Checkpoint]:
+    """Return the checkpoints to remove after `saved`: of each step only the newest one can be
+    kept.
+    """
     newest_of_step: dict[int, Checkpoint] = {}
     for number, each in enumerate(newest_first):
         if number == 0 or not each.interim:  # an uninterrupted run would not have it
@@ -97,7 +106,8 @@ class KeepNewest(KeepPolicy):
 
 @dataclass(frozen=True, slots=True)
 class KeepBest(KeepPolicy):
-    """Keeps the `k` checkpoints with the best value of a metric, the newer one of equals, and the newest.
+    """Keeps the `k` checkpoints with the best value of a metric, the newer one of equals, and the
+    newest.
 
     A checkpoint whose metric is missing or NaN is never among the best.
 
@@ -114,7 +124,9 @@ class KeepBest(KeepPolicy):
     def __post_init__(self) -> None:
         object.__setattr__(self, "k", checked_int(self.k, "k of KeepBest", 1))
         if not isinstance(self.metric, str) or not self.metric:
-            raise InvalidArgumentError(f"metric of KeepBest is {self.metric!r}; give the name of a metric given to save")
+            raise InvalidArgumentError(
+                f"metric of KeepBest is {self.metric!r}; give the name of a metric given to save"
+            )
         check_choice(self.mode, "mode of KeepBest", "min", "max")
 
     @property
@@ -125,7 +137,11 @@ class KeepBest(KeepPolicy):
     def kept(self, checkpoints: Sequence[Checkpoint]) -> set[Checkpoint]:
         """Return the best `k` of those that are not interim, and the newest."""
         newest_first = _newest_first(checkpoints)
-        known = [each for each in newest_first if not (each.interim or math.isnan(each.metrics.get(self.metric, math.nan)))]
+        known = [
+            each
+            for each in newest_first
+            if not (each.interim or math.isnan(each.metrics.get(self.metric, math.nan)))
+        ]
         sign = 1 if self.mode == "min" else -1
         known.sort(key=lambda each: sign * each.metrics[self.metric])
         return {*known[: self.k], *newest_first[:1]}
@@ -133,7 +149,8 @@ class KeepBest(KeepPolicy):
 
 @dataclass(frozen=True, slots=True)
 class KeepEvery(KeepPolicy):
-    """Keeps, indefinitely, the first checkpoint at or after each multiple of `steps`, and the newest.
+    """Keeps, indefinitely, the first checkpoint at or after each multiple of `steps`, and the
+    newest.
 
     Raises:
         InvalidArgumentError: `steps` is not an int of 1 or more.

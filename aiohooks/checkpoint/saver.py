@@ -49,10 +49,11 @@ class Restored:
 class Saver(Waiting):
     """Saves states to a directory and restores them.
 
-    The first `save` or `restore` makes the directory if it is missing, and locks it: a directory has one writer. `aclose`,
-    the end of `async with` and the end of the process release the lock; the Saver can be used again after `aclose`.
-    Everything that blocks runs in a worker thread. A call that is cancelled waits for its thread, so a cancelled `save` is
-    completed or has no effect. Concurrent calls run one after the other.
+    The first `save` or `restore` makes the directory if it is missing, and locks it: a directory
+    has one writer. `aclose`, the end of `async with` and the end of the process release the lock;
+    the Saver can be used again after `aclose`. Everything that blocks runs in a worker thread. A
+    call that is cancelled waits for its thread, so a cancelled `save` is completed or has no
+    effect. Concurrent calls run one after the other.
     """
 
     _fs: ClassVar[Any] = os
@@ -71,40 +72,55 @@ class Saver(Waiting):
 
         Args:
             checkpoint_dir: the directory; made with mode 0700 when it is first needed.
-            keep: which checkpoints to keep after a save, such as `KeepNewest(3) | KeepBest(2, "loss")`.
-            min_free_bytes: a save that would leave less than this on the disk fails before anything is written; 0 disables
-                the check.
+            keep: which checkpoints to keep after a save, such as `KeepNewest(3) | KeepBest(2,
+                "loss")`.
+            min_free_bytes: a save that would leave less than this on the disk fails before anything
+                is written; 0 disables the check.
             read_only: read beside a writer: take no lock, set nothing aside, refuse to save.
-            mirror: a URL such as "s3://bucket/run", or a `Mirror` with options: each checkpoint is copied there in the
-                background, and a restore takes the newest that verifies, here or there.
+            mirror: a URL such as "s3://bucket/run", or a `Mirror` with options: each checkpoint is
+                copied there in the background, and a restore takes the newest that verifies, here
+                or there.
 
         Raises:
             InvalidArgumentError: an argument is invalid.
-            ImportError: an extra is missing; install `aiohooks[checkpoint]`, and for a mirror `aiohooks[fsspec]` and the package
-                of its file system.
+            ImportError: an extra is missing; install `aiohooks[checkpoint]`, and for a mirror
+                `aiohooks[fsspec]` and the package of its file system.
         """
-        importlib.import_module("aiohooks.checkpoint._encoding")  # a missing package is found here, not at the first save
+        importlib.import_module(
+            "aiohooks.checkpoint._encoding"
+        )  # a missing package is found here, not at the first save
         check_checkpoint_dir(checkpoint_dir)
         if not isinstance(keep, KeepPolicy):
             example = "KeepNewest(5) or KeepNewest(5) | KeepEvery(1000)"
-            raise InvalidArgumentError(f"keep is {keep!r}; give a policy of aiohooks.checkpoint, such as {example}")
+            raise InvalidArgumentError(
+                f"keep is {keep!r}; give a policy of aiohooks.checkpoint, such as {example}"
+            )
         min_free_bytes = checked_int(min_free_bytes, "min_free_bytes")
         self.checkpoint_dir: Path = Path(os.path.abspath(checkpoint_dir))
         """The directory, as an absolute path."""
         self.read_only: bool = bool(read_only)
         """Whether it only reads."""
         self._directory = CheckpointDirectory(
-            self.checkpoint_dir, keep=keep, min_free_bytes=min_free_bytes, read_only=self.read_only, fs=self._fs
+            self.checkpoint_dir,
+            keep=keep,
+            min_free_bytes=min_free_bytes,
+            read_only=self.read_only,
+            fs=self._fs,
         )
         if isinstance(mirror, str):
             mirror = Mirror(mirror)
         check_instance(mirror, Mirror, "mirror", optional=True)
         if mirror is not None and read_only:
-            raise InvalidArgumentError("read_only=True and a mirror exclude each other: a restore copies from the mirror")
+            raise InvalidArgumentError(
+                "read_only=True and a mirror exclude each other: a restore copies from the mirror"
+            )
         self._copier = None if mirror is None else Copier(mirror, keep, self._directory.check_place)
         self._is_newest_here = False
-        """Whether what is here needs no comparison with the mirror: this Saver has restored or saved since it took the lock."""
-        # In the order of the calls: threads get a mutex in any order, and a restore must not overtake a save.
+        """Whether what is here needs no comparison with the mirror: this Saver has restored or
+        saved since it took the lock.
+        """
+        # In the order of the calls: threads get a mutex in any order, and a restore must not
+        # overtake a save.
         self._order = asyncio.Lock()
 
     def __repr__(self) -> str:
@@ -119,26 +135,34 @@ class Saver(Waiting):
         return Awaited("checkpoint", f"{method} of {what} in {self.checkpoint_dir}", ends=False)
 
     async def save(
-        self, state: Mapping[str, Any], step: int, *, metrics: Mapping[str, SupportsFloat] | None = None
+        self,
+        state: Mapping[str, Any],
+        step: int,
+        *,
+        metrics: Mapping[str, SupportsFloat] | None = None,
     ) -> Checkpoint:
         """Save a state. It is durable when this returns: a kill or a power cut does not undo it.
 
-        Arrays and tensors are written from their own memory, so nothing in `state` may be changed before this returns.
-        Checkpoints that `keep` does not keep are removed afterwards; if that fails, a warning is logged and the next save tries
-        again.
+        Arrays and tensors are written from their own memory, so nothing in `state` may be changed
+        before this returns. Checkpoints that `keep` does not keep are removed afterwards; if that
+        fails, a warning is logged and the next save tries again.
 
         Args:
-            state: a mapping of None, bool, int, float, complex, str, bytes, list, tuple, dict (keys: str or int), Counter, numpy
-                arrays and scalars, and tensors of PyTorch, nested to any depth up to 64. They come back equal to the last bit;
-                an OrderedDict comes back as a dict, unless it is the state of a module; see docs/guides/pytorch.md for tensors.
-            step: the global step of the state. An existing checkpoint of the same step is removed once the new one is
-                durable.
+            state: a mapping of None, bool, int, float, complex, str, bytes, list, tuple, dict
+                (keys: str or int), Counter, numpy arrays and scalars, and tensors of PyTorch,
+                nested to any depth up to 64. They come back equal to the last bit; an OrderedDict
+                comes back as a dict, unless it is the state of a module; see docs/guides/pytorch.md
+                for tensors.
+            step: the global step of the state. An existing checkpoint of the same step is removed
+                once the new one is durable.
             metrics: numbers by name, for `KeepBest` and for readers of the checkpoint.
 
         Raises:
-            CheckpointError: the system refused an operation. Nothing of this checkpoint is left; earlier ones are unchanged.
+            CheckpointError: the system refused an operation. Nothing of this checkpoint is left;
+                earlier ones are unchanged.
             CheckpointBusyError: another writer has the directory.
-            InvalidArgumentError: something in `state` has no exact form on disk; the message names its place.
+            InvalidArgumentError: something in `state` has no exact form on disk; the message names
+                its place.
         """
         step, checked = _checked_step(step), _format.check_metrics(metrics)
         copier = self._copier
@@ -150,8 +174,11 @@ class Saver(Waiting):
                 copier.submit(saved, is_saved=True)
             return saved
 
-    async def add_metrics(self, step: int, metrics: Mapping[str, SupportsFloat]) -> Checkpoint | None:
-        """Add metrics to the newest checkpoint of a step, such as those of an evaluation that has ended only now.
+    async def add_metrics(
+        self, step: int, metrics: Mapping[str, SupportsFloat]
+    ) -> Checkpoint | None:
+        """Add metrics to the newest checkpoint of a step, such as those of an evaluation that has
+        ended only now.
 
         Checkpoints that `keep` does not keep with them are removed.
 
@@ -169,23 +196,29 @@ class Saver(Waiting):
                 self._copier.submit(found)
             return found
 
-    async def restore(self, step: int | None = None, *, missing_ok: bool = False) -> Restored | None:
-        """Read the newest checkpoint that verifies, or that of one step. Return None if the directory has never had one.
+    async def restore(
+        self, step: int | None = None, *, missing_ok: bool = False
+    ) -> Restored | None:
+        """Read the newest checkpoint that verifies, or that of one step. Return None if the
+        directory has never had one.
 
-        Damaged checkpoints are skipped with a warning and set aside: renamed to `damaged-...`, never removed. The newest
-        checkpoint is the one saved last, whatever its step. The arrays belong to the caller and are writable. If there is a
-        newer one in the mirror that verifies, it is downloaded to the directory first.
+        Damaged checkpoints are skipped with a warning and set aside: renamed to `damaged-...`,
+        never removed. The newest checkpoint is the one saved last, whatever its step. The arrays
+        belong to the caller and are writable. If there is a newer one in the mirror that verifies,
+        it is downloaded to the directory first.
 
         Args:
             step: the global step of the checkpoint; None for the newest.
-            missing_ok: whether a directory that does not exist counts as empty, as in a session. Otherwise it is an error, as its
-                name may be wrong: the checkpoint directory, unless there is a mirror, and the directory of the mirror. A
-                missing bucket is an error in any case, and so is a mirror two levels below what exists.
+            missing_ok: whether a directory that does not exist counts as empty, as in a session.
+                Otherwise it is an error, as its name may be wrong: the checkpoint directory, unless
+                there is a mirror, and the directory of the mirror. A missing bucket is an error in
+                any case, and so is a mirror two levels below what exists.
 
         Raises:
-            CorruptCheckpointError: there are checkpoints, or some that were set aside before, and none verifies.
-            CheckpointError: there is none of that step, or no directory, or the system refused an operation; or there is none
-                here, and the mirror cannot be read.
+            CorruptCheckpointError: there are checkpoints, or some that were set aside before, and
+                none verifies.
+            CheckpointError: there is none of that step, or no directory, or the system refused an
+                operation; or there is none here, and the mirror cannot be read.
             CheckpointBusyError: another writer has the directory; `read_only=True` reads beside it.
         """
         wanted = None if step is None else _checked_step(step)
@@ -195,26 +228,41 @@ class Saver(Waiting):
             restored = await self._restore_newest(self._copier, wanted, missing_ok)
             if restored is not None and wanted is None:
                 self._is_newest_here = True
-                self._copier.submit(restored.checkpoint, is_new=False)  # does nothing if it is there
+                self._copier.submit(
+                    restored.checkpoint, is_new=False
+                )  # does nothing if it is there
             return restored
 
-    async def _restore_newest(self, copier: Copier, step: int | None, missing_ok: bool) -> Restored | None:
-        """Restore from here, unless the mirror has a newer checkpoint that verifies: then it is downloaded first."""
+    async def _restore_newest(
+        self, copier: Copier, step: int | None, missing_ok: bool
+    ) -> Restored | None:
+        """Restore from here, unless the mirror has a newer checkpoint that verifies: then it is
+        downloaded first.
+        """
         restored, error = await self._restore_here(step)
         if restored is not None and not restored.set_aside and self._is_newest_here:
             return restored
         set_aside = () if restored is None else restored.set_aside
         damaged: list[str] = []
         try:
-            for name in await copier.names(missing_ok=missing_ok and restored is None and error is None):
+            for name in await copier.names(
+                missing_ok=missing_ok and restored is None and error is None
+            ):
                 if step not in (None, name.step):
                     continue
-                if restored is not None and name <= Name(restored.checkpoint.sequence, restored.checkpoint.step):
+                if restored is not None and name <= Name(
+                    restored.checkpoint.sequence, restored.checkpoint.step
+                ):
                     break
                 damage = await copier.download(name, self._directory.add)
                 if damage is not None:
                     damaged.append(f"{name}: {damage}")
-                    logger.warning("checkpoint %s in the mirror %s was skipped: %s", name, copier.mirror, damage)
+                    logger.warning(
+                        "checkpoint %s in the mirror %s was skipped: %s",
+                        name,
+                        copier.mirror,
+                        damage,
+                    )
                     continue
                 logger.info("checkpoint %s was downloaded from the mirror %s", name, copier.mirror)
                 restored = None  # frees its memory
@@ -223,8 +271,9 @@ class Saver(Waiting):
             if restored is None:
                 raise CheckpointError(
                     errno.EIO,
-                    f"there is no good checkpoint in {self.checkpoint_dir}, and the mirror {copier.mirror} could not be read: "
-                    f"{failure}; try again when it can be, or restore without it",
+                    f"there is no good checkpoint in {self.checkpoint_dir}, and the mirror"
+                    f" {copier.mirror} could not be read: {failure}; try again when it can be, or"
+                    " restore without it",
                 ) from error
             logger.warning(
                 "the mirror %s could not be read (%s): continuing with step %d, the newest here",
@@ -233,18 +282,25 @@ class Saver(Waiting):
                 restored.checkpoint.step,
             )
         if restored is not None:
-            return dataclasses.replace(restored, set_aside=tuple(dict.fromkeys([*set_aside, *restored.set_aside])))
+            return dataclasses.replace(
+                restored, set_aside=tuple(dict.fromkeys([*set_aside, *restored.set_aside]))
+            )
         if damaged and error is None:
             raise CorruptCheckpointError(
-                f"the mirror {copier.mirror} has checkpoints and none of them is good: {'; '.join(damaged[:5])}",
+                f"the mirror {copier.mirror} has checkpoints and none of them is good:"
+                f" {'; '.join(damaged[:5])}",
                 reason=damaged[0],
             )
         if error is not None:
             raise error
         return None
 
-    async def _restore_here(self, step: int | None) -> tuple[Restored | None, CheckpointError | None]:
-        """Restore from the directory; return also why that is not possible, if the mirror may help."""
+    async def _restore_here(
+        self, step: int | None
+    ) -> tuple[Restored | None, CheckpointError | None]:
+        """Restore from the directory; return also why that is not possible, if the mirror may
+        help.
+        """
         try:
             return await to_thread(self._directory.restore, step), None
         except CheckpointError as error:
@@ -258,16 +314,20 @@ class Saver(Waiting):
         return None if self._copier is None else self._copier.status
 
     async def flush_mirror(self, timeout: float | None = None) -> bool:
-        """Wait until the pending checkpoints have been copied to the mirror; a pause between attempts ends.
+        """Wait until the pending checkpoints have been copied to the mirror; a pause between
+        attempts ends.
 
         Returns:
-            Whether they have been copied within `timeout` seconds; if not, a warning is logged and the upload continues.
+            Whether they have been copied within `timeout` seconds; if not, a warning is logged and
+            the upload continues.
         """
         check_secs(timeout, "timeout", optional=True)
         return self._copier is None or await self._copier.flush(timeout)
 
     async def checkpoints(self) -> list[Checkpoint]:
-        """Return the checkpoints, newest first. Only manifests are read; damaged ones are left out. Needs no lock."""
+        """Return the checkpoints, newest first. Only manifests are read; damaged ones are left out.
+        Needs no lock.
+        """
         return await to_thread(self._directory.checkpoints)
 
     async def verify(self) -> list[tuple[Path, str | None]]:
@@ -281,8 +341,9 @@ class Saver(Waiting):
     async def aclose(self, *, grace_secs: float = DEFAULT_GRACE_SECS) -> None:
         """Release the directory. Calling it again has no effect.
 
-        Checkpoints that are not in the mirror yet are copied first, the newest one before others, for at most `grace_secs`. A
-        warning names those that are not; the newest one is copied after the next restore.
+        Checkpoints that are not in the mirror yet are copied first, the newest one before others,
+        for at most `grace_secs`. A warning names those that are not; the newest one is copied after
+        the next restore.
         """
         check_secs(grace_secs, "grace_secs")
         async with self._order:
@@ -317,7 +378,9 @@ def check_tracked(tracked: Mapping[str, Stateful], state_of: Callable[[Stateful]
 
 
 def _checked_step(step: object) -> int:
-    checked: int = checked_int(step, "step", most=_format.MAX_INT, expected=f"an int from 0 to {_format.MAX_INT}")
+    checked: int = checked_int(
+        step, "step", most=_format.MAX_INT, expected=f"an int from 0 to {_format.MAX_INT}"
+    )
     return checked
 
 
@@ -337,11 +400,18 @@ class Verified:
 class CheckpointDirectory:
     """A directory of checkpoints, with blocking methods that run one at a time.
 
-    A call lists the directory once: other processes do not change what belongs to the holder of the lock.
+    A call lists the directory once: other processes do not change what belongs to the holder of the
+    lock.
     """
 
     def __init__(
-        self, path: Path, *, keep: KeepPolicy = KeepNewest(5), min_free_bytes: int = 0, read_only: bool = False, fs: Any = os
+        self,
+        path: Path,
+        *,
+        keep: KeepPolicy = KeepNewest(5),
+        min_free_bytes: int = 0,
+        read_only: bool = False,
+        fs: Any = os,
     ) -> None:
         self.path = path
         self._keep = keep
@@ -349,7 +419,8 @@ class CheckpointDirectory:
         self._read_only = read_only
         self._files = Files(fs)
         self._lock = DirectoryLock(self._files, path)
-        # For calls of several tasks, and for a thread that its cancelled caller no longer waits for.
+        # For calls of several tasks, and for a thread that its cancelled caller no longer waits
+        # for.
         self._mutex = threading.Lock()
         self._missed: set[str] = set()  # metrics that were warned of
         self._known: dict[Name, Checkpoint] = {}
@@ -362,32 +433,50 @@ class CheckpointDirectory:
 
     @contextlib.contextmanager
     def _one_at_a_time(self, failure: str, *, writes: str | None = None) -> Generator[None]:
-        """Run the block alone; its errors begin with `failure`. A reader does not do what `writes` names."""
+        """Run the block alone; its errors begin with `failure`. A reader does not do what `writes`
+        names.
+        """
         with self._mutex, _error_context(failure):
             if writes is not None and self._read_only:
-                raise CheckpointError(errno.EROFS, f"the Saver of {self.path} has read_only=True, so it cannot {writes}")
+                raise CheckpointError(
+                    errno.EROFS,
+                    f"the Saver of {self.path} has read_only=True, so it cannot {writes}",
+                )
             yield
 
     def _acquire(self) -> tuple[int, set[str]]:
-        """Return the directory, locked, and the names in it, without the leftovers of a writer that was killed."""
+        """Return the directory, locked, and the names in it, without the leftovers of a writer that
+        was killed.
+        """
         dir_fd = self._lock.acquire()
         names = self._files.list_names(dir_fd)
         for name in sorted(filter(_format.is_temporary, names)):
             try:
                 self._files.remove_directory(name, dir_fd=dir_fd)
             except OSError as error:
-                logger.warning("%s is left from an unfinished save and cannot be removed (%s)", name, error)
+                logger.warning(
+                    "%s is left from an unfinished save and cannot be removed (%s)", name, error
+                )
         return dir_fd, names
 
     # Saving
 
     def save(
-        self, state: Mapping[str, Any], step: int, metrics: Mapping[str, float], least_sequence: int = 0, stride: int = 1
+        self,
+        state: Mapping[str, Any],
+        step: int,
+        metrics: Mapping[str, float],
+        least_sequence: int = 0,
+        stride: int = 1,
     ) -> Checkpoint:
-        """Save a state, with a sequence of at least `least_sequence`, and `stride` after the highest one here."""
+        """Save a state, with a sequence of at least `least_sequence`, and `stride` after the
+        highest one here.
+        """
         from aiohooks.checkpoint import _encoding
 
-        with self._one_at_a_time(f"the checkpoint of step {step} was not saved in {self.path}", writes="save"):
+        with self._one_at_a_time(
+            f"the checkpoint of step {step} was not saved in {self.path}", writes="save"
+        ):
             data, arrays = _encoding.encode(state)
             dir_fd, names = self._acquire()
             name = Name(max(_format.next_sequence(names) - 1 + stride, least_sequence), step)
@@ -420,18 +509,28 @@ class CheckpointDirectory:
             return found
 
     def add(self, manifest: Manifest, contents: Mapping[str, Iterable[bytes]]) -> None:
-        """Commit a checkpoint that was made elsewhere, under the same name. Errors of `contents` pass as they are."""
+        """Commit a checkpoint that was made elsewhere, under the same name. Errors of `contents`
+        pass as they are.
+        """
         name = manifest.name
         with self._one_at_a_time(f"checkpoint {name} was not downloaded to {self.path}"):
             dir_fd, names = self._acquire()
             if str(name) in names:
-                raise FileExistsError(errno.EEXIST, f"{name} exists, is damaged, and cannot be set aside")
+                raise FileExistsError(
+                    errno.EEXIST, f"{name} exists, is damaged, and cannot be set aside"
+                )
             self._commit(dir_fd, names, manifest, contents, manifest.size)
 
     def _commit(
-        self, dir_fd: int, names: set[str], manifest: Manifest, contents: Mapping[str, Iterable[bytes | memoryview]], size: int
+        self,
+        dir_fd: int,
+        names: set[str],
+        manifest: Manifest,
+        contents: Mapping[str, Iterable[bytes | memoryview]],
+        size: int,
     ) -> Checkpoint:
-        """Write a checkpoint under a temporary name, make it durable, rename it, and make the name durable.
+        """Write a checkpoint under a temporary name, make it durable, rename it, and make the name
+        durable.
 
         If an operation fails, nothing is left of it. The manifest gets the files that are written.
         """
@@ -441,7 +540,10 @@ class CheckpointDirectory:
         try:
             files.fs.mkdir(temporary, 0o700, dir_fd=dir_fd)
             with files.directory(temporary, dir_fd=dir_fd) as fd:
-                written = {file: _format.FileEntry(*files.write_new(file, data, dir_fd=fd)) for file, data in contents.items()}
+                written = {
+                    file: _format.FileEntry(*files.write_new(file, data, dir_fd=fd))
+                    for file, data in contents.items()
+                }
                 manifest = dataclasses.replace(manifest, files=written)
                 files.write_new(_format.MANIFEST, [_format.encode(manifest)], dir_fd=fd)
                 files.fs.fsync(fd)
@@ -462,56 +564,74 @@ class CheckpointDirectory:
         if missing > 0:
             raise CheckpointError(
                 errno.ENOSPC,
-                f"the checkpoint needs {needed} bytes and min_free_bytes is {self._min_free_bytes}: the disk has {missing} bytes "
-                "too few; make room, or keep fewer checkpoints",
+                f"the checkpoint needs {needed} bytes and min_free_bytes is {self._min_free_bytes}:"
+                f" the disk has {missing} bytes too few; make room, or keep fewer checkpoints",
             )
 
     def _undo_commit(self, dir_fd: int, temporary: str, name: str) -> None:
         try:
-            # If it has its final name, it is not known whether that is durable: the save failed all the same.
+            # If it has its final name, it is not known whether that is durable: the save failed all
+            # the same.
             with contextlib.suppress(FileNotFoundError):
                 self._files.rename(name, temporary, dir_fd=dir_fd)
             self._files.remove_directory(temporary, dir_fd=dir_fd)
         except OSError as error:
-            logger.warning("a failed save left %s behind (%s); the next save tries again to remove it", temporary, error)
+            logger.warning(
+                "a failed save left %s behind (%s); the next save tries again to remove it",
+                temporary,
+                error,
+            )
 
     def _remove_old(self, dir_fd: int, names: set[str], saved: Checkpoint) -> None:
-        """Remove what the policy does not keep. Errors are logged: the new checkpoint is durable."""
+        """Remove what the policy does not keep. Errors are logged: the new checkpoint is
+        durable.
+        """
         try:
             there = self._sound(dir_fd, names)
             removed = not_kept(self._keep, there, saved)
         except OSError as error:
-            logger.warning("no old checkpoint is removed: the existing ones could not be read (%s)", error)
+            logger.warning(
+                "no old checkpoint is removed: the existing ones could not be read (%s)", error
+            )
             return
         except Exception:
             logger.exception("no old checkpoint is removed: the policy %r failed", self._keep)
             return
         if removed:
-            judged = [each for each in there if each != saved and each.step]  # an evaluation of the last may be to come
+            judged = [
+                each for each in there if each != saved and each.step
+            ]  # an evaluation of the last may be to come
             for metric in self._keep.metrics if judged else ():
                 if metric not in self._missed and not any(metric in each.metrics for each in there):
                     self._missed.add(metric)
                     logger.warning(
-                        "%s: no checkpoint has the metric %r by which KeepBest is to keep the best, so it keeps none; give "
-                        "metrics={%r: ...} to CheckpointSaverHook, or an EvaluatorHook that returns it and is due when it saves",
+                        "%s: no checkpoint has the metric %r by which KeepBest is to keep the best,"
+                        " so it keeps none; give metrics={%r: ...} to CheckpointSaverHook, or an"
+                        " EvaluatorHook that returns it and is due when it saves",
                         *(self.path, metric, metric),
                     )
             self._remove(dir_fd, names, [Name(each.sequence, each.step) for each in removed])
 
     def _remove(self, dir_fd: int, names: set[str], old: list[Name]) -> None:
-        """Remove checkpoints. Each is renamed first, durably, so that a part of one never has the name of a checkpoint."""
+        """Remove checkpoints. Each is renamed first, durably, so that a part of one never has the
+        name of a checkpoint.
+        """
         renamed: list[str] = []
         try:
             for name in old:
                 temporary = _format.unused_name(f".tmp-drop-{name}", names)
-                with contextlib.suppress(FileNotFoundError):  # the user may have removed it during the save
+                with contextlib.suppress(
+                    FileNotFoundError
+                ):  # the user may have removed it during the save
                     self._files.rename(str(name), temporary, dir_fd=dir_fd)
                     renamed.append(temporary)
             self._files.fs.fsync(dir_fd)
             for temporary in renamed:
                 self._files.remove_directory(temporary, dir_fd=dir_fd)
         except OSError as error:
-            logger.warning("old checkpoints could not be removed (%s); the next save tries again", error)
+            logger.warning(
+                "old checkpoints could not be removed (%s); the next save tries again", error
+            )
 
     # Reading
 
@@ -543,7 +663,9 @@ class CheckpointDirectory:
             OSError: the system refused an operation for a reason that is not damage.
         """
         with damage_in(_format.MANIFEST):
-            data = self._files.read(_format.MANIFEST, dir_fd=fd, max_size=_format.MAX_MANIFEST_BYTES)
+            data = self._files.read(
+                _format.MANIFEST, dir_fd=fd, max_size=_format.MAX_MANIFEST_BYTES
+            )
             return _format.decode(data, name)
 
     def _read_state(self, fd: int, manifest: Manifest) -> dict[str, Any]:
@@ -551,10 +673,17 @@ class CheckpointDirectory:
         from aiohooks.checkpoint import _encoding
 
         size = manifest.files[_format.ARRAYS].size
-        arrays = self._read_file(fd, manifest, _format.ARRAYS, lambda file: _encoding.LoadedArrays(file.read_into, size))
-        return _encoding.decode(self._read_file(fd, manifest, _format.STATE, lambda file: b"".join(file.pieces())), arrays)
+        arrays = self._read_file(
+            fd, manifest, _format.ARRAYS, lambda file: _encoding.LoadedArrays(file.read_into, size)
+        )
+        return _encoding.decode(
+            self._read_file(fd, manifest, _format.STATE, lambda file: b"".join(file.pieces())),
+            arrays,
+        )
 
-    def _read_file(self, fd: int, manifest: Manifest, file: str, load: Callable[[FileReader], T]) -> T:
+    def _read_file(
+        self, fd: int, manifest: Manifest, file: str, load: Callable[[FileReader], T]
+    ) -> T:
         """Return what `load` makes of a file, if that has the right checksum."""
         entry = manifest.files[file]
         with damage_in(file), self._files.opened(file, dir_fd=fd, size=entry.size) as reader:
@@ -577,7 +706,10 @@ class CheckpointDirectory:
                 check_system()
                 if not (missing_ok or self._lock.is_held or self._files.exists(self.path)):
                     raise self._missing_error()
-                with _error_context(f"cannot use the checkpoint directory {self.path}, where this process must be able to write"):
+                with _error_context(
+                    f"cannot use the checkpoint directory {self.path}, where this process must be"
+                    " able to write"
+                ):
                     dir_fd, names = self._acquire()
                 return self._restore(dir_fd, names, step)
             try:
@@ -589,7 +721,10 @@ class CheckpointDirectory:
                 if missing_ok and step is None:
                     return None
                 raise self._missing_error() from None
-            raise CheckpointError(errno.EAGAIN, f"the checkpoints in {self.path} are removed faster than they can be read")
+            raise CheckpointError(
+                errno.EAGAIN,
+                f"the checkpoints in {self.path} are removed faster than they can be read",
+            )
 
     def _restore(self, dir_fd: int, names: set[str], step: int | None) -> Restored | None:
         there = _format.checkpoint_names(names)
@@ -609,15 +744,25 @@ class CheckpointDirectory:
             else:
                 return Restored(manifest.checkpoint(self.path), state, tuple(set_aside))
         if not set_aside and step is not None:
-            steps = ", ".join(str(each) for each in sorted({name.step for name in there})) or "none at all"
-            raise CheckpointError(errno.ENOENT, f"{self.path} has no checkpoint of step {step}; there are: {steps}")
-        earlier = sorted((name for name in names if _format.parse_damaged(name) is not None), reverse=True)
+            steps = (
+                ", ".join(str(each) for each in sorted({name.step for name in there}))
+                or "none at all"
+            )
+            raise CheckpointError(
+                errno.ENOENT, f"{self.path} has no checkpoint of step {step}; there are: {steps}"
+            )
+        earlier = sorted(
+            (name for name in names if _format.parse_damaged(name) is not None), reverse=True
+        )
         damaged = set_aside or [(name, "was set aside as damaged before") for name in earlier]
         if not damaged:
             return None
-        listed = "; ".join(f"{name}: {reason}" for name, reason in damaged[:5]) + ("; ..." if len(damaged) > 5 else "")
+        listed = "; ".join(f"{name}: {reason}" for name, reason in damaged[:5]) + (
+            "; ..." if len(damaged) > 5 else ""
+        )
         raise CorruptCheckpointError(
-            f"{self.path} has checkpoints and none of them is good: {listed}; to start from the beginning, use another directory",
+            f"{self.path} has checkpoints and none of them is good: {listed}; to start from the"
+            " beginning, use another directory",
             path=self.path / damaged[0][0],
             reason=damaged[0][1],
         )
@@ -625,8 +770,8 @@ class CheckpointDirectory:
     def _missing_error(self) -> CheckpointError:
         return CheckpointError(
             errno.ENOENT,
-            f"{self.path} does not exist, so there is nothing to restore; check the name, or pass missing_ok=True if nothing may "
-            "have been saved yet",
+            f"{self.path} does not exist, so there is nothing to restore; check the name, or pass"
+            " missing_ok=True if nothing may have been saved yet",
         )
 
     def _set_aside(self, dir_fd: int, names: set[str], name: Name, reason: str) -> None:
@@ -641,9 +786,13 @@ class CheckpointDirectory:
             self._files.rename(str(name), aside, dir_fd=dir_fd)
             self._files.fs.fsync(dir_fd)
         except OSError as error:
-            logger.warning("checkpoint %s is damaged and could not be set aside (%s): %s", path, error, reason)
+            logger.warning(
+                "checkpoint %s is damaged and could not be set aside (%s): %s", path, error, reason
+            )
         else:
-            logger.warning("checkpoint %s is damaged and was set aside as %s: %s", path, aside, reason)
+            logger.warning(
+                "checkpoint %s is damaged and was set aside as %s: %s", path, aside, reason
+            )
 
     def read(self, name: Name) -> dict[str, Any]:
         """Return the state of one checkpoint, and change nothing."""
@@ -652,7 +801,9 @@ class CheckpointDirectory:
             try:
                 return self._read(dir_fd, name)[1]
             except DamagedError as error:
-                raise CorruptCheckpointError(f"{path} is damaged: {error}", path=path, reason=str(error)) from None
+                raise CorruptCheckpointError(
+                    f"{path} is damaged: {error}", path=path, reason=str(error)
+                ) from None
             except NewerVersionError as error:
                 raise error.of(path) from None
 
@@ -697,7 +848,9 @@ class CheckpointDirectory:
         return Verified(self.path / str(name), name, reason, manifest=manifest)
 
     def check_place(self) -> None:
-        """Raise `CheckpointError` if the directory is locked and is no longer the one at its path."""
+        """Raise `CheckpointError` if the directory is locked and is no longer the one at its
+        path.
+        """
         self._lock.check_place()
 
     def close(self) -> None:
@@ -718,6 +871,8 @@ def _error_context(what: str) -> Generator[None]:
     except CheckpointError:
         raise
     except OSError as error:
-        raise CheckpointError(error.errno or errno.EIO, f"{what}: {error.strerror or error}") from error
+        raise CheckpointError(
+            error.errno or errno.EIO, f"{what}: {error.strerror or error}"
+        ) from error
     except MemoryError as error:
         raise CheckpointError(errno.ENOMEM, f"{what}: there is not enough memory") from error

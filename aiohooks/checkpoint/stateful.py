@@ -1,4 +1,6 @@
-"""Objects whose state is saved: their protocol, snapshots with the tensors of PyTorch where the program has it, RandomState."""
+"""Objects whose state is saved: their protocol, snapshots with the tensors of PyTorch where the
+program has it, RandomState.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ MAX_DEPTH = 64
 class Stateful(Protocol):
     """An object whose state is saved in checkpoints: tracked by a `Scaffold`, or a hook.
 
-    The state is plain data: None, bool, int, float, str, bytes, numpy arrays, tensors of PyTorch, and lists, tuples and dicts
-    of these.
+    The state is plain data: None, bool, int, float, str, bytes, numpy arrays, tensors of PyTorch,
+    and lists, tuples and dicts of these.
     """
 
     def state_dict(self) -> Mapping[str, Any]:
@@ -33,24 +35,34 @@ class Stateful(Protocol):
 
 def is_stateful(value: object) -> bool:
     """Return whether `value` is an object, not a class, with both methods of `Stateful`."""
-    return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict"))
+    return not isinstance(value, type) and all(
+        callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict")
+    )
 
 
 def is_numbered(hook: object) -> bool:
-    """Return whether several hooks of a name are numbered in checkpoints: their state is only when they were last due."""
+    """Return whether several hooks of a name are numbered in checkpoints: their state is only when
+    they were last due.
+    """
     return bool(getattr(hook, "_numbered_state", False))
 
 
 def torch_support() -> Any:
-    """Return the module `_torch`, or None while the program has not imported torch: who has a tensor has imported it."""
-    return None if sys.modules.get("torch") is None else importlib.import_module("aiohooks.checkpoint._torch")
+    """Return the module `_torch`, or None while the program has not imported torch: who has a
+    tensor has imported it.
+    """
+    return (
+        None
+        if sys.modules.get("torch") is None
+        else importlib.import_module("aiohooks.checkpoint._torch")
+    )
 
 
 class HostMemory:
     """Memory for the tensors of one snapshot after the other.
 
-    Memory that is new takes the system many times longer than the copy. It is used again when nothing refers to the snapshot
-    before; until then the next snapshot gets new memory.
+    Memory that is new takes the system many times longer than the copy. It is used again when
+    nothing refers to the snapshot before; until then the next snapshot gets new memory.
     """
 
     def __init__(self) -> None:
@@ -59,7 +71,11 @@ class HostMemory:
 
     def take(self, size: int) -> memoryview:
         """Return so many bytes at least, which are in use as long as the returned object is."""
-        if self._memory is None or len(self._memory) < size or (self._in_use is not None and self._in_use() is not None):
+        if (
+            self._memory is None
+            or len(self._memory) < size
+            or (self._in_use is not None and self._in_use() is not None)
+        ):
             self._memory = None  # first of all, so that there are not two
             self._memory = torch_support().new_memory(size)
         taken = memoryview(self._memory)
@@ -68,19 +84,27 @@ class HostMemory:
 
 
 def snapshot(state: Any, memory: HostMemory) -> Any:
-    """Return a deep copy of a state whose tensors are in the memory of the host; those that share memory share it there too."""
+    """Return a deep copy of a state whose tensors are in the memory of the host; those that share
+    memory share it there too.
+    """
     torch = torch_support()
     copied: dict[int, Any] = {}  # by identity, as `deepcopy` notes what it has copied
     if torch is not None:
-        copied = torch.host_copies({id(tensor): tensor for tensor in tensors_in(state, torch)}, memory.take)
+        copied = torch.host_copies(
+            {id(tensor): tensor for tensor in tensors_in(state, torch)}, memory.take
+        )
     try:
         return copy.deepcopy(state, copied)
     except RecursionError:
-        raise InvalidArgumentError(f"a state is nested deeper than {MAX_DEPTH} levels; flatten it") from None
+        raise InvalidArgumentError(
+            f"a state is nested deeper than {MAX_DEPTH} levels; flatten it"
+        ) from None
 
 
 def tensors_in(state: Any, torch: Any) -> Iterator[Any]:
-    """Yield the tensors, in their order. A container counts only one time, however often it is there, or in itself."""
+    """Yield the tensors, in their order. A container counts only one time, however often it is
+    there, or in itself.
+    """
     seen: dict[int, object] = {}
     waiting: list[Iterator[Any]] = [iter((state,))]
     while waiting:
@@ -102,11 +126,12 @@ _Access = tuple[Callable[[], Any], Callable[[Any], object]]
 class RandomState:
     """Keeps random generators in checkpoints: `Scaffold(tracked={"random": RandomState(), ...})`.
 
-    Without arguments these are the global generators of Python's `random`, of numpy and of torch (also those of its CUDA
-    devices, where CUDA is in use), as far as the program has imported them. Put it last among the tracked objects, so that
-    loading the others draws no number after it.
+    Without arguments these are the global generators of Python's `random`, of numpy and of torch
+    (also those of its CUDA devices, where CUDA is in use), as far as the program has imported them.
+    Put it last among the tracked objects, so that loading the others draws no number after it.
 
-    A data loader that other tasks run beside the steps should draw from a generator of its own, and have a state of its own.
+    A data loader that other tasks run beside the steps should draw from a generator of its own, and
+    have a state of its own.
     """
 
     def __init__(self, *generators: object) -> None:
@@ -130,14 +155,16 @@ class RandomState:
         """Continue from such states.
 
         Raises:
-            CheckpointMismatchError: they are those of other generators, or of a package that is not imported here.
+            CheckpointMismatchError: they are those of other generators, or of a package that is not
+                imported here.
         """
         if self._generators:
             saved = cast("Sequence[Any]", state.get("generators", ()))
             if len(saved) != len(self._generators):
                 raise CheckpointMismatchError(
-                    f"the checkpoint has the states of {len(saved)} random generators, and RandomState has "
-                    f"{len(self._generators)}; give it those that it had when it was saved"
+                    f"the checkpoint has the states of {len(saved)} random generators, and"
+                    f" RandomState has {len(self._generators)}; give it those that it had when it"
+                    " was saved"
                 )
             for (_, write), one in zip(self._generators, saved, strict=True):
                 write(one)
@@ -146,8 +173,9 @@ class RandomState:
         missing = [name for name in state if name not in known]
         if missing:
             raise CheckpointMismatchError(
-                f"the checkpoint has the random state of {', '.join(missing)}, and here RandomState has {', '.join(known)}; "
-                "import what the program imported that saved it, and give RandomState the same generators"
+                f"the checkpoint has the random state of {', '.join(missing)}, and here RandomState"
+                f" has {', '.join(known)}; import what the program imported that saved it, and give"
+                " RandomState the same generators"
             )
         for name, one in state.items():
             known[name][1](one)
@@ -159,10 +187,13 @@ def _access(generator: Any) -> _Access:
     numpy = getattr(generator, "bit_generator", None)
     if numpy is not None:
         return lambda: numpy.state, lambda state: setattr(numpy, "state", state)
-    if callable(getattr(generator, "get_state", None)) and callable(getattr(generator, "set_state", None)):
+    if callable(getattr(generator, "get_state", None)) and callable(
+        getattr(generator, "set_state", None)
+    ):
         return generator.get_state, generator.set_state
     raise InvalidArgumentError(
-        f"RandomState got {generator!r}; give instances of random.Random, numpy.random.Generator or torch.Generator"
+        f"RandomState got {generator!r}; give instances of random.Random, numpy.random.Generator or"
+        " torch.Generator"
     )
 
 

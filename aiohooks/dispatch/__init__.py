@@ -4,7 +4,8 @@ hook        what a registration says: order, time limit, error handling, backgro
 effects     what a run is to cause outside of it, recorded with the run
 calls       calls in order groups: those that cannot wait in turn, the others concurrently
 background  calls that are queued and run beside what follows
-lifecycle   hook interfaces: the methods of a class that hooks can implement, and the checks of hooks
+lifecycle   hook interfaces: the methods of a class that hooks can implement, and the checks of
+            hooks
 answers     one result of several hooks, for each kind of method
 plain       plain functions where coroutine functions are called
 composite   the object that stands for the hooks of a group

@@ -3,7 +3,8 @@
 Target    what a method calls
 wrapped   each wrapping hook calls the next one, and the last of them what is wrapped
 observe   calls the hooks that only observe, before the others
-answer    calls the others, and returns the one result: the only one, the first, the last of a chain, or all as one
+answer    calls the others, and returns the one result: the only one, the first, the last of a
+          chain, or all as one
 
 A plain function is called as a coroutine function that cannot wait.
 """
@@ -20,7 +21,15 @@ from typing import Any, NamedTuple
 
 from aiohooks._aio.clock import current_clock
 from aiohooks._diagnostics import logger
-from aiohooks.dispatch.calls import HookCalls, Method, OrderGroup, RegisteredHook, bound_method, call_groups, order_groups
+from aiohooks.dispatch.calls import (
+    HookCalls,
+    Method,
+    OrderGroup,
+    RegisteredHook,
+    bound_method,
+    call_groups,
+    order_groups,
+)
 from aiohooks.dispatch.lifecycle import Point
 from aiohooks.errors import (
     HookCancelledError,
@@ -63,15 +72,24 @@ def make_target(
     *,
     is_reverse: bool = False,
 ) -> Target:
-    """Return what a method calls; `bind` queues background calls. With `is_reverse` the last hook is the first."""
+    """Return what a method calls; `bind` queues background calls. With `is_reverse` the last hook
+    is the first.
+    """
     step = -1 if is_reverse else 1
 
-    def singles(hooks: list[RegisteredHook], bind: Callable[[RegisteredHook, str], Method]) -> tuple[OrderGroup, ...]:
-        return tuple(OrderGroup(each.name, [one], grace_secs, bind=bind, wraps=hooks is wrappers) for one in hooks)
+    def singles(
+        hooks: list[RegisteredHook], bind: Callable[[RegisteredHook, str], Method]
+    ) -> tuple[OrderGroup, ...]:
+        return tuple(
+            OrderGroup(each.name, [one], grace_secs, bind=bind, wraps=hooks is wrappers)
+            for one in hooks
+        )
 
     hooks = sorted(hooks, key=lambda one: one.registration.order)[::step]
     wraps, in_turn, races = each.how == "wrap", each.how in ("first", "chain"), each.how == "race"
-    wrappers = [one for one in hooks if wraps or inspect.isasyncgenfunction(getattr(one.hook, each.name))]
+    wrappers = [
+        one for one in hooks if wraps or inspect.isasyncgenfunction(getattr(one.hook, each.name))
+    ]
     observers = [one for one in hooks if each.how != "none" and one.registration.observer]
     callees = [one for one in hooks if one not in wrappers and one not in observers]
     if not each.is_async:
@@ -109,11 +127,15 @@ def _plain(registered: RegisteredHook, method: str) -> Method:
 
 
 async def answer(target: Target, own: Method, args: tuple[Any, ...], keywords: Keywords) -> Any:
-    """Call the hooks that do not wrap, and return the one result; where no hook has one, that of `own`, of the class itself."""
+    """Call the hooks that do not wrap, and return the one result; where no hook has one, that of
+    `own`, of the class itself.
+    """
     each, given = target.point, (args, keywords)
     if target.until_answered:
         for group in target.until_answered:
-            answer = _first(await call_groups((group,), *given, calls_as=_Race if each.how == "race" else None))
+            answer = _first(
+                await call_groups((group,), *given, calls_as=_Race if each.how == "race" else None)
+            )
             if answer is not None:
                 if each.how != "chain":
                     return answer
@@ -121,7 +143,9 @@ async def answer(target: Target, own: Method, args: tuple[Any, ...], keywords: K
         answer = _argument(each, *given) if each.how == "chain" else None
     else:
         answer = only_answer(target, await call_groups(target.groups, args, keywords))
-    is_answered = bool(target.groups) if each.calls_next else each.how == "none" or each.does_nothing
+    is_answered = (
+        bool(target.groups) if each.calls_next else each.how == "none" or each.does_nothing
+    )
     if answer is None and not is_answered:
         return await own(*args, **keywords)
     return answer
@@ -131,7 +155,8 @@ def only_answer(target: Target, answers: Sequence[Any]) -> Any:
     """Return the one result of hooks that were called together.
 
     Raises:
-        InvalidHookError: one of several hooks returned a result, and nothing says what that means; or results cannot be merged.
+        InvalidHookError: one of several hooks returned a result, and nothing says what that means;
+            or results cannot be merged.
     """
     each = target.point
     if each.how == "none":
@@ -142,10 +167,17 @@ def only_answer(target: Target, answers: Sequence[Any]) -> Any:
         return _first(answers)
     if each.how == "merge":
         names = (call.name for group in target.groups for call in group.calls)
-        return _merged([(name, answer) for name, answer in zip(names, answers, strict=True) if answer is not None])
+        return _merged(
+            [
+                (name, answer)
+                for name, answer in zip(names, answers, strict=True)
+                if answer is not None
+            ]
+        )
     if len(answers) > 1 and _first(answers) is not None:
         raise InvalidHookError(
-            f"several hooks implement {each.name}, and it returned {answers!r}; say what is its result: "
+            f"several hooks implement {each.name}, and it returned {answers!r}; say what is its"
+            " result: "
             f'results="first", or {{"{each.name}": "first"}}'
         )
     return answers[0] if answers else None
@@ -156,7 +188,11 @@ def _first(answers: Sequence[Any]) -> Any:
 
 
 def _log_dropped(groups: Sequence[OrderGroup], answers: Sequence[Any], reason: str) -> None:
-    calls = ((one, call.name) for group in groups for one, call in zip(group.hooks, group.calls, strict=True))
+    calls = (
+        (one, call.name)
+        for group in groups
+        for one, call in zip(group.hooks, group.calls, strict=True)
+    )
     for (one, who), answer in zip(calls, answers, strict=True):
         one.log_dropped(who, answer, reason)
 
@@ -165,28 +201,49 @@ def _merged(answers: list[tuple[str, Any]]) -> Any:
     for name, answer in answers:
         first, like = answers[0]
         if type(answer) not in (list, tuple, dict) or type(answer) is not type(like):
-            wanted = "a list, tuple or dict" if answer is like else f"a {type(like).__name__} as {first} does"
-            raise InvalidHookError(f"{name} returned {safe_repr(answer)}, which cannot be merged; return {wanted}, or None")
+            wanted = (
+                "a list, tuple or dict"
+                if answer is like
+                else f"a {type(like).__name__} as {first} does"
+            )
+            raise InvalidHookError(
+                f"{name} returned {safe_repr(answer)}, which cannot be merged; return {wanted}, or"
+                " None"
+            )
     if not answers or type(answers[0][1]) is not dict:
-        return functools.reduce(operator.add, [answer for _, answer in answers]) if answers else None
+        return (
+            functools.reduce(operator.add, [answer for _, answer in answers]) if answers else None
+        )
     merged: dict[Any, tuple[str, Any]] = {}
     for name, answer in answers:
         for key, value in answer.items():
             if key in merged:
-                raise InvalidHookError(f"{merged[key][0]} and {name} both returned {key!r}; each key may come from one hook only")
+                raise InvalidHookError(
+                    f"{merged[key][0]} and {name} both returned {key!r}; each key may come from one"
+                    " hook only"
+                )
             merged[key] = name, value
     return {key: value for key, (_, value) in merged.items()}
 
 
 class _Race(HookCalls):
-    """The calls of hooks of one order, of which the first result ends the others; only that one is kept."""
+    """The calls of hooks of one order, of which the first result ends the others; only that one is
+    kept.
+    """
 
     __slots__ = ()
 
     keeps_result = True  # only a result ends it
 
     def _winner(self) -> str | None:
-        return next((self.describe(number) for number, answer in enumerate(self.results) if answer is not None), None)
+        return next(
+            (
+                self.describe(number)
+                for number, answer in enumerate(self.results)
+                if answer is not None
+            ),
+            None,
+        )
 
     def succeeded(self, number: int) -> None:
         answer, self.results[number] = self.results[number], None
@@ -197,14 +254,21 @@ class _Race(HookCalls):
     def suppresses(self, number: int, error: BaseException) -> bool:
         is_logged, winner = super().suppresses(number, error), self._winner()
         if not is_logged and winner is not None and isinstance(error, Exception):
-            logger.error("%s failed, but %s has returned a result", self.describe(number), winner, exc_info=error)
+            logger.error(
+                "%s failed, but %s has returned a result",
+                self.describe(number),
+                winner,
+                exc_info=error,
+            )
             is_logged = True
         return is_logged
 
 
 async def observe(target: Target, args: tuple[Any, ...], keywords: Keywords) -> None:
     """Call the hooks whose results do not count."""
-    _log_dropped(target.observers, await call_groups(target.observers, args, keywords), "it is an observer")
+    _log_dropped(
+        target.observers, await call_groups(target.observers, args, keywords), "it is an observer"
+    )
 
 
 # -- hooks that wrap
@@ -213,16 +277,21 @@ Rest = Callable[[tuple[Any, ...], Keywords], Awaitable[Any]]
 
 
 def wrapped(target: Target, innermost: Rest) -> Rest:
-    """Return what calls the first wrapping hook with what calls the next one, and so on; the last one calls `innermost`."""
+    """Return what calls the first wrapping hook with what calls the next one, and so on; the last
+    one calls `innermost`.
+    """
     for group in reversed(target.wrappers):
         innermost = functools.partial(_call_wrapper, target.point, group, innermost)
     return innermost
 
 
-async def _call_wrapper(each: Point, group: OrderGroup, rest: Rest, args: tuple[Any, ...], keywords: Keywords) -> Any:
+async def _call_wrapper(
+    each: Point, group: OrderGroup, rest: Rest, args: tuple[Any, ...], keywords: Keywords
+) -> Any:
     """Call a wrapping hook with a function that calls the rest.
 
-    What a hook wraps is not called again when the hook has failed and that is only logged: its result or error counts.
+    What a hook wraps is not called again when the hook has failed and that is only logged: its
+    result or error counts.
     """
     registered = group.hooks[0]
     registered.counted += 1
@@ -237,7 +306,13 @@ async def _call_wrapper(each: Point, group: OrderGroup, rest: Rest, args: tuple[
         if wrapper.answers:
             return wrapper.answers[0]
         if wrapper.errors:
-            raise_unchanged(next(error for error in reversed(wrapper.errors) if not isinstance(error, CancelledError)))
+            raise_unchanged(
+                next(
+                    error
+                    for error in reversed(wrapper.errors)
+                    if not isinstance(error, CancelledError)
+                )
+            )
     finally:
         registered.retry_later()
         wrapper.errors.clear()  # their tracebacks refer to it
@@ -253,9 +328,11 @@ class _AsGiven(NamedTuple):
 
 
 def own_body(each: Point, own: Method) -> Method:
-    """Return what a wrapping method does itself: if its body does nothing, it calls what the caller gave as the next.
+    """Return what a wrapping method does itself: if its body does nothing, it calls what the caller
+    gave as the next.
 
-    It does so as the last hook did that gave arguments; or with the last arguments of the call, as many as are wanted.
+    It does so as the last hook did that gave arguments; or with the last arguments of the call, as
+    many as are wanted.
     """
     if each.how != "wrap" or not each.does_nothing:
         return own
@@ -268,12 +345,18 @@ def own_body(each: Point, own: Method) -> Method:
         if isinstance(call_next, _AsGiven):
             call_next, args, keywords = call_next
         else:
-            values = {place: one for place, one in {**dict[Any, Any](enumerate(args)), **keywords}.items() if place != key}
+            values = {
+                place: one
+                for place, one in {**dict[Any, Any](enumerate(args)), **keywords}.items()
+                if place != key
+            }
             others = {*keywords}.difference(each.positional, each.keywords)
             keywords = {name: values.pop(name) for name in keywords if name in others}
             args = _last_wanted(call_next, [*values.values()])
         if not callable(call_next):
-            raise InvalidArgumentError(f"{each.name} got {safe_repr(call_next)} as the next; give what the last hook calls")
+            raise InvalidArgumentError(
+                f"{each.name} got {safe_repr(call_next)} as the next; give what the last hook calls"
+            )
         answer = call_next(*args, **keywords)
         return await answer if inspect.isawaitable(answer) else answer
 
@@ -281,11 +364,17 @@ def own_body(each: Point, own: Method) -> Method:
 
 
 def _last_wanted(function: Callable[..., Any], values: list[Any]) -> tuple[Any, ...]:
-    """Return the last values, as many as the function wants by position; all if it takes any, or if that is not known."""
+    """Return the last values, as many as the function wants by position; all if it takes any, or if
+    that is not known.
+    """
     if isinstance(getattr(function, "__self__", None), _WrapperCall):
         return ()  # of a group that has this one as a hook: it takes what is changed
     try:
-        wanted = [one.kind for one in inspect.signature(function).parameters.values() if one.default is one.empty]
+        wanted = [
+            one.kind
+            for one in inspect.signature(function).parameters.values()
+            if one.default is one.empty
+        ]
     except (TypeError, ValueError):
         return tuple(values)
     Kind = inspect.Parameter
@@ -294,9 +383,20 @@ def _last_wanted(function: Callable[..., Any], values: list[Any]) -> tuple[Any, 
 
 
 class _WrapperCall(HookCalls):
-    """The call of one hook that wraps others. Its time limit is for its own time: it does not count while they are active."""
+    """The call of one hook that wraps others. Its time limit is for its own time: it does not count
+    while they are active.
+    """
 
-    __slots__ = ("_active", "_given", "_rest", "_secs_left", "_since", "answers", "errors", "is_logged")
+    __slots__ = (
+        "_active",
+        "_given",
+        "_rest",
+        "_secs_left",
+        "_since",
+        "answers",
+        "errors",
+        "is_logged",
+    )
 
     def __init__(self, group: OrderGroup, rest: Rest) -> None:
         super().__init__(group, [None], None, None)
@@ -316,7 +416,10 @@ class _WrapperCall(HookCalls):
         """Make the call."""
         call = self._group.current_calls()[0]
         if each.how == "wrap":
-            self._given = each, *_with_argument(each, args, keywords, _argument(each, args, keywords))
+            self._given = (
+                each,
+                *_with_argument(each, args, keywords, _argument(each, args, keywords)),
+            )
             args, keywords = _with_argument(each, args, keywords, self.call_next)
         else:
             args = (functools.partial(self._call_rest, args, keywords), *args)
@@ -341,7 +444,9 @@ class _WrapperCall(HookCalls):
 
     async def _call_rest(self, args: tuple[Any, ...], keywords: Keywords) -> Any:
         if self.is_logged or self._left_behind is not None:
-            raise HookCancelledError(f"{self.describe(0)} has failed before this: it cannot call the next hook any more")
+            raise HookCancelledError(
+                f"{self.describe(0)} has failed before this: it cannot call the next hook any more"
+            )
         self._active += 1
         if self._secs_left is not None and self._active == 1:
             self.stop_timer(0)
@@ -370,9 +475,13 @@ class _WrapperCall(HookCalls):
 
     def suppresses(self, number: int, error: BaseException) -> bool:
         was_cut_off = (
-            (self._active or self.errors) and not self.answers and all(isinstance(one, CancelledError) for one in self.errors)
+            (self._active or self.errors)
+            and not self.answers
+            and all(isinstance(one, CancelledError) for one in self.errors)
         )
-        self.is_logged = not was_cut_off and not self._passes(error) and super().suppresses(number, error)
+        self.is_logged = (
+            not was_cut_off and not self._passes(error) and super().suppresses(number, error)
+        )
         return self.is_logged
 
     def add_origin(self, number: int, error: BaseException) -> None:
@@ -413,7 +522,9 @@ def positional_first(
 
 
 def _key(each: Point, args: tuple[Any, ...], keywords: Keywords) -> str | int:
-    """Return the name of the argument of a method that counts, or its place where it is given by position; also if left out."""
+    """Return the name of the argument of a method that counts, or its place where it is given by
+    position; also if left out.
+    """
     name = each.argument
     if name is None:
         return max(len(args) - 1, 0)
@@ -432,20 +543,39 @@ def _argument(each: Point, args: tuple[Any, ...], keywords: Keywords) -> Any:
 def _with_argument(each: Point, args: tuple[Any, ...], keywords: Keywords, value: Any) -> Arguments:
     """Replace or add this argument."""
     key = _key(each, args, keywords)
-    return (args, {**keywords, key: value}) if isinstance(key, str) else ((*args[:key], value, *args[key + 1 :]), keywords)
+    return (
+        (args, {**keywords, key: value})
+        if isinstance(key, str)
+        else ((*args[:key], value, *args[key + 1 :]), keywords)
+    )
 
 
-def _changed(each: Point, args: tuple[Any, ...], keywords: Keywords, new: Sequence[Any], named: Keywords) -> Arguments:
-    """Return the arguments with those that a hook gives to the next one: by name, or in the place of the last ones."""
+def _changed(
+    each: Point, args: tuple[Any, ...], keywords: Keywords, new: Sequence[Any], named: Keywords
+) -> Arguments:
+    """Return the arguments with those that a hook gives to the next one: by name, or in the place
+    of the last ones.
+    """
     own = _key(each, args, keywords)
-    keys: dict[str, str | int] = {name: place for place, name in enumerate(each.positional[: len(args)]) if place != own}
+    keys: dict[str, str | int] = {
+        name: place for place, name in enumerate(each.positional[: len(args)]) if place != own
+    }
     changed = {keys.get(name, name): value for name, value in named.items()}
     values: dict[Any, Any] = {**dict(enumerate(args)), **keywords, **changed}
     named_later = (name for name in each.positional[len(args) :] if name in keywords)
     by_position = [one for one in (*range(len(args)), *named_later) if one != own]
-    left, others = [*new], [one for one in by_position or each.keywords if one in values and one not in changed and one != own]
+    left, others = (
+        [*new],
+        [
+            one
+            for one in by_position or each.keywords
+            if one in values and one not in changed and one != own
+        ],
+    )
     while left and others:
         values[others.pop()] = left.pop()
     if each.does_nothing and not each.variadic[0]:
         left = []  # more than the method has: they are for what the caller gave
-    return positional_first(each.positional, (*left, *(values.pop(place) for place in range(len(args)))), values)
+    return positional_first(
+        each.positional, (*left, *(values.pop(place) for place in range(len(args)))), values
+    )

@@ -1,4 +1,6 @@
-"""Background calls: the calls of one hook in order, beside whatever follows; bounded, and drained at the end."""
+"""Background calls: the calls of one hook in order, beside whatever follows; bounded, and drained
+at the end.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,15 @@ from aiohooks._aio.clock import wake
 from aiohooks._aio.contexts import leave_run
 from aiohooks._aio.observers import Observer, observed_call
 from aiohooks._diagnostics import logger
-from aiohooks.dispatch.calls import CONDITION, HookCalls, HookStatus, Method, OrderGroup, RegisteredHook, bound_method
+from aiohooks.dispatch.calls import (
+    CONDITION,
+    HookCalls,
+    HookStatus,
+    Method,
+    OrderGroup,
+    RegisteredHook,
+    bound_method,
+)
 from aiohooks.errors import HookGroupClosedError, flattened
 
 
@@ -43,7 +53,8 @@ class BackgroundCalls:
         self.enter: Callable[[], object] = enter
         self.observers: Sequence[Observer] = observers
         self.step_of: Callable[..., int | None] = step_of
-        # The queue of a hook that was removed goes with its last call and failure: only these refer to the registered hook.
+        # The queue of a hook that was removed goes with its last call and failure: only these refer
+        # to the registered hook.
         self._queues: WeakKeyDictionary[RegisteredHook, CallQueue] = WeakKeyDictionary()
 
     def bind(self, registered: RegisteredHook, method: str) -> Method:
@@ -68,7 +79,9 @@ class BackgroundCalls:
         return [one.status(self.pending(one)) for one in hooks]
 
     async def drain(self, hooks: Iterable[RegisteredHook]) -> None:
-        """Wait until the queues of `hooks` are empty, except that of the running call; leave their failures to the next call."""
+        """Wait until the queues of `hooks` are empty, except that of the running call; leave their
+        failures to the next call.
+        """
         for queue in [self._queues.get(one) for one in hooks]:
             while queue is not None and queue.calls and not queue.waits_for_caller():
                 await wait_done([queue.calls[-1].done], None)
@@ -84,7 +97,9 @@ class BackgroundCalls:
         await wait_done([call.done for queue in queues for call in queue.calls], self._grace_secs)
 
     async def end(self, secs: float) -> list[BaseException]:
-        """Finish the queues, which take no more calls, and return the failures that no call has raised."""
+        """Finish the queues, which take no more calls, and return the failures that no call has
+        raised.
+        """
         queues = [*self._queues.values()]
         for queue in queues:
             queue.close()
@@ -97,7 +112,13 @@ class _QueuedCall(HookCalls):
 
     __slots__ = ("_args", "_keywords", "context", "done", "queue")
 
-    def __init__(self, queue: CallQueue, group: OrderGroup, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        queue: CallQueue,
+        group: OrderGroup,
+        args: tuple[Any, ...],
+        keywords: Mapping[str, Any],
+    ) -> None:
         super().__init__(group, [None], queue.shared.step_of(*args, **keywords), None)
         self._args = args
         self._keywords = keywords
@@ -113,11 +134,19 @@ class _QueuedCall(HookCalls):
         if not self.failing:
             call, method = self._group.calls[0], self._group.methods[0]
             if observers := tuple(self.queue.shared.observers):
-                method = functools.partial(observed_call, method, "background", call.name, observers)
+                method = functools.partial(
+                    observed_call, method, "background", call.name, observers
+                )
             try:
-                if not call.may_wait or call.condition is None or call.condition(*self._args, **self._keywords):
+                if (
+                    not call.may_wait
+                    or call.condition is None
+                    or call.condition(*self._args, **self._keywords)
+                ):
                     context = contextvars.copy_context()
-                    self.start(0, method, self._args, self._keywords, call.name, call.secs, context=context)
+                    self.start(
+                        0, method, self._args, self._keywords, call.name, call.secs, context=context
+                    )
             except BaseException as error:
                 self.failed(0, error)
         if not self.left and self._idle is not None:
@@ -137,20 +166,26 @@ class _QueuedCall(HookCalls):
         """Raise the failure of the call, when it is done; log that its result is dropped."""
         try:
             super().finish()
-            self.registered.log_dropped(self._group.calls[0].name, self.results[0], "the method returns None")
+            self.registered.log_dropped(
+                self._group.calls[0].name, self.results[0], "the method returns None"
+            )
         finally:
             self._tasks.clear()
             del self.context  # like that of the task, it refers to the call
 
 
 _current_call: ContextVar[_QueuedCall | None] = ContextVar("aiohooks_background_call", default=None)
-"""The background call of the current context. It may have ended: a task keeps the context that it was started in."""
+"""The background call of the current context. It may have ended: a task keeps the context that it
+was started in.
+"""
 
 
 class CallQueue:
-    """The queued calls of one hook. Each runs in a task of its own, in a copy of its caller's context, when the one before it
-    has ended.
-    """  # noqa: D205
+    """The queued calls of one hook.
+
+    Each runs in a task of its own, in a copy of its caller's context, when the one before it has
+    ended.
+    """
 
     def __init__(self, registered: RegisteredHook, shared: BackgroundCalls) -> None:
         self._name = registered.name
@@ -159,15 +194,21 @@ class CallQueue:
         self.shared: BackgroundCalls = shared
         self.calls: deque[_QueuedCall] = deque()
         """The calls that have not ended; the first is being made."""
-        self._waiters: list[asyncio.Future[None]] = []  # callers; the first ones have a place each, if there are free ones
+        self._waiters: list[
+            asyncio.Future[None]
+        ] = []  # callers; the first ones have a place each, if there are free ones
         self._waits_for: list[CallQueue] = []  # those in which the active call waits for a place
-        self._errors: list[tuple[_QueuedCall, BaseException]] = []  # a call refers to its registered hook
+        self._errors: list[
+            tuple[_QueuedCall, BaseException]
+        ] = []  # a call refers to its registered hook
         self._closed = False  # calls are refused: no task would wait for them
 
     def has_to_wait(self, group: OrderGroup, /, *args: Any, **keywords: Any) -> bool:
-        """Queue a call if there is a place for it; return whether there is none, and the call is not to be dropped.
+        """Queue a call if there is a place for it; return whether there is none, and the call is
+        not to be dropped.
 
-        There is always one for a call that the queue would wait for: that of a hook which calls its own group.
+        There is always one for a call that the queue would wait for: that of a hook which calls its
+        own group.
 
         Raises:
             BaseException: like `put`.
@@ -181,11 +222,13 @@ class CallQueue:
         return False
 
     async def put(self, group: OrderGroup, /, *args: Any, **keywords: Any) -> None:
-        """Queue a call; wait while the queue is full. Callers get places in the order in which they came.
+        """Queue a call; wait while the queue is full. Callers get places in the order in which they
+        came.
 
         Raises:
             BaseException: the failures of earlier calls, several as one group.
-            HookGroupClosedError: the group was left after the call of which this is a part had begun.
+            HookGroupClosedError: the group was left after the call of which this is a part had
+                begun.
         """
         if not self.has_to_wait(group, *args, **keywords):
             return
@@ -205,9 +248,13 @@ class CallQueue:
     def _check(self) -> None:
         raise_failures(self.take_errors(), "background calls failed")
         if self._closed:
-            raise HookGroupClosedError(f"{self._name} takes no more background calls: its group has been left")
+            raise HookGroupClosedError(
+                f"{self._name} takes no more background calls: its group has been left"
+            )
 
-    def _append(self, group: OrderGroup, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+    def _append(
+        self, group: OrderGroup, args: tuple[Any, ...], keywords: Mapping[str, Any]
+    ) -> None:
         group.hooks[0].counted += 1
         call = _QueuedCall(self, group, args, keywords)
         call.context.run(leave_run)  # it is not part of the run that queues it
@@ -223,9 +270,13 @@ class CallQueue:
             wake(waiter)
 
     def waits_for_caller(self) -> bool:
-        """Return whether the active call cannot end before this code has: that is part of it, or of a call that it waits for."""
+        """Return whether the active call cannot end before this code has: that is part of it, or of
+        a call that it waits for.
+        """
         call = _active_call()
-        return call is not None and (call.queue is self or any(one.waits_for_caller() for one in self._waits_for))
+        return call is not None and (
+            call.queue is self or any(one.waits_for_caller() for one in self._waits_for)
+        )
 
     def close(self) -> None:
         """Refuse further calls, also those of callers that wait for a place."""
@@ -236,7 +287,9 @@ class CallQueue:
         """Drop the queued calls and cancel the active one."""
         if not self.calls:
             return
-        logger.warning("%s has %s background calls left, which are dropped", self._name, len(self.calls))
+        logger.warning(
+            "%s has %s background calls left, which are dropped", self._name, len(self.calls)
+        )
         self.calls[0].registered.dropped += len(self.calls) - 1
         while len(self.calls) > 1:
             wake(self.calls.pop().done)
@@ -250,7 +303,8 @@ class CallQueue:
     def _start_next(self) -> None:
         self._waits_for = []
         call = self.calls[0]
-        # By a callback: a task that starts immediately would make the call inside of the one that queues it.
+        # By a callback: a task that starts immediately would make the call inside of the one that
+        # queues it.
         asyncio.get_running_loop().call_soon(call.begin, context=call.context)
 
     def ended(self, _: object) -> None:
@@ -272,7 +326,9 @@ class CallQueue:
 
 
 def raise_failures(errors: list[BaseException], what: str) -> None:
-    """Raise the failures of several calls, if there are any: one as it is, several as one flat group; and forget them."""
+    """Raise the failures of several calls, if there are any: one as it is, several as one flat
+    group; and forget them.
+    """
     try:
         if len(errors) == 1:
             raise errors[0]

@@ -1,4 +1,5 @@
-"""Calling one method of several hooks as one: those that cannot wait in turn, those that may each in a task of its own.
+"""Calling one method of several hooks as one: those that cannot wait in turn, those that may each
+in a task of its own.
 
 RegisteredHook   a hook of one group or session, with its failures
 OrderGroup       the calls of one method that start together: hooks of one `order`
@@ -30,20 +31,32 @@ from aiohooks._validate import is_coroutine_function
 from aiohooks.dispatch.effects import Recorder, call_as
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.dispatch.plain import plain_call, threaded
-from aiohooks.errors import HookTimeoutError, add_note, add_origin, hook_cancelled_error, printable, raise_unchanged, safe_repr
+from aiohooks.errors import (
+    HookTimeoutError,
+    add_note,
+    add_origin,
+    hook_cancelled_error,
+    printable,
+    raise_unchanged,
+    safe_repr,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 Method = Callable[..., Awaitable[Any]]
 NO_KEYWORDS: Mapping[str, Any] = {}
 CONDITION = "__aiohooks_only_if__"
-"""The attribute of a method that seldom has to be called: the name of a plain method of its hook, or a function."""
+"""The attribute of a method that seldom has to be called: the name of a plain method of its hook,
+or a function.
+"""
 
 
 def only_if(condition: str) -> Callable[[F], F]:
-    """Mark a method of a hook that seldom has to be called: only if its plain method `condition`, given the same, says so.
+    """Mark a method of a hook that seldom has to be called: only if its plain method `condition`,
+    given the same, says so.
 
-    So a hook that may wait costs no task while it has nothing to do. It does not hold for a method that overrides this one.
+    So a hook that may wait costs no task while it has nothing to do. It does not hold for a method
+    that overrides this one.
     """
 
     def mark(method: F) -> F:
@@ -70,11 +83,13 @@ class HookCall:
 
 
 class HookStatus(NamedTuple):
-    """What has become of the calls of one hook, whose `name` has a number where there are several; `last_error` as text.
+    """What has become of the calls of one hook, whose `name` has a number where there are several;
+    `last_error` as text.
 
-    `calls` are all, also those that are queued or were dropped, and `failures` those that failed, which was raised or logged.
-    `dropped` are calls that it did not get, as its queue was full or had to end, or as it was disabled: since `disabled_since`,
-    in Unix time. `pending` are background calls that wait or run.
+    `calls` are all, also those that are queued or were dropped, and `failures` those that failed,
+    which was raised or logged. `dropped` are calls that it did not get, as its queue was full or
+    had to end, or as it was disabled: since `disabled_since`, in Unix time. `pending` are
+    background calls that wait or run.
     """
 
     name: str
@@ -95,7 +110,16 @@ class RegisteredHook:
     """A hook in one group or session, with what has become of its calls."""
 
     __slots__ = (
-        *("__weakref__", "_logged", "_retry_at", "counted", "disabled_since", "dropped", "failures", "failures_in_a_row"),
+        *(
+            "__weakref__",
+            "_logged",
+            "_retry_at",
+            "counted",
+            "disabled_since",
+            "dropped",
+            "failures",
+            "failures_in_a_row",
+        ),
         *("groups", "hook", "last_error", "name", "overflows", "registration"),
     )
 
@@ -115,12 +139,20 @@ class RegisteredHook:
         self.failures_in_a_row: int = 0
         self.last_error: str | None = None
         self.disabled_since: float | None = None
-        self._retry_at: float | None = None  # on the clock; None while a call tries it again, or none ever will
+        self._retry_at: float | None = (
+            None  # on the clock; None while a call tries it again, or none ever will
+        )
         self._logged: set[str] = set()  # methods of which a result was dropped
 
     def call_name(self, method: str) -> str:
-        """Return the name of a call of a method in messages: of a function that is a hook by itself, its own."""
-        return self.name if getattr(self.hook, "__aiohooks_is_function__", False) else f"{self.name}.{method}"
+        """Return the name of a call of a method in messages: of a function that is a hook by
+        itself, its own.
+        """
+        return (
+            self.name
+            if getattr(self.hook, "__aiohooks_is_function__", False)
+            else f"{self.name}.{method}"
+        )
 
     @property
     def recorder(self) -> Recorder:
@@ -130,16 +162,31 @@ class RegisteredHook:
 
     def status(self, pending: int) -> HookStatus:
         """Return what has become of its calls, of which `pending` are queued."""
-        calls = self.counted + sum(group.made for one in self.groups if (group := one()) is not None)
-        return HookStatus(self.name, calls, self.failures, self.last_error, self.dropped, self.disabled_since, pending)
+        calls = self.counted + sum(
+            group.made for one in self.groups if (group := one()) is not None
+        )
+        return HookStatus(
+            self.name,
+            calls,
+            self.failures,
+            self.last_error,
+            self.dropped,
+            self.disabled_since,
+            pending,
+        )
 
     def overflowed(self, who: str) -> None:
-        """Count a call that is dropped because the queue is full, and log the first and then every tenfold."""
+        """Count a call that is dropped because the queue is full, and log the first and then every
+        tenfold.
+        """
         self.counted += 1
         self.dropped += 1
         self.overflows += 1
         if is_logged(self.overflows):
-            text = "%s: background call dropped, as its on_full says: max_pending=%s are pending; dropped so far: %s"
+            text = (
+                "%s: background call dropped, as its on_full says: max_pending=%s are pending;"
+                " dropped so far: %s"
+            )
             logger.warning(text, who, self.registration.max_pending, self.overflows)
 
     def log_dropped(self, who: str, answer: object, reason: str) -> None:
@@ -149,7 +196,9 @@ class RegisteredHook:
             logger.warning("%s returned %s, which is dropped: %s", who, safe_repr(answer), reason)
 
     def is_left_out(self) -> bool:
-        """Return whether a call does without the hook, as it is disabled; the first one after its `retry_secs` does not."""
+        """Return whether a call does without the hook, as it is disabled; the first one after its
+        `retry_secs` does not.
+        """
         if self.disabled_since is None:
             return False
         if self._retry_at is None or monotonic_now()() < self._retry_at:
@@ -159,11 +208,19 @@ class RegisteredHook:
         return False
 
     def succeeded(self) -> None:
-        """Note the success of a call; if it has tried a disabled hook again, that takes part from now on."""
+        """Note the success of a call; if it has tried a disabled hook again, that takes part from
+        now on.
+        """
         self.failures_in_a_row = 0
-        if self.disabled_since is not None and self._retry_at is None and self.registration.retry_secs is not None:
+        if (
+            self.disabled_since is not None
+            and self._retry_at is None
+            and self.registration.retry_secs is not None
+        ):
             self.disabled_since = None
-            logger.warning("%s has succeeded and is called again, as its retry_secs says", self.name)
+            logger.warning(
+                "%s has succeeded and is called again, as its retry_secs says", self.name
+            )
 
     def retry_later(self) -> None:
         """Let a call try a disabled hook again after its `retry_secs`, if it has any."""
@@ -172,7 +229,9 @@ class RegisteredHook:
             self._retry_at = monotonic_now()() + secs
 
     def suppresses(self, who: str, error: BaseException) -> bool:
-        """Count an error. With `on_error="log"` return true, and log the first with its traceback, then every tenfold."""
+        """Count an error. With `on_error="log"` return true, and log the first with its traceback,
+        then every tenfold.
+        """
         if not isinstance(error, Exception):
             return False
         self.failures += 1
@@ -181,16 +240,33 @@ class RegisteredHook:
             return False
         self.failures_in_a_row += 1
         if self.failures == 1:
-            add_origin(error, who)  # later ones are often the same error again, which would collect notes
-            logger.error("%s failed; continuing, as its on_error says: %s", who, self.last_error, exc_info=error)
+            add_origin(
+                error, who
+            )  # later ones are often the same error again, which would collect notes
+            logger.error(
+                "%s failed; continuing, as its on_error says: %s",
+                who,
+                self.last_error,
+                exc_info=error,
+            )
         elif is_logged(self.failures):
-            logger.error("%s failed for the %sth time; continuing, as its on_error says: %r", who, self.failures, error)
+            logger.error(
+                "%s failed for the %sth time; continuing, as its on_error says: %r",
+                who,
+                self.failures,
+                error,
+            )
         limit, retry = self.registration.disable_after, self.registration.retry_secs
         if limit is not None and self.failures_in_a_row >= limit and self.disabled_since is None:
             self.disabled_since = time.time()
             self.retry_later()
             ends = "any more" if retry is None else f"for {retry:g} s"
-            logger.warning("%s failed %s times in a row and is not called %s, as its disable_after says", self.name, limit, ends)
+            logger.warning(
+                "%s failed %s times in a row and is not called %s, as its disable_after says",
+                self.name,
+                limit,
+                ends,
+            )
         return True
 
     def __repr__(self) -> str:
@@ -198,7 +274,9 @@ class RegisteredHook:
 
 
 def is_logged(count: int, more: int = 1) -> bool:
-    """Return whether to log that there are `count` failures, `more` of them new: the first is, the tenth, the hundredth, ..."""
+    """Return whether to log that there are `count` failures, `more` of them new: the first is, the
+    tenth, the hundredth, ...
+    """
     return count == more or len(str(count - more)) < len(str(count))
 
 
@@ -239,7 +317,8 @@ class OrderGroup:
             grace_secs: how long cancelled calls may take to end.
             timeout: for hooks without a time limit of their own.
             bind: returns what is called for a hook.
-            wraps: whether the method wraps others, which are called without it while it is disabled: its caller sees to that.
+            wraps: whether the method wraps others, which are called without it while it is
+                disabled: its caller sees to that.
         """
         self.made: int = 0
         """How often all of its hooks were called in turn."""
@@ -255,15 +334,23 @@ class OrderGroup:
             else:
                 condition = None if condition is None else getattr(one.hook, condition)
                 secs = timeout if secs is None else secs
-                made = call if wraps or one.registration.disable_after is None else _unless_disabled(call, one)
-            calls.append(HookCall(made, can_wait(call), queued, condition, one.call_name(method), secs))
+                made = (
+                    call
+                    if wraps or one.registration.disable_after is None
+                    else _unless_disabled(call, one)
+                )
+            calls.append(
+                HookCall(made, can_wait(call), queued, condition, one.call_name(method), secs)
+            )
             one.groups.append(ref(self, one.groups.remove))
         self.calls: Sequence[HookCall] = calls
         self.methods: tuple[Method, ...] = tuple(call.method for call in calls)
         self.in_turn: bool = not any(call.may_wait for call in calls)
         """Whether none may wait."""
         self.keeps_context: tuple[bool, ...] | None = None
-        """Whether a hook has one context for several methods, in which a token is valid; None if none has."""
+        """Whether a hook has one context for several methods, in which a token is valid; None if
+        none has.
+        """
         self._observed: tuple[tuple[Observer, ...], Sequence[HookCall]] = (), self.calls
         self._recorders: Sequence[Recorder] = ()
 
@@ -272,19 +359,28 @@ class OrderGroup:
             one.counted += self.made
 
     def observed_calls(self, observers: Sequence[Observer]) -> Sequence[HookCall]:
-        """Return the calls, with `observers` that are notified of each: mostly those of the call before."""
+        """Return the calls, with `observers` that are notified of each: mostly those of the call
+        before.
+        """
         notified = tuple(observers)
         known, calls = self._observed
         if known != notified:
             calls = [
-                replace(call, method=functools.partial(observed_call, call.method, "hook", call.name, notified))
+                replace(
+                    call,
+                    method=functools.partial(
+                        observed_call, call.method, "hook", call.name, notified
+                    ),
+                )
                 for call in self.calls
             ]
             self._observed = notified, calls
         return calls
 
     def recorder(self, number: int) -> Recorder:
-        """Return the recorder of a hook, whose name has a number where several have it: they may record at the same time."""
+        """Return the recorder of a hook, whose name has a number where several have it: they may
+        record at the same time.
+        """
         if not self._recorders:
             found = [one.recorder for one in self.hooks]
             count, numbers = Counter(name for name, _ in found), Counter[str]()
@@ -298,11 +394,18 @@ class OrderGroup:
     def current_calls(self) -> Sequence[HookCall]:
         """Return the calls, with the observers of the run that they are part of."""
         scope = current_scope.get()
-        return self.observed_calls(scope.observers) if scope is not None and scope.observers else self.calls
+        return (
+            self.observed_calls(scope.observers)
+            if scope is not None and scope.observers
+            else self.calls
+        )
 
 
 def order_groups(
-    method: str, hooks: Iterable[RegisteredHook], grace_secs: float, bind: Callable[[RegisteredHook, str], Method] = bound_method
+    method: str,
+    hooks: Iterable[RegisteredHook],
+    grace_secs: float,
+    bind: Callable[[RegisteredHook, str], Method] = bound_method,
 ) -> tuple[OrderGroup, ...]:
     """Sort the hooks that override `method` into groups of one `order`, the lowest first."""
     order = operator.attrgetter("registration.order")
@@ -310,7 +413,8 @@ def order_groups(
     return tuple(OrderGroup(method, [*group], grace_secs, bind=bind) for _, group in by_order)
 
 
-async def call_groups(  # what a session gives besides a group is given by name: an object for it would be made in each call
+# what a session gives besides a group is given by name: an object for it would be made in each call
+async def call_groups(
     groups: tuple[OrderGroup, ...],
     args: tuple[Any, ...],
     keywords: Mapping[str, Any] = NO_KEYWORDS,
@@ -322,15 +426,18 @@ async def call_groups(  # what a session gives besides a group is given by name:
     own: OwnContext | None = None,
     calls_as: type[HookCalls] | None = None,
 ) -> list[Any]:
-    """Call the methods of `groups`, and return the results in their order. A group is complete before the next starts.
+    """Call the methods of `groups`, and return the results in their order. A group is complete
+    before the next starts.
 
-    Calls start in order. Those that cannot wait are made in the caller's task; the others run concurrently, as `Overlap` says.
+    Calls start in order. Those that cannot wait are made in the caller's task; the others run
+    concurrently, as `Overlap` says.
 
     Args:
         groups: the groups.
         args: the arguments of each method.
         keywords: further ones.
-        seconds: a second argument of its own for each method, by group; `args` is the first one then.
+        seconds: a second argument of its own for each method, by group; `args` is the first one
+            then.
         step: for the notes of errors.
         waits: of the run that the calls are part of.
         observers: notified of the calls; by default those of the run.
@@ -347,7 +454,9 @@ async def call_groups(  # what a session gives besides a group is given by name:
     else:
         scope, recording = waits.scope, waits.recording
     for group in groups:
-        notified = observers or (() if scope is None else scope.observers)  # a hook of the group before may have added some
+        notified = observers or (
+            () if scope is None else scope.observers
+        )  # a hook of the group before may have added some
         calls = group.observed_calls(notified) if notified else group.calls
         others = None if seconds is None else next(seconds)
         keeps = None if waits is None else group.keeps_context
@@ -403,7 +512,9 @@ async def call_groups(  # what a session gives besides a group is given by name:
                         results[number] = await call.method(*given, **keywords)
                     else:
                         try:
-                            results[number] = context.update().run(result_now, call.method(*given, **keywords))
+                            results[number] = context.update().run(
+                                result_now, call.method(*given, **keywords)
+                            )
                         finally:
                             context.copy_back()
                     if overlap is not None:
@@ -421,7 +532,9 @@ async def call_groups(  # what a session gives besides a group is given by name:
 
 
 def _called_in_turn(group: OrderGroup, answers: Sequence[Any], before: int) -> Recorder:
-    """Return the recorder of the hook that is called now, when so many of its group have answered; none if a task records."""
+    """Return the recorder of the hook that is called now, when so many of its group have answered;
+    none if a task records.
+    """
     number = len(answers) - before
     return group.recorder(number) if number < len(group.hooks) else ("step", 0)
 
@@ -437,7 +550,9 @@ class HookCalls(Overlap):
 
     kind = "hook"
 
-    def __init__(self, group: OrderGroup, results: list[Any], step: int | None, waits: RunWaits | None) -> None:
+    def __init__(
+        self, group: OrderGroup, results: list[Any], step: int | None, waits: RunWaits | None
+    ) -> None:
         """Put what they return into `results`; `step` is for the notes of errors."""
         super().__init__(results, group.grace_secs, waits)
         self._group = group
@@ -459,15 +574,21 @@ class HookCalls(Overlap):
 
     def suppresses(self, number: int, error: BaseException) -> bool:
         registered = self._group.hooks[number]
-        if self._group.calls[number].queued and registered.registration.on_error != "log":  # it was counted when it occurred
+        if (
+            self._group.calls[number].queued and registered.registration.on_error != "log"
+        ):  # it was counted when it occurred
             return False
         return registered.suppresses(self.describe(number), error)
 
 
 def failed_in_turn(group: OrderGroup, number: int, step: int | None, error: BaseException) -> None:
-    """Log the error of a call that was made in the caller's task, and beside no other; or raise it."""
+    """Log the error of a call that was made in the caller's task, and beside no other; or raise
+    it.
+    """
     who = _at_step(group.calls[number].name, step)
-    failure = hook_cancelled_error(who, error) if isinstance(error, asyncio.CancelledError) else error
+    failure = (
+        hook_cancelled_error(who, error) if isinstance(error, asyncio.CancelledError) else error
+    )
     try:
         if not group.hooks[number].suppresses(who, failure):
             for one in group.hooks[: number + 1]:  # the others are not called
@@ -479,9 +600,14 @@ def failed_in_turn(group: OrderGroup, number: int, step: int | None, error: Base
 
 
 def hook_timeout_error(
-    who: str, secs: float | None, waited_at: str, advice: str = "give it more with configure(hook, timeout=...)"
+    who: str,
+    secs: float | None,
+    waited_at: str,
+    advice: str = "give it more with configure(hook, timeout=...)",
 ) -> HookTimeoutError:
-    """Return the error for a call that took longer than its time limit, with a note that says where it was suspended."""
+    """Return the error for a call that took longer than its time limit, with a note that says where
+    it was suspended.
+    """
     error = HookTimeoutError(f"{who} took longer than its timeout of {secs} s; {advice}")
     add_note(error, waited_at)
     return error

@@ -1,4 +1,6 @@
-"""The one object that stands for the hooks of a group: its class, its methods, and the data that it has in common with them."""
+"""The one object that stands for the hooks of a group: its class, its methods, and the data that it
+has in common with them.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,13 @@ from aiohooks.dispatch.calls import RegisteredHook, call_groups, failed_in_turn
 from aiohooks.dispatch.effects import Effect, recorded_call
 from aiohooks.dispatch.hook import hook_name
 from aiohooks.dispatch.lifecycle import NO_VALUE, Lifecycle, Point
-from aiohooks.errors import InvalidArgumentError, InvalidHookError, add_note, did_you_mean, safe_repr
+from aiohooks.errors import (
+    InvalidArgumentError,
+    InvalidHookError,
+    add_note,
+    did_you_mean,
+    safe_repr,
+)
 
 _COMPOSITE = "__aiohooks_composite__"
 _NO_BASES = (object, abc.ABC, Generic, Protocol)
@@ -36,7 +44,9 @@ _NO_BASES = (object, abc.ABC, Generic, Protocol)
 
 
 class Composite:
-    """What stands for the hooks of a group: `object` is one of the class of the hooks; calling its methods calls theirs."""
+    """What stands for the hooks of a group: `object` is one of the class of the hooks; calling its
+    methods calls theirs.
+    """
 
     def __init__(
         self,
@@ -53,9 +63,11 @@ class Composite:
             lifecycle: the interface of the hooks.
             init: the arguments of `__init__`; what has these names is not decided by the hooks.
             hooks: a dict to put the hooks into, by their id.
-            make_target: returns what a method of these hooks calls; it raises unless they can be called.
+            make_target: returns what a method of these hooks calls; it raises unless they can be
+                called.
             group_name: for messages.
-            effects: called with those of each call; without it, they are those of the run around it.
+            effects: called with those of each call; without it, they are those of the run around
+                it.
         """
         self.lifecycle: Lifecycle = lifecycle
         self.hooks: dict[int, RegisteredHook] = hooks
@@ -71,7 +83,9 @@ class Composite:
         self._shares = False  # whether what is set on it is set on the hooks, too
         self._outer: WeakSet[Composite] = WeakSet()  # in which this object is a hook
         self.kind: type[Any] = _composite_class(lifecycle.kind, self)
-        self.methods: dict[str, CompositeMethod] = {name: CompositeMethod(self, each) for name, each in lifecycle.points.items()}
+        self.methods: dict[str, CompositeMethod] = {
+            name: CompositeMethod(self, each) for name, each in lifecycle.points.items()
+        }
         self.object: Any = _instance_of(self.kind, lifecycle, init)
         self._shares = True
 
@@ -103,14 +117,19 @@ class Composite:
     # -- data
 
     def take_data(self, *added: object) -> None:
-        """Take over the public data that hooks of the class, and those `added`, set otherwise than the class.
+        """Take over the public data that hooks of the class, and those `added`, set otherwise than
+        the class.
 
         Raises:
             InvalidHookError: they do not agree.
         """
         if not self.lifecycle.attributes:
             return
-        members = [hook for hook in (*(one.hook for one in self.hooks.values()), *added) if self.lifecycle.has_member(hook)]
+        members = [
+            hook
+            for hook in (*(one.hook for one in self.hooks.values()), *added)
+            if self.lifecycle.has_member(hook)
+        ]
         taken: dict[str, Any] = {}
         for name, default in self.lifecycle.attributes.items():
             setting = (hook for hook in members if self._is_set(hook, name, default))
@@ -121,8 +140,10 @@ class Composite:
                 other = getattr(hook, name, value)
                 if other is not value and other != value:
                     raise InvalidHookError(
-                        f"{type(first).__name__}.{name} is {value!r} and {type(hook).__name__}.{name} is {other!r}; "
-                        f'a group has one: set the same on all, or where the class takes it give init={{"{name}": ...}}'
+                        f"{type(first).__name__}.{name} is {value!r} and"
+                        f" {type(hook).__name__}.{name} is {other!r}; "
+                        "a group has one: set the same on all, or where the class takes it give"
+                        f' init={{"{name}": ...}}'
                     )
         for name in self._taken.keys() - taken.keys():
             delattr(self.kind, name)
@@ -136,14 +157,24 @@ class Composite:
         return inspect.getattr_static(hook, name) is not default
 
     def set_data(self, one: object, name: str, value: Any) -> None:
-        """Set an attribute of an object of the class; of the one that stands for the hooks, on those of the class, too."""
+        """Set an attribute of an object of the class; of the one that stands for the hooks, on
+        those of the class, too.
+        """
         kind: Any = self.lifecycle.kind
-        shares, self._shares = self._shares, False  # what a property sets in turn is set by that of the hook
+        shares, self._shares = (
+            self._shares,
+            False,
+        )  # what a property sets in turn is set by that of the hook
         try:
             kind.__setattr__(one, name, value)
         finally:
             self._shares = shares
-        if shares and one is self.object and name not in self.lifecycle.points and not name.startswith("__"):
+        if (
+            shares
+            and one is self.object
+            and name not in self.lifecycle.points
+            and not name.startswith("__")
+        ):
             self._shared[name] = value
             for registered in self.hooks.values():
                 self._share(registered.hook, name)
@@ -151,13 +182,19 @@ class Composite:
     def _share(self, hook: object, *names: str) -> None:
         """Set on a hook what was set on the object that stands for it."""
         is_member = self.lifecycle.has_member(hook)
-        bases = {*self.lifecycle.kind.__mro__}.intersection(type(hook).__mro__).difference(_NO_BASES)
+        bases = {*self.lifecycle.kind.__mro__}.intersection(type(hook).__mro__).difference(
+            _NO_BASES
+        )
         for name in names if is_member or bases else ():
             try:
                 setattr(hook, name, self._shared[name])
             except Exception as error:
                 if is_member:  # one that only has a base of the class need not have the attribute
-                    add_note(error, f"set on {hook_name(hook)}, as it was set on the hooks of group {self._group_name}")
+                    add_note(
+                        error,
+                        f"set on {hook_name(hook)}, as it was set on the hooks of group"
+                        f" {self._group_name}",
+                    )
                     raise
 
 
@@ -167,9 +204,11 @@ def composite_of(hook: object) -> Composite | None:
 
 
 class CompositeMethod:
-    """A method of the object that stands for the hooks of a group: it looks up what it calls at each call.
+    """A method of the object that stands for the hooks of a group: it looks up what it calls at
+    each call.
 
-    While no hook implements it, it is an attribute of the class, on which it looks like the method of the hook interface.
+    While no hook implements it, it is an attribute of the class, on which it looks like the method
+    of the hook interface.
     """
 
     __slots__ = ("_composite", "_function", "_hooks", "_own", "_point", "usable")
@@ -207,21 +246,31 @@ class CompositeMethod:
         if self._point.how == "one":
             name = self._point.name
             answering = (one for one in (*self._hooks, *added) if not one.registration.observer)
-            names = [f"{one.name}.{name}" for one in answering if not inspect.isasyncgenfunction(getattr(one.hook, name))]
+            names = [
+                f"{one.name}.{name}"
+                for one in answering
+                if not inspect.isasyncgenfunction(getattr(one.hook, name))
+            ]
             if len(names) > 1:
-                raise InvalidHookError(f"{' and '.join(names)} both return a result; {self._point.advice}")
+                raise InvalidHookError(
+                    f"{' and '.join(names)} both return a result; {self._point.advice}"
+                )
 
     def target(self) -> Target:
         """Return what is called; raise if the group cannot be used."""
         self.check_answers()  # a group in this one may have changed
         composite = self._composite
         # In the order of the group: a hook may have come to implement the method later.
-        self.usable = composite.make_target(self._point, [one for one in composite.hooks.values() if one in self._hooks])
+        self.usable = composite.make_target(
+            self._point, [one for one in composite.hooks.values() if one in self._hooks]
+        )
         return self.usable
 
 
 def _calling(method: CompositeMethod, each: Point, own: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function that calls the hooks, or, while none implements the method, `own` of the class itself."""
+    """Return the function that calls the hooks, or, while none implements the method, `own` of the
+    class itself.
+    """
     is_coroutine = inspect.iscoroutinefunction(own)
     call_own = own_body(each, own if is_coroutine else as_coroutine_function(own))
 
@@ -230,7 +279,11 @@ def _calling(method: CompositeMethod, each: Point, own: Callable[..., Any]) -> C
         if target is None:
             target = method.target()
         quick = target.quick
-        if quick is None or keywords or ((scope := current_scope.get()) is not None and scope.observers):
+        if (
+            quick is None
+            or keywords
+            or ((scope := current_scope.get()) is not None and scope.observers)
+        ):
             if keywords:
                 args, keywords = positional_first(each.positional, args, keywords)
             if target.observers:
@@ -239,7 +292,9 @@ def _calling(method: CompositeMethod, each: Point, own: Callable[..., Any]) -> C
                 return await call_own(self, *args, **keywords)
             if each.how == "none" and not target.wrappers:
                 return only_answer(target, await call_groups(target.groups, args, keywords))
-            return await wrapped(target, functools.partial(answer, target, functools.partial(call_own, self)))(args, keywords)
+            return await wrapped(
+                target, functools.partial(answer, target, functools.partial(call_own, self))
+            )(args, keywords)
         answers: dict[Any, Any] | None = None
         calls = iter(quick.methods)
         while True:
@@ -256,17 +311,27 @@ def _calling(method: CompositeMethod, each: Point, own: Callable[..., Any]) -> C
 
     async def call_and_wait(self: Any, *args: Any, **keywords: Any) -> Any:
         answer = await call_method(self, *args, **keywords)
-        return await answer if inspect.isawaitable(answer) else answer  # that of a plain method of the class
+        return (
+            await answer if inspect.isawaitable(answer) else answer
+        )  # that of a plain method of the class
 
     def call_plain_method(self: Any, *args: Any, **keywords: Any) -> Any:
         if each.is_either and (method.usable or method.target()).may_wait:
             return call_and_wait(self, *args, **keywords)
         return result_now(call_method(self, *args, **keywords))
 
-    return call_method if is_coroutine else call_and_wait if each.is_async and not each.is_either else call_plain_method
+    return (
+        call_method
+        if is_coroutine
+        else call_and_wait
+        if each.is_async and not each.is_either
+        else call_plain_method
+    )
 
 
-def _recording(recorded: Callable[[], contextlib.AbstractContextManager[None]], function: Callable[..., Any]) -> Any:
+def _recording(
+    recorded: Callable[[], contextlib.AbstractContextManager[None]], function: Callable[..., Any]
+) -> Any:
     """Return a function that makes the same call and records its effects."""
 
     async def call(*args: Any, **keywords: Any) -> Any:
@@ -280,7 +345,9 @@ def _recording(recorded: Callable[[], contextlib.AbstractContextManager[None]], 
     def call_plain(*args: Any, **keywords: Any) -> Any:
         with recorded():
             result = function(*args, **keywords)
-        return wait(result) if inspect.iscoroutine(result) else result  # of a method that may be of either kind
+        return (
+            wait(result) if inspect.iscoroutine(result) else result
+        )  # of a method that may be of either kind
 
     return call if inspect.iscoroutinefunction(function) else call_plain
 
@@ -288,24 +355,34 @@ def _recording(recorded: Callable[[], contextlib.AbstractContextManager[None]], 
 def _composite_class(kind: type[Any], composite: Composite) -> type[Any]:
     """Return a subclass of `kind`; the methods that hooks implement are set on it."""
     if getattr(kind, "__final__", False):
-        raise InvalidHookError(f"{kind.__name__} is final, so that no object can stand for several hooks of it")
-    if value := next((base for base in kind.__mro__[:-1] if base.__module__ in ("builtins", "enum")), None):
         raise InvalidHookError(
-            f"{kind.__name__} cannot be a hook interface: it derives from {value.__name__}, and no value can stand for several; "
-            "give a class that has its methods only"
+            f"{kind.__name__} is final, so that no object can stand for several hooks of it"
+        )
+    if value := next(
+        (base for base in kind.__mro__[:-1] if base.__module__ in ("builtins", "enum")), None
+    ):
+        raise InvalidHookError(
+            f"{kind.__name__} cannot be a hook interface: it derives from {value.__name__}, and no"
+            " value can stand for several; give a class that has its methods only"
         )
 
     def set_attribute(self: Any, name: str, value: Any) -> None:
         composite.set_data(self, name, value)
 
-    place: dict[str, Any] = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, _COMPOSITE: composite}
+    place: dict[str, Any] = {
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        _COMPOSITE: composite,
+    }
     place["__setattr__"] = set_attribute
     try:
-        made = types.new_class(kind.__name__, (kind,), {}, lambda namespace: namespace.update(place))
+        made = types.new_class(
+            kind.__name__, (kind,), {}, lambda namespace: namespace.update(place)
+        )
     except Exception as error:
         raise InvalidHookError(
-            f"{kind.__name__} cannot be a hook interface, as no class can be derived from it without arguments: {error}; "
-            "derive one that can, and give that"
+            f"{kind.__name__} cannot be a hook interface, as no class can be derived from it"
+            f" without arguments: {error}; derive one that can, and give that"
         ) from error
     if inspect.isabstract(made):
         made.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
@@ -313,20 +390,26 @@ def _composite_class(kind: type[Any], composite: Composite) -> type[Any]:
 
 
 def _instance_of(made: type[Any], lifecycle: Lifecycle, init: Mapping[str, Any]) -> Any:
-    """Return an object of the class, made with these arguments; of a protocol, with these values of its data."""
+    """Return an object of the class, made with these arguments; of a protocol, with these values of
+    its data.
+    """
     data: Mapping[str, Any] = {}
     if lifecycle.is_protocol:
         init, data = data, init
     for name in data:
         if name not in lifecycle.attributes:
             known = did_you_mean(name, lifecycle.attributes)
-            raise InvalidArgumentError(f"init has {name!r}, which is no data of {made.__name__}; {known}")
+            raise InvalidArgumentError(
+                f"init has {name!r}, which is no data of {made.__name__}; {known}"
+            )
     try:
         one = made(**init)
         for name, value in data.items():
             setattr(one, name, value)
     except Exception as error:
-        raise InvalidHookError(f"{made.__name__} cannot be a hook interface: {_init_advice(made, init, error)}") from error
+        raise InvalidHookError(
+            f"{made.__name__} cannot be a hook interface: {_init_advice(made, init, error)}"
+        ) from error
     own = getattr(one, "__dict__", {})
     for name, default in lifecycle.attributes.items():
         if name not in init and own.get(name, NO_VALUE) is default is not NO_VALUE:
@@ -338,8 +421,15 @@ def _init_advice(made: type[Any], init: Mapping[str, Any], error: Exception) -> 
     missing: list[str] = []
     with contextlib.suppress(TypeError, ValueError):
         named = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-        wanted = (one for one in inspect.signature(made).parameters.values() if one.default is one.empty and one.kind in named)
+        wanted = (
+            one
+            for one in inspect.signature(made).parameters.values()
+            if one.default is one.empty and one.kind in named
+        )
         missing = [one.name for one in wanted if one.name not in init]
     if missing:
-        return f"its __init__ wants {', '.join(missing)}; give init={{{', '.join(f'{name!r}: ...' for name in missing)}}}"
+        return (
+            f"its __init__ wants {', '.join(missing)}; give"
+            f" init={{{', '.join(f'{name!r}: ...' for name in missing)}}}"
+        )
     return f"its __init__ failed with init={safe_repr(init)}: {safe_repr(error)}"

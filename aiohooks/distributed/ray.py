@@ -12,7 +12,15 @@ from typing import Any, TypeVar
 from aiohooks._aio.cancel import shielded, to_thread, wait_done
 from aiohooks._aio.waits import Backoff
 from aiohooks._validate import check_mapping
-from aiohooks.distributed.task import TaskResult, TaskSpec, launch, make_spec, run_task, until_sigterm, unwrap_result
+from aiohooks.distributed.task import (
+    TaskResult,
+    TaskSpec,
+    launch,
+    make_spec,
+    run_task,
+    until_sigterm,
+    unwrap_result,
+)
 from aiohooks.errors import InvalidArgumentError, TaskDiedError
 from aiohooks.stores import open_step_store
 from aiohooks.stores.ray import _cluster
@@ -38,26 +46,32 @@ async def run(
     init_options: Mapping[str, Any] | None = None,
     store_options: Mapping[str, Any] | None = None,
 ) -> list[T]:
-    """Run `main(task, *args)` for the chief and each worker, as tasks on a Ray cluster, with a `RayStepStore`.
+    """Run `main(task, *args)` for the chief and each worker, as tasks on a Ray cluster, with a
+    `RayStepStore`.
 
-    A task whose process or node dies is restarted, where there is room, with the next `attempt`. An exception of `main` is
-    final, and ends the other tasks. Ray ends them also when this process ends.
+    A task whose process or node dies is restarted, where there is room, with the next `attempt`. An
+    exception of `main` is final, and ends the other tasks. Ray ends them also when this process
+    ends.
 
-    Unless the program handles SIGTERM, it ends the tasks as an interrupt would, and then the program by `SystemExit`.
+    Unless the program handles SIGTERM, it ends the tasks as an interrupt would, and then the
+    program by `SystemExit`.
 
     Args:
         main: see `aiohooks.distributed.local.run_processes`.
         num_workers: see there.
         args: see there.
-        address: `host:port` of a cluster; None takes RAY_ADDRESS or the cluster on this machine; "local" starts one for the
-            duration of the run, which listens on the loopback interface only. A process that is part of a cluster uses that one.
+        address: `host:port` of a cluster; None takes RAY_ADDRESS or the cluster on this machine;
+            "local" starts one for the duration of the run, which listens on the loopback interface
+            only. A process that is part of a cluster uses that one.
         namespace: the Ray namespace of the run's actor.
         run: see there.
-        checkpoint_dir: the value of `Task.checkpoint_dir`; on several machines a directory that all of them share.
+        checkpoint_dir: the value of `Task.checkpoint_dir`; on several machines a directory that all
+            of them share.
         max_restarts: see there.
         backoff: see there.
         stop_grace_secs: how long a task may take to end after it was interrupted.
-        task_options: options of `ray.remote`: `num_cpus`, `num_gpus`, `resources`, `runtime_env`, ...
+        task_options: options of `ray.remote`: `num_cpus`, `num_gpus`, `resources`, `runtime_env`,
+            ...
         init_options: options of `ray.init`.
         store_options: options of `RayStepStore`; `on_lost` is "keep" by default.
 
@@ -83,17 +97,27 @@ async def run(
     resources = {"num_cpus": 1, **(task_options or {})}
     for reserved in ("max_retries", "retry_exceptions", "num_returns"):
         if reserved in resources:
-            raise InvalidArgumentError(f"task_options has {reserved!r}, which the launcher sets: see max_restarts")
+            raise InvalidArgumentError(
+                f"task_options has {reserved!r}, which the launcher sets: see max_restarts"
+            )
     own_cluster = {}
     if address == "local":
         cpus = (num_workers + 1) * resources["num_cpus"]
-        own_cluster = {"num_cpus": max(os.cpu_count() or 1, int(cpus + 1)), "include_dashboard": False}
+        own_cluster = {
+            "num_cpus": max(os.cpu_count() or 1, int(cpus + 1)),
+            "include_dashboard": False,
+        }
     init = {**own_cluster, **(init_options or {})}
 
     async def run_all() -> list[T]:
         await to_thread(lambda: _cluster.join(address, timeout=60.0, **init), grace_secs=60.0)
         try:
-            return await launch(functools.partial(_run_on_cluster, resources=resources), spec, store, forgets=run is None)
+            return await launch(
+                functools.partial(_run_on_cluster, resources=resources),
+                spec,
+                store,
+                forgets=run is None,
+            )
         finally:
             await to_thread(_cluster.leave, grace_secs=stop_grace_secs)
 
@@ -110,17 +134,22 @@ async def _run_on_cluster(spec: TaskSpec, resources: Mapping[str, Any]) -> Any:
             raise
         message = (str(error).strip().splitlines() or [""])[0]
         raise TaskDiedError(
-            f"the {spec.name} (attempt {spec.attempt}) died: {type(error).__name__}: {message}", task_id=spec.task_id
+            f"the {spec.name} (attempt {spec.attempt}) died: {type(error).__name__}: {message}",
+            task_id=spec.task_id,
         ) from error
     finally:
         if not reply.done() or reply.cancelled():
             ending = _end_task(task, spec.stop_grace_secs)
-            await shielded(ending, grace_secs=2 * spec.stop_grace_secs + 1, what=f"ending the {spec.name}")
+            await shielded(
+                ending, grace_secs=2 * spec.stop_grace_secs + 1, what=f"ending the {spec.name}"
+            )
     return unwrap_result(result, spec)
 
 
 def _run_in_ray(spec: TaskSpec) -> TaskResult:
-    """Run a task in a process of Ray's, with the default SIGTERM, so that a session with `handle_signals` can handle it."""
+    """Run a task in a process of Ray's, with the default SIGTERM, so that a session with
+    `handle_signals` can handle it.
+    """
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         return run_task(spec)

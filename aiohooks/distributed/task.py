@@ -1,4 +1,6 @@
-"""The chief and the workers of a run: what each is given, what it returns, and when it is restarted."""
+"""The chief and the workers of a run: what each is given, what it returns, and when it is
+restarted.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,9 @@ def task_name(task_id: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
-    """What another process needs to run a task, and the launcher to end and restart it; all of it can be pickled."""
+    """What another process needs to run a task, and the launcher to end and restart it; all of it
+    can be pickled.
+    """
 
     main: Callable[..., Coroutine[Any, Any, Any]]
     args: tuple[Any, ...]
@@ -107,7 +111,10 @@ class TaskSpec:
 
     def call(self, store: StepStore) -> Coroutine[Any, Any, Any]:
         """Call `main`."""
-        return self.main(Task(self.task_id, self.num_workers, store, self.checkpoint_dir, self.attempt), *self.args)
+        return self.main(
+            Task(self.task_id, self.num_workers, store, self.checkpoint_dir, self.attempt),
+            *self.args,
+        )
 
 
 def make_spec(
@@ -122,20 +129,26 @@ def make_spec(
     stop_grace_secs: float = 2.5,
     store_options: Mapping[str, Any] | None = None,
 ) -> TaskSpec:
-    """Return the spec of the tasks of a run; the parameters are those of the launchers, and the defaults those of tasks.
+    """Return the spec of the tasks of a run; the parameters are those of the launchers, and the
+    defaults those of tasks.
 
-    Without a name the run gets a random one. By default waiters in its stores keep waiting for a task that is restarted.
+    Without a name the run gets a random one. By default waiters in its stores keep waiting for a
+    task that is restarted.
 
     Raises:
         InvalidArgumentError: one is invalid.
     """
     check_callable(main, "main")
     if not is_coroutine_function(main):
-        raise InvalidArgumentError(f"main is {main!r}; give a coroutine function (`async def`) that takes the Task")
+        raise InvalidArgumentError(
+            f"main is {main!r}; give a coroutine function (`async def`) that takes the Task"
+        )
     check_instance(args, tuple, "args")
     if (error := call_error(cast("Any", main), None, *cast("Any", args))) is not None:
         given = f"the Task and the arguments {args!r}" if args else "the Task"
-        raise InvalidArgumentError(f"main is {main!r}, which is called with {given}: {error}") from error
+        raise InvalidArgumentError(
+            f"main is {main!r}, which is called with {given}: {error}"
+        ) from error
     num_workers = checked_int(num_workers, "num_workers", expected="a whole number, 0 for none")
     max_restarts = checked_int(max_restarts, "max_restarts", expected="a whole number, 0 for none")
     check_instance(backoff, Backoff, "backoff")
@@ -143,7 +156,9 @@ def make_spec(
     check_mapping(store_options, "store_options")
     for reserved in ("url", "run"):
         if reserved in (store_options or {}):
-            raise InvalidArgumentError(f"store_options has {reserved!r}, which is an argument of the launcher")
+            raise InvalidArgumentError(
+                f"store_options has {reserved!r}, which is an argument of the launcher"
+            )
     if checkpoint_dir is not None:
         check_checkpoint_dir(checkpoint_dir)
         # Absolute, because other processes may have another working directory.
@@ -193,7 +208,8 @@ def run_task(spec: TaskSpec) -> TaskResult:
 
 
 async def _call_main(spec: TaskSpec) -> Any:
-    # The asyncio task gets the name because it is part of a session's messages, and each process has a Task-1.
+    # The asyncio task gets the name because it is part of a session's messages, and each process
+    # has a Task-1.
     current_task().set_name(spec.name)
     async with open_step_store(spec.url, run=spec.run, **spec.store_options) as store:
         return await spec.call(store)
@@ -222,33 +238,47 @@ def unwrap_result(result: TaskResult, spec: TaskSpec) -> Any:
 
 
 async def launch(
-    run_attempt: Callable[[TaskSpec], Coroutine[Any, Any, T]], spec: TaskSpec, store: StepStore, *, forgets: bool
+    run_attempt: Callable[[TaskSpec], Coroutine[Any, Any, T]],
+    spec: TaskSpec,
+    store: StepStore,
+    *,
+    forgets: bool,
 ) -> list[T]:
-    """Like `supervise`; at the end the run is deleted if its name was random, and the store is closed."""
+    """Like `supervise`; at the end the run is deleted if its name was random, and the store is
+    closed.
+    """
     try:
         return await supervise(run_attempt, spec, store)
     finally:
         if forgets:
             try:
-                await shielded(store.forget(), grace_secs=spec.stop_grace_secs, what=f"forgetting the run {store.run}")
+                await shielded(
+                    store.forget(),
+                    grace_secs=spec.stop_grace_secs,
+                    what=f"forgetting the run {store.run}",
+                )
             except StoreUnavailableError as error:
                 logger.warning("the run %s could not be deleted: %s", store.run, error)
         await store.aclose()
 
 
 async def supervise(
-    run_attempt: Callable[[TaskSpec], Coroutine[Any, Any, T]], spec: TaskSpec, store: StepStore | None = None
+    run_attempt: Callable[[TaskSpec], Coroutine[Any, Any, T]],
+    spec: TaskSpec,
+    store: StepStore | None = None,
 ) -> list[T]:
-    """Run the chief and all workers, restart those that die, and return their results, the chief's first.
+    """Run the chief and all workers, restart those that die, and return their results, the chief's
+    first.
 
-    A worker that ends while the chief is dead is restarted as well: the next one restores a checkpoint, and the run is not done.
-    When one fails the others are cancelled.
+    A worker that ends while the chief is dead is restarted as well: the next one restores a
+    checkpoint, and the run is not done. When one fails the others are cancelled.
 
     Args:
-        run_attempt: runs one attempt of a task. It raises `TaskDiedError` if the process of the task ends without a result;
-            cancelled, it ends that process.
+        run_attempt: runs one attempt of a task. It raises `TaskDiedError` if the process of the
+            task ends without a result; cancelled, it ends that process.
         spec: the spec of all tasks.
-        store: that of the run, to see whether a chief that has died has a successor; closed by the caller.
+        store: that of the run, to see whether a chief that has died has a successor; closed by the
+            caller.
 
     Raises:
         ExceptionGroup: of the errors of the tasks that failed.
@@ -264,9 +294,17 @@ async def supervise(
         while True:
             try:
                 results.append(await run_attempt(replace(spec, task_id=task_id, attempt=attempt)))
-                if task_id == 0 or tasks[0].done() or not dead_chiefs_term or await _term_of(store) > dead_chiefs_term:
+                if (
+                    task_id == 0
+                    or tasks[0].done()
+                    or not dead_chiefs_term
+                    or await _term_of(store) > dead_chiefs_term
+                ):
                     return results[-1]
-                reason = f"the {task_name(task_id)} has ended while the chief is dead and the run is not done"
+                reason = (
+                    f"the {task_name(task_id)} has ended while the chief is dead and the run is not"
+                    " done"
+                )
             except TaskDiedError as error:
                 deaths += 1
                 if deaths > spec.max_restarts:
@@ -289,7 +327,10 @@ async def supervise(
         if failed or all(one.done() for one in tasks):
             wake(ended)
 
-    tasks = [loop.create_task(run_with_restarts(number), name=task_name(number)) for number in range(spec.num_workers + 1)]
+    tasks = [
+        loop.create_task(run_with_restarts(number), name=task_name(number))
+        for number in range(spec.num_workers + 1)
+    ]
     for task in tasks:
         task.add_done_callback(task_done)
     try:
@@ -297,10 +338,20 @@ async def supervise(
     finally:
         for task in tasks:
             task.cancel()
-        await shielded(wait_done(tasks, None), grace_secs=2 * spec.stop_grace_secs + 5.0, what="ending the tasks of a run")
-    errors = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
+        await shielded(
+            wait_done(tasks, None),
+            grace_secs=2 * spec.stop_grace_secs + 5.0,
+            what="ending the tasks of a run",
+        )
+    errors = [
+        error for task in tasks if not task.cancelled() and (error := task.exception()) is not None
+    ]
     if not errors and any(task.cancelled() for task in tasks):
-        errors = [TaskDiedError(f"the {task.get_name()} was cancelled from outside") for task in tasks if task.cancelled()]
+        errors = [
+            TaskDiedError(f"the {task.get_name()} was cancelled from outside")
+            for task in tasks
+            if task.cancelled()
+        ]
     if errors:
         raise BaseExceptionGroup(f"{len(errors)} of {len(tasks)} tasks failed", errors)
     return [task.result() for task in tasks]
@@ -317,7 +368,9 @@ async def _term_of(store: StepStore | None) -> int:
 
 
 async def until_sigterm(running: Coroutine[Any, Any, T], label: str) -> T:
-    """Await `running`; SIGTERM cancels it and then ends the program, unless the program handles that signal itself."""
+    """Await `running`; SIGTERM cancels it and then ends the program, unless the program handles
+    that signal itself.
+    """
     if not may_handle(signal.SIGTERM):
         return await running
     coord = Coordinator()

@@ -6,11 +6,27 @@ variables   the values of variables, shared by the sessions of a process
 session     Session: runs of a plan
 """
 
-from aiohooks.graph.graph import Graph, Operation, Placeholder, Variable, get_default_graph, in_thread
+from aiohooks.graph.graph import (
+    Graph,
+    Operation,
+    Placeholder,
+    Variable,
+    get_default_graph,
+    in_thread,
+)
 from aiohooks.graph.session import Session
 from aiohooks.graph.variables import Variables
 
-__all__ = ["Graph", "Operation", "Placeholder", "Session", "Variable", "Variables", "get_default_graph", "in_thread"]
+__all__ = [
+    "Graph",
+    "Operation",
+    "Placeholder",
+    "Session",
+    "Variable",
+    "Variables",
+    "get_default_graph",
+    "in_thread",
+]
 
 for _name in __all__:
     globals()[_name].__module__ = __name__

@@ -9,15 +9,34 @@ import itertools
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Protocol,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.contexts import RunScope, current_scope
 from aiohooks._validate import call_error, check_callable, checked_int, is_coroutine_function
-from aiohooks.errors import FetchError, GraphError, GraphFinalizedError, InvalidArgumentError, did_you_mean
+from aiohooks.errors import (
+    FetchError,
+    GraphError,
+    GraphFinalizedError,
+    InvalidArgumentError,
+    did_you_mean,
+)
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeVar as _TypeVar  # type checkers bring it; that of `typing` has a default from 3.13 on
+    from typing_extensions import (
+        TypeVar as _TypeVar,
+    )  # type checkers bring it; that of `typing` has a default from 3.13 on
 
     T_co = _TypeVar("T_co", covariant=True, default=Any)
 else:
@@ -40,7 +59,9 @@ MISSING = _Missing()
 
 @dataclass(slots=True, eq=False, repr=False)
 class Node(Generic[T_co]):
-    """A part of a graph that can be fetched and fed; compared by identity, found by name. What is fetched is a `T_co`."""
+    """A part of a graph that can be fetched and fed; compared by identity, found by name. What is
+    fetched is a `T_co`.
+    """
 
     graph: Graph
     name: str
@@ -58,7 +79,8 @@ class Placeholder(Node[Any]):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Variable(Node[Any]):
-    """A value that is kept between runs, in the `Variables` of a session. `initial` may be a function without arguments.
+    """A value that is kept between runs, in the `Variables` of a session. `initial` may be a
+    function without arguments.
 
     Created by `Graph.variable`.
     """
@@ -103,7 +125,9 @@ class OperationOptions(TypedDict, total=False):
 
 
 class AddOperation(Protocol):
-    """What `Graph.operation` with options returns: a decorator that makes an operation of a function."""
+    """What `Graph.operation` with options returns: a decorator that makes an operation of a
+    function.
+    """
 
     @overload
     def __call__(self, fn: Callable[..., Coroutine[Any, Any, A]], /) -> Operation[A]: ...
@@ -112,15 +136,26 @@ class AddOperation(Protocol):
 
 
 class Operation(Node[T_co]):
-    """A function of the graph: a coroutine function, a plain function, or one that runs in a worker thread.
+    """A function of the graph: a coroutine function, a plain function, or one that runs in a worker
+    thread.
 
-    `inputs` are the names of its inputs, `optional` those that may be missing: parameters that have a default. Calling it calls
-    the function.
+    `inputs` are the names of its inputs, `optional` those that may be missing: parameters that have
+    a default. Calling it calls the function.
 
     Created by `Graph.operation` and `Graph.train_op`.
     """
 
-    __slots__ = ("adds_to", "fn", "inputs", "is_async", "keyword_only", "optional", "steps", "thread", "updates")
+    __slots__ = (
+        "adds_to",
+        "fn",
+        "inputs",
+        "is_async",
+        "keyword_only",
+        "optional",
+        "steps",
+        "thread",
+        "updates",
+    )
 
     def __init__(
         self,
@@ -137,19 +172,32 @@ class Operation(Node[T_co]):
         super().__init__(graph, name)
         self.fn: Callable[..., Any] = fn
         parameters = _parameters(fn, name) if inputs is None else ()
-        names = (one.name for one in parameters) if inputs is None else _given_inputs(graph, fn, inputs, name)
+        names = (
+            (one.name for one in parameters)
+            if inputs is None
+            else _given_inputs(graph, fn, inputs, name)
+        )
         self.inputs: tuple[str, ...] = tuple(names)
-        self.optional: frozenset[str] = frozenset(one.name for one in parameters if one.default is not one.empty)
-        self.keyword_only: frozenset[str] = frozenset(one.name for one in parameters if one.kind is one.KEYWORD_ONLY)
+        self.optional: frozenset[str] = frozenset(
+            one.name for one in parameters if one.default is not one.empty
+        )
+        self.keyword_only: frozenset[str] = frozenset(
+            one.name for one in parameters if one.kind is one.KEYWORD_ONLY
+        )
         self.is_async: bool = is_coroutine_function(fn)
         self.updates: str | None = _variable_name(graph, updates, f"updates of operation {name!r}")
         self.adds_to: str | None = _variable_name(graph, adds_to, f"adds_to of operation {name!r}")
         self.thread: bool = thread
         self.steps: int = steps
         if thread and self.is_async:
-            raise GraphError(f"operation {name!r} is a coroutine function, which cannot run in a thread; leave out thread=True")
+            raise GraphError(
+                f"operation {name!r} is a coroutine function, which cannot run in a thread; leave"
+                " out thread=True"
+            )
         if updates is not None and adds_to is not None:
-            raise GraphError(f"operation {name!r} has both updates={updates!r} and adds_to={adds_to!r}; give one")
+            raise GraphError(
+                f"operation {name!r} has both updates={updates!r} and adds_to={adds_to!r}; give one"
+            )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function itself, as if it were not an operation."""
@@ -170,7 +218,8 @@ def _check_name(name: object) -> None:
 
 
 class Graph:
-    """Placeholders, variables and operations, connected by the names of the operations' parameters, or by their `inputs`.
+    """Placeholders, variables and operations, connected by the names of the operations' parameters,
+    or by their `inputs`.
 
     While a session is open its graph is finalized: nothing can be added.
     """
@@ -178,7 +227,9 @@ class Graph:
     def __init__(self) -> None:
         self._holds = 0
         self.global_step: GlobalStep = GlobalStep(self, "global_step")
-        """The node of the global step; it can be fetched, and operations can have it as a parameter."""
+        """The node of the global step; it can be fetched, and operations can have it as a
+        parameter.
+        """
         self._nodes: dict[str, Node] = {"global_step": self.global_step}
         self.step_operation: Operation | None = None
         """The operation of a graph that was made from a step function."""
@@ -202,8 +253,9 @@ class Graph:
         """
         if is_coroutine_function(initial):
             raise GraphError(
-                f"the initial value of {name!r} is {initial!r}, a coroutine function, which is not awaited; "
-                "give a plain function, and assign what must be awaited in the init_fn of a Scaffold"
+                f"the initial value of {name!r} is {initial!r}, a coroutine function, which is not"
+                " awaited; give a plain function, and assign what must be awaited in the init_fn"
+                " of a Scaffold"
             )
         return self._add(Variable(self, name, initial))
 
@@ -223,25 +275,32 @@ class Graph:
         thread: bool = False,
         name: str | None = None,
     ) -> Operation | AddOperation:
-        """Add a function whose parameters are its inputs by name; used as a decorator, with or without options.
+        """Add a function whose parameters are its inputs by name; used as a decorator, with or
+        without options.
 
-        A coroutine function is awaited, a plain one is called in the event loop, one with `thread=True` in a worker thread.
+        A coroutine function is awaited, a plain one is called in the event loop, one with
+        `thread=True` in a worker thread.
 
         Args:
             fn: the function, when used as `@graph.operation`.
-            inputs: the nodes, or their names, that are passed to it in this order, whatever its parameters are called. By
-                default the nodes with the names of its parameters; one that has a default may be missing.
-            updates: the variable that gets the result when the run commits. If it got another value since this run read it, the
-                operations of the run are called again.
-            adds_to: the variable to which the result is added when the run commits, whatever other runs have added.
+            inputs: the nodes, or their names, that are passed to it in this order, whatever its
+                parameters are called. By default the nodes with the names of its parameters; one
+                that has a default may be missing.
+            updates: the variable that gets the result when the run commits. If it got another value
+                since this run read it, the operations of the run are called again.
+            adds_to: the variable to which the result is added when the run commits, whatever other
+                runs have added.
             thread: whether to call it in a worker thread.
             name: its name in the graph, by default the function's; see `unique_name`.
 
         Raises:
-            GraphError: the name is taken, the function does not take the inputs, or the options contradict each other.
+            GraphError: the name is taken, the function does not take the inputs, or the options
+                contradict each other.
             GraphFinalizedError: a session uses the graph.
         """
-        return self._operation(fn, 0, name=name, inputs=inputs, updates=updates, adds_to=adds_to, thread=thread)
+        return self._operation(
+            fn, 0, name=name, inputs=inputs, updates=updates, adds_to=adds_to, thread=thread
+        )
 
     @overload
     def train_op(self, fn: Callable[..., Coroutine[Any, Any, A]], /) -> Operation[A]: ...
@@ -249,7 +308,9 @@ class Graph:
     def train_op(self, fn: Callable[..., A], /) -> Operation[A]: ...
     @overload
     def train_op(self, *, steps: int = 1, **options: Unpack[OperationOptions]) -> AddOperation: ...
-    def train_op(self, fn: Any = None, *, steps: int = 1, **options: Unpack[OperationOptions]) -> Operation | AddOperation:
+    def train_op(
+        self, fn: Any = None, *, steps: int = 1, **options: Unpack[OperationOptions]
+    ) -> Operation | AddOperation:
         """Add an operation that advances the global step by `steps`; otherwise like `operation`."""
         steps = checked_int(steps, "steps", 1, expected="how many steps one run trains, 1 or more")
         return self._operation(fn, steps, **options)
@@ -268,21 +329,24 @@ class Graph:
     def _add(self, node: _N) -> _N:
         if self.finalized:
             raise GraphFinalizedError(
-                f"{node.name!r} cannot be added: the graph is finalized; add in a hook's begin(), or before a session opens"
+                f"{node.name!r} cannot be added: the graph is finalized; add in a hook's begin(),"
+                " or before a session opens"
             )
         _check_name(node.name)
         if node.name in self._nodes:
             raise GraphError(
-                f"{node.name!r} is already the name of {self._nodes[node.name]!r}; names are unique in a graph: "
-                f"give another one, for example name=graph.unique_name({node.name!r})"
+                f"{node.name!r} is already the name of {self._nodes[node.name]!r}; names are unique"
+                f" in a graph: give another one, for example name=graph.unique_name({node.name!r})"
             )
         self._nodes[node.name] = node
         return node
 
     def unique_name(self, name: str) -> str:
-        """Return `name` if it is free, else the first free one of `name_1`, `name_2` and so on: `name=graph.unique_name("loss")`.
+        """Return `name` if it is free, else the first free one of `name_1`, `name_2` and so on:
+        `name=graph.unique_name("loss")`.
 
-        With it two hooks can add the same operation. The name is free until a node is added with it.
+        With it two hooks can add the same operation. The name is free until a node is added with
+        it.
         """
         _check_name(name)
         numbered = (f"{name}_{number}" for number in itertools.count(1))
@@ -304,8 +368,13 @@ class Graph:
         if isinstance(key, Node):
             if key.graph is self:
                 return key  # pyright: ignore[reportUnknownVariableType]
-            raise FetchError(f"{key!r} belongs to another graph; fetch and feed nodes of the session's own graph")
-        raise FetchError(f"{key!r} is of type {type(key).__name__}; fetch and feed by name, a str, or by a node of the graph")
+            raise FetchError(
+                f"{key!r} belongs to another graph; fetch and feed nodes of the session's own graph"
+            )
+        raise FetchError(
+            f"{key!r} is of type {type(key).__name__}; fetch and feed by name, a str, or by a node"
+            " of the graph"
+        )
 
     @property
     def nodes(self) -> Mapping[str, Node]:
@@ -343,7 +412,9 @@ class Graph:
 
 
 class _AsDefault(contextlib.AbstractContextManager[Graph]):
-    """Not made by `contextlib.contextmanager`, which sets the traceback of an error of the block: a frozen one refuses that."""
+    """Not made by `contextlib.contextmanager`, which sets the traceback of an error of the block: a
+    frozen one refuses that.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -357,7 +428,9 @@ class _AsDefault(contextlib.AbstractContextManager[Graph]):
 
 
 def held(graph: Graph) -> Callable[[], None]:
-    """Finalize a graph while a session is open; return what ends that: after the last session nodes can be added again."""
+    """Finalize a graph while a session is open; return what ends that: after the last session nodes
+    can be added again.
+    """
     graph.finalize()
 
     def release() -> None:
@@ -373,16 +446,19 @@ def make_default(graph: Graph) -> None:
 
 
 _N = TypeVar("_N", bound=Node)
-_default: ContextVar[tuple[Graph, RunScope | None] | None] = ContextVar("aiohooks_default_graph", default=None)
+_default: ContextVar[tuple[Graph, RunScope | None] | None] = ContextVar(
+    "aiohooks_default_graph", default=None
+)
 """The graph that was made the default one, and the run in which that was done."""
 
 
 def get_default_graph() -> Graph:
     """Return the default graph of this context.
 
-    In all methods of a hook, and in the operations, the step and the functions of a `Scaffold`, also in their threads and
-    tasks, it is the graph of the session that calls them. Elsewhere, and inside its block, it is that of `as_default`. A
-    context without a default graph gets a new one, which stays its default.
+    In all methods of a hook, and in the operations, the step and the functions of a `Scaffold`,
+    also in their threads and tasks, it is the graph of the session that calls them. Elsewhere, and
+    inside its block, it is that of `as_default`. A context without a default graph gets a new one,
+    which stays its default.
 
     A session changes nothing for its own block: use `with session.graph.as_default()` there.
     """
@@ -406,24 +482,29 @@ def _outwards(scope: RunScope | None) -> Iterator[RunScope]:
 
 
 class in_thread:  # named as what it does, like `functools.partial`
-    """A step that calls the blocking function `fn` in a worker thread: `AsyncMonitoredSession(in_thread(train_step))`.
+    """A step that calls the blocking function `fn` in a worker thread:
+    `AsyncMonitoredSession(in_thread(train_step))`.
 
-    The event loop stays free while it computes. A thread cannot be interrupted: a cancellation of the run waits until the
-    function has returned, for at most the session's `stop_grace_period_secs`, and nothing of the run is kept.
+    The event loop stays free while it computes. A thread cannot be interrupted: a cancellation of
+    the run waits until the function has returned, for at most the session's
+    `stop_grace_period_secs`, and nothing of the run is kept.
     """
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         """Check the function.
 
         Args:
-            fn: a function whose parameters are fed by name and whose result is fetched, as those of a step that is `async def`.
+            fn: a function whose parameters are fed by name and whose result is fetched, as those of
+                a step that is `async def`.
 
         Raises:
             InvalidArgumentError: `fn` is not callable, or is a coroutine function.
         """
         check_callable(fn, "the step")
         if is_coroutine_function(fn):
-            raise InvalidArgumentError(f"{fn!r} is a coroutine function, which cannot run in a thread; leave out in_thread")
+            raise InvalidArgumentError(
+                f"{fn!r} is a coroutine function, which cannot run in a thread; leave out in_thread"
+            )
         self.fn: Callable[..., Any] = fn
 
     async def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -434,23 +515,30 @@ class in_thread:  # named as what it does, like `functools.partial`
 
 
 def graph_of_step(fn: Callable[..., Any]) -> Graph:
-    """Return a graph of one train operation, `fn`: its parameters are placeholders, other names are keys of its result."""
+    """Return a graph of one train operation, `fn`: its parameters are placeholders, other names are
+    keys of its result.
+    """
     thread = isinstance(fn, in_thread)
     if isinstance(fn, in_thread):
         fn = fn.fn
     elif inspect.isasyncgenfunction(fn):
         raise InvalidArgumentError(
-            f"{fn!r} has a `yield`, and a step returns its values; what yields is given to session.steps(feeds=...)"
+            f"{fn!r} has a `yield`, and a step returns its values; what yields is given to"
+            " session.steps(feeds=...)"
         )
     elif not is_coroutine_function(fn):
         raise InvalidArgumentError(
-            f"{fn!r} is not a coroutine function; write the step as `async def`, or give in_thread(...) of one that blocks"
+            f"{fn!r} is not a coroutine function; write the step as `async def`, or give"
+            " in_thread(...) of one that blocks"
         )
     graph = Graph()
     name = getattr(fn, "__name__", type(fn).__name__)
     for parameter in _parameters(fn, name):
         if parameter.name != "global_step":
-            graph.placeholder(parameter.name, default=MISSING if parameter.default is parameter.empty else parameter.default)
+            graph.placeholder(
+                parameter.name,
+                default=MISSING if parameter.default is parameter.empty else parameter.default,
+            )
     graph.step_operation = graph.train_op(thread=thread, name=name)(fn)
     return graph
 
@@ -459,9 +547,15 @@ def _parameters(fn: Callable[..., Any], name: str) -> Sequence[inspect.Parameter
     try:
         parameters = (*inspect.signature(fn).parameters.values(),)
     except (TypeError, ValueError) as error:
-        raise GraphError(f"operation {name!r}: the parameters of {fn!r} cannot be read; wrap it in a function") from error
+        raise GraphError(
+            f"operation {name!r}: the parameters of {fn!r} cannot be read; wrap it in a function"
+        ) from error
     for parameter in parameters:
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+        if parameter.kind in (
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+            parameter.POSITIONAL_ONLY,
+        ):
             raise GraphError(
                 f"operation {name!r}: parameter {parameter} has no name to find an input by; "
                 "give each input a named parameter, or list them: inputs=[...]"
@@ -472,15 +566,24 @@ def _parameters(fn: Callable[..., Any], name: str) -> Sequence[inspect.Parameter
 def _given_inputs(graph: Graph, fn: Callable[..., Any], inputs: object, name: str) -> list[str]:
     """Return the names of the inputs that were given to an operation."""
     if isinstance(inputs, (str, Node)) or not isinstance(inputs, Sequence):
-        raise GraphError(f"inputs of operation {name!r} is {inputs!r}; give a list of nodes or names")
+        raise GraphError(
+            f"inputs of operation {name!r} is {inputs!r}; give a list of nodes or names"
+        )
     names: list[str] = []
     for one in cast("Sequence[object]", inputs):
         if isinstance(one, Node) and one.graph is not graph:
-            raise GraphError(f"operation {name!r} has the input {one!r} of another graph; give a node of its own graph")
+            raise GraphError(
+                f"operation {name!r} has the input {one!r} of another graph; give a node of its own"
+                " graph"
+            )
         key = one.name if isinstance(one, Node) else one
         if not isinstance(key, str):
-            raise GraphError(f"operation {name!r} has the input {one!r}; give a node of this graph, or its name")
+            raise GraphError(
+                f"operation {name!r} has the input {one!r}; give a node of this graph, or its name"
+            )
         names.append(key)
     if (error := call_error(fn, *names)) is not None:
-        raise GraphError(f"operation {name!r}: {fn!r} does not take the inputs ({', '.join(names)}): {error}")
+        raise GraphError(
+            f"operation {name!r}: {fn!r} does not take the inputs ({', '.join(names)}): {error}"
+        )
     return names

@@ -1,7 +1,9 @@
-"""What a run computes: its fetches and feeds, and the plan of the operations for them. Nothing here waits.
+"""What a run computes: its fetches and feeds, and the plan of the operations for them. Nothing here
+waits.
 
-A fetch is a node or its name, or a list, tuple, namedtuple, mapping or dataclass of fetches, nested as you like. Each leaf
-is evaluated once per run; the result of a request has the shape of its fetches.
+A fetch is a node or its name, or a list, tuple, namedtuple, mapping or dataclass of fetches, nested
+as you like. Each leaf is evaluated once per run; the result of a request has the shape of its
+fetches.
 """
 
 from __future__ import annotations
@@ -18,7 +20,16 @@ from typing import Any, TypeGuard
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.overlap import can_wait
 from aiohooks.errors import FetchError, GraphError, did_you_mean, safe_repr
-from aiohooks.graph.graph import MISSING, GlobalStep, Graph, Node, Operation, Output, Placeholder, Variable
+from aiohooks.graph.graph import (
+    MISSING,
+    GlobalStep,
+    Graph,
+    Node,
+    Operation,
+    Output,
+    Placeholder,
+    Variable,
+)
 
 Build = Callable[[Sequence[Any]], Any]
 """Builds the result of one request from the values of all leaves of a run."""
@@ -75,9 +86,17 @@ class Leaves:
         # All others are made of a list or a dict of their parts.
         if isinstance(fetches, tuple):
             items: list[Any] = [*fetches]  # pyright: ignore[reportUnknownArgumentType]
-            return _of_class(cls, self.build(items), (lambda parts: cls(*parts)) if hasattr(cls, "_fields") else cls)
+            return _of_class(
+                cls,
+                self.build(items),
+                (lambda parts: cls(*parts)) if hasattr(cls, "_fields") else cls,
+            )
         if isinstance(fetches, Mapping):
-            make = functools.partial(cls, fetches.default_factory) if isinstance(fetches, defaultdict) else cls
+            make = (
+                functools.partial(cls, fetches.default_factory)
+                if isinstance(fetches, defaultdict)
+                else cls
+            )
             return _of_class(cls, self.build(dict(fetches)), make)  # pyright: ignore[reportUnknownArgumentType]
         fields: Any = getattr(fetches, "__attrs_attrs__", None)
         if dataclasses.is_dataclass(fetches) and not isinstance(fetches, type):  # pyright: ignore[reportUnknownArgumentType]
@@ -98,56 +117,75 @@ def _changed_copy(one: Any, attributes: dict[str, Any]) -> Any:
 
 
 def _of_class(cls: type, build: Build, make: Callable[[Any], Any]) -> Build:
-    """Return what makes an object of the parts that `build` returns; the error names the class if it cannot be made."""
+    """Return what makes an object of the parts that `build` returns; the error names the class if
+    it cannot be made.
+    """
 
     def build_object(values: Sequence[Any]) -> Any:
         parts = build(values)
         try:
             return make(parts)
         except Exception as error:
-            what = f"the fetches have a {cls.__name__}, and none can be made of their values: {safe_repr(error)}"
+            what = (
+                f"the fetches have a {cls.__name__}, and none can be made of their values:"
+                f" {safe_repr(error)}"
+            )
             raise FetchError(f"{what}; fetch a tuple, list or dict") from error
 
     return build_object
 
 
 def canonical_feeds(graph: Graph, feed_dict: Mapping[Any, Any] | None) -> dict[Node, Any]:
-    """Return the feeds by node; a key may be a node, a name, or a tuple of these with equally nested values.
+    """Return the feeds by node; a key may be a node, a name, or a tuple of these with equally
+    nested values.
 
     Raises:
-        FetchError: a key is unknown, a value is a node, a tuple does not match its values, or a node is fed twice.
+        FetchError: a key is unknown, a value is a node, a tuple does not match its values, or a
+            node is fed twice.
     """
     if feed_dict is not None and not isinstance(feed_dict, Mapping):
         raise FetchError(
-            f"feed_dict is {safe_repr(feed_dict)}; give a mapping from nodes or names to values (in session.steps, a "
-            "step function of one parameter, besides the global step, takes the value itself)"
+            f"feed_dict is {safe_repr(feed_dict)}; give a mapping from nodes or names to values (in"
+            " session.steps, a step function of one parameter, besides the global step, takes the"
+            " value itself)"
         )
     feeds: dict[Node, Any] = {}
     pairs: list[tuple[Any, Any]] = [*feed_dict.items()] if feed_dict else []
     for key, value in pairs:  # those of a tuple are added at the end
         if isinstance(key, tuple):
             keys: tuple[Any, ...] = key  # pyright: ignore[reportUnknownVariableType]
-            if not isinstance(value, (tuple, list)) or len(value) != len(keys):  # pyright: ignore[reportUnknownArgumentType]
-                raise FetchError(f"feed {safe_repr(keys)} needs a tuple of {len(keys)} values; got {safe_repr(value)}")  # pyright: ignore[reportUnknownArgumentType]
-            pairs += zip(keys, value, strict=True)  # pyright: ignore[reportUnknownArgumentType]
+            values: Any = value
+            if not isinstance(value, (tuple, list)) or len(values) != len(keys):
+                raise FetchError(
+                    f"feed {safe_repr(keys)} needs a tuple of {len(keys)} values; got"
+                    f" {safe_repr(values)}"
+                )
+            pairs += zip(keys, values, strict=True)
             continue
         node = graph.node(key)
         if node in feeds:
-            raise FetchError(f"{node.name!r} is fed twice in one feed_dict, by name and by node; leave one out")
+            raise FetchError(
+                f"{node.name!r} is fed twice in one feed_dict, by name and by node; leave one out"
+            )
         if isinstance(value, Node):
-            raise FetchError(f"{node.name!r} is fed with {value!r}; feed a value, or make the node an input of the operation")
+            raise FetchError(
+                f"{node.name!r} is fed with {value!r}; feed a value, or make the node an input of"
+                " the operation"
+            )
         feeds[node] = value
     return feeds
 
 
-# -- the plan: the operations that compute a set of nodes, their order, and the changes to commit at the end
+# -- the plan: the operations that compute a set of nodes, their order, and the changes to commit at
+# the end
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedOperation:
     """One operation of a plan: `call` takes a run's values, its result is put at `slot`.
 
-    `of_graph` is false for what takes values out of the result of a step; observers are not notified of that.
+    `of_graph` is false for what takes values out of the result of a step; observers are not
+    notified of that.
     """
 
     slot: int
@@ -162,21 +200,30 @@ class PlannedOperation:
 class Plan:
     """The plan for one set of fetched and fed nodes, made once.
 
-    A run copies `template`, which has the constant values, and puts in the fed ones, which come first, and those of `variables`
-    and `step_slots`. Then it runs the operations, ordered by their inputs, and so by their slots; `take_fetched` selects the
-    fetched values. `changes` are the variables that the run changes, and whether by an addition; `replaced` are those that it
-    reads and replaces.
+    A run copies `template`, which has the constant values, and puts in the fed ones, which come
+    first, and those of `variables` and `step_slots`. Then it runs the operations, ordered by their
+    inputs, and so by their slots; `take_fetched` selects the fetched values. `changes` are the
+    variables that the run changes, and whether by an addition; `replaced` are those that it reads
+    and replaces.
     """
 
     def __init__(
-        self, graph: Graph, nodes: Sequence[Node], fed: Iterable[Node], grace_secs: float, step: Operation | None = None
+        self,
+        graph: Graph,
+        nodes: Sequence[Node],
+        fed: Iterable[Node],
+        grace_secs: float,
+        step: Operation | None = None,
     ) -> None:
-        """Plan a run that fetches `nodes`, and in whose `feed_dict` are those of `fed`, in this order.
+        """Plan a run that fetches `nodes`, and in whose `feed_dict` are those of `fed`, in this
+        order.
 
-        `step`, a step function's operation, is run whatever is fetched: a parameter may be meant as a key of its result.
+        `step`, a step function's operation, is run whatever is fetched: a parameter may be meant as
+        a key of its result.
 
         Raises:
-            FetchError: a placeholder is not fed, or a parameter of an operation is not in the graph.
+            FetchError: a placeholder is not fed, or a parameter of an operation is not in the
+                graph.
             GraphError: the operations form a cycle, or two of them change one variable.
         """
         self._graph = graph
@@ -196,10 +243,14 @@ class Plan:
             returned = self._visit(step)
             for node in nodes:
                 if not isinstance(node, Output):
-                    self._compute(node.name, functools.partial(_check_unambiguous, node, step), returned)
+                    self._compute(
+                        node.name, functools.partial(_check_unambiguous, node, step), returned
+                    )
         self.take_fetched: Take = taking(fetched)
         replaced = {name for name, _, adds in self.changes if not adds}
-        self.replaced: list[tuple[int, str]] = [(slot, name) for slot, name in self.variables if name in replaced]
+        self.replaced: list[tuple[int, str]] = [
+            (slot, name) for slot, name in self.variables if name in replaced
+        ]
 
     def _visit(self, node: Node) -> int:
         """Return the slot of a node, after planning what it needs."""
@@ -216,7 +267,9 @@ class Plan:
         if isinstance(node, Operation):
             return self._plan_operation(node)
         if isinstance(node, Output):
-            return self._compute(node.name, functools.partial(_item, node), self._visit(node.operation))
+            return self._compute(
+                node.name, functools.partial(_item, node), self._visit(node.operation)
+            )
         slot = self._new_slot(node.default if isinstance(node, Placeholder) else MISSING)
         if isinstance(node, Variable):
             self.variables.append((slot, node.name))
@@ -224,15 +277,18 @@ class Plan:
             self.step_slots.append(slot)
         elif isinstance(node, Placeholder) and node.default is MISSING:
             raise FetchError(
-                f"placeholder {node.name!r} is needed and not fed; add it to feed_dict or to the feeds of the loop, "
-                "or give it a default"
+                f"placeholder {node.name!r} is needed and not fed; add it to feed_dict or to the"
+                " feeds of the loop, or give it a default"
             )
         return slot
 
     def _plan_operation(self, node: Operation) -> int:
         if node in self._path:
             names = [one.name for one in [*self._path[self._path.index(node) :], node]]
-            raise GraphError(f"operations form a cycle: {' -> '.join(names)}; feed one of them, or break the cycle")
+            raise GraphError(
+                f"operations form a cycle: {' -> '.join(names)}; feed one of them, or break the"
+                " cycle"
+            )
         self._path.append(node)
         positional: list[int] = []
         named: dict[str, int] = {}
@@ -247,7 +303,9 @@ class Plan:
                     f"graph.placeholder({name!r}) adds what is fed"
                 ) from None
             slot = self._visit(needed)
-            if name in node.keyword_only or len(positional) < place:  # behind one that was omitted, none is passed by position
+            if (
+                name in node.keyword_only or len(positional) < place
+            ):  # behind one that was omitted, none is passed by position
                 named[name] = slot
             else:
                 positional.append(slot)
@@ -256,14 +314,20 @@ class Plan:
         is_async = node.is_async or node.thread
         slot, inputs = self._new_slot(), (*positional, *named.values())
         call = _call(fn, tuple(positional), named)
-        self.operations.append(PlannedOperation(slot, call, is_async, is_async and can_wait(fn), node.name, inputs, True))
+        self.operations.append(
+            PlannedOperation(
+                slot, call, is_async, is_async and can_wait(fn), node.name, inputs, True
+            )
+        )
         self._claim(node, slot)
         return slot
 
     def _compute(self, name: str, fn: Callable[[Any], Any], source: int) -> int:
         """Plan a function of the result of a step."""
         slot = self._new_slot()
-        self.operations.append(PlannedOperation(slot, _call(fn, (source,), {}), False, False, name, (source,), False))
+        self.operations.append(
+            PlannedOperation(slot, _call(fn, (source,), {}), False, False, name, (source,), False)
+        )
         return slot
 
     def _claim(self, node: Operation, slot: int) -> None:
@@ -275,21 +339,28 @@ class Plan:
         variables = {variable.name for variable in self._graph.variables}
         if name not in variables:
             raise GraphError(
-                f"operation {node.name!r} changes {name!r}, which is not a variable; {did_you_mean(name, variables)}; "
-                f"graph.variable({name!r}, ...) adds one"
+                f"operation {node.name!r} changes {name!r}, which is not a variable;"
+                f" {did_you_mean(name, variables)}; graph.variable({name!r}, ...) adds one"
             )
         other = self._claims.setdefault(name, node)
         if other is not node and (other.updates or node.updates):
             raise GraphError(
-                f"{other.name!r} and {node.name!r} both change {name!r} in one run; use adds_to for both, or run one"
+                f"{other.name!r} and {node.name!r} both change {name!r} in one run; use adds_to for"
+                " both, or run one"
             )
         self.changes.append((name, slot, node.updates is None))
 
 
-def _call(fn: Callable[..., Any], positional: tuple[int, ...], named: dict[str, int]) -> Callable[[list[Any]], Any]:
+def _call(
+    fn: Callable[..., Any], positional: tuple[int, ...], named: dict[str, int]
+) -> Callable[[list[Any]], Any]:
     if named:
-        return lambda values: fn(*[values[slot] for slot in positional], **{name: values[slot] for name, slot in named.items()})
-    # The usual numbers of inputs are spelled out: this is on the path of every run, and `fn(*...)` costs twice as much.
+        return lambda values: fn(
+            *[values[slot] for slot in positional],
+            **{name: values[slot] for name, slot in named.items()},
+        )
+    # The usual numbers of inputs are spelled out: this is on the path of every run, and `fn(*...)`
+    # costs twice as much.
     if not positional:
         return lambda values: fn()
     if len(positional) == 1:
@@ -302,8 +373,12 @@ def _call(fn: Callable[..., Any], positional: tuple[int, ...], named: dict[str, 
     return lambda values: fn(*inputs(values))
 
 
-def _to_thread(fn: Callable[..., Any], grace_secs: float) -> Callable[..., Coroutine[Any, Any, Any]]:
-    return lambda *args, **kwargs: to_thread(functools.partial(fn, *args, **kwargs), grace_secs=grace_secs)
+def _to_thread(
+    fn: Callable[..., Any], grace_secs: float
+) -> Callable[..., Coroutine[Any, Any, Any]]:
+    return lambda *args, **kwargs: to_thread(
+        functools.partial(fn, *args, **kwargs), grace_secs=grace_secs
+    )
 
 
 def _is_mapping(result: object) -> TypeGuard[Mapping[Any, Any]]:
@@ -314,13 +389,15 @@ def _is_mapping(result: object) -> TypeGuard[Mapping[Any, Any]]:
 def _item(node: Output, result: Any) -> Any:
     if not _is_mapping(result):
         raise FetchError(
-            f"{node.name!r} is fetched by name, but step {node.operation.name!r} returned {type(result).__name__} and not a "
-            f"mapping; return a dict, or fetch {node.operation.name!r} for the whole result",
+            f"{node.name!r} is fetched by name, but step {node.operation.name!r} returned"
+            f" {type(result).__name__} and not a mapping; return a dict, or fetch"
+            f" {node.operation.name!r} for the whole result",
             name=node.name,
         )
     if node.name not in result:
         raise FetchError(
-            f"{node.name!r} is not in the result of step {node.operation.name!r}; {did_you_mean(node.name, result)}",
+            f"{node.name!r} is not in the result of step {node.operation.name!r};"
+            f" {did_you_mean(node.name, result)}",
             name=node.name,
         )
     return result[node.name]
@@ -329,8 +406,15 @@ def _item(node: Output, result: Any) -> Any:
 def _check_unambiguous(node: Node, step: Operation, result: Any) -> None:
     """Raise if a node that is fetched, and is no key of the step's result, is one all the same."""
     if _is_mapping(result) and node.name in result:
-        other = "the function itself" if node is step else "the global step" if isinstance(node, GlobalStep) else "a parameter"
+        other = (
+            "the function itself"
+            if node is step
+            else "the global step"
+            if isinstance(node, GlobalStep)
+            else "a parameter"
+        )
         raise FetchError(
-            f"{node.name!r} is fetched, and is both {other} and a key of the result of step {step.name!r}; rename the key",
+            f"{node.name!r} is fetched, and is both {other} and a key of the result of step"
+            f" {step.name!r}; rename the key",
             name=node.name,
         )

@@ -8,11 +8,19 @@ from typing import TYPE_CHECKING, Any
 from aiohooks._aio.clock import Waiters
 from aiohooks._aio.waits import wait_for_others
 from aiohooks._validate import check_mapping, check_secs
-from aiohooks.errors import FetchError, PublisherFailedError, SessionNotReadyError, add_note, did_you_mean
+from aiohooks.errors import (
+    FetchError,
+    PublisherFailedError,
+    SessionNotReadyError,
+    add_note,
+    did_you_mean,
+)
 
 
 class Values:
-    """The values of a `Variables`, and who initialises them: its state, for sessions and their creators."""
+    """The values of a `Variables`, and who initialises them: its state, for sessions and their
+    creators.
+    """
 
     def __init__(self) -> None:
         self.by_name: dict[str, Any] = {}
@@ -25,7 +33,9 @@ class Values:
         self._claims = Waiters()
 
     async def claim(self) -> bool:
-        """Return whether the caller is to initialise the values; wait while another session does, in case it fails."""
+        """Return whether the caller is to initialise the values; wait while another session does,
+        in case it fails.
+        """
         while self._initialising and not self.ready:
             await self._claims.wait()
         if self.ready:
@@ -34,9 +44,16 @@ class Values:
         return True
 
     def initialise(self, initial: Mapping[str, Any]) -> None:
-        """Set the initial values of variables without one, all or none; `mark_ready` follows when everything is initialised."""
+        """Set the initial values of variables without one, all or none; `mark_ready` follows when
+        everything is initialised.
+        """
         missing = self.missing(initial)
-        self.by_name.update({name: initial[name]() if callable(initial[name]) else initial[name] for name in missing})
+        self.by_name.update(
+            {
+                name: initial[name]() if callable(initial[name]) else initial[name]
+                for name in missing
+            }
+        )
 
     def missing(self, names: Iterable[str]) -> list[str]:
         """Return those of `names` that have no value."""
@@ -62,10 +79,14 @@ class Values:
             self.failure = error
         self.workers.wake()
 
-    def prepare(self, changes: Iterable[tuple[str, int, bool]], results: Sequence[Any]) -> dict[str, Any]:
-        """Return the new values of a run; `changes` says which result changes which variable, and whether it is added.
+    def prepare(
+        self, changes: Iterable[tuple[str, int, bool]], results: Sequence[Any]
+    ) -> dict[str, Any]:
+        """Return the new values of a run; `changes` says which result changes which variable, and
+        whether it is added.
 
-        An addition that fails raises here, before anything is changed: there must be no await before these are set.
+        An addition that fails raises here, before anything is changed: there must be no await
+        before these are set.
         """
         values: dict[str, Any] = {}
         for name, place, adds in changes:
@@ -76,17 +97,21 @@ class Values:
             try:
                 values[name] = old + new
             except Exception as error:
-                kinds = f"a value of type {type(new).__name__} was to be added to variable {name!r} of type {type(old).__name__}"
+                kinds = (
+                    f"a value of type {type(new).__name__} was to be added to variable {name!r} of"
+                    f" type {type(old).__name__}"
+                )
                 add_note(error, f"{kinds}; return from the operation what can be added")
                 raise
         return values
 
 
 class Variables:
-    """The values of variables by name. A value is never changed in place: a commit replaces all changed values together.
+    """The values of variables by name. A value is never changed in place: a commit replaces all
+    changed values together.
 
-    It starts empty. The first session created on it (a chief) initialises it; other sessions (workers) can wait until it is
-    `ready`. Sessions that share one object train one model.
+    It starts empty. The first session created on it (a chief) initialises it; other sessions
+    (workers) can wait until it is `ready`. Sessions that share one object train one model.
     """
 
     def __init__(self) -> None:
@@ -112,11 +137,14 @@ class Variables:
         if not values.ready and values.failure is None:
             await wait_for_others(values.workers.wait(timeout))
         if values.failure is not None:
-            failed = f"the session that should have initialised the variables failed: {values.failure!r}"
+            failed = (
+                f"the session that should have initialised the variables failed: {values.failure!r}"
+            )
             raise PublisherFailedError(failed) from values.failure
         if not values.ready:
             raise SessionNotReadyError(
-                f"the variables were not initialised within {timeout} s; is a chief running that shares these Variables?"
+                f"the variables were not initialised within {timeout} s; is a chief running that"
+                " shares these Variables?"
             )
 
     def snapshot(self) -> dict[str, Any]:
@@ -126,14 +154,17 @@ class Variables:
     def assign(self, values: Mapping[str, Any]) -> None:
         """Replace several values together, between runs: `session.variables.assign({"rate": 0.1})`.
 
-        A run that has read the old value of a variable that it replaces itself (`updates=`) is repeated with the new one.
+        A run that has read the old value of a variable that it replaces itself (`updates=`) is
+        repeated with the new one.
 
         Raises:
             FetchError: a name is not a variable; nothing is changed then.
         """
         check_mapping(values, "values", optional=False)
         for name in self._values.missing(values):
-            raise FetchError(f"{name!r} is not a variable; {did_you_mean(name, self._values.by_name)}")
+            raise FetchError(
+                f"{name!r} is not a variable; {did_you_mean(name, self._values.by_name)}"
+            )
         self._values.by_name.update(values)
 
     if not TYPE_CHECKING:  # with it type checkers would accept any attribute
@@ -141,14 +172,17 @@ class Variables:
         def __getattr__(self, name: str) -> Any:
             known = ", ".join(self._values.by_name) if "_values" in self.__dict__ else ""
             raise AttributeError(
-                f"Variables has no attribute {name!r}; read the values with snapshot(), replace some with "
-                f"assign({{name: value}}); known are: {known or 'none'}",
+                f"Variables has no attribute {name!r}; read the values with snapshot(), replace"
+                f" some with assign({{name: value}}); known are: {known or 'none'}",
                 name=name,
                 obj=self,
             )
 
     def __repr__(self) -> str:
-        return f"<Variables {', '.join(self._values.by_name) or 'none'}, {'ready' if self.ready else 'not ready'}>"
+        return (
+            f"<Variables {', '.join(self._values.by_name) or 'none'},"
+            f" {'ready' if self.ready else 'not ready'}>"
+        )
 
 
 def values_of(variables: Variables) -> Values:

@@ -1,4 +1,6 @@
-"""Bases of the hooks that fetch values in the runs that are due, and of those that also write them to a file."""
+"""Bases of the hooks that fetch values in the runs that are due, and of those that also write them
+to a file.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ from aiohooks._validate import check_callable, check_choice, check_instance, che
 from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.graph.session import Session
-from aiohooks.hooks._observing import BackgroundWriter, OnWriteError, Sampling, Values, checked_values
+from aiohooks.hooks._observing import (
+    BackgroundWriter,
+    OnWriteError,
+    Sampling,
+    Values,
+    checked_values,
+)
 from aiohooks.hooks.every import Every, ScheduledHook
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunValues
@@ -19,7 +27,9 @@ Convert = Callable[[dict[str, Any]], Mapping[str, Any]]
 
 
 class FetchingHook(ScheduledHook):
-    """Fetches in the runs that are due, and passes what it gets to `_observe`; without an `every` in none."""
+    """Fetches in the runs that are due, and passes what it gets to `_observe`; without an `every`
+    in none.
+    """
 
     _first: ClassVar[bool] = False  # whether the first run is due whatever its step
 
@@ -41,7 +51,11 @@ class FetchingHook(ScheduledHook):
         return self._args_if_due(run_context)
 
     def _args_if_due(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        return self._args if self._timer is not None and self._timer.should_fetch(run_context.global_step) else None
+        return (
+            self._args
+            if self._timer is not None and self._timer.should_fetch(run_context.global_step)
+            else None
+        )
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Observe the values of a run that was due."""
@@ -64,7 +78,9 @@ class RecordSink(Protocol):
     """Where a hook writes; called in a thread."""
 
     def open_at(self, step: int, restored: Sequence[Record]) -> list[Record]:
-        """Open it to continue after `step`; return what is to be written first, of `restored` what may be missing."""
+        """Open it to continue after `step`; return what is to be written first, of `restored` what
+        may be missing.
+        """
         ...
 
     def write(self, records: list[Record]) -> None:
@@ -81,14 +97,23 @@ class WritingHook(FetchingHook):
     _timer: Sampling
 
     def __init__(
-        self, values: Values | None, every: Every, convert: Convert | None, max_queue: int, on_write_error: OnWriteError
+        self,
+        values: Values | None,
+        every: Every,
+        convert: Convert | None,
+        max_queue: int,
+        on_write_error: OnWriteError,
     ) -> None:
         check_instance(every, Every, "every")
         check_callable(convert, self._convert_name, optional=True)
-        self._max_queue = checked_int(max_queue, "max_queue", 1, expected="a whole number of records, at least 1")
+        self._max_queue = checked_int(
+            max_queue, "max_queue", 1, expected="a whole number of records, at least 1"
+        )
         check_choice(on_write_error, "on_write_error", "raise", "log")
         if values is None and convert is None:
-            raise InvalidArgumentError(f"nothing to write; give values={{'tag': fetch}}, {self._convert_name}=, or both")
+            raise InvalidArgumentError(
+                f"nothing to write; give values={{'tag': fetch}}, {self._convert_name}=, or both"
+            )
         self._values = checked_values(values, may_be_empty=convert is not None)
         self._convert = convert
         self._on_write_error: OnWriteError = on_write_error
@@ -109,25 +134,38 @@ class WritingHook(FetchingHook):
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """Return when it was last due, and the records that are not written yet: a kill does not lose them."""
+        """Return when it was last due, and the records that are not written yet: a kill does not
+        lose them.
+        """
         pending: list[Record] = [] if self._writer is None else self._writer.pending()
-        return {**super().state_dict(), "pending": [[record.step, record.time, dict(record.values)] for record in pending]}
+        return {
+            **super().state_dict(),
+            "pending": [[record.step, record.time, dict(record.values)] for record in pending],
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the records of `state_dict`."""
         super().load_state_dict(state)
-        self._restored = [Record(int(step), float(time), dict(values)) for step, time, values in state.get("pending", ())]
+        self._restored = [
+            Record(int(step), float(time), dict(values))
+            for step, time, values in state.get("pending", ())
+        ]
 
     async def begin(self) -> None:
         """Prepare for a new session; the file is opened when the session has been created."""
         self._reset()
         self._sink, what = self._new_sink()
         self._writer = BackgroundWriter(
-            self._sink.write, what=what, max_queue=self._max_queue, on_write_error=self._on_write_error
+            self._sink.write,
+            what=what,
+            max_queue=self._max_queue,
+            on_write_error=self._on_write_error,
         )
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Open the file at the step at which the session starts, and again after a recovery that moved it back."""
+        """Open the file at the step at which the session starts, and again after a recovery that
+        moved it back.
+        """
         step = session.global_step.latest.step
         restored, self._restored = self._restored, []
         if self._timer.start(step) and self._writer is not None:
@@ -139,17 +177,23 @@ class WritingHook(FetchingHook):
         """Raise the error of a failed write; fetch the values if this run is to be written."""
         if self._writer is not None:
             self._writer.raise_failure()
-        return self._args_if_due(run_context)  # no await of `super()`: what has one needs a task in every run
+        return self._args_if_due(
+            run_context
+        )  # no await of `super()`: what has one needs a task in every run
 
     @only_if("_has_to_wait")
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Queue the values if the run is to be written; raise `InvalidArgumentError` if they cannot be."""
+        """Queue the values if the run is to be written; raise `InvalidArgumentError` if they cannot
+        be.
+        """
         if self._has_to_wait(run_context, run_values) and self._writer is not None:
             await self._writer.wait_for_room()
             self._queue(run_context, run_values)
 
     def _has_to_wait(self, run_context: SessionRunContext, run_values: SessionRunValues) -> bool:
-        """Return whether the run is to be written and the queue is full; if not, do what `after_run` does."""
+        """Return whether the run is to be written and the queue is full; if not, do what
+        `after_run` does.
+        """
         writer = self._writer
         if writer is not None and self._timer.is_due(run_context.global_step) and writer.is_full:
             return True
@@ -163,7 +207,9 @@ class WritingHook(FetchingHook):
         if self._convert is not None:
             values = self._convert(dict(values))
             if not isinstance(values, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise InvalidArgumentError(f"{self._convert_name} returned {values!r}; it must return a mapping by tag")
+                raise InvalidArgumentError(
+                    f"{self._convert_name} returned {values!r}; it must return a mapping by tag"
+                )
         record = self._checked(Record(run_context.global_step, self._timer.time(), values))
         self._writer.raise_failure()
         self._writer.add(record)

@@ -44,7 +44,8 @@ class LineFile:
             except BlockingIOError:
                 file.close()
                 raise InvalidArgumentError(
-                    f"{self.path} is being written by another hook or process; give each of them a path of its own"
+                    f"{self.path} is being written by another hook or process; give each of them a"
+                    " path of its own"
                 ) from None
             except OSError as error:
                 # Some network file systems have no locks.

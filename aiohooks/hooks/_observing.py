@@ -1,4 +1,6 @@
-"""Helpers of the hooks that observe a session: due runs, fetched values, the rate of steps, a thread that writes."""
+"""Helpers of the hooks that observe a session: due runs, fetched values, the rate of steps, a
+thread that writes.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +29,17 @@ _RATE_WINDOW_SECS, _RATE_INTERVAL_SECS = 10.0, 0.2
 class Sampling:
     """Decides which runs of one session are due by an `Every`, optionally including the first run.
 
-    Fetches are chosen before the run, but the step it commits is known only afterwards. `should_fetch` assumes that the run
-    moves the step as far as the last one did; `mark_if_due` then goes by the committed step. A wrong guess costs a fetch, or
-    takes the next run instead.
+    Fetches are chosen before the run, but the step it commits is known only afterwards.
+    `should_fetch` assumes that the run moves the step as far as the last one did; `mark_if_due`
+    then goes by the committed step. A wrong guess costs a fetch, or takes the next run instead.
     """
 
     __slots__ = ("_asked", "_clock", "_first", "_last", "_leap", "_offset", "_timer")
 
     def __init__(self, every: Every, *, first: bool) -> None:
-        """Create one in `begin`: it keeps the current clock. With `first` the first run is due whatever its step."""
+        """Create one in `begin`: it keeps the current clock. With `first` the first run is due
+        whatever its step.
+        """
         self._clock: Clock = current_clock()
         self._timer: EveryTimer = every.timer()
         self._first = first
@@ -50,7 +54,9 @@ class Sampling:
         return self._last is not None
 
     def start(self, step: int) -> bool:
-        """Count from this step at the first call, and after a recovery that moved the step back; return whether it does."""
+        """Count from this step at the first call, and after a recovery that moved the step back;
+        return whether it does.
+        """
         restarts = self._last is None or step < self._last
         if restarts:
             if self._last is None:
@@ -71,19 +77,25 @@ class Sampling:
             self._first, self._leap = bool(state["first"]), int(state["leap"])
 
     def time(self) -> float:
-        """Return Unix time that advances with the session's clock, so it never runs backwards within a session."""
+        """Return Unix time that advances with the session's clock, so it never runs backwards
+        within a session.
+        """
         now = self._clock.now()
         if self._offset is None:
             self._offset = time.time() - now
         return self._offset + now
 
     def should_fetch(self, next_step: int) -> bool:
-        """Return whether to fetch for the coming run, which commits `next_step` if it moves the step by one."""
+        """Return whether to fetch for the coming run, which commits `next_step` if it moves the
+        step by one.
+        """
         self._asked = self._first or self._timer.due(next_step - 1 + self._leap, self._clock.now())
         return self._asked
 
     def mark_if_due(self, step: int) -> bool:
-        """Return whether the run that committed `step` was asked for and due; if so, mark it as done."""
+        """Return whether the run that committed `step` was asked for and due; if so, mark it as
+        done.
+        """
         self.note_step(step)
         if not self.is_due(step):
             return False
@@ -103,7 +115,9 @@ class Sampling:
 
 
 class StepRate:
-    """Steps per second over the last seconds, taken from the reports: nothing is measured between them."""
+    """Steps per second over the last seconds, taken from the reports: nothing is measured between
+    them.
+    """
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, Position]] = deque()
@@ -112,7 +126,9 @@ class StepRate:
     def update(self, now: float, position: Position) -> float | None:
         """Return the current rate, or None until there are two measurements."""
         seen = self._seen
-        if seen and seen[-1][1].epoch != position.epoch:  # steps before and after a reset have no difference
+        if (
+            seen and seen[-1][1].epoch != position.epoch
+        ):  # steps before and after a reset have no difference
             seen.clear()
         if not seen or now - seen[-1][0] >= _RATE_INTERVAL_SECS:
             seen.append((now, position))
@@ -128,9 +144,13 @@ Values = Mapping[str, Any] | Iterable[Any]
 
 
 def checked_values(values: object, *, may_be_empty: bool = False) -> dict[str, Any]:
-    """Return the fetches by tag; raise `InvalidArgumentError` if they or a tag are invalid, or there are none."""
+    """Return the fetches by tag; raise `InvalidArgumentError` if they or a tag are invalid, or
+    there are none.
+    """
     if isinstance(values, str):
-        raise InvalidArgumentError(f"values is the str {values!r}; give a mapping or a list: [{values!r}]")
+        raise InvalidArgumentError(
+            f"values is the str {values!r}; give a mapping or a list: [{values!r}]"
+        )
     if values is None:
         fetches: dict[str, Any] = {}
     elif isinstance(values, Mapping):
@@ -139,10 +159,14 @@ def checked_values(values: object, *, may_be_empty: bool = False) -> dict[str, A
         items: list[Any] = list(values)  # pyright: ignore[reportUnknownArgumentType]
         fetches = {item.name if isinstance(item, Node) else item: item for item in items}
     else:
-        raise InvalidArgumentError(f"values is {values!r}; give a mapping from a tag to what to fetch, or a list")
+        raise InvalidArgumentError(
+            f"values is {values!r}; give a mapping from a tag to what to fetch, or a list"
+        )
     for tag in cast("Iterable[object]", fetches):
         if not isinstance(tag, str) or not tag:
-            raise InvalidArgumentError(f"values has the tag {tag!r}; give a mapping from a non-empty str to what to fetch")
+            raise InvalidArgumentError(
+                f"values has the tag {tag!r}; give a mapping from a non-empty str to what to fetch"
+            )
     if not fetches and not may_be_empty:
         raise InvalidArgumentError("values is empty; give a mapping from a tag to what to fetch")
     return fetches
@@ -157,7 +181,9 @@ def is_terminal(file: IO[str] | None) -> bool:
 
 
 def write_whole(path: str, write: Callable[[str], object]) -> None:
-    """Call `write(temporary_path)`, and rename its file to `path`, which therefore appears only when it is complete."""
+    """Call `write(temporary_path)`, and rename its file to `path`, which therefore appears only
+    when it is complete.
+    """
     unfinished = f"{path}.{os.getpid()}.tmp"
     try:
         write(unfinished)
@@ -169,16 +195,26 @@ def write_whole(path: str, write: Callable[[str], object]) -> None:
 
 
 OnWriteError = Literal["raise", "log"]
-"""How a failed write is reported: `"raise"` raises it in the next run at the latest, `"log"` logs the first one."""
+"""How a failed write is reported: `"raise"` raises it in the next run at the latest, `"log"` logs
+the first one.
+"""
 
 
 class BackgroundWriter(ThreadQueue[T]):
     """Calls `write(records)` in a thread of its own, in order, with all records that are queued.
 
-    `put` waits while `max_queue` records are unwritten. A failed write loses its records, which are counted.
+    `put` waits while `max_queue` records are unwritten. A failed write loses its records, which are
+    counted.
     """
 
-    def __init__(self, write: Callable[[list[T]], None], *, what: str, max_queue: int, on_write_error: OnWriteError) -> None:
+    def __init__(
+        self,
+        write: Callable[[list[T]], None],
+        *,
+        what: str,
+        max_queue: int,
+        on_write_error: OnWriteError,
+    ) -> None:
         """Create a writer; `what` names its target in messages."""
         super().__init__(f"writer of {what}", max_queue)
         self.lost = 0

@@ -10,7 +10,15 @@ from aiohooks.hooks._observing import is_terminal
 
 try:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        Task,
+        TextColumn,
+        TimeRemainingColumn,
+    )
     from rich.text import Text
 except ImportError as error:
     raise missing_extra("ProgressHook", "rich") from error
@@ -25,9 +33,13 @@ class _RateColumn(ProgressColumn):
 
 
 class ProgressBar:
-    """A bar with description, step, rate, remaining time and values, which a thread of rich draws."""
+    """A bar with description, step, rate, remaining time and values, which a thread of rich
+    draws.
+    """
 
-    def __init__(self, description: str, total: int | None, step: int, file: IO[str] | None) -> None:
+    def __init__(
+        self, description: str, total: int | None, step: int, file: IO[str] | None
+    ) -> None:
         console = Console(file=file, stderr=True)
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),

@@ -23,7 +23,9 @@ except ImportError as error:
 
 
 STARTS: dict[str, float] = {}
-"""The values of a record at which TensorBoard drops its values of that step and of later ones: they are run again."""
+"""The values of a record at which TensorBoard drops its values of that step and of later ones: they
+are run again.
+"""
 
 
 def start_of(step: int, unix_time: float) -> Record:
@@ -32,7 +34,8 @@ def start_of(step: int, unix_time: float) -> Record:
 
 
 class EventFile:
-    """Event files in a directory: a new one after each failed write, because readers stop at a torn record.
+    """Event files in a directory: a new one after each failed write, because readers stop at a torn
+    record.
 
     It uses the package's synchronous writer: the other one has a thread that hides errors.
     """
@@ -45,16 +48,20 @@ class EventFile:
         """Open a file, if none is open; create the directory."""
         if self._writer is None:
             os.makedirs(self.folder, exist_ok=True)
-            # The package names files by second and host; two of the same second would overwrite each other.
+            # The package names files by second and host; two of the same second would overwrite
+            # each other.
             suffix = f".{time.time_ns() % 10**9:09d}.{os.getpid()}"
             self._writer = EventsWriter(os.path.join(self.folder, "events"), suffix)
             self._writer.flush()
         return self._writer
 
     def open_at(self, step: int, restored: Sequence[Record] = ()) -> list[Record]:
-        """Open a file; return what is to be written first, because a session starts after `step`."""
+        """Open a file; return what is to be written first, because a session starts after
+        `step`.
+        """
         self.open()
-        # What was not written when the checkpoint was saved may be in the file by now, and is written again.
+        # What was not written when the checkpoint was saved may be in the file by now, and is
+        # written again.
         first = min([step + 1, *(record.step for record in restored)])
         return [start_of(first, time.time()), *restored]
 
@@ -67,7 +74,10 @@ class EventFile:
                 if record.values is STARTS:
                     event.session_log.status = SessionLog.START
                 else:
-                    values: Any = [Summary.Value(tag=tag, simple_value=value) for tag, value in record.values.items()]
+                    values: Any = [
+                        Summary.Value(tag=tag, simple_value=value)
+                        for tag, value in record.values.items()
+                    ]
                     event.summary.value.extend(values)
                 writer.write_event(event)
             writer.flush()

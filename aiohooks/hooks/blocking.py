@@ -1,4 +1,6 @@
-"""Objects with plain methods as hooks: each call in a worker thread, with a session whose methods are plain too."""
+"""Objects with plain methods as hooks: each call in a worker thread, with a session whose methods
+are plain too.
+"""
 
 from __future__ import annotations
 
@@ -23,22 +25,27 @@ from aiohooks.stores.base import StepStore
 
 
 class BlockingHook(SessionRunHook):
-    """Calls the plain methods of any object as a hook, each in a worker thread, so that they may block.
+    """Calls the plain methods of any object as a hook, each in a worker thread, so that they may
+    block.
 
-    In a `HookGroup` these are the methods of its interface, called with what the caller gives and with the grace period of the
-    group.
+    In a `HookGroup` these are the methods of its interface, called with what the caller gives and
+    with the grace period of the group.
 
-    In a session the object may have any of a hook's methods; those it lacks cost nothing. A hook written for TensorFlow runs
-    unchanged: what it gets has the same methods, all of them plain. `session.run("loss")`, `run_context.session.run("loss")`,
-    `session.variables.assign({"rate": 0.1})` and `coord.wait_for_stop(5)` wait in the thread for what the event loop does, which
-    continues meanwhile; `request_stop` and `should_stop` are called directly. What it was given may be kept for later methods,
-    and for threads of the object's own. The session's graph is the default graph in each method. `StopIteration` of `before_run`
-    is the end of the input, of any other method a failure.
+    In a session the object may have any of a hook's methods; those it lacks cost nothing. A hook
+    written for TensorFlow runs
+    unchanged: what it gets has the same methods, all of them plain. `session.run("loss")`,
+    `run_context.session.run("loss")`, `session.variables.assign({"rate": 0.1})` and
+    `coord.wait_for_stop(5)` wait in the thread for what the event loop does, which continues
+    meanwhile; `request_stop` and `should_stop` are called directly. What it was given may be kept
+    for later methods, and for threads of the object's own. The session's graph is the default graph
+    in each method. `StopIteration` of `before_run` is the end of the input, of any other method a
+    failure.
 
-    A cancellation ends what the thread waits for, which raises `concurrent.futures.CancelledError` there, then and at each
-    further call; it waits for the thread, which cannot be stopped, for at most the grace period. When the hook is closed, what
-    threads of the object's own wait for ends likewise, and later calls raise `SessionClosedError`. In the event loop's own
-    thread, which would wait for itself, a call raises `WrongLoopError`.
+    A cancellation ends what the thread waits for, which raises `concurrent.futures.CancelledError`
+    there, then and at each further call; it waits for the thread, which cannot be stopped, for at
+    most the grace period. When the hook is closed, what threads of the object's own wait for ends
+    likewise, and later calls raise `SessionClosedError`. In the event loop's own thread, which
+    would wait for itself, a call raises `WrongLoopError`.
     """
 
     __aiohooks_blocking__ = "_obj"
@@ -51,21 +58,32 @@ class BlockingHook(SessionRunHook):
         """
         check_secs(grace_secs, "grace_secs")
         if isinstance(obj, type):
-            raise InvalidHookError(f"BlockingHook got the class {obj.__name__}; give an object of it: {obj.__name__}(...)")
-        methods = {name: getattr(obj, name) for name in HOOK_METHODS if callable(getattr(obj, name, None))}
+            raise InvalidHookError(
+                f"BlockingHook got the class {obj.__name__}; give an object of it:"
+                f" {obj.__name__}(...)"
+            )
+        methods = {
+            name: getattr(obj, name) for name in HOOK_METHODS if callable(getattr(obj, name, None))
+        }
         self._obj = obj
         if not methods:
-            if not any(inspect.isfunction(one) for base in type(obj).__mro__ for one in vars(base).values()):
+            if not any(
+                inspect.isfunction(one) for base in type(obj).__mro__ for one in vars(base).values()
+            ):
                 raise self._lacks_methods()
             vars(self)["begin"] = self._refuse  # it may be a hook of a group
         self._grace_secs = grace_secs
         self._calls: _LoopCalls | None = None
         for name, method in methods.items():
             if inspect.iscoroutinefunction(method):
-                raise InvalidHookError(f"{type(obj).__name__}.{name} is a coroutine function; register the hook as it is")
+                raise InvalidHookError(
+                    f"{type(obj).__name__}.{name} is a coroutine function; register the hook as"
+                    " it is"
+                )
         self._close_method: Callable[..., Any] | None = methods.pop("close", None)
         for name, method in methods.items():
-            # Set on the instance, so that missing methods are not overridden: a session never calls those.
+            # Set on the instance, so that missing methods are not overridden: a session never calls
+            # those.
             setattr(self, name, functools.partial(self._call, name, method))
         for option in ("order", "timeout", "on_error"):
             if hasattr(obj, option):
@@ -87,14 +105,20 @@ class BlockingHook(SessionRunHook):
             calls = self._calls = _LoopCalls()
         if name != "begin" and name != "close":
             given, *others = args
-            replaced = {"session": PlainView(given.session, calls)} if name in ("before_run", "after_run") else {}
+            replaced = (
+                {"session": PlainView(given.session, calls)}
+                if name in ("before_run", "after_run")
+                else {}
+            )
             args = PlainView(given, calls, **replaced), *(calls.view_of(one) for one in others)
         if name == "before_run":
             method, args = next_feed, (method, *args)
         thread_call = _ThreadCall()
         token = _thread_call.set(thread_call)
         try:
-            return await call_in_thread(method, args, {}, grace_secs=self._grace_secs, on_cancel=thread_call.cancel)
+            return await call_in_thread(
+                method, args, {}, grace_secs=self._grace_secs, on_cancel=thread_call.cancel
+            )
         finally:
             _thread_call.reset(token)
 
@@ -102,14 +126,18 @@ class BlockingHook(SessionRunHook):
         raise self._lacks_methods()
 
     def _lacks_methods(self) -> InvalidHookError:
-        return InvalidHookError(f"{self._obj!r} has none of the methods of a hook: {', '.join(HOOK_METHODS)}")
+        return InvalidHookError(
+            f"{self._obj!r} has none of the methods of a hook: {', '.join(HOOK_METHODS)}"
+        )
 
     def __repr__(self) -> str:
         return f"BlockingHook({self._obj!r})"
 
 
 class _ThreadCall:
-    """One call of a method in its thread: what it waits for in the event loop, where all of this is used."""
+    """One call of a method in its thread: what it waits for in the event loop, where all of this is
+    used.
+    """
 
     def __init__(self) -> None:
         self.cancelled = False
@@ -122,12 +150,16 @@ class _ThreadCall:
             task.cancel()
 
 
-_thread_call: contextvars.ContextVar[_ThreadCall | None] = contextvars.ContextVar("aiohooks_thread_call", default=None)
+_thread_call: contextvars.ContextVar[_ThreadCall | None] = contextvars.ContextVar(
+    "aiohooks_thread_call", default=None
+)
 """The call of which the current code is part; None in a thread of the object's own."""
 
 
 class _LoopCalls:
-    """Calls functions in the event loop for threads, which wait for the results; for one session of one hook."""
+    """Calls functions in the event loop for threads, which wait for the results; for one session of
+    one hook.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -142,19 +174,28 @@ class _LoopCalls:
 
     def view_of(self, value: Any) -> Any:
         """Return what plain code gets for an attribute or an argument."""
-        return PlainView(value, self) if isinstance(value, (Session, Coordinator, Variables, StepStore)) else value
+        return (
+            PlainView(value, self)
+            if isinstance(value, (Session, Coordinator, Variables, StepStore))
+            else value
+        )
 
     def call(self, what: str, fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Return the result of `fn(*args, **options)`, called in the event loop, and awaited if it is a coroutine."""
+        """Return the result of `fn(*args, **options)`, called in the event loop, and awaited if it
+        is a coroutine.
+        """
         if threading.get_ident() == self._thread:
             raise WrongLoopError(
-                f"{what} was called in the event loop's own thread, which would wait for itself; call it in the methods of the "
-                "object of a BlockingHook, or in a thread, or write a SessionRunHook and await the session"
+                f"{what} was called in the event loop's own thread, which would wait for itself;"
+                " call it in the methods of the object of a BlockingHook, or in a thread, or write"
+                " a SessionRunHook and await the session"
             )
         waiting = _thread_call.get() or self._own
         self._check_open(what, waiting)
         result: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        start = functools.partial(self._start, what, waiting, result, functools.partial(fn, *args, **options))
+        start = functools.partial(
+            self._start, what, waiting, result, functools.partial(fn, *args, **options)
+        )
         self._loop.call_soon_threadsafe(start)  # in a copy of the thread's context
         return result.result()
 
@@ -164,7 +205,13 @@ class _LoopCalls:
         self._own.cancel()
         await wait_done(self._own.tasks, grace_secs)
 
-    def _start(self, what: str, waiting: _ThreadCall, result: concurrent.futures.Future[Any], call: Callable[[], Any]) -> None:
+    def _start(
+        self,
+        what: str,
+        waiting: _ThreadCall,
+        result: concurrent.futures.Future[Any],
+        call: Callable[[], Any],
+    ) -> None:
         async def run() -> Any:
             self._check_open(what, waiting)
             answer = call()
@@ -180,23 +227,36 @@ class _LoopCalls:
             else:
                 result.set_result(task.result())
 
-        task = self._loop.create_task(run(), name=f"{what} of a BlockingHook", context=contextvars.copy_context())
+        task = self._loop.create_task(
+            run(), name=f"{what} of a BlockingHook", context=contextvars.copy_context()
+        )
         waiting.tasks.add(task)
         task.add_done_callback(ended)
 
     def _check_open(self, what: str, waiting: _ThreadCall) -> None:
         if self._ended:
-            raise SessionClosedError(f"{what} was called after its BlockingHook was closed; end your threads in close()")
+            raise SessionClosedError(
+                f"{what} was called after its BlockingHook was closed; end your threads in close()"
+            )
         if waiting.cancelled:
             raise concurrent.futures.CancelledError
 
 
-_CALLED_DIRECTLY = ("request_stop", "should_stop", "request_drain", "should_drain", "stop_on_exception", "advance_threadsafe")
+_CALLED_DIRECTLY = (
+    "request_stop",
+    "should_stop",
+    "request_drain",
+    "should_drain",
+    "stop_on_exception",
+    "advance_threadsafe",
+)
 """Methods that may be called in any thread, also while the event loop is busy."""
 
 
 class PlainView:
-    """An object as plain code in a worker thread sees it: its methods are called in the event loop, and waited for."""
+    """An object as plain code in a worker thread sees it: its methods are called in the event loop,
+    and waited for.
+    """
 
     def __init__(self, target: Any, calls: _LoopCalls, **replaced: Any) -> None:
         self._target = target
@@ -205,8 +265,12 @@ class PlainView:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._target, name)
-        if name not in _CALLED_DIRECTLY and (inspect.ismethod(value) or is_coroutine_function(value)):
-            return functools.partial(self._calls.call, f"{type(self._target).__name__}.{name}", value)
+        if name not in _CALLED_DIRECTLY and (
+            inspect.ismethod(value) or is_coroutine_function(value)
+        ):
+            return functools.partial(
+                self._calls.call, f"{type(self._target).__name__}.{name}", value
+            )
         return self._calls.view_of(value)
 
     def __repr__(self) -> str:

@@ -12,13 +12,27 @@ from typing import Any, ClassVar, Literal
 from aiohooks._aio.cancel import new_task
 from aiohooks._aio.clock import quick_now
 from aiohooks._aio.observers import observing
-from aiohooks._validate import check_choice, check_instance, check_mapping, checked_int, checked_numbers, scalar
+from aiohooks._validate import (
+    check_choice,
+    check_instance,
+    check_mapping,
+    checked_int,
+    checked_numbers,
+    scalar,
+)
 from aiohooks.checkpoint import Checkpoint, Saver
 from aiohooks.checkpoint.policies import INTERIM
 from aiohooks.checkpoint.saver import check_tracked
 from aiohooks.dispatch.calls import only_if
 from aiohooks.dispatch.effects import LATE
-from aiohooks.errors import CheckpointError, FetchError, InvalidArgumentError, add_note, hook_cancelled_error, safe_repr
+from aiohooks.errors import (
+    CheckpointError,
+    FetchError,
+    InvalidArgumentError,
+    add_note,
+    hook_cancelled_error,
+    safe_repr,
+)
 from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import logger
 from aiohooks.hooks.effects import EffectsHook
@@ -50,24 +64,30 @@ class CheckpointSaverListener:
 
 
 class CheckpointSaverHook(ScheduledHook):
-    """Saves the session's state whenever `every` is due, and by default at the beginning and at a clean end.
+    """Saves the session's state whenever `every` is due, and by default at the beginning and at a
+    clean end.
 
-    The state consists of the graph's variables, the objects tracked by the scaffold, the hooks that are `Stateful`, and the
-    global step. It is taken inside the step, after the `after_run` of the other hooks (this one has order 100). Values of
-    variables are not copied, because a commit replaces them; everything else is. It is written in a background task while
-    training continues, one write at a time, so at most one older value of each variable is kept besides the current one. Where
-    steps never wait, the task continues in the turns that the session gives the event loop (`yield_secs`).
+    The state consists of the graph's variables, the objects tracked by the scaffold, the hooks that
+    are `Stateful`, and the global step. It is taken inside the step, after the `after_run` of the
+    other hooks (this one has order 100). Values of variables are not copied, because a commit
+    replaces them; everything else is. It is written in a background task while training continues,
+    one write at a time, so at most one older value of each variable is kept besides the current
+    one. Where steps never wait, the task continues in the turns that the session gives the event
+    loop (`yield_secs`).
 
-    What an `EvaluatorHook` returns for a step that is saved are metrics of its checkpoint, also if it comes later: `KeepBest`
-    needs no fetch for it. What is saved at an end at which no save is due is an interim checkpoint, which the first one of the
-    resumed run replaces, so that in the end the checkpoints are those of an uninterrupted run.
+    What an `EvaluatorHook` returns for a step that is saved are metrics of its checkpoint, also if
+    it comes later: `KeepBest` needs no fetch for it. What is saved at an end at which no save is
+    due is an interim checkpoint, which the first one of the resumed run replaces, so that in the
+    end the checkpoints are those of an uninterrupted run.
 
-    A session starts from a checkpoint if its creator has the directory: `ChiefSessionCreator(graph, checkpoint_dir=...)`.
+    A session starts from a checkpoint if its creator has the directory: `ChiefSessionCreator(graph,
+    checkpoint_dir=...)`.
     """
 
     order: ClassVar[int] = LATE
 
-    # Which checkpoints are kept is the saver's; when one is saved, and what a failure does, has these independent choices.
+    # Which checkpoints are kept is the saver's; when one is saved, and what a failure does, has
+    # these independent choices.
     def __init__(
         self,
         checkpoint_dir: str | os.PathLike[str] | Saver | None = None,
@@ -85,28 +105,36 @@ class CheckpointSaverHook(ScheduledHook):
         """Check the arguments; no file is touched yet.
 
         Args:
-            checkpoint_dir: a directory, or the `Saver` of one, which says which checkpoints are kept; None for the one that the
-                session's creator restores from.
+            checkpoint_dir: a directory, or the `Saver` of one, which says which checkpoints are
+                kept; None for the one that the session's creator restores from.
             every: when to save.
             listeners: awaited around each save.
-            metrics: fetches of numbers, by name. Their values in the run that is saved are stored in the checkpoint, for
-                `KeepBest`, as are the numbers of an `EvaluatorHook`.
-            background: whether training continues during a write; if not, the step waits until the checkpoint is durable.
-            on_busy: what to do when a save is due during a write: "wait" for the write inside the step, or "skip", which
-                tries again after the next run.
-            save_on_begin: whether to save before the first run, unless the session was restored at that step.
+            metrics: fetches of numbers, by name. Their values in the run that is saved are stored
+                in the checkpoint, for `KeepBest`, as are the numbers of an `EvaluatorHook`.
+            background: whether training continues during a write; if not, the step waits until the
+                checkpoint is durable.
+            on_busy: what to do when a save is due during a write: "wait" for the write inside the
+                step, or "skip", which tries again after the next run.
+            save_on_begin: whether to save before the first run, unless the session was restored at
+                that step.
             save_on_end: whether to save at a clean end, unless that step was saved last.
-            save_on_error: whether to save when the session ends with an error or a cancellation. Nothing is saved after a
-                recovery that failed to restore the session, because its parts may belong to two steps.
-            on_save_error: "raise": a failed save ends the session at the next step, or at its end. "log": it is logged and
-                counted, and the next save tries again. A number n: it is logged, and the n-th failure in a row ends the
-                session.
+            save_on_error: whether to save when the session ends with an error or a cancellation.
+                Nothing is saved after a recovery that failed to restore the session, because its
+                parts may belong to two steps.
+            on_save_error: "raise": a failed save ends the session at the next step, or at its end.
+                "log": it is logged and counted, and the next save tries again. A number n: it is
+                logged, and the n-th failure in a row ends the session.
         """
         check_instance(every, Every, "every")
         check_mapping(metrics, "metrics")
         check_choice(on_busy, "on_busy", "wait", "skip")
         if on_save_error not in ("raise", "log"):
-            on_save_error = checked_int(on_save_error, "on_save_error", 1, expected='"raise", "log" or a number of at least 1')
+            on_save_error = checked_int(
+                on_save_error,
+                "on_save_error",
+                1,
+                expected='"raise", "log" or a number of at least 1',
+            )
         self._listeners = tuple(listeners)
         for listener in self._listeners:
             check_instance(listener, CheckpointSaverListener, "a listener")
@@ -120,9 +148,15 @@ class CheckpointSaverHook(ScheduledHook):
         self._metrics = dict(metrics or {})
         self._background = background
         self._skips = on_busy == "skip"
-        self._save_on_begin, self._save_on_end, self._save_on_error = save_on_begin, save_on_end, save_on_error
+        self._save_on_begin, self._save_on_end, self._save_on_error = (
+            save_on_begin,
+            save_on_end,
+            save_on_error,
+        )
         self._tolerated_failures: float = (
-            {"raise": 0, "log": math.inf}[on_save_error] if isinstance(on_save_error, str) else on_save_error - 1
+            {"raise": 0, "log": math.inf}[on_save_error]
+            if isinstance(on_save_error, str)
+            else on_save_error - 1
         )
         self._reset()
 
@@ -175,7 +209,9 @@ class CheckpointSaverHook(ScheduledHook):
             self._timer.start(step, self._now())
         session.saved = True
         if self.saves_for(session):
-            self._effects = [one for one in session.stateful_hooks().values() if isinstance(one, EffectsHook)]
+            self._effects = [
+                one for one in session.stateful_hooks().values() if isinstance(one, EffectsHook)
+            ]
         if session.restored is not None:
             self._last = session.restored.checkpoint
             self._steps.add(self._last.step)
@@ -186,7 +222,9 @@ class CheckpointSaverHook(ScheduledHook):
                 *(Path(self._saver.checkpoint_dir), checkpoints[0].step, step),
             )
         if first:
-            self._evaluators = [one for one in session.stateful_hooks().values() if isinstance(one, EvaluatorHook)]
+            self._evaluators = [
+                one for one in session.stateful_hooks().values() if isinstance(one, EvaluatorHook)
+            ]
             for one in self._evaluators:
                 for evaluated, result in one.results.items():  # before this call, as `at_begin`
                     await self._judge(evaluated, result, True)
@@ -198,21 +236,27 @@ class CheckpointSaverHook(ScheduledHook):
     def _saver_for(self, session: Session) -> Saver:
         if not hasattr(session, "state_dict"):
             raise InvalidArgumentError(
-                f"CheckpointSaverHook cannot save {session!r}, which has no state_dict(); use aiohooks.Session"
+                f"CheckpointSaverHook cannot save {session!r}, which has no state_dict(); use"
+                " aiohooks.Session"
             )
         shared, given = session.saver, self._given
         if given is not None and (shared is None or shared.checkpoint_dir != given.checkpoint_dir):
             return given
         if shared is None:
             raise InvalidArgumentError(
-                "CheckpointSaverHook has no directory: give it one, or give the session ChiefSessionCreator(checkpoint_dir=...)"
+                "CheckpointSaverHook has no directory: give it one, or give the session"
+                " ChiefSessionCreator(checkpoint_dir=...)"
             )
         return shared
 
     def saves_for(self, session: Session) -> bool:
-        """Return whether the session is restored from the directory that this hook writes: an `EffectsHook` relies on that."""
+        """Return whether the session is restored from the directory that this hook writes: an
+        `EffectsHook` relies on that.
+        """
         shared, given = getattr(session, "saver", None), self._given
-        return shared is not None and (given is None or given.checkpoint_dir == shared.checkpoint_dir)
+        return shared is not None and (
+            given is None or given.checkpoint_dir == shared.checkpoint_dir
+        )
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Fetch the metrics. Raise the error of a failed save."""
@@ -229,7 +273,9 @@ class CheckpointSaverHook(ScheduledHook):
             self._raise_failure()
 
     def _has_to_save(self, run_context: SessionRunContext, run_values: SessionRunValues) -> bool:
-        """Return whether a save is due and not skipped; keep the metrics. Raise the error of a failed save."""
+        """Return whether a save is due and not skipped; keep the metrics. Raise the error of a
+        failed save.
+        """
         self._raise_failure()
         self._results = run_values.results or {}
         step = self._seen_step = run_context.global_step
@@ -245,9 +291,16 @@ class CheckpointSaverHook(ScheduledHook):
         await self._wait_for_write()
         step = session.global_step.latest.step
         await self._finish_evaluations(step)
-        ends = [one.end_run() for one in session.stateful_hooks().values() if isinstance(one, EarlyStoppingHook)]
-        # Also after a failed save: this one may succeed. Also once more, to hold that the run has ended.
-        if self._save_on_end and (not self._is_saved(step) or any(ends) or any(one.unsaved for one in self._effects)):
+        ends = [
+            one.end_run()
+            for one in session.stateful_hooks().values()
+            if isinstance(one, EarlyStoppingHook)
+        ]
+        # Also after a failed save: this one may succeed. Also once more, to hold that the run has
+        # ended.
+        if self._save_on_end and (
+            not self._is_saved(step) or any(ends) or any(one.unsaved for one in self._effects)
+        ):
             await self._save(session, at_end=True)
             await self._wait_for_write()
         self._raise_failure()
@@ -261,9 +314,15 @@ class CheckpointSaverHook(ScheduledHook):
             await listener.end(session, session.global_step.latest.step)
 
     async def close(self, exc: BaseException | None) -> None:
-        """Wait for the write; save after an error if `save_on_error`. Raise the error of a failed save not raised before."""
+        """Wait for the write; save after an error if `save_on_error`. Raise the error of a failed
+        save not raised before.
+        """
         if isinstance(exc, FetchError) and exc.name in self._metrics.values():
-            add_note(exc, "KeepBest sees the numbers of an EvaluatorHook without metrics= of CheckpointSaverHook")
+            add_note(
+                exc,
+                "KeepBest sees the numbers of an EvaluatorHook without metrics= of"
+                " CheckpointSaverHook",
+            )
         try:
             await self._wait_for_write()
             if exc is not None and self._save_on_error:
@@ -285,12 +344,13 @@ class CheckpointSaverHook(ScheduledHook):
         if session is None or self._saver is None:
             return
         epoch, step = session.global_step.latest
-        # In another epoch, a recovery reset the step and then failed, perhaps with only a part of the state restored.
+        # In another epoch, a recovery reset the step and then failed, perhaps with only a part of
+        # the state restored.
         if epoch == self._epoch and not self._is_saved(step):
             if step != self._seen_step:
                 logger.warning(
-                    "step %d is saved, and after_run of this step has not ended for all hooks: what they keep of it, such as "
-                    "records, may be missing when the run is resumed",
+                    "step %d is saved, and after_run of this step has not ended for all hooks: what"
+                    " they keep of it, such as records, may be missing when the run is resumed",
                     step,
                 )
             await self._save(session, at_end=True)
@@ -304,19 +364,27 @@ class CheckpointSaverHook(ScheduledHook):
         return self._last if self._last is not None and self._last.step == step else None
 
     async def _finish_evaluations(self, step: int) -> None:
-        """Wait for the evaluations of earlier steps, whose values a checkpoint of this one does not have."""
+        """Wait for the evaluations of earlier steps, whose values a checkpoint of this one does not
+        have.
+        """
         for one in self._evaluators:
             await one.finish_before(step)
 
     async def _judge(self, step: int, result: Any, is_due: bool) -> None:
-        """Keep the numbers of an evaluation for the checkpoint of its step; add them to it if it is there."""
+        """Keep the numbers of an evaluation for the checkpoint of its step; add them to it if it is
+        there.
+        """
         if not isinstance(result, Mapping) or self._saver is None:
             return
         last = self._last_at(step)
         if not is_due and last is not None and not last.interim:
             return  # the checkpoint of an uninterrupted run, which makes no evaluation here
         values: Mapping[Any, Any] = result  # pyright: ignore[reportUnknownVariableType]
-        numbers = {str(tag): float(number) for tag, value in values.items() if (number := scalar(value)) is not None}
+        numbers = {
+            str(tag): float(number)
+            for tag, value in values.items()
+            if (number := scalar(value)) is not None
+        }
         self._evaluated = step, {**self._evaluated_at(step), **numbers}
         if step in self._steps and numbers:
             if self._write_task is not None:
@@ -330,32 +398,49 @@ class CheckpointSaverHook(ScheduledHook):
         return self._evaluated[1] if self._evaluated[0] == step else {}
 
     async def _save(self, session: Session, *, at_end: bool = False) -> None:
-        """Take the state and start to write it, or write it in the foreground. There must be no other write."""
+        """Take the state and start to write it, or write it in the foreground. There must be no
+        other write.
+        """
         for listener in self._listeners:
             await listener.before_save(session, session.global_step.latest.step)
         await session.drain_hooks()
         await self._finish_evaluations(session.global_step.latest.step)
-        # State and step without an await between: other sessions may change shared variables while a listener is awaited.
+        # State and step without an await between: other sessions may change shared variables while
+        # a listener is awaited.
         self._epoch, step = session.global_step.latest
         again = self._last_at(step)
-        interim = at_end and (again is None or again.interim) and not self._timer.due(step, self._now())
+        interim = (
+            at_end and (again is None or again.interim) and not self._timer.due(step, self._now())
+        )
         if not interim:
             self._timer.mark(step, self._now())
         state, marks = session.state_dict(), [one.mark() for one in self._effects]
-        metrics = {**({} if again is None else again.metrics), **checked_numbers(self._results), **self._evaluated_at(step)}
+        metrics = {
+            **({} if again is None else again.metrics),
+            **checked_numbers(self._results),
+            **self._evaluated_at(step),
+        }
         self._last = Checkpoint(step, 0, metrics, interim=interim)
         self._steps.add(step)
         if interim:
             metrics = {**metrics, INTERIM: 1.0}
-        self._write_task = new_task(self._write(session, state, step, metrics, marks), f"save of step {step}")
+        self._write_task = new_task(
+            self._write(session, state, step, metrics, marks), f"save of step {step}"
+        )
         del state  # so that only the write refers to it
         if self._background:
-            await asyncio.sleep(0)  # the write begins: a task that is cancelled before does nothing, and records no failure
+            # The write begins: a task that is cancelled before that records no failure.
+            await asyncio.sleep(0)
         else:
             await self._wait_for_write()
 
     async def _write(
-        self, session: Session, state: dict[str, Any], step: int, metrics: dict[str, float], marks: list[int]
+        self,
+        session: Session,
+        state: dict[str, Any],
+        step: int,
+        metrics: dict[str, float],
+        marks: list[int],
     ) -> None:
         assert self._saver is not None
         assert self._coord is not None
@@ -380,7 +465,9 @@ class CheckpointSaverHook(ScheduledHook):
                 stop = await listener.after_save(session, step)
                 if stop:
                     self._coord.request_stop(
-                        stop if isinstance(stop, str) else f"a listener requested it after saving step {step}"
+                        stop
+                        if isinstance(stop, str)
+                        else f"a listener requested it after saving step {step}"
                     )
         except Exception as error:
             self._record_failure(error)
@@ -396,7 +483,9 @@ class CheckpointSaverHook(ScheduledHook):
         if self._consecutive_failures > self._tolerated_failures:
             self._record_failure(error)
         else:
-            logger.error("saving step %d failed; continuing, because of on_save_error", step, exc_info=error)
+            logger.error(
+                "saving step %d failed; continuing, because of on_save_error", step, exc_info=error
+            )
 
     def _record_failure(self, error: Exception) -> None:
         if self._failure is None:

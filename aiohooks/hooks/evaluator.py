@@ -1,4 +1,6 @@
-"""Evaluating during training: while the loop waits, or in the background with the values of the step."""
+"""Evaluating during training: while the loop waits, or in the background with the values of the
+step.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,12 @@ from aiohooks.hooks._observing import logger
 from aiohooks.hooks.every import Every, EveryTimer
 from aiohooks.hooks.stopping import EarlyStoppingHook
 from aiohooks.session.coordinator import Coordinator
-from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from aiohooks.session.hook import (
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,9 +59,11 @@ class Evaluation:
 
     Attributes:
         step: the global step after which the evaluation was due.
-        variables: the values of the graph's variables after that step; later runs do not change them.
+        variables: the values of the graph's variables after that step; later runs do not change
+            them.
         snapshot: the result of the `snapshot` function at that step, None without one.
-        session: the raw session of the training, for its graph and step store; its variables have their current values.
+        session: the raw session of the training, for its graph and step store; its variables have
+            their current values.
     """
 
     step: int
@@ -63,14 +72,17 @@ class Evaluation:
     session: Session
 
     async def run(self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None) -> Any:
-        """Run operations of the graph on the values of that step; no hooks are called, and the training is not changed.
+        """Run operations of the graph on the values of that step; no hooks are called, and the
+        training is not changed.
 
         Args:
             fetches: nodes or names, nested at will; the result has the same shape.
-            feed_dict: values by node or name. Variables and the global step are fed already, unless given here.
+            feed_dict: values by node or name. Variables and the global step are fed already, unless
+                given here.
 
         Raises:
-            FetchError: the operations would change variables or advance the global step; or as `Session.run`.
+            FetchError: the operations would change variables or advance the global step; or as
+                `Session.run`.
             BaseException: an operation failed.
         """
         graph = self.session.graph
@@ -82,7 +94,10 @@ class Evaluation:
         leaves.build(fetches)
         plan = Plan(graph, leaves.nodes, feeds, self.session.grace_secs)
         if plan.changes or plan.steps:
-            raise FetchError(f"evaluating {fetches!r} would train; fetch what changes no variable and does not advance the step")
+            raise FetchError(
+                f"evaluating {fetches!r} would train; fetch what changes no variable and does not"
+                " advance the step"
+            )
         return await self.session.run(fetches, feed_dict=feeds)
 
 
@@ -92,19 +107,22 @@ OnResult = Callable[[int, Any], Any]
 
 
 class EvaluatorHook(SessionRunHook):
-    """Awaits `eval_fn(evaluation)` on each crossing of `every`, and at a clean end for the last step.
+    """Awaits `eval_fn(evaluation)` on each crossing of `every`, and at a clean end for the last
+    step.
 
-    With "inline", the loop waits for it. With "background", a task of the session's coordinator evaluates the values of the
-    step at which it was due, one evaluation at a time and in order, while training continues. No evaluation is skipped
-    because another was slow: at most `max_pending` may be unfinished, and a run at which one more is due waits. Each
-    unfinished evaluation keeps its values in memory. Each runs in a task of its own, inline as well.
+    With "inline", the loop waits for it. With "background", a task of the session's coordinator
+    evaluates the values of the step at which it was due, one evaluation at a time and in order,
+    while training continues. No evaluation is skipped because another was slow: at most
+    `max_pending` may be unfinished, and a run at which one more is due waits. Each unfinished
+    evaluation keeps its values in memory. Each runs in a task of its own, inline as well.
 
-    An error of an evaluation is raised in the run in which it happened or in the next one, or at the end. After a recovery
-    the unfinished evaluations are repeated. When a run is resumed, an evaluation that was due and unfinished when it was
-    saved is repeated before the first run.
+    An error of an evaluation is raised in the run in which it happened or in the next one, or at
+    the end. After a recovery the unfinished evaluations are repeated. When a run is resumed, an
+    evaluation that was due and unfinished when it was saved is repeated before the first run.
     """
 
-    # When, how, on what, and where the result goes: each is independent of the others, and most programs give two.
+    # When, how, on what, and where the result goes: each is independent of the others, and most
+    # programs give two.
     def __init__(
         self,
         eval_fn: EvalFn,
@@ -124,20 +142,24 @@ class EvaluatorHook(SessionRunHook):
         """Create the hook.
 
         Args:
-            eval_fn: a coroutine function; gets an `Evaluation` and returns the result, usually a mapping of numbers.
+            eval_fn: a coroutine function; gets an `Evaluation` and returns the result, usually a
+                mapping of numbers.
             every: when to evaluate.
             mode: whether the loop waits for the evaluation.
-            at_begin: evaluate before the first run too; not if a run is resumed that has been evaluated.
+            at_begin: evaluate before the first run too; not if a run is resumed that has been
+                evaluated.
             at_end: evaluate the last step at a clean end, unless it has been evaluated.
-            timeout_secs: how long one evaluation may take. One that ignores its cancellation for the session's grace period is
-                left running, with a warning.
+            timeout_secs: how long one evaluation may take. One that ignores its cancellation for
+                the session's grace period is left running, with a warning.
             max_pending: how many evaluations may be unfinished in the background.
-            snapshot: a plain function, called when an evaluation is due; for state outside the graph's variables, such as a
-                copy of a model's parameters.
-            on_result: a function, or several, called with each step and its result in turn: `stopping.report`, a writer.
+            snapshot: a plain function, called when an evaluation is due; for state outside the
+                graph's variables, such as a copy of a model's parameters.
+            on_result: a function, or several, called with each step and its result in turn:
+                `stopping.report`, a writer.
             max_results: how many results to keep, the newest ones.
             thread: call `eval_fn`, a plain function, in a worker thread, because it blocks.
-            name: the name of its state in checkpoints; needed if a session has several of these hooks.
+            name: the name of its state in checkpoints; needed if a session has several of these
+                hooks.
 
         Raises:
             InvalidArgumentError: an argument is invalid.
@@ -148,7 +170,10 @@ class EvaluatorHook(SessionRunHook):
         if is_coroutine_function(eval_fn) == bool(thread):
             hint = "a coroutine function, which cannot run in a thread; leave out thread=True"
             if not thread:
-                hint = "not a coroutine function; write it as `async def`, or give thread=True for one that blocks"
+                hint = (
+                    "not a coroutine function; write it as `async def`, or give thread=True for one"
+                    " that blocks"
+                )
             raise InvalidHookError(f"eval_fn is {eval_fn!r}, {hint}")
         check_instance(every, Every, "every")
         check_choice(mode, "mode", "inline", "background")
@@ -176,8 +201,10 @@ class EvaluatorHook(SessionRunHook):
         self.results: dict[int, Any] = {}
         """The results by step, in the order in which the evaluations ended."""
         self.observers: list[Callable[[int, Any, bool], Awaitable[None]]] = []
-        """Awaited with each step, its result, and whether it was due, before `on_result`: for hooks that keep results, as
-        `CheckpointSaverHook` does. Those of a session are added in `after_create_session`."""
+        """Awaited with each step, its result, and whether it was due, before `on_result`: for hooks
+        that keep results, as `CheckpointSaverHook` does. Those of a session are added in
+        `after_create_session`.
+        """
         self._clock: Clock = current_clock()
         self._extra: int | None = None  # the step of an evaluation at the end, which was not due
         self._coord: Coordinator | None = None
@@ -189,7 +216,9 @@ class EvaluatorHook(SessionRunHook):
         self._worker: asyncio.Task[None] | None = None
         self._progressed = asyncio.Event()
         self._error: tuple[Evaluation, Exception] | None = None
-        self._failed: Evaluation | None = None  # its error was raised; evaluated again if the session recovers from it
+        self._failed: Evaluation | None = (
+            None  # its error was raised; evaluated again if the session recovers from it
+        )
 
     @property
     def pending(self) -> tuple[int, ...]:
@@ -201,24 +230,40 @@ class EvaluatorHook(SessionRunHook):
         self._reset()
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Evaluate before the first run, with `at_begin`; after a recovery or a restart, repeat the unfinished ones."""
-        is_first, step, now = self._coord is None, session.global_step.latest.step, self._clock.now()
+        """Evaluate before the first run, with `at_begin`; after a recovery or a restart, repeat the
+        unfinished ones.
+        """
+        is_first, step, now = (
+            self._coord is None,
+            session.global_step.latest.step,
+            self._clock.now(),
+        )
         self._coord, self._worker = coord, None
         if self._failed is not None:
             self._pending.appendleft(self._failed)
             self._failed = None
         # Later steps are lost, and will be run again.
-        self._pending = deque(replace(due, session=session) for due in self._pending if due.step <= step)
+        self._pending = deque(
+            replace(due, session=session) for due in self._pending if due.step <= step
+        )
         self._timer.resume(step, now)
         repeats, self._unfinished = self._unfinished and not self._pending, False
-        if repeats or (self._at_begin and is_first and self._evaluated is None) or self._timer.due(step, now):
+        if (
+            repeats
+            or (self._at_begin and is_first and self._evaluated is None)
+            or self._timer.due(step, now)
+        ):
             self._schedule(session, step)
-        if not self._background:  # in the background it starts with a run, and must not be waited for here
+        if (
+            not self._background
+        ):  # in the background it starts with a run, and must not be waited for here
             await self._drain()
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Raise the error of an evaluation in the background, if there is one."""
-        self._failed = None  # a recovery from its error would have called `after_create_session` first
+        self._failed = (
+            None  # a recovery from its error would have called `after_create_session` first
+        )
         self._raise_error()
         if self._background:
             self._ensure_worker()
@@ -226,8 +271,12 @@ class EvaluatorHook(SessionRunHook):
 
     @only_if("_schedule_if_due")
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Evaluate if it is due, or start it in the background; raise its error, or `HookTimeoutError`."""
-        if self._scheduled == run_context.global_step or self._schedule_if_due(run_context, run_values):
+        """Evaluate if it is due, or start it in the background; raise its error, or
+        `HookTimeoutError`.
+        """
+        if self._scheduled == run_context.global_step or self._schedule_if_due(
+            run_context, run_values
+        ):
             self._scheduled = None
             if not self._background:
                 await self._drain()
@@ -236,8 +285,12 @@ class EvaluatorHook(SessionRunHook):
                 self._raise_error()
             self._ensure_worker()
 
-    def _schedule_if_due(self, run_context: SessionRunContext, run_values: SessionRunValues) -> bool:
-        """Take the values of this step, which other sessions may change while the task of `after_run` starts."""
+    def _schedule_if_due(
+        self, run_context: SessionRunContext, run_values: SessionRunValues
+    ) -> bool:
+        """Take the values of this step, which other sessions may change while the task of
+        `after_run` starts.
+        """
         is_due = self._timer.due(run_context.global_step, self._clock.now())
         if is_due:
             self._schedule(run_context.session, run_context.global_step)
@@ -259,27 +312,50 @@ class EvaluatorHook(SessionRunHook):
             due, error = self._error
             logger.error("the evaluation at step %d had failed", due.step, exc_info=error)
         if self._pending:
-            logger.warning("not evaluated, because the session ended with %s: steps %s", safe_repr(exc), list(self.pending))
+            logger.warning(
+                "not evaluated, because the session ended with %s: steps %s",
+                safe_repr(exc),
+                list(self.pending),
+            )
         self._pending.clear()
         self._coord = self._worker = self._error = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the last evaluated step, when it was last due, and whether an evaluation is unfinished; not the results."""
+        """Return the last evaluated step, when it was last due, and whether an evaluation is
+        unfinished; not the results.
+        """
         unfinished = bool(self._pending) or self._error is not None
-        return {"evaluated_step": self._evaluated, "timer": self._timer.state_dict(), "unfinished": unfinished}
+        return {
+            "evaluated_step": self._evaluated,
+            "timer": self._timer.state_dict(),
+            "unfinished": unfinished,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from this state: `after_create_session` repeats an unfinished evaluation."""
         check_mapping(state, "state", optional=False)
         try:
-            self._evaluated, timer, self._unfinished = state["evaluated_step"], state["timer"], state["unfinished"]
+            self._evaluated, timer, self._unfinished = (
+                state["evaluated_step"],
+                state["timer"],
+                state["unfinished"],
+            )
         except KeyError as error:
-            raise InvalidArgumentError(f"the state of an EvaluatorHook has no {error}; it has {state!r}") from None
+            raise InvalidArgumentError(
+                f"the state of an EvaluatorHook has no {error}; it has {state!r}"
+            ) from None
         self._timer.load_state_dict(timer)
 
     async def finish_before(self, step: int) -> None:
-        """Wait for the evaluations of steps before `step`, for a hook that saves that step; the next run raises an error."""
-        while self._background and self._error is None and self._pending and self._pending[0].step < step:
+        """Wait for the evaluations of steps before `step`, for a hook that saves that step; the
+        next run raises an error.
+        """
+        while (
+            self._background
+            and self._error is None
+            and self._pending
+            and self._pending[0].step < step
+        ):
             await self._wait_for_worker()
 
     def _schedule(self, session: Session, step: int) -> None:
@@ -319,26 +395,42 @@ class EvaluatorHook(SessionRunHook):
         await self._progressed.wait()
 
     def _ensure_worker(self) -> None:
-        """Start the task that evaluates if evaluations are pending and it has ended or was cancelled."""
-        if self._pending and self._coord is not None and (self._worker is None or self._worker.done()):
+        """Start the task that evaluates if evaluations are pending and it has ended or was
+        cancelled.
+        """
+        if (
+            self._pending
+            and self._coord is not None
+            and (self._worker is None or self._worker.done())
+        ):
             self._worker = self._coord.start_soon(self._work, current_run(), name="evaluation")
-            self._worker.add_done_callback(lambda _: self._progressed.set())  # also called if it is cancelled
+            self._worker.add_done_callback(
+                lambda _: self._progressed.set()
+            )  # also called if it is cancelled
 
     async def _work(self, run: RunScope | None) -> None:
         if run is not None:
-            # Refuse monitored runs in here, as inline: they could wait for a run that waits for this task.
+            # Refuse monitored runs in here, as inline: they could wait for a run that waits for
+            # this task.
             begin_run(run.session, None)
         while self._pending and self._error is None:
             await self._evaluate_first()
             self._progressed.set()
 
     async def _evaluate_first(self) -> None:
-        """Make the oldest pending evaluation. It stays pending if cancelled; an error is kept in `_error`."""
+        """Make the oldest pending evaluation. It stays pending if cancelled; an error is kept in
+        `_error`.
+        """
         due = self._pending[0]
         began = self._clock.now()
         try:
             result = await self._call_eval_fn(due)
-            logger.info("evaluation at step %d: %s (%.3f sec)", due.step, _text(result), self._clock.now() - began)
+            logger.info(
+                "evaluation at step %d: %s (%.3f sec)",
+                due.step,
+                _text(result),
+                self._clock.now() - began,
+            )
             self._evaluated = due.step
             self.results.pop(due.step, None)
             self.results[due.step] = result
@@ -357,13 +449,22 @@ class EvaluatorHook(SessionRunHook):
         self._pending.popleft()
 
     async def _call_eval_fn(self, evaluation: Evaluation) -> Any:
-        """Return the result within the time limit; no error of the function may be taken for the end of the training.
+        """Return the result within the time limit; no error of the function may be taken for the
+        end of the training.
 
-        A cancellation of something in it that is not one of the caller raises `HookCancelledError`, and an error that means
-        the end of input `AiohooksError`; `StopRequestedError` from a wait inside it passes.
+        A cancellation of something in it that is not one of the caller raises `HookCancelledError`,
+        and an error that means the end of input `AiohooksError`; `StopRequestedError` from a wait
+        inside it passes.
         """
-        what, grace_secs = f"the evaluation at step {evaluation.step}", evaluation.session.grace_secs
-        call = functools.partial(to_thread, self._eval_fn, grace_secs=grace_secs) if self._thread else self._eval_fn
+        what, grace_secs = (
+            f"the evaluation at step {evaluation.step}",
+            evaluation.session.grace_secs,
+        )
+        call = (
+            functools.partial(to_thread, self._eval_fn, grace_secs=grace_secs)
+            if self._thread
+            else self._eval_fn
+        )
         evaluating = _EvaluationWait(what, grace_secs, self._timeout_secs)
         try:
             evaluating.start(0, call, (evaluation,), {}, what, self._timeout_secs)
@@ -387,7 +488,10 @@ class EvaluatorHook(SessionRunHook):
 
     def __repr__(self) -> str:
         mode = "background" if self._background else "inline"
-        return f"EvaluatorHook({self._eval_fn!r}, {self._every}, {mode!r}, evaluated step {self._evaluated})"
+        return (
+            f"EvaluatorHook({self._eval_fn!r}, {self._every}, {mode!r}, evaluated step"
+            f" {self._evaluated})"
+        )
 
 
 class _EvaluationWait(Wait[Any]):
@@ -400,7 +504,9 @@ class _EvaluationWait(Wait[Any]):
         self._secs = secs
 
     def timeout_error(self, number: int, waited_at: str) -> HookTimeoutError:
-        return hook_timeout_error(self.what, self._secs, waited_at, "give it more with timeout_secs=")
+        return hook_timeout_error(
+            self.what, self._secs, waited_at, "give it more with timeout_secs="
+        )
 
 
 def _text(result: Any) -> str:

@@ -18,7 +18,8 @@ from aiohooks.session.hook import SessionRunHook
 class Every:
     """When something is due, by whichever of its units comes first.
 
-    A boundary that is passed over is not missed: a step that jumps over one or more makes it due once.
+    A boundary that is passed over is not missed: a step that jumps over one or more makes it due
+    once.
 
     Attributes:
         steps: due when a multiple of this, counted from `after`, is reached or passed.
@@ -35,14 +36,22 @@ class Every:
     def __post_init__(self) -> None:
         set_field = object.__setattr__  # the instance is frozen
         if self.steps is not None:
-            steps = checked_int(self.steps, "steps of Every", 1, expected="a whole number of steps, at least 1")
+            steps = checked_int(
+                self.steps, "steps of Every", 1, expected="a whole number of steps, at least 1"
+            )
             set_field(self, "steps", steps)
         if self.secs is not None:
             check_secs(self.secs, "secs of Every", positive=True)
         set_field(self, "at", _checked_steps(self.at))
-        set_field(self, "after", checked_int(self.after, "after of Every", 0, expected="a step, at least 0"))
+        set_field(
+            self,
+            "after",
+            checked_int(self.after, "after of Every", 0, expected="a step, at least 0"),
+        )
         if self.steps is None and self.secs is None and not self.at:
-            raise InvalidArgumentError("Every() is never due: give steps=, secs= or at=, or several of them")
+            raise InvalidArgumentError(
+                "Every() is never due: give steps=, secs= or at=, or several of them"
+            )
 
     def timer(self) -> EveryTimer:
         """Return a new timer for this schedule; each user of the schedule needs its own."""
@@ -50,11 +59,13 @@ class Every:
 
 
 class EveryTimer:
-    """Keeps track of when an `Every` was last due: the timer of a hook of one's own. Created by `Every.timer`.
+    """Keeps track of when an `Every` was last due: the timer of a hook of one's own. Created by
+    `Every.timer`.
 
-    Make one in `begin`, call `resume` in `after_create_session`, and in `after_run`, if it is `due`, do what is to be done and
-    `mark` it. The time is that of the session's clock, `current_clock().now()`. A hook whose own `state_dict` and
-    `load_state_dict` are those of its timer is due in a resumed run when it would have been in an uninterrupted one.
+    Make one in `begin`, call `resume` in `after_create_session`, and in `after_run`, if it is
+    `due`, do what is to be done and `mark` it. The time is that of the session's clock,
+    `current_clock().now()`. A hook whose own `state_dict` and `load_state_dict` are those of its
+    timer is due in a resumed run when it would have been in an uninterrupted one.
     """
 
     __slots__ = ("_at", "_last_now", "_last_step", "every")
@@ -75,7 +86,9 @@ class EveryTimer:
         self._last_step, self._last_now = step, now
 
     def resume(self, step: int, now: float) -> None:
-        """Start, or continue after a recovery, which may have moved the global step back to `step`."""
+        """Start, or continue after a recovery, which may have moved the global step back to
+        `step`.
+        """
         if self._last_step is None:
             self.start(step, now)
         else:
@@ -112,7 +125,11 @@ class EveryTimer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the step from which it counts, and the seconds since then."""
-        return {} if self._last_step is None else {"step": self._last_step, "secs": current_clock().now() - self._last_now}
+        return (
+            {}
+            if self._last_step is None
+            else {"step": self._last_step, "secs": current_clock().now() - self._last_now}
+        )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from this state; not in a recovery, where it counts already."""
@@ -136,7 +153,9 @@ class ResettingHook(SessionRunHook):
 
 
 class ScheduledHook(ResettingHook):
-    """Base of hooks whose state is when they were last due; several of a class need no names, as they are numbered."""
+    """Base of hooks whose state is when they were last due; several of a class need no names, as
+    they are numbered.
+    """
 
     _numbered_state: ClassVar[bool] = True
     _timer: Any
@@ -160,8 +179,15 @@ def _checked_steps(at: Sequence[int]) -> tuple[int, ...]:
     try:
         steps = tuple(at)
     except TypeError:
-        raise InvalidArgumentError(f"at of Every is {at!r}; give a sequence of steps, like at=(10, 50)") from None
-    steps = tuple(checked_int(step, "a step in at of Every", 1, expected="whole steps, at least 1") for step in steps)
+        raise InvalidArgumentError(
+            f"at of Every is {at!r}; give a sequence of steps, like at=(10, 50)"
+        ) from None
+    steps = tuple(
+        checked_int(step, "a step in at of Every", 1, expected="whole steps, at least 1")
+        for step in steps
+    )
     if any(later <= earlier for earlier, later in itertools.pairwise(steps)):
-        raise InvalidArgumentError(f"at of Every is {steps!r}; give the steps in rising order, each once")
+        raise InvalidArgumentError(
+            f"at of Every is {steps!r}; give the steps in rising order, each once"
+        )
     return steps

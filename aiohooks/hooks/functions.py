@@ -7,20 +7,40 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, ClassVar, Never
 
 from aiohooks._aio.clock import Clock, current_clock
-from aiohooks._validate import call_error, check_callable, check_instance, check_mapping, is_coroutine_function
+from aiohooks._validate import (
+    call_error,
+    check_callable,
+    check_instance,
+    check_mapping,
+    is_coroutine_function,
+)
 from aiohooks.dispatch.calls import only_if
-from aiohooks.errors import InvalidArgumentError, InvalidHookError, did_you_mean, is_clean_end, next_feed, safe_repr
+from aiohooks.errors import (
+    InvalidArgumentError,
+    InvalidHookError,
+    did_you_mean,
+    is_clean_end,
+    next_feed,
+    safe_repr,
+)
 from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import logger
 from aiohooks.hooks.every import Every, EveryTimer, ScheduledHook
 from aiohooks.session.coordinator import Coordinator
-from aiohooks.session.hook import HOOK_METHODS, SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from aiohooks.session.hook import (
+    HOOK_METHODS,
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
 
 Feeds = Mapping[Any, Any] | None
 
 
 class FeedFnHook(SessionRunHook):
-    """Feeds the result of `feed_fn()`, called for each attempt of each run; None or an empty mapping feeds nothing.
+    """Feeds the result of `feed_fn()`, called for each attempt of each run; None or an empty
+    mapping feeds nothing.
 
     `StopIteration` of a plain `feed_fn`, such as `lambda: next(batches)`, is the end of the input.
     """
@@ -43,10 +63,14 @@ class FeedFnHook(SessionRunHook):
 
 
 class FinalOpsHook(SessionRunHook):
-    """Runs `final_ops` when the session ends cleanly, and keeps the values in `final_ops_values`."""
+    """Runs `final_ops` when the session ends cleanly, and keeps the values in
+    `final_ops_values`.
+    """
 
     def __init__(self, final_ops: Any, *, feed_dict: Mapping[Any, Any] | None = None) -> None:
-        """Create the hook with fetches, nested at will (None: nothing), and what to feed them, as `feed_dict`."""
+        """Create the hook with fetches, nested at will (None: nothing), and what to feed them, as
+        `feed_dict`.
+        """
         check_mapping(feed_dict, "feed_dict")
         self._final_ops = final_ops
         self._feed_dict = feed_dict
@@ -58,7 +82,9 @@ class FinalOpsHook(SessionRunHook):
         self.final_ops_values = None
 
     async def end(self, session: Session) -> None:
-        """Run the operations. They must not read input: the end of input is raised as an error here."""
+        """Run the operations. They must not read input: the end of input is raised as an error
+        here.
+        """
         if self._final_ops is None:
             return
         try:
@@ -66,20 +92,29 @@ class FinalOpsHook(SessionRunHook):
         except Exception as error:
             if is_clean_end(error):
                 logger.warning(
-                    "final ops %r ended with %s: they must not read input, which has ended", self._final_ops, safe_repr(error)
+                    "final ops %r ended with %s: they must not read input, which has ended",
+                    self._final_ops,
+                    safe_repr(error),
                 )
             raise
 
 
-_PARAMETERS = {name: tuple(inspect.signature(getattr(SessionRunHook, name)).parameters)[1:] for name in HOOK_METHODS}
+_PARAMETERS = {
+    name: tuple(inspect.signature(getattr(SessionRunHook, name)).parameters)[1:]
+    for name in HOOK_METHODS
+}
 """The parameters with which the session calls each method of a hook."""
 
 Function = Callable[..., Any]
-"""A method of a hook without `self`, plain or async. A plain one is called in the event loop and must not block."""
+"""A method of a hook without `self`, plain or async. A plain one is called in the event loop and
+must not block.
+"""
 
 
 class LambdaHook(SessionRunHook):
-    """Calls a function in place of each method that is given; the others cost nothing, as with any hook."""
+    """Calls a function in place of each method that is given; the others cost nothing, as with any
+    hook.
+    """
 
     _numbered_state: ClassVar[bool] = True
 
@@ -107,14 +142,17 @@ class LambdaHook(SessionRunHook):
             after_run: `after_run(run_context, run_values)`.
             end: `end(session)`.
             close: `close(exc)`.
-            fetches: what `after_run` gets as `run_values.results`; instead of a `before_run` that requests it.
-            every: for which runs `before_run` and `after_run` are called; without it, for all. If the hook has a
-                `before_run` or fetches, the step about to run counts, otherwise the committed step.
+            fetches: what `after_run` gets as `run_values.results`; instead of a `before_run` that
+                requests it.
+            every: for which runs `before_run` and `after_run` are called; without it, for all. If
+                the hook has a `before_run` or fetches, the step about to run counts, otherwise the
+                committed step.
             name: the hook's name.
             unknown: not accepted.
 
         Raises:
-            InvalidHookError: the name is not a method of a hook, or a function does not take the method's arguments.
+            InvalidHookError: the name is not a method of a hook, or a function does not take the
+                method's arguments.
             InvalidArgumentError: no function, or options that do not go with those given.
         """
         in_order = begin, after_create_session, before_run, after_run, end, close
@@ -123,28 +161,38 @@ class LambdaHook(SessionRunHook):
             raise _no_such_method(wrong)
         functions = {method: fn for method, fn in given.items() if fn is not None}
         if not functions:
-            raise InvalidArgumentError(f"no function was given; give one or more of {', '.join(HOOK_METHODS)}")
+            raise InvalidArgumentError(
+                f"no function was given; give one or more of {', '.join(HOOK_METHODS)}"
+            )
         for method, fn in functions.items():
             _check_function(method, fn)
         check_instance(every, Every, "every", optional=True)
         if every is not None and before_run is None and after_run is None:
-            raise InvalidArgumentError(f"every is {every!r}, and there is neither before_run nor after_run; leave it out")
+            raise InvalidArgumentError(
+                f"every is {every!r}, and there is neither before_run nor after_run; leave it out"
+            )
         if fetches is not None:
             if before_run is not None or after_run is None:
                 raise InvalidArgumentError(
-                    f"fetches is {fetches!r}; it goes with after_run and without before_run, which requests its own"
+                    f"fetches is {fetches!r}; it goes with after_run and without before_run, which"
+                    " requests its own"
                 )
             args = SessionRunArgs(fetches)
 
-            async def request(run_context: SessionRunContext) -> SessionRunArgs:  # without an await: it needs no task
+            async def request(
+                run_context: SessionRunContext,
+            ) -> SessionRunArgs:  # without an await: it needs no task
                 return args
 
             functions["before_run"] = request
-        self._described = ", ".join(f"{method}={fn!r}" for method, fn in given.items() if fn is not None)
+        self._described = ", ".join(
+            f"{method}={fn!r}" for method, fn in given.items() if fn is not None
+        )
         calls = {method: _as_coroutine_function(fn) for method, fn in functions.items()}
         if every is not None:
             calls = calls | _DueRuns(every, calls).methods()
-        # Set on the instance, so that missing methods are not overridden: a session never calls those.
+        # Set on the instance, so that missing methods are not overridden: a session never calls
+        # those.
         for method, call in calls.items():
             setattr(self, method, call)
         self.name: str = name or ""
@@ -156,7 +204,8 @@ class LambdaHook(SessionRunHook):
 def hook(
     method: str, *, fetches: Any = None, every: Every | None = None, name: str | None = None
 ) -> Callable[[Function], LambdaHook]:
-    """Make a hook of the decorated function: `@hook("after_run", every=Every(steps=100), fetches="loss")`.
+    """Make a hook of the decorated function: `@hook("after_run", every=Every(steps=100),
+    fetches="loss")`.
 
     Args:
         method: which method of a hook the function is.
@@ -168,11 +217,14 @@ def hook(
         A decorator; its result goes into `hooks=[...]`.
 
     Raises:
-        InvalidHookError: the name is not a method of a hook; from the decorator, the function does not take its arguments.
+        InvalidHookError: the name is not a method of a hook; from the decorator, the function does
+            not take its arguments.
         InvalidArgumentError: options that do not go with the method.
     """
     if not isinstance(method, str):
-        raise InvalidHookError(f'hook got {method!r}; give the name of a method: @hook("after_run")')
+        raise InvalidHookError(
+            f'hook got {method!r}; give the name of a method: @hook("after_run")'
+        )
     if method not in HOOK_METHODS:
         raise _no_such_method(method)
 
@@ -180,13 +232,17 @@ def hook(
         check_callable(fn, f"the function of @hook({method!r})")
         chosen: dict[str, Any] = {method: fn}
         own_name: str | None = getattr(fn, "__name__", None)
-        return LambdaHook(**chosen, fetches=fetches, every=every, name=own_name if name is None else name)
+        return LambdaHook(
+            **chosen, fetches=fetches, every=every, name=own_name if name is None else name
+        )
 
     return decorate
 
 
 def _no_such_method(name: str) -> InvalidHookError:
-    return InvalidHookError(f"{name!r} is not a method of a hook; {did_you_mean(name, HOOK_METHODS)}")
+    return InvalidHookError(
+        f"{name!r} is not a method of a hook; {did_you_mean(name, HOOK_METHODS)}"
+    )
 
 
 def _check_function(method: str, fn: Function) -> None:
@@ -194,7 +250,10 @@ def _check_function(method: str, fn: Function) -> None:
     parameters = _PARAMETERS[method]
     if (error := call_error(fn, *parameters)) is not None:
         takes = inspect.signature(fn)
-        raise InvalidHookError(f"{method} is {fn!r}, which takes {takes} and is called with ({', '.join(parameters)}): {error}")
+        raise InvalidHookError(
+            f"{method} is {fn!r}, which takes {takes} and is called with ({', '.join(parameters)}):"
+            f" {error}"
+        )
 
 
 def _as_coroutine_function(fn: Function) -> Function:
@@ -223,8 +282,17 @@ class _DueRuns(ScheduledHook):
         self._due = False
 
     def methods(self) -> dict[str, Function]:
-        """Return the methods that replace the hook's functions, and the conditions of those in runs."""
-        names = ["begin", "after_create_session", "after_run", "after_run_is_due", "state_dict", "load_state_dict"]
+        """Return the methods that replace the hook's functions, and the conditions of those in
+        runs.
+        """
+        names = [
+            "begin",
+            "after_create_session",
+            "after_run",
+            "after_run_is_due",
+            "state_dict",
+            "load_state_dict",
+        ]
         names += ["before_run", "before_run_is_due"] if self._requests else []
         return {name: getattr(self, name) for name in names}
 
@@ -238,7 +306,11 @@ class _DueRuns(ScheduledHook):
 
     @only_if("before_run_is_due")
     async def before_run(self, run_context: SessionRunContext) -> Any:
-        return await self._call("before_run", run_context) if self.before_run_is_due(run_context) else None
+        return (
+            await self._call("before_run", run_context)
+            if self.before_run_is_due(run_context)
+            else None
+        )
 
     def before_run_is_due(self, run_context: SessionRunContext) -> bool:
         self._due = self._timer.due(run_context.global_step, self._clock.now())
@@ -250,8 +322,14 @@ class _DueRuns(ScheduledHook):
             self._timer.mark(run_context.global_step, self._clock.now())
             await self._call("after_run", run_context, run_values)
 
-    def after_run_is_due(self, run_context: SessionRunContext, run_values: SessionRunValues) -> bool:
-        return self._due if self._requests else self._timer.due(run_context.global_step, self._clock.now())
+    def after_run_is_due(
+        self, run_context: SessionRunContext, run_values: SessionRunValues
+    ) -> bool:
+        return (
+            self._due
+            if self._requests
+            else self._timer.due(run_context.global_step, self._clock.now())
+        )
 
     async def _call(self, method: str, *args: Any) -> Any:
         return await self._calls[method](*args) if method in self._calls else None

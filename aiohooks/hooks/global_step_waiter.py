@@ -13,9 +13,10 @@ from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunH
 class GlobalStepWaiterHook(SessionRunHook):
     """Delays the first run until the global step reaches `wait_until_step`.
 
-    It starts workers one after the other, for example with `wait_until_step=int(K * log(task_id + 1))` where task 0 is the
-    chief. The wait is an awaited event; it also ends when a stop is requested, when a background task fails, and when no
-    publisher is left that could reach the step. Once the wait is over it never waits again, not even after a recovery.
+    It starts workers one after the other, for example with `wait_until_step=int(K * log(task_id +
+    1))` where task 0 is the chief. The wait is an awaited event; it also ends when a stop is
+    requested, when a background task fails, and when no publisher is left that could reach the
+    step. Once the wait is over it never waits again, not even after a recovery.
     """
 
     def __init__(self, wait_until_step: int, *, timeout: float | None = None) -> None:
@@ -28,7 +29,9 @@ class GlobalStepWaiterHook(SessionRunHook):
         Raises:
             InvalidArgumentError: not a step, 0 or more, or not a timeout.
         """
-        wait_until_step = checked_int(wait_until_step, "wait_until_step", expected="a whole number, 0 for no wait")
+        wait_until_step = checked_int(
+            wait_until_step, "wait_until_step", expected="a whole number, 0 for no wait"
+        )
         check_secs(timeout, "timeout", optional=True, positive=True)
         self.wait_until_step = wait_until_step
         self._timeout = timeout
@@ -49,7 +52,8 @@ class GlobalStepWaiterHook(SessionRunHook):
         """Wait, in the first run.
 
         Raises:
-            StopRequestedError: a stop was requested; a clean end. `PublisherFinishedError` if all publishers have finished.
+            StopRequestedError: a stop was requested; a clean end. `PublisherFinishedError` if all
+                publishers have finished.
             PublisherFailedError: the publisher of the step failed.
             StepTimeoutError: the step was not reached in time.
         """
@@ -58,8 +62,12 @@ class GlobalStepWaiterHook(SessionRunHook):
         store = run_context.session.global_step
         step = store.latest.step
         if step < self.wait_until_step:
-            logger.info("waiting for global step %d before starting, now at %d", self.wait_until_step, step)
-            step = await self._coord.until(store.wait_for(self.wait_until_step, timeout=self._timeout))
+            logger.info(
+                "waiting for global step %d before starting, now at %d", self.wait_until_step, step
+            )
+            step = await self._coord.until(
+                store.wait_for(self.wait_until_step, timeout=self._timeout)
+            )
         self.started_at = step
         return None
 

@@ -14,24 +14,36 @@ from aiohooks.hooks._fetching import FetchingHook
 from aiohooks.hooks._observing import Values, checked_values, logger
 from aiohooks.hooks.every import Every, EveryTimer, ScheduledHook
 from aiohooks.session.coordinator import Coordinator
-from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from aiohooks.session.hook import (
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
 
 _MAX_WARNINGS = 5
 Formatter = Callable[[dict[str, Any]], str]
 
 
 class StepCounterHook(ScheduledHook):
-    """Measures how fast the global step advances, and logs "global_step/sec: 12.3" on each crossing of `every`.
+    """Measures how fast the global step advances, and logs "global_step/sec: 12.3" on each crossing
+    of `every`.
 
     Warns, at most five times a session, when runs do not advance the step.
     """
 
-    def __init__(self, every: Every = Every(steps=100), *, on_rate: Callable[[int, float], None] | None = None) -> None:
+    def __init__(
+        self,
+        every: Every = Every(steps=100),
+        *,
+        on_rate: Callable[[int, float], None] | None = None,
+    ) -> None:
         """Create the hook.
 
         Args:
             every: when to measure.
-            on_rate: called with the step and the steps per second, each time in addition to the log.
+            on_rate: called with the step and the steps per second, each time in addition to the
+                log.
 
         Raises:
             InvalidArgumentError: `every` is not an Every.
@@ -51,7 +63,9 @@ class StepCounterHook(ScheduledHook):
         """The latest rate; None before the first, and if no time passed."""
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Count from the step and time at which the session starts; a recovery does not restart it."""
+        """Count from the step and time at which the session starts; a recovery does not restart
+        it.
+        """
         if self._timer.last_step is None:
             self._timer.start(session.global_step.latest.step, self._clock.now())
 
@@ -61,7 +75,9 @@ class StepCounterHook(ScheduledHook):
         if step == self._last_step and self._warnings < _MAX_WARNINGS:
             self._warnings += 1
             logger.warning(
-                "the global step (%d) has not been increased by this run; is the train operation among the fetches?", step
+                "the global step (%d) has not been increased by this run; is the train operation"
+                " among the fetches?",
+                step,
             )
         self._last_step = step
         now = self._clock.now()
@@ -81,7 +97,13 @@ class NanHook(SessionRunHook):
     The value may be a number, an array, or a nested list of these.
     """
 
-    def __init__(self, value: Any, *, fail_on_nan_loss: bool = True, check: Literal["nan", "non-finite"] = "non-finite") -> None:
+    def __init__(
+        self,
+        value: Any,
+        *,
+        fail_on_nan_loss: bool = True,
+        check: Literal["nan", "non-finite"] = "non-finite",
+    ) -> None:
         """Create the hook.
 
         Args:
@@ -97,7 +119,9 @@ class NanHook(SessionRunHook):
         check_choice(check, "check", "nan", "non-finite")
         self._value = value
         self._fail = fail_on_nan_loss
-        self._is_bad: Callable[[float], bool] = math.isnan if check == "nan" else lambda number: not math.isfinite(number)
+        self._is_bad: Callable[[float], bool] = (
+            math.isnan if check == "nan" else lambda number: not math.isfinite(number)
+        )
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Fetch the value."""
@@ -114,7 +138,8 @@ class NanHook(SessionRunHook):
             bad = next(filter(self._is_bad, _numbers(run_values.results)), None)
         except TypeError as error:
             raise InvalidArgumentError(
-                f"{self._value!r} {error} at step {run_context.global_step}, and NanHook checks numbers; give what returns one"
+                f"{self._value!r} {error} at step {run_context.global_step}, and NanHook checks"
+                " numbers; give what returns one"
             ) from None
         if bad is None:
             return
@@ -143,16 +168,22 @@ def _numbers(value: Any) -> Iterable[float]:
 
 
 class LoggingHook(FetchingHook):
-    """Logs values: at the first run, then on each crossing of `every`, and with `at_end` once more at a clean end.
+    """Logs values: at the first run, then on each crossing of `every`, and with `at_end` once more
+    at a clean end.
 
-    The line is "step 100: loss = 0.25, accuracy = 0.9 (1.234 sec)", with the time since the previous line. Values are
-    fetched only for the runs that are logged.
+    The line is "step 100: loss = 0.25, accuracy = 0.9 (1.234 sec)", with the time since the
+    previous line. Values are fetched only for the runs that are logged.
     """
 
     _first: ClassVar[bool] = True
 
     def __init__(
-        self, values: Values, *, every: Every | None = None, at_end: bool = False, formatter: Formatter | None = None
+        self,
+        values: Values,
+        *,
+        every: Every | None = None,
+        at_end: bool = False,
+        formatter: Formatter | None = None,
     ) -> None:
         """Create the hook.
 
@@ -163,15 +194,20 @@ class LoggingHook(FetchingHook):
             formatter: returns the whole line for a dict of the values.
 
         Raises:
-            InvalidArgumentError: nothing to log, it would never log, or `values` is a str instead of a list.
+            InvalidArgumentError: nothing to log, it would never log, or `values` is a str instead
+                of a list.
         """
         check_instance(every, Every, "every", optional=True)
         check_callable(formatter, "formatter", optional=True)
         if isinstance(values, Mapping):
-            values = {str(tag): fetch for tag, fetch in cast("Mapping[object, Any]", values).items()}
+            values = {
+                str(tag): fetch for tag, fetch in cast("Mapping[object, Any]", values).items()
+            }
         self._fetches = checked_values(values)
         if every is None and not at_end:
-            raise InvalidArgumentError("it would never log; give every=Every(...), at_end=True, or both")
+            raise InvalidArgumentError(
+                "it would never log; give every=Every(...), at_end=True, or both"
+            )
         self._at_end = at_end
         self._formatter = formatter
         super().__init__(self._fetches, every)
@@ -203,7 +239,9 @@ class LoggingHook(FetchingHook):
         if self._formatter is not None:
             logger.info("%s", self._formatter(values))
             return
-        line = f"step {step}: " + ", ".join(f"{tag} = {_text(value)}" for tag, value in values.items())
+        line = f"step {step}: " + ", ".join(
+            f"{tag} = {_text(value)}" for tag, value in values.items()
+        )
         logger.info("%s", line if previous is None else f"{line} ({now - previous:.3f} sec)")
 
 

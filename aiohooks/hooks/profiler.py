@@ -36,7 +36,9 @@ _TRACK_NAMES: dict[str, str] = {
     "wait": "waits",
     "recovery": "recoveries",
 }
-"""The names of the tracks by kind, from top to bottom; `{}` is the name of the hook or operation."""
+"""The names of the tracks by kind, from top to bottom; `{}` is the name of the hook or
+operation.
+"""
 _KINDS = list(_TRACK_NAMES)
 _CALLS = ("hook", "operation")
 """The kinds that report when they first suspend."""
@@ -101,7 +103,10 @@ class ProfilerHook(ScheduledHook):
         self._timer: Sampling = Sampling(self._every, first=False)
         self._recorder = _Recorder(self._window_steps, self._max_events, self._capture)
         self._writer: BackgroundWriter[_Trace] = BackgroundWriter(
-            self._write, what=f"traces in {self.output_dir}", max_queue=1, on_write_error=self._on_write_error
+            self._write,
+            what=f"traces in {self.output_dir}",
+            max_queue=1,
+            on_write_error=self._on_write_error,
         )
         self._is_first_run = True
         self._captured = 0
@@ -293,7 +298,9 @@ class _Activity:
 class _Recorder:
     """Collects the activities of a window: an observer of the session and of its runs."""
 
-    def __init__(self, window_steps: int, max_events: int, on_captured: Callable[[_Trace], None]) -> None:
+    def __init__(
+        self, window_steps: int, max_events: int, on_captured: Callable[[_Trace], None]
+    ) -> None:
         self.now: Callable[[], float] = monotonic_now()
         self.title: str = "session"
         self.is_recording: bool = False

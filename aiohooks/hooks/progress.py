@@ -12,7 +12,12 @@ from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import Sampling, Values, checked_values, logger
 from aiohooks.hooks.every import Every
 from aiohooks.session.coordinator import Coordinator
-from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from aiohooks.session.hook import (
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
 
 if TYPE_CHECKING:
     from aiohooks.hooks._rich import ProgressBar
@@ -27,7 +32,12 @@ class ProgressHook(SessionRunHook):
     """
 
     def __init__(
-        self, values: Values | None = None, *, total: int | None = None, description: str = "run", file: IO[str] | None = None
+        self,
+        values: Values | None = None,
+        *,
+        total: int | None = None,
+        description: str = "run",
+        file: IO[str] | None = None,
     ) -> None:
         """Create the hook.
 

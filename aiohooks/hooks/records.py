@@ -19,7 +19,8 @@ _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 class JSONLinesHook(WritingHook):
-    """Appends a line of JSON on each crossing of `every`: the step, the time, and the chosen values.
+    """Appends a line of JSON on each crossing of `every`: the step, the time, and the chosen
+    values.
 
     Values may be nested, lines may differ in their names, and arrays become lists. JSON has
     neither NaN nor infinities: they are the strings `"NaN"`, `"Infinity"` and `"-Infinity"`.
@@ -160,7 +161,9 @@ class _RecordFile(LineFile):
 
     def write(self, records: list[Record]) -> None:
         """Append the records."""
-        self.append({"step": record.step, "time": record.time, **record.values} for record in records)
+        self.append(
+            {"step": record.step, "time": record.time, **record.values} for record in records
+        )
 
 
 def _check_contents(file: BinaryIO, path: str) -> None:
@@ -176,7 +179,9 @@ def _check_contents(file: BinaryIO, path: str) -> None:
 def _check_tags(tags: Iterable[str]) -> None:
     for name in ("step", "time"):
         if name in tags:
-            raise InvalidArgumentError(f"a value has the tag {name!r}, as every line; give it another tag")
+            raise InvalidArgumentError(
+                f"a value has the tag {name!r}, as every line; give it another tag"
+            )
 
 
 def _plain(value: Any, tag: str) -> Any:
@@ -198,5 +203,8 @@ def _plain(value: Any, tag: str) -> Any:
             return _plain(listed, tag)
     number = scalar(value)
     if number is None:
-        raise InvalidArgumentError(f"{tag!r} is {describe_value(value)}; give numbers, strings, or lists or mappings of these")
+        raise InvalidArgumentError(
+            f"{tag!r} is {describe_value(value)}; give numbers, strings, or lists or mappings of"
+            " these"
+        )
     return number

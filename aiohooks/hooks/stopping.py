@@ -9,26 +9,48 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Never
 
 from aiohooks._aio.clock import NO_TIMER, Clock, current_clock
-from aiohooks._validate import check_choice, check_instance, check_mapping, check_secs, checked_int, is_finite, scalar
+from aiohooks._validate import (
+    check_choice,
+    check_instance,
+    check_mapping,
+    check_secs,
+    checked_int,
+    is_finite,
+    scalar,
+)
 from aiohooks.checkpoint.stateful import HostMemory, Stateful, is_stateful, snapshot
-from aiohooks.errors import FetchError, InvalidArgumentError, StopRequestedError, did_you_mean, safe_repr
+from aiohooks.errors import (
+    FetchError,
+    InvalidArgumentError,
+    StopRequestedError,
+    did_you_mean,
+    safe_repr,
+)
 from aiohooks.graph.graph import Node
 from aiohooks.graph.session import Session
 from aiohooks.hooks._fetching import FetchingHook
 from aiohooks.hooks._observing import logger
 from aiohooks.hooks.every import Every
 from aiohooks.session.coordinator import Coordinator
-from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from aiohooks.session.hook import (
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
 
 
 class StopAtStepHook(SessionRunHook):
-    """Requests a stop when the global step is reached; before the first run if it is reached already.
+    """Requests a stop when the global step is reached; before the first run if it is reached
+    already.
 
-    With `num_steps` the last step is that many after the one at which the session is first created; a recovery does not
-    move it.
+    With `num_steps` the last step is that many after the one at which the session is first created;
+    a recovery does not move it.
     """
 
-    def __init__(self, *steps: Never, num_steps: int | None = None, last_step: int | None = None) -> None:
+    def __init__(
+        self, *steps: Never, num_steps: int | None = None, last_step: int | None = None
+    ) -> None:
         """Create the hook with exactly one of the two.
 
         Args:
@@ -37,22 +59,27 @@ class StopAtStepHook(SessionRunHook):
             last_step: the global step after which to stop.
 
         Raises:
-            InvalidArgumentError: neither or both are given, or one is not a whole number, 0 or more.
+            InvalidArgumentError: neither or both are given, or one is not a whole number, 0 or
+                more.
         """
         if steps:
             first = safe_repr(steps[0])
             raise InvalidArgumentError(
-                f"StopAtStepHook({first}) does not say what it counts; give last_step={first}, the global step after which to "
-                f"stop, or num_steps={first}, how many steps to run"
+                f"StopAtStepHook({first}) does not say what it counts; give last_step={first}, the"
+                f" global step after which to stop, or num_steps={first}, how many steps to run"
             )
         if num_steps is None and last_step is None:
             raise InvalidArgumentError("one of num_steps or last_step must be given")
         if num_steps is not None and last_step is not None:
-            raise InvalidArgumentError(f"only one of num_steps ({num_steps}) or last_step ({last_step}) can be given")
+            raise InvalidArgumentError(
+                f"only one of num_steps ({num_steps}) or last_step ({last_step}) can be given"
+            )
         self._num_steps: int | None = checked_int(num_steps, "num_steps", optional=True)
         self._given: int | None = checked_int(last_step, "last_step", optional=True)
         self.last_step: int | None = self._given
-        """The step after which it stops; with `num_steps`, None until the session has been created."""
+        """The step after which it stops; with `num_steps`, None until the session has been
+        created.
+        """
 
     async def begin(self) -> None:
         """Clear the last step of an earlier session."""
@@ -77,15 +104,22 @@ class StopAtStepHook(SessionRunHook):
 
 
 def _reached(step: int, last: int) -> str:
-    """Return the reason of a stop at `step`, which other sessions may have moved beyond the last one."""
-    return f"step {step} reached the last step, {last}" if step == last else f"reached the last step, {last}: now at step {step}"
+    """Return the reason of a stop at `step`, which other sessions may have moved beyond the last
+    one.
+    """
+    return (
+        f"step {step} reached the last step, {last}"
+        if step == last
+        else f"reached the last step, {last}: now at step {step}"
+    )
 
 
 class StopAtTimeHook(SessionRunHook):
     """Requests a stop after some time, or at a point in time.
 
-    No run begins after that point. A run that is active then finishes, but a wait inside it (for a step, for the next feed)
-    ends immediately. Seconds are counted from `begin` by the current clock; a recovery does not restart them.
+    No run begins after that point. A run that is active then finishes, but a wait inside it (for a
+    step, for the next feed) ends immediately. Seconds are counted from `begin` by the current
+    clock; a recovery does not restart them.
     """
 
     def __init__(
@@ -101,21 +135,29 @@ class StopAtTimeHook(SessionRunHook):
 
         Args:
             secs: how long to run.
-            deadline: when to stop: a datetime with a time zone, or seconds since 1970 (Unix time). The wall time is read
-                once, in `begin`; from then on the clock counts the remaining seconds.
-            margin_secs: how much earlier to stop, so that the last run and the steps after it, such as a save, end in time.
-            keep_elapsed: whether the time of a resumed run counts too, so that `secs` limits all of its parts together.
-            name: the name of its state in checkpoints; needed if a session has several of these hooks.
+            deadline: when to stop: a datetime with a time zone, or seconds since 1970 (Unix time).
+                The wall time is read once, in `begin`; from then on the clock counts the remaining
+                seconds.
+            margin_secs: how much earlier to stop, so that the last run and the steps after it, such
+                as a save, end in time.
+            keep_elapsed: whether the time of a resumed run counts too, so that `secs` limits all of
+                its parts together.
+            name: the name of its state in checkpoints; needed if a session has several of these
+                hooks.
 
         Raises:
             InvalidArgumentError: neither or both are given, or an argument is invalid.
         """
         if (secs is None) == (deadline is None):
-            raise InvalidArgumentError(f"secs is {secs!r} and deadline is {deadline!r}; give one of them")
+            raise InvalidArgumentError(
+                f"secs is {secs!r} and deadline is {deadline!r}; give one of them"
+            )
         check_secs(secs, "secs", optional=True)
         check_secs(margin_secs, "margin_secs")
         if keep_elapsed and secs is None:
-            raise InvalidArgumentError("keep_elapsed is for secs=; a deadline does not move when a run is resumed")
+            raise InvalidArgumentError(
+                "keep_elapsed is for secs=; a deadline does not move when a run is resumed"
+            )
         self._secs = secs
         self._deadline = None if deadline is None else _unix_time(deadline)
         self._margin_secs = margin_secs
@@ -133,12 +175,18 @@ class StopAtTimeHook(SessionRunHook):
 
     @property
     def elapsed_secs(self) -> float:
-        """The seconds from `begin` to now, or to the end; with `keep_elapsed` also those of the earlier runs."""
-        return self._earlier_secs + (0.0 if self._began is None else self._clock.now() - self._began)
+        """The seconds from `begin` to now, or to the end; with `keep_elapsed` also those of the
+        earlier runs.
+        """
+        return self._earlier_secs + (
+            0.0 if self._began is None else self._clock.now() - self._began
+        )
 
     @property
     def remaining_secs(self) -> float:
-        """The seconds until the stop, less the margin; 0.0 when the time is up, and before `begin`."""
+        """The seconds until the stop, less the margin; 0.0 when the time is up, and before
+        `begin`.
+        """
         return max(0.0, self._allowed_secs - self.elapsed_secs)
 
     async def begin(self) -> None:
@@ -157,7 +205,9 @@ class StopAtTimeHook(SessionRunHook):
         check_mapping(state, "state", optional=False)
         elapsed = state.get("elapsed_secs")
         check_secs(elapsed, "elapsed_secs in the state of a StopAtTimeHook")
-        if self._keep_elapsed and self._coord is None:  # in a recovery this session's own time counts
+        if (
+            self._keep_elapsed and self._coord is None
+        ):  # in a recovery this session's own time counts
             self._earlier_secs = float(elapsed or 0.0)
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
@@ -166,10 +216,14 @@ class StopAtTimeHook(SessionRunHook):
         if self._is_over():
             coord.request_stop(self._reason())
         elif self._timer is NO_TIMER:
-            self._timer = self._clock.call_later(self.remaining_secs, lambda: coord.request_stop(self._reason()))
+            self._timer = self._clock.call_later(
+                self.remaining_secs, lambda: coord.request_stop(self._reason())
+            )
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Raise `StopRequestedError`, a clean end, if the time is up and the event loop was too busy for the timer."""
+        """Raise `StopRequestedError`, a clean end, if the time is up and the event loop was too
+        busy for the timer.
+        """
         if self._is_over():
             run_context.request_stop(self._reason())
             raise StopRequestedError(self._reason())
@@ -193,7 +247,9 @@ class StopAtTimeHook(SessionRunHook):
         if self._deadline is None:
             return f"the time is up: {self._secs:g} s{margin}"
         try:
-            when = datetime.datetime.fromtimestamp(self._deadline, datetime.UTC).isoformat(" ", "seconds")
+            when = datetime.datetime.fromtimestamp(self._deadline, datetime.UTC).isoformat(
+                " ", "seconds"
+            )
         except (OverflowError, ValueError, OSError):  # outside the range of datetime
             when = f"{self._deadline:g} s since 1970"
         return f"the deadline is reached: {when}{margin}"
@@ -207,27 +263,35 @@ def _unix_time(deadline: object) -> float:
     if isinstance(deadline, datetime.datetime):
         if deadline.utcoffset() is None:
             raise InvalidArgumentError(
-                f"deadline is {deadline!r}, which has no time zone; give one: deadline.astimezone(), or tzinfo=timezone.utc"
+                f"deadline is {deadline!r}, which has no time zone; give one:"
+                " deadline.astimezone(), or tzinfo=timezone.utc"
             )
         return deadline.timestamp()
     if not is_finite(deadline):
-        raise InvalidArgumentError(f"deadline is {safe_repr(deadline)}; give a datetime with a time zone, or seconds since 1970")
+        raise InvalidArgumentError(
+            f"deadline is {safe_repr(deadline)}; give a datetime with a time zone, or seconds since"
+            " 1970"
+        )
     return float(deadline)
 
 
 class EarlyStoppingHook(FetchingHook):
-    """Requests a stop when the monitored value has not improved for a while, is good enough, or is not finite.
+    """Requests a stop when the monitored value has not improved for a while, is good enough, or is
+    not finite.
 
-    The value is fetched in the runs that `every` selects, or passed to `report`, as an `EvaluatorHook` does:
-    `EvaluatorHook(evaluate, every=..., on_result=stopping.report)`. Each value is one observation; NaN or an infinity stops
-    immediately. `reason` says why it stopped, and is the session's `stop_reason` if no stop was requested before.
+    The value is fetched in the runs that `every` selects, or passed to `report`, as an
+    `EvaluatorHook` does: `EvaluatorHook(evaluate, every=..., on_result=stopping.report)`. Each
+    value is one observation; NaN or an infinity stops immediately. `reason` says why it stopped,
+    and is the session's `stop_reason` if no stop was requested before.
 
-    With `restore_best`, objects that change themselves, such as a torch module, have the state of the best observation after a
-    clean end, however it came about; what was saved at the end is the state of the last step.
+    With `restore_best`, objects that change themselves, such as a torch module, have the state of
+    the best observation after a clean end, however it came about; what was saved at the end is the
+    state of the last step.
 
-    Its counts survive a restart, and so do the states of the best observation: a run that is cut anywhere and resumed stops where
-    an uninterrupted one does. An evaluation at the end (`at_end`) is no part of the run: no checkpoint counts it. When a run that
-    it had stopped, and that has ended, is resumed, its patience starts again.
+    Its counts survive a restart, and so do the states of the best observation: a run that is cut
+    anywhere and resumed stops where an uninterrupted one does. An evaluation at the end (`at_end`)
+    is no part of the run: no checkpoint counts it. When a run that it had stopped, and that has
+    ended, is resumed, its patience starts again.
     """
 
     _numbered_state: ClassVar[bool] = False  # its state is what it has observed
@@ -247,16 +311,19 @@ class EarlyStoppingHook(FetchingHook):
         """Create the hook with a patience, a threshold, or both.
 
         Args:
-            monitor: the value: a fetch; or the key in the mappings that `report` gets. None if `report` gets numbers.
+            monitor: the value: a fetch; or the key in the mappings that `report` gets. None if
+                `report` gets numbers.
             mode: whether smaller values are better ("min") or larger ones ("max").
-            patience: how many observations in a row may be no better than the best one; the last of them stops. An `Every` of
-                steps, seconds or both counts these instead, from the best observation to one that is no better.
+            patience: how many observations in a row may be no better than the best one; the last of
+                them stops. An `Every` of steps, seconds or both counts these instead, from the best
+                observation to one that is no better.
             min_delta: by how much a value must be better than the best one to count as better.
             stopping_threshold: stop immediately at a value that is as good as this.
             every: when to fetch; None to use `report` alone.
-            restore_best: objects with `state_dict()` and `load_state_dict(state)`, by name, that get the state of the best
-                observation back when the session has ended cleanly.
-            name: the name of its state in checkpoints; needed if a session has several of these hooks.
+            restore_best: objects with `state_dict()` and `load_state_dict(state)`, by name, that
+                get the state of the best observation back when the session has ended cleanly.
+            name: the name of its state in checkpoints; needed if a session has several of these
+                hooks.
 
         Raises:
             InvalidArgumentError: an argument is invalid, or nothing would ever stop.
@@ -264,24 +331,35 @@ class EarlyStoppingHook(FetchingHook):
         check_choice(mode, "mode", "min", "max")
         self._limits = _patience_limits(patience)
         if not is_finite(min_delta) or min_delta < 0:
-            raise InvalidArgumentError(f"min_delta is {safe_repr(min_delta)}; give a finite number, 0 or more")
+            raise InvalidArgumentError(
+                f"min_delta is {safe_repr(min_delta)}; give a finite number, 0 or more"
+            )
         if stopping_threshold is not None and not is_finite(stopping_threshold):
-            raise InvalidArgumentError(f"stopping_threshold is {safe_repr(stopping_threshold)}; give a finite number")
+            raise InvalidArgumentError(
+                f"stopping_threshold is {safe_repr(stopping_threshold)}; give a finite number"
+            )
         check_instance(every, Every, "every", optional=True)
         if patience is None and stopping_threshold is None:
             raise InvalidArgumentError(
-                "it would never stop; give patience= or stopping_threshold= (to check for values that are not finite alone, "
-                "use NanHook)"
+                "it would never stop; give patience= or stopping_threshold= (to check for values"
+                " that are not finite alone, use NanHook)"
             )
         check_mapping(restore_best, "restore_best", optional=True)
         for what, one in (restore_best or {}).items():
             if not is_stateful(one):
                 raise InvalidArgumentError(
-                    f"restore_best[{what!r}] is {safe_repr(one)}; give an object with state_dict() and load_state_dict(state)"
+                    f"restore_best[{what!r}] is {safe_repr(one)}; give an object with state_dict()"
+                    " and load_state_dict(state)"
                 )
         self._restore_best = dict(restore_best or {})
         self._has_monitor = monitor is not None
-        self._value_name = monitor.name if isinstance(monitor, Node) else "the value" if monitor is None else str(monitor)
+        self._value_name = (
+            monitor.name
+            if isinstance(monitor, Node)
+            else "the value"
+            if monitor is None
+            else str(monitor)
+        )
         self._mode = mode
         self._sign = 1.0 if mode == "min" else -1.0  # times this, smaller is always better
         self._min_delta = min_delta
@@ -301,7 +379,8 @@ class EarlyStoppingHook(FetchingHook):
         """The number of observations since the best one."""
         self.best_states: Mapping[str, Any] = {}
         """The states of the objects of `restore_best` at the best observation, by name."""
-        # Where patience in steps and seconds counts from: the best observation, or the first one if none was good.
+        # Where patience in steps and seconds counts from: the best observation, or the first one if
+        # none was good.
         self._since: tuple[int, float] | None = None
         self._clock: Clock = current_clock()
         self._coord: Coordinator | None = None
@@ -319,18 +398,26 @@ class EarlyStoppingHook(FetchingHook):
         self.end_run()
 
     def end_run(self) -> bool:
-        """Keep the state of this moment for checkpoints, and return whether this hook has ended the run.
+        """Keep the state of this moment for checkpoints, and return whether this hook has ended the
+        run.
 
-        For a hook that reports after the last run has ended, as `EvaluatorHook` does with `at_end`, or saves then: what is
-        observed from then on is no part of the run, and a run that is resumed knows nothing of it.
+        For a hook that reports after the last run has ended, as `EvaluatorHook` does with `at_end`,
+        or saves then: what is observed from then on is no part of the run, and a run that is
+        resumed knows nothing of it.
         """
         if self._state_at_end is None:
-            ended = self.reason is not None and self._coord is not None and self._coord.stop_reason == self.reason
+            ended = (
+                self.reason is not None
+                and self._coord is not None
+                and self._coord.stop_reason == self.reason
+            )
             self._state_at_end = {**self.state_dict(), "ended": ended}
         return bool(self._state_at_end["ended"])
 
     async def close(self, exc: BaseException | None) -> None:
-        """After a clean end, give the objects of `restore_best` the states of the best observation."""
+        """After a clean end, give the objects of `restore_best` the states of the best
+        observation.
+        """
         if exc is None and self.best_step is not None:
             for name, state in self.best_states.items():
                 self._restore_best[name].load_state_dict(state)
@@ -341,8 +428,8 @@ class EarlyStoppingHook(FetchingHook):
         Args:
             step: the step of the value.
             value: a number, or a mapping with one under `monitor`.
-            states: the states with which the value was computed, by the names of `restore_best`, if that was an evaluation
-                of a copy; by default the current ones, which are copied.
+            states: the states with which the value was computed, by the names of `restore_best`, if
+                that was an evaluation of a copy; by default the current ones, which are copied.
 
         Returns:
             Whether it has requested a stop, now or before.
@@ -357,26 +444,36 @@ class EarlyStoppingHook(FetchingHook):
         check_mapping(states, "states", optional=True)
         if states is not None and states.keys() != self._restore_best.keys():
             raise InvalidArgumentError(
-                f"states has {', '.join(map(repr, states)) or 'nothing'}; give those of restore_best: "
-                f"{', '.join(map(repr, self._restore_best)) or 'nothing'}"
+                f"states has {', '.join(map(repr, states)) or 'nothing'}; give those of"
+                f" restore_best: {', '.join(map(repr, self._restore_best)) or 'nothing'}"
             )
         self._observe(step, value, states)
         return self.reason is not None
 
     def _monitored(self, step: int, values: Mapping[Any, Any]) -> Any:
         if not self._has_monitor:
-            raise InvalidArgumentError(f"got a mapping of {', '.join(map(str, values))} at step {step}; say which: monitor=...")
+            raise InvalidArgumentError(
+                f"got a mapping of {', '.join(map(str, values))} at step {step}; say which:"
+                " monitor=..."
+            )
         name = self._value_name
         if name not in values:
-            raise FetchError(f"{name!r} is not in the mapping reported at step {step}; {did_you_mean(name, values)}")
+            raise FetchError(
+                f"{name!r} is not in the mapping reported at step {step};"
+                f" {did_you_mean(name, values)}"
+            )
         return values[name]
 
     def _observe(self, step: int, values: Any, states: Mapping[str, Any] | None = None) -> None:
         found = scalar(values)
         if found is None:
-            raise InvalidArgumentError(f"{self._value_name} is {values!r} at step {step}; early stopping needs one number")
+            raise InvalidArgumentError(
+                f"{self._value_name} is {values!r} at step {step}; early stopping needs one number"
+            )
         number, now = float(found), self._clock.now()
-        if math.isfinite(number) and (self.best is None or self._sign * number < self._sign * self.best - self._min_delta):
+        if math.isfinite(number) and (
+            self.best is None or self._sign * number < self._sign * self.best - self._min_delta
+        ):
             self.best, self.best_step, self.waited = number, step, 0
             self._since = step, now
             self.best_states = states or snapshot(
@@ -402,14 +499,20 @@ class EarlyStoppingHook(FetchingHook):
             amount = used[unit]
             if self.waited and amount >= limit:
                 passed = f"{amount:g} {unit if amount != 1 else unit.rstrip('s') or unit}"
-                return f", no better for {passed}; the best was {self.best:g} at step {self.best_step}"
+                return (
+                    f", no better for {passed}; the best was {self.best:g} at step {self.best_step}"
+                )
         return None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts."""
         if self._state_at_end is not None:
             return self._state_at_end
-        since_step, since_secs = (None, None) if self._since is None else (self._since[0], self._clock.now() - self._since[1])
+        since_step, since_secs = (
+            (None, None)
+            if self._since is None
+            else (self._since[0], self._clock.now() - self._since[1])
+        )
         return {
             "monitor": self._value_name,
             "mode": self._mode,
@@ -425,24 +528,39 @@ class EarlyStoppingHook(FetchingHook):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with these counts; the state of another `monitor` or `mode` is ignored with a warning."""
+        """Continue with these counts; the state of another `monitor` or `mode` is ignored with a
+        warning.
+        """
         check_mapping(state, "state", optional=False)
         missing = self.state_dict().keys() - state.keys()
         if missing:
-            raise InvalidArgumentError(f"the state of an EarlyStoppingHook has no {', '.join(sorted(missing))}; it has {state!r}")
+            raise InvalidArgumentError(
+                f"the state of an EarlyStoppingHook has no {', '.join(sorted(missing))}; it has"
+                f" {state!r}"
+            )
         if (state["monitor"], state["mode"]) != (self._value_name, self._mode):
             logger.warning(
-                "early stopping starts its counts again: the saved state is of %r (%s), it now monitors %r (%s)",
+                "early stopping starts its counts again: the saved state is of %r (%s), it now"
+                " monitors %r (%s)",
                 *(state["monitor"], state["mode"], self._value_name, self._mode),
             )
             return
         self.best, self.best_step = state["best"], state["best_step"]
         if self._restore_best:
             self.best_states = state["best_states"]
-        in_recovery = self._coord is not None  # the stop has been requested already, whatever the state says
-        self.waited, self.reason = state["waited"], state["reason"] or (self.reason if in_recovery else None)
+        in_recovery = (
+            self._coord is not None
+        )  # the stop has been requested already, whatever the state says
+        self.waited, self.reason = (
+            state["waited"],
+            state["reason"] or (self.reason if in_recovery else None),
+        )
         now = self._clock.now()
-        self._since = None if state["since_step"] is None else (state["since_step"], now - state["since_secs"])
+        self._since = (
+            None
+            if state["since_step"] is None
+            else (state["since_step"], now - state["since_secs"])
+        )
         super().load_state_dict(state["timer"])
         if self.reason is not None and state["ended"] and not in_recovery:
             logger.info("resuming a run that had ended: %s; its patience starts again", self.reason)
@@ -458,10 +576,13 @@ def _patience_limits(patience: Any) -> dict[str, float]:
     if isinstance(patience, Every):
         if patience.at or patience.after:
             raise InvalidArgumentError(
-                f"patience is {patience}; give an Every of steps, secs or both: it counts from the best value"
+                f"patience is {patience}; give an Every of steps, secs or both: it counts from the"
+                " best value"
             )
         limits = {"steps": patience.steps, "s": patience.secs}
     else:
         expected = "observations, 1 or more, an Every of steps or seconds, or leave it out"
-        limits = {"observations": checked_int(patience, "patience", 1, expected=expected, optional=True)}
+        limits = {
+            "observations": checked_int(patience, "patience", 1, expected=expected, optional=True)
+        }
     return {unit: limit for unit, limit in limits.items() if limit is not None}

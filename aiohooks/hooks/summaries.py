@@ -1,4 +1,6 @@
-"""Numbers for TensorBoard: a hook that writes what can be fetched, and a writer for hooks of one's own."""
+"""Numbers for TensorBoard: a hook that writes what can be fetched, and a writer for hooks of one's
+own.
+"""
 
 from __future__ import annotations
 
@@ -17,25 +19,31 @@ from aiohooks.hooks.every import Every
 
 
 class SummaryWriter:
-    """Writes numbers as event files for TensorBoard, in a thread: for hooks of one's own, and without a session.
+    """Writes numbers as event files for TensorBoard, in a thread: for hooks of one's own, and
+    without a session.
 
-    `async with SummaryWriter("runs/own") as writer: await writer.add(step, {"loss": 0.1})`. A hook opens it in `begin` and
-    closes it in `close`. `SummarySaverHook` writes what can be fetched without a hook of one's own.
+    `async with SummaryWriter("runs/own") as writer: await writer.add(step, {"loss": 0.1})`. A hook
+    opens it in `begin` and closes it in `close`. `SummarySaverHook` writes what can be fetched
+    without a hook of one's own.
 
     Attributes:
         output_dir: the directory of the files.
     """
 
     def __init__(
-        self, output_dir: str | os.PathLike[str], *, max_queue: int = 1000, on_write_error: OnWriteError = "raise"
+        self,
+        output_dir: str | os.PathLike[str],
+        *,
+        max_queue: int = 1000,
+        on_write_error: OnWriteError = "raise",
     ) -> None:
         """Create the writer; the file is created by `open`, or else with the first numbers.
 
         Args:
             output_dir: the directory of the files; created if missing.
             max_queue: how many records may be unwritten before `add` waits.
-            on_write_error: `"raise"` raises a failed write in the next `add` or `flush`, or in `aclose`; `"log"` logs the first
-                one and continues.
+            on_write_error: `"raise"` raises a failed write in the next `add` or `flush`, or in
+                `aclose`; `"log"` logs the first one and continues.
 
         Raises:
             InvalidArgumentError: an argument is invalid.
@@ -43,13 +51,18 @@ class SummaryWriter:
         """
         from aiohooks.hooks import _tensorboard  # only who writes summaries needs the package
 
-        max_queue = checked_int(max_queue, "max_queue", 1, expected="a whole number of records, at least 1")
+        max_queue = checked_int(
+            max_queue, "max_queue", 1, expected="a whole number of records, at least 1"
+        )
         check_choice(on_write_error, "on_write_error", "raise", "log")
         self.output_dir: str = checked_path(output_dir, "output_dir")
         self._start_of = _tensorboard.start_of
         self._file = _tensorboard.EventFile(self.output_dir)
         self._writer: BackgroundWriter[Record] = BackgroundWriter(
-            self._file.write, what=f"the summaries in {self.output_dir}", max_queue=max_queue, on_write_error=on_write_error
+            self._file.write,
+            what=f"the summaries in {self.output_dir}",
+            max_queue=max_queue,
+            on_write_error=on_write_error,
         )
         self._closed = False
         self._clock: Clock = current_clock()
@@ -61,7 +74,8 @@ class SummaryWriter:
         return self._writer.lost
 
     async def open(self) -> None:
-        """Create the directory and the file now, so that an invalid one is an error before there is anything to lose.
+        """Create the directory and the file now, so that an invalid one is an error before there is
+        anything to lose.
 
         Raises:
             OSError: it cannot be created.
@@ -127,10 +141,12 @@ class SummaryWriter:
 
 
 class SummarySaverHook(WritingHook):
-    """Writes numbers as event files for TensorBoard: at the first run, then on each crossing of `every`.
+    """Writes numbers as event files for TensorBoard: at the first run, then on each crossing of
+    `every`.
 
-    TensorFlow is not needed. Files are written in a thread, never in the event loop. A session that starts at a step records
-    that in the file, so that TensorBoard drops the later steps that an earlier session wrote.
+    TensorFlow is not needed. Files are written in a thread, never in the event loop. A session that
+    starts at a step records that in the file, so that TensorBoard drops the later steps that an
+    earlier session wrote.
     """
 
     _convert_name: ClassVar[str] = "summary_fn"
@@ -150,18 +166,22 @@ class SummarySaverHook(WritingHook):
 
         Args:
             output_dir: the directory of the files; created if missing.
-            values: a mapping from a tag to a fetch, or several nodes or names, whose names are the tags.
+            values: a mapping from a tag to a fetch, or several nodes or names, whose names are the
+                tags.
             every: when to write.
-            summary_fn: converts a dict of the fetched values to a mapping from tags to numbers, which is written instead of
-                them; called in the event loop.
+            summary_fn: converts a dict of the fetched values to a mapping from tags to numbers,
+                which is written instead of them; called in the event loop.
             max_queue: how many records may be unwritten before the run waits.
-            on_write_error: `"raise"` raises a failed write in the next run at the latest, `"log"` logs it and continues.
+            on_write_error: `"raise"` raises a failed write in the next run at the latest, `"log"`
+                logs it and continues.
 
         Raises:
             InvalidArgumentError: neither `values` nor `summary_fn`, or an argument is invalid.
             ImportError: tensorboardX is not installed.
         """
-        from aiohooks.hooks import _tensorboard  # imported here to fail now, and not after hours of training
+        from aiohooks.hooks import (
+            _tensorboard,
+        )  # imported here to fail now, and not after hours of training
 
         super().__init__(values, every, summary_fn, max_queue, on_write_error)
         self.output_dir: str = checked_path(output_dir, "output_dir")

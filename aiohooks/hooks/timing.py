@@ -27,8 +27,23 @@ if TYPE_CHECKING:
 
 _MAX_WARNINGS = 5
 _MAX_BLOCKERS = 100
-BUCKET_SECS: tuple[float, ...] = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0)
-"""The upper bounds of the classes in which `PhaseTime.histogram` counts calls; the last class has none."""
+BUCKET_SECS: tuple[float, ...] = (
+    0.0001,
+    0.0005,
+    0.001,
+    0.005,
+    0.01,
+    0.05,
+    0.1,
+    0.5,
+    1.0,
+    5.0,
+    10.0,
+    60.0,
+)
+"""The upper bounds of the classes in which `PhaseTime.histogram` counts calls; the last class has
+none.
+"""
 Method = Callable[..., Coroutine[Any, Any, Any]]
 
 
@@ -44,7 +59,8 @@ class PhaseTime:
         waiting_secs: how long they were suspended, so that others could run.
         longest_block_secs: the longest time that they held the loop without a suspension.
         longest_block_step: the step at which that was.
-        histogram: how many calls took up to each of `BUCKET_SECS`, and longer than the bound before; last, those above all.
+        histogram: how many calls took up to each of `BUCKET_SECS`, and longer than the bound
+            before; last, those above all.
     """
 
     hook: str
@@ -58,7 +74,8 @@ class PhaseTime:
 
 
 class Blocker(NamedTuple):
-    """The code that an event loop was running, at the time of `step`, when it had been blocked for `secs`.
+    """The code that an event loop was running, at the time of `step`, when it had been blocked for
+    `secs`.
 
     `where` is its file, line and function.
     """
@@ -88,10 +105,11 @@ class HookTimes:
 
 
 class HookTimingHook(SessionRunHook):
-    """Measures the other hooks: how long each one's methods block the event loop, and how long they wait.
+    """Measures the other hooks: how long each one's methods block the event loop, and how long they
+    wait.
 
-    It also measures the lag of the loop, and finds the code that blocks it for longer than `warn_secs`, in a hook or not.
-    Register the result of `watch`:
+    It also measures the lag of the loop, and finds the code that blocks it for longer than
+    `warn_secs`, in a hook or not. Register the result of `watch`:
 
         timing = HookTimingHook()
         hooks = timing.watch([MyHook(), OtherHook()])
@@ -112,7 +130,8 @@ class HookTimingHook(SessionRunHook):
 
         Args:
             every: when to log the report at level info, besides the end.
-            warn_secs: warn when a hook blocks the loop for longer than this, at most five times for each method.
+            warn_secs: warn when a hook blocks the loop for longer than this, at most five times for
+                each method.
             lag_interval_secs: how often the loop's lag is measured.
             logger: where to log; by default the logger "aiohooks.hooks".
         """
@@ -142,29 +161,47 @@ class HookTimingHook(SessionRunHook):
         self._lag_due = 0.0
         self._blockers.clear()
         for times in self._times:
-            times.calls, times.blocking_secs, times.waiting_secs, times.longest_block_secs = 0, 0.0, 0.0, 0.0
+            times.calls, times.blocking_secs, times.waiting_secs, times.longest_block_secs = (
+                0,
+                0.0,
+                0.0,
+                0.0,
+            )
             times.histogram[:] = [0] * len(times.histogram)
 
-    def watch(self, hooks: Iterable[SessionRunHook | HookRegistration]) -> list[SessionRunHook | HookRegistration]:
-        """Measure these hooks in the next session, and return the list to register: this hook, then the given ones.
+    def watch(
+        self, hooks: Iterable[SessionRunHook | HookRegistration]
+    ) -> list[SessionRunHook | HookRegistration]:
+        """Measure these hooks in the next session, and return the list to register: this hook, then
+        the given ones.
 
         The hooks stay the same objects; after the session they are as before.
 
         Raises:
             InvalidHookError: not a hook, or one that is watched already.
         """
-        registered = [hooks] if isinstance(hooks, (SessionRunHook, HookRegistration)) else list(hooks)
+        registered = (
+            [hooks] if isinstance(hooks, (SessionRunHook, HookRegistration)) else list(hooks)
+        )
         targets: list[SessionRunHook] = []
         for one in registered:
             hook: object = one.hook if isinstance(one, HookRegistration) else one
             if not isinstance(hook, SessionRunHook) or isinstance(hook, HookTimingHook):
-                raise InvalidHookError(f"watch got {hook!r}; give objects of SessionRunHook classes other than this one")
+                raise InvalidHookError(
+                    f"watch got {hook!r}; give objects of SessionRunHook classes other than"
+                    " this one"
+                )
             if "_timed_by" in vars(hook) or any(hook is other for other in targets):
-                raise InvalidHookError(f"{hook!r} is watched already; watch it once, and for one session at a time")
+                raise InvalidHookError(
+                    f"{hook!r} is watched already; watch it once, and for one session at a time"
+                )
             targets.append(hook)
         if not self._watched:
             self._times = []
-        names = [getattr(hook, "name", None) or type(hook).__name__ for hook in (*self._watched, *targets)]
+        names = [
+            getattr(hook, "name", None) or type(hook).__name__
+            for hook in (*self._watched, *targets)
+        ]
         for number, hook in enumerate(targets, len(self._watched)):
             name = names[number]
             if names.count(name) > 1:
@@ -197,7 +234,13 @@ class HookTimingHook(SessionRunHook):
     def _timed(self, method: Method, times: PhaseTime) -> Method:
         @functools.wraps(method)
         async def call(*args: Any) -> Any:
-            return await observed_call(method, "hook", times.hook, (_TimedCall(times, self._now, self._record_block),), *args)
+            return await observed_call(
+                method,
+                "hook",
+                times.hook,
+                (_TimedCall(times, self._now, self._record_block),),
+                *args,
+            )
 
         return call
 
@@ -209,7 +252,9 @@ class HookTimingHook(SessionRunHook):
             name = f"{times.hook}.{times.phase}"
             count = self._warnings[name] = self._warnings.get(name, 0) + 1
             if count <= _MAX_WARNINGS:
-                self._logger.warning("%s blocked the event loop for %.3f s at step %d", name, secs, self._step)
+                self._logger.warning(
+                    "%s blocked the event loop for %.3f s at step %d", name, secs, self._step
+                )
 
     def statistics(self) -> HookTimes:
         """Return the measurements of this session."""
@@ -228,12 +273,19 @@ class HookTimingHook(SessionRunHook):
         width = max([len("hook"), *(len(f"{one.hook}.{one.phase}") for one in measured.phases)])
         lines = [f"{'hook':{width}}    calls  blocking  waiting  longest block"]
         lines += [
-            f"{f'{one.hook}.{one.phase}':{width}} {one.calls:8} {one.blocking_secs:8.3f}s {one.waiting_secs:7.3f}s"
-            f"  {one.longest_block_secs:.6f}s at step {one.longest_block_step}"
+            f"{f'{one.hook}.{one.phase}':{width}} {one.calls:8} {one.blocking_secs:8.3f}s"
+            f" {one.waiting_secs:7.3f}s  {one.longest_block_secs:.6f}s at step"
+            f" {one.longest_block_step}"
             for one in measured.phases
         ]
-        lines.append(f"event loop: {measured.mean_lag_secs:.6f} s late on average, {measured.longest_lag_secs:.6f} s at most")
-        lines += [f"blocked for {one.secs:.3f} s or more at step {one.step} by {one.where}" for one in measured.blockers]
+        lines.append(
+            f"event loop: {measured.mean_lag_secs:.6f} s late on average,"
+            f" {measured.longest_lag_secs:.6f} s at most"
+        )
+        lines += [
+            f"blocked for {one.secs:.3f} s or more at step {one.step} by {one.where}"
+            for one in measured.blockers
+        ]
         return "\n".join(lines)
 
     async def begin(self) -> None:
@@ -290,9 +342,16 @@ class HookTimingHook(SessionRunHook):
 
 
 class _TimedCall:
-    """One call: how long it held the loop from each resumption to the next suspension, and how long it was suspended."""
+    """One call: how long it held the loop from each resumption to the next suspension, and how long
+    it was suspended.
+    """
 
-    def __init__(self, times: PhaseTime, now: Callable[[], float], record_block: Callable[[PhaseTime, float], None]) -> None:
+    def __init__(
+        self,
+        times: PhaseTime,
+        now: Callable[[], float],
+        record_block: Callable[[PhaseTime, float], None],
+    ) -> None:
         self._times = times
         self._now = now
         self._record_block = record_block

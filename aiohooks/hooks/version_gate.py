@@ -1,4 +1,6 @@
-"""A gate for a session's own step: it may be a few versions ahead of the published one, then it waits."""
+"""A gate for a session's own step: it may be a few versions ahead of the published one, then it
+waits.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,12 @@ from aiohooks.errors import InvalidArgumentError, StepResetError, is_clean_end
 from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import logger
 from aiohooks.session.coordinator import Coordinator
-from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from aiohooks.session.hook import (
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
 from aiohooks.stores import Position, StepStore
 from aiohooks.stores._protocol import checked_step
 from aiohooks.stores.base import publishers_of
@@ -25,20 +32,25 @@ from aiohooks.version_gate.gate import NotNeeded
 
 
 class VersionGateHook(SessionRunHook):
-    """Let a run begin only while the session's step is at most `max_lag` versions ahead of the published one.
+    """Let a run begin only while the session's step is at most `max_lag` versions ahead of the
+    published one.
 
-    For a session that ships one item a step to a trainer that makes a version of each: run n (counted from 0) waits until
-    version n - max_lag is published. The wait also ends with a stop, when a background task fails, and when no publisher is left.
+    For a session that ships one item a step to a trainer that makes a version of each: run n
+    (counted from 0) waits until version n - max_lag is published. The wait also ends with a stop,
+    when a background task fails, and when no publisher is left.
 
-    Step and version are taken as they are at the first run. When the versions get ahead of the step, because it went back in a
-    recovery or began anew, or when they are reset, the two count as equal from then on. So neither lets runs get further ahead.
-    Sessions that share one step each count the steps of all.
+    Step and version are taken as they are at the first run. When the versions get ahead of the
+    step, because it went back in a recovery or began anew, or when they are reset, the two count as
+    equal from then on. So neither lets runs get further ahead. Sessions that share one step each
+    count the steps of all.
 
-    Several sessions of a process may have gates on one store, for a trainer that makes each version of one item of every
-    session. When one of them has left, however it ended, the trainer lacks its items. So when all others wait, and the trainer
-    waits in `session.until` or for the next feed of `session.steps`, one of them begins a run in its place.
+    Several sessions of a process may have gates on one store, for a trainer that makes each version
+    of one item of every session. When one of them has left, however it ended, the trainer lacks its
+    items. So when all others wait, and the trainer waits in `session.until` or for the next feed of
+    `session.steps`, one of them begins a run in its place.
 
-    A wait that lasts is logged once a minute, with the publishers and with the sessions that have left.
+    A wait that lasts is logged once a minute, with the publishers and with the sessions that have
+    left.
     """
 
     def __init__(self, versions: StepStore, *, max_lag: int, timeout: float | None = None) -> None:
@@ -65,7 +77,9 @@ class VersionGateHook(SessionRunHook):
         self.ahead: int | None = None
         """How many versions ahead the current or last run began; None before the first."""
         self.lag: int | None = None
-        """How many versions were published during the last run; None before the first, and if they were reset in it."""
+        """How many versions were published during the last run; None before the first, and if they
+        were reset in it.
+        """
         self.waits: int = 0
         """How many runs have had to wait so far."""
         self.waited_secs: float = 0.0
@@ -83,7 +97,8 @@ class VersionGateHook(SessionRunHook):
         """
         if session.global_step is self.versions:
             raise InvalidArgumentError(
-                f"{self!r}: this is the session's own step, never ahead of itself; give the store of the publisher"
+                f"{self!r}: this is the session's own step, never ahead of itself; give the store"
+                " of the publisher"
             )
         self._coord = coord
         self._member.steps = session.global_step
@@ -153,13 +168,21 @@ class VersionGateHook(SessionRunHook):
         if sessions is not None:
             sessions.log.begin(member)
         try:
-            while self.versions.latest.step < (wanted := member.wanted_version(done, self.versions.latest)):
-                secs = None if self._timeout is None else max(0.0, began + self._timeout - self._clock.now())
+            while self.versions.latest.step < (
+                wanted := member.wanted_version(done, self.versions.latest)
+            ):
+                secs = (
+                    None
+                    if self._timeout is None
+                    else max(0.0, began + self._timeout - self._clock.now())
+                )
                 member.wait = Wait(f"the wait for version {wanted}")
                 if sessions is not None:
                     sessions.on_held_up()
                 try:
-                    await member.wait.result_of(self._wait_for_version(wanted, self.versions.latest.epoch, secs))
+                    await member.wait.result_of(
+                        self._wait_for_version(wanted, self.versions.latest.epoch, secs)
+                    )
                 except StepResetError as reset:
                     logger.info("%s: the step counts as equal to the version from now on", reset)
                 except NotNeeded:
@@ -180,7 +203,10 @@ class VersionGateHook(SessionRunHook):
         await (wait() if self._coord is None else self._coord.until(wait()))
 
     def __repr__(self) -> str:
-        return f"VersionGateHook({self.versions.run!r} at version {self.versions.latest.step}, max_lag={self.max_lag})"
+        return (
+            f"VersionGateHook({self.versions.run!r} at version {self.versions.latest.step},"
+            f" max_lag={self.max_lag})"
+        )
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -232,17 +258,24 @@ class _Member:
 class _Sessions:
     """The sessions of this process that have gates on the same versions.
 
-    A trainer that makes a version of one item of every session waits for the items of those that have left, and the others wait
-    for its next version. Whether it needs those items only it knows: when all wait it does. Then an item that is begun in their
-    place is used for the next version, so that no item gets older by it.
+    A trainer that makes a version of one item of every session waits for the items of those that
+    have left, and the others wait for its next version. Whether it needs those items only it knows:
+    when all wait it does. Then an item that is begun in their place is used for the next version,
+    so that no item gets older by it.
     """
 
     def __init__(self, versions: StepStore) -> None:
-        self.log: WaitLog = WaitLog(logging.getLogger("aiohooks.version_gate"), current_clock(), self._describe_waits)
+        self.log: WaitLog = WaitLog(
+            logging.getLogger("aiohooks.version_gate"), current_clock(), self._describe_waits
+        )
         self._versions = versions
         self._members: dict[_Member, None] = {}
-        self._left: list[_Member] = []  # their positions are the runs that were made by them or in their place
-        self._missing = 0  # runs that sessions that have left did not make until others joined in their place
+        self._left: list[
+            _Member
+        ] = []  # their positions are the runs that were made by them or in their place
+        self._missing = (
+            0  # runs that sessions that have left did not make until others joined in their place
+        )
         self._epoch: int = versions.latest.epoch
         self._check_scheduled = False
         self._warned = False  # that all have left
@@ -259,23 +292,33 @@ class _Sessions:
     def leave(self, member: _Member, error: BaseException | None) -> None:
         """Remove a session."""
         del self._members[member]
-        if all(member.steps is not other.steps for other in self._members):  # otherwise others make the steps that it does not
-            member.left = "finished" if error is None or is_clean_end(error) else type(error).__name__
+        if all(
+            member.steps is not other.steps for other in self._members
+        ):  # otherwise others make the steps that it does not
+            member.left = (
+                "finished" if error is None or is_clean_end(error) else type(error).__name__
+            )
             self._left.append(member)
             self.on_held_up()
 
     def on_held_up(self) -> None:
-        """Look soon whether all wait: not in this tick, in which a wait that has just begun may end."""
+        """Look soon whether all wait: not in this tick, in which a wait that has just begun may
+        end.
+        """
         if (self._left or self._missing) and not self._check_scheduled:
             self._check_scheduled = True
             asyncio.get_running_loop().call_soon(self._check)
 
     def _check(self) -> None:
-        """If the sessions and the publishers all wait, let one begin a run in place of one that has left."""
+        """If the sessions and the publishers all wait, let one begin a run in place of one that has
+        left.
+        """
         self._check_scheduled = False
         self._drop_old_epoch()
         version = self._versions.latest.step
-        if not publishers_of(self._versions).all_held_up or not all(member.waits(version) for member in self._members):
+        if not publishers_of(self._versions).all_held_up or not all(
+            member.waits(version) for member in self._members
+        ):
             return
         if not self._members:
             if not self._warned:
@@ -295,7 +338,9 @@ class _Sessions:
         member.take_over()
 
     def _drop_old_epoch(self) -> None:
-        """After a reset of the versions let those that have left count as equal to the version, as the others do."""
+        """After a reset of the versions let those that have left count as equal to the version, as
+        the others do.
+        """
         latest = self._versions.latest
         if latest.epoch != self._epoch:
             self._epoch, self._missing = latest.epoch, 0
@@ -306,7 +351,10 @@ class _Sessions:
         latest, publishers = self._versions.latest, publishers_of(self._versions)
         waiting = [member for member in self._members if member.waits(latest.step)]
         left = shortened(tuple(f"{one.name} ({one.left})" for one in self._left))
-        published = f"now at {latest.step}, {publisher_summary(publishers.names)}{f'; left: {left}' if left else ''}"
+        published = (
+            f"now at {latest.step},"
+            f" {publisher_summary(publishers.names)}{f'; left: {left}' if left else ''}"
+        )
         if not self._members:
             return f"no session waits for versions of {self._versions.run!r}, {published}"
         wanted = min((member.wanted for member in waiting), default=latest.step)

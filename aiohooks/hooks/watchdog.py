@@ -1,4 +1,6 @@
-"""Detecting a session that stalls, and reporting the phase, what it waits for, and where every task is suspended."""
+"""Detecting a session that stalls, and reporting the phase, what it waits for, and where every task
+is suspended.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import NO_TIMER, Clock, current_clock
-from aiohooks._diagnostics import BlockedLoopWatch, Frames, format_tasks, secs_text, task_wait, user_location
+from aiohooks._diagnostics import (
+    BlockedLoopWatch,
+    Frames,
+    format_tasks,
+    secs_text,
+    task_wait,
+    user_location,
+)
 from aiohooks._validate import check_choice, check_secs
 from aiohooks.errors import SessionStalledError, add_note
 from aiohooks.graph.session import Session
@@ -49,16 +58,19 @@ class Stall(NamedTuple):
 
 
 class WatchdogHook(SessionRunHook):
-    """Reports any activity of a session that takes longer than its phase allows, and where all tasks wait at that time.
+    """Reports any activity of a session that takes longer than its phase allows, and where all
+    tasks wait at that time.
 
-    Each call of a hook, and the operations of a run, have the limit of their phase. A wait for a step of a store is a
-    "wait", and so is the session's block between two runs. A `CheckpointSaverHook` is a "save" and an `EvaluatorHook` an
-    "evaluation", whatever they wait for. All else is a "first step", from `begin` to the end of the first run of each
-    created session, or a "step"; with `hook_secs` a call of another hook is a "hook" instead. Each stall is reported once: the
-    status of the session, which names the hook and what it waits for, and the awaits of all tasks of the loop, the session's
-    own first.
+    Each call of a hook, and the operations of a run, have the limit of their phase. A wait for a
+    step of a store is a "wait", and so is the session's block between two runs. A
+    `CheckpointSaverHook` is a "save" and an `EvaluatorHook` an "evaluation", whatever they wait
+    for. All else is a "first step", from `begin` to the end of the first run of each created
+    session, or a "step"; with `hook_secs` a call of another hook is a "hook" instead. Each stall is
+    reported once: the status of the session, which names the hook and what it waits for, and the
+    awaits of all tasks of the loop, the session's own first.
 
-    A hook that blocks the event loop blocks this one too: `blocked_secs` starts a thread that notices it.
+    A hook that blocks the event loop blocks this one too: `blocked_secs` starts a thread that
+    notices it.
     """
 
     order: ClassVar[int] = -1_000_000
@@ -80,20 +92,29 @@ class WatchdogHook(SessionRunHook):
 
         Args:
             step_secs: how long one call of a hook, or the operations of a run, may take.
-            first_step_secs: the same until the first run has ended; by default `step_secs`. This and the next three may be
-                `math.inf`.
-            hook_secs: how long one call of a hook may take; by default like the operations. With `math.inf` the other limits
-                are a deadline for the step alone, whatever hooks wait for.
+            first_step_secs: the same until the first run has ended; by default `step_secs`. This
+                and the next three may be `math.inf`.
+            hook_secs: how long one call of a hook may take; by default like the operations. With
+                `math.inf` the other limits are a deadline for the step alone, whatever hooks wait
+                for.
             save_secs: how long a `CheckpointSaverHook` may hold up a step; by default `step_secs`.
             evaluation_secs: how long an `EvaluatorHook` may hold up a step; by default `step_secs`.
-            wait_secs: how long a wait for a step, or the session's block between two runs, may take; None for no limit.
-            blocked_secs: how long the event loop may be blocked, in real time; None for no such watch, and no thread.
-            on_stall: "report" logs the stall as an error. "stop" also requests a stop, which ends waits for a step and
-                through `until`; the run may finish. "raise" also interrupts the run, or the wait, with
-                `SessionStalledError`. Neither can interrupt an await of the block itself or the creation of a session.
+            wait_secs: how long a wait for a step, or the session's block between two runs, may
+                take; None for no limit.
+            blocked_secs: how long the event loop may be blocked, in real time; None for no such
+                watch, and no thread.
+            on_stall: "report" logs the stall as an error. "stop" also requests a stop, which ends
+                waits for a step and through `until`; the run may finish. "raise" also interrupts
+                the run, or the wait, with `SessionStalledError`. Neither can interrupt an await of
+                the block itself or the creation of a session.
         """
         check_secs(step_secs, "step_secs", positive=True)
-        own = {"first step": first_step_secs, "hook": hook_secs, "save": save_secs, "evaluation": evaluation_secs}
+        own = {
+            "first step": first_step_secs,
+            "hook": hook_secs,
+            "save": save_secs,
+            "evaluation": evaluation_secs,
+        }
         for phase, secs in own.items():
             if secs != math.inf:
                 check_secs(secs, f"{phase.replace(' ', '_')}_secs", optional=True, positive=True)
@@ -154,10 +175,14 @@ class WatchdogHook(SessionRunHook):
         self._since, self._reported = {}, set()
 
     def _schedule_check(self, secs: float) -> None:
-        self._timer = self._clock.call_later(secs, self._check_limits) if secs < math.inf else NO_TIMER
+        self._timer = (
+            self._clock.call_later(secs, self._check_limits) if secs < math.inf else NO_TIMER
+        )
 
     def _check_limits(self) -> None:
-        """Compare the current activities with the limits, and schedule the next check when one could be exceeded."""
+        """Compare the current activities with the limits, and schedule the next check when one
+        could be exceeded.
+        """
         status = None if self._coord is None else self._coord.status()
         now = self._clock.now()
         left = [min(self._limits.values())]
@@ -196,7 +221,9 @@ class WatchdogHook(SessionRunHook):
             return "hook"
         return "first step" if self._runs <= 1 else "step"
 
-    def _report_activity(self, phase: str, activity: Activity, secs: float, status: SessionStatus | None) -> None:
+    def _report_activity(
+        self, phase: str, activity: Activity, secs: float, status: SessionStatus | None
+    ) -> None:
         if activity.secs is None:
             activity = dataclasses.replace(activity, secs=secs)
         summary = f"{phase}: {activity} - the limit is {self._limits[phase]:g} s"
@@ -219,15 +246,22 @@ class WatchdogHook(SessionRunHook):
         others = [task for task in asyncio.all_tasks() if task not in own]
         text = format_tasks(own)
         if others:
-            text += f"\nother tasks of the event loop: {len(others)}\n{format_tasks(others[:_MAX_OTHER_TASKS])}"
+            text += (
+                "\nother tasks of the event loop:"
+                f" {len(others)}\n{format_tasks(others[:_MAX_OTHER_TASKS])}"
+            )
         return text
 
     def _report_blocked_loop(self, frames: Frames, secs: float) -> None:
         """Called in the watching thread, while the loop is blocked."""
         where = user_location(frames)
         what = _hook_method(frames) or where or "something"
-        summary = f"blocked loop: {what} has blocked the event loop for {secs_text(secs)}, at {where}"
-        lines = [(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname) for frame in frames]
+        summary = (
+            f"blocked loop: {what} has blocked the event loop for {secs_text(secs)}, at {where}"
+        )
+        lines = [
+            (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname) for frame in frames
+        ]
         stack = "".join(traceback.format_list([traceback.FrameSummary(*line) for line in lines]))
         self._report(Stall("blocked loop", what, secs, self._step, f"{summary}\n{stack}"), summary)
 
@@ -243,14 +277,22 @@ class WatchdogHook(SessionRunHook):
         self._coord.request_stop(reason if self._on_stall == "stop" else error)
 
     def __repr__(self) -> str:
-        return f"WatchdogHook({self._limits['step']:g}, on_stall={self._on_stall!r}, stalls: {len(self.stalls)})"
+        return (
+            f"WatchdogHook({self._limits['step']:g}, on_stall={self._on_stall!r}, stalls:"
+            f" {len(self.stalls)})"
+        )
 
 
 def _hook_method(frames: Frames) -> str | None:
-    """Return the method of a hook that is being called in these frames, for the report: nothing is decided by it."""
+    """Return the method of a hook that is being called in these frames, for the report: nothing is
+    decided by it.
+    """
     for frame in frames:
-        # The loop, which could say what it calls, is blocked, and this is another thread: there are only the frames to ask. Not
-        # for the variables of all: before Python 3.13 a frame keeps what these were when they were asked for.
-        if frame.f_code.co_name in HOOK_METHODS and isinstance(hook := frame.f_locals.get("self"), SessionRunHook):
+        # The loop, which could say what it calls, is blocked, and this is another thread: there are
+        # only the frames to ask. Not for the variables of all: before Python 3.13 a frame keeps
+        # what these were when they were asked for.
+        if frame.f_code.co_name in HOOK_METHODS and isinstance(
+            hook := frame.f_locals.get("self"), SessionRunHook
+        ):
             return f"{type(hook).__name__}.{frame.f_code.co_name}"
     return None

@@ -1,14 +1,20 @@
-"""The monitored session: a loop of steps with hooks around each, recovery, and an end that is always complete.
+"""The monitored session: a loop of steps with hooks around each, recovery, and an end that is
+always complete.
 
-`AsyncMonitoredSession` and the types of its arguments are in `aiohooks`; this package exports the types of its results. Read
-`monitored.py` first: it has one run on one screen. Each of these imports only from those above it:
+`AsyncMonitoredSession` and the types of its arguments are in `aiohooks`; this package exports the
+types of its results. Read `monitored.py` first: it has one run on one screen. Each of these imports
+only from those above it:
 
     status          the status of a session, as a value and as text
-    _state          SessionState: how far it is, the run, the tasks, and what is requested; all parts share it
-    coordinator     Coordinator: background tasks, the stop, the drain before it and the first error; the public view of the state
+    _state          SessionState: how far it is, the run, the tasks, and what is requested; all
+                    parts share it
+    coordinator     Coordinator: background tasks, the stop, the drain before it and the first
+                    error; the public view of the state
     hook            SessionRunHook, and the arguments and results of its methods
-    creators        the sources of a session; Scaffold, and how raw sessions are created and restored
-    _hooks          HookSet: the hooks checked, sorted and called; their requests merged, the results split
+    creators        the sources of a session; Scaffold, and how raw sessions are created and
+                    restored
+    _hooks          HookSet: the hooks checked, sorted and called; their requests merged, the
+                    results split
     feeds           the feeds of the loops: taken ahead, set back by a recovery
     recovery        RecoveryPolicy; the supervisor, which creates and replaces the raw session
     _run_lock       one run at a time, and how a run is interrupted
@@ -36,5 +42,7 @@ for _public in (Activity, SessionStatus, StepContext, Steps):
 if not TYPE_CHECKING:
     from aiohooks._lazy import lazy_names
 
-    __getattr__, __dir__ = lazy_names(__name__, {"aiohooks._why.graph": ("WaitEdge", "WaitGraph", "WaitNode")})
+    __getattr__, __dir__ = lazy_names(
+        __name__, {"aiohooks._why.graph": ("WaitEdge", "WaitGraph", "WaitNode")}
+    )
     del lazy_names

@@ -1,7 +1,8 @@
-"""The hooks of one session: checked once, sorted once, called method by method; and what they ask of a run.
+"""The hooks of one session: checked once, sorted once, called method by method; and what they ask
+of a run.
 
-`begin`, `end` and `close` are called one hook after the other; `after_create_session`, `before_run` and `after_run` of all
-hooks of one `order` run concurrently.
+`begin`, `end` and `close` are called one hook after the other; `after_create_session`, `before_run`
+and `after_run` of all hooks of one `order` run concurrently.
 """
 
 from __future__ import annotations
@@ -23,20 +24,40 @@ from aiohooks._aio.overlap import RunWaits
 from aiohooks._validate import check_mapping
 from aiohooks.checkpoint.stateful import Stateful, is_numbered, is_stateful
 from aiohooks.dispatch.background import BackgroundCalls
-from aiohooks.dispatch.calls import OrderGroup, RegisteredHook, bound_method, call_groups, order_groups
+from aiohooks.dispatch.calls import (
+    OrderGroup,
+    RegisteredHook,
+    bound_method,
+    call_groups,
+    order_groups,
+)
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.dispatch.lifecycle import Lifecycle, registered_hooks
-from aiohooks.errors import FeedConflictError, FetchError, HookCancelledError, InvalidHookError, add_note, safe_repr
+from aiohooks.errors import (
+    FeedConflictError,
+    FetchError,
+    HookCancelledError,
+    InvalidHookError,
+    add_note,
+    safe_repr,
+)
 from aiohooks.graph.graph import Graph, Node, make_default
 from aiohooks.graph.plan import LEAF_TYPES, Build, Leaves, Take, canonical_feeds, taking
 from aiohooks.graph.session import Session
 from aiohooks.session._state import SessionState
 from aiohooks.session.coordinator import Coordinator
-from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from aiohooks.session.hook import (
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
 
 _LEAF_OR_NOTHING = LEAF_TYPES | {type(None)}
 _REQUEST_OR_NOTHING = {SessionRunArgs, type(None)}
-LIFECYCLE = Lifecycle(SessionRunHook, in_group=False, hint=", or wrap an object with plain methods in BlockingHook")
+LIFECYCLE = Lifecycle(
+    SessionRunHook, in_group=False, hint=", or wrap an object with plain methods in BlockingHook"
+)
 """The methods of a session's hooks."""
 _MOST_MERGES = 1024
 _NOTHING = SessionRunValues(None, None, None)
@@ -47,22 +68,33 @@ _new_values: Callable[[tuple[Any, ...]], SessionRunValues] = partial(_new_tuple,
 
 
 _users: weakref.WeakValueDictionary[tuple[int, int], HookSet] = weakref.WeakValueDictionary()
-"""Which session of a process each hook was used in last, by its id: it need not be hashable, and its session keeps it alive."""
+"""Which session of a process each hook was used in last, by its id: it need not be hashable, and
+its session keeps it alive.
+"""
 
 
 class HookSet:
-    """All hooks of one session. A method that no hook overrides has no order group, so it costs nothing."""
+    """All hooks of one session. A method that no hook overrides has no order group, so it costs
+    nothing.
+    """
 
-    def __init__(self, state: SessionState, hooks: Iterable[SessionRunHook | HookRegistration], graph: Graph) -> None:
+    def __init__(
+        self, state: SessionState, hooks: Iterable[SessionRunHook | HookRegistration], graph: Graph
+    ) -> None:
         """Check the hooks and sort their methods."""
         self._state = state
         self.registered: tuple[RegisteredHook, ...] = registered_hooks(_hooks(hooks))
         for one in self.registered:
             LIFECYCLE.check(one.hook, plain=one.registration.thread)
             if one.registration.observer:
-                raise InvalidHookError(f"{one.name} has observer=True, but a session calls all its hooks; leave it out")
+                raise InvalidHookError(
+                    f"{one.name} has observer=True, but a session calls all its hooks; leave it out"
+                )
             if one.registration.thread:
-                raise InvalidHookError(f"{one.name} has thread=True, which is for hooks of a group; give BlockingHook(hook)")
+                raise InvalidHookError(
+                    f"{one.name} has thread=True, which is for hooks of a group; give"
+                    " BlockingHook(hook)"
+                )
         self.background: BackgroundCalls = BackgroundCalls(
             state.grace_secs, partial(make_default, graph), state.observers, _step_of
         )
@@ -83,18 +115,23 @@ class HookSet:
 
     def hold(self) -> None:
         """Keep the hooks from being used in another session until this one is closed."""
-        keys = {(os.getpid(), id(registered.hook)): registered.hook for registered in self.registered}
+        keys = {
+            (os.getpid(), id(registered.hook)): registered.hook for registered in self.registered
+        }
         for key, hook in keys.items():
             user = _users.get(key)
             if user is not None and user._state.phase != "closed":
                 raise InvalidHookError(
-                    f"{hook!r} is used in {user._state.label}, which is open; a hook keeps the state of one "
-                    "session: make another object, or use it when that session has ended"
+                    f"{hook!r} is used in {user._state.label}, which is open; a hook keeps the"
+                    " state of one session: make another object, or use it when that session has"
+                    " ended"
                 )
         _users.update(dict.fromkeys(keys, self))
 
     def stateful(self) -> dict[str, Stateful]:
-        """Return the hooks that are kept in checkpoints, by their unique names: those that only keep time are numbered."""
+        """Return the hooks that are kept in checkpoints, by their unique names: those that only
+        keep time are numbered.
+        """
         found: dict[str, Stateful] = {}
         hooks = [one.hook for one in self.registered if is_stateful(one.hook)]
         for hook in sorted(hooks, key=is_numbered):
@@ -103,7 +140,8 @@ class HookSet:
             while name in found:
                 if not is_numbered(hook):
                     raise InvalidHookError(
-                        f"{found[name]!r} and {hook!r} would both be {name!r} in a checkpoint; give each a `name` of its own"
+                        f"{found[name]!r} and {hook!r} would both be {name!r} in a checkpoint; give"
+                        " each a `name` of its own"
                     )
                 name = f"{first}#{next(numbers)}"
             found[name] = hook
@@ -111,20 +149,28 @@ class HookSet:
 
     async def drain_stateful(self) -> None:
         """Wait for the background calls of the hooks that are kept in checkpoints."""
-        if hooks := [one for one in self.registered if one.registration.background and is_stateful(one.hook)]:
+        if hooks := [
+            one for one in self.registered if one.registration.background and is_stateful(one.hook)
+        ]:
             await self.background.drain(hooks)
 
     async def begin(self) -> None:
-        """Call `begin` of the hooks one by one; each counts as begun from the moment it is started."""
+        """Call `begin` of the hooks one by one; each counts as begun from the moment it is
+        started.
+        """
         for registered in self.registered:
             self.begun.append(registered)
             await self._call_one("begin", registered)
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        await self._call(self._after_create_session, session, coord, step=session.global_step.latest.step)
+        await self._call(
+            self._after_create_session, session, coord, step=session.global_step.latest.step
+        )
 
     async def end(self, session: Session, errors: list[BaseException]) -> None:
-        """Wait for the background calls, then call `end` of the hooks in turn, also after one that fails; append their errors."""
+        """Wait for the background calls, then call `end` of the hooks in turn, also after one that
+        fails; append their errors.
+        """
         errors += await self.background.end(self._state.grace_secs)
         for registered in self.begun:
             try:
@@ -135,7 +181,9 @@ class HookSet:
                 errors.append(error)
 
     async def close(self, exc: BaseException | None, errors: list[BaseException]) -> None:
-        """Call `close` of the begun hooks, once and in reverse order, also after one that fails; append their errors."""
+        """Call `close` of the begun hooks, once and in reverse order, also after one that fails;
+        append their errors.
+        """
         try:
             errors += await self.background.end(self._state.grace_secs)
         finally:  # a cancellation is raised when the hooks are closed
@@ -143,24 +191,41 @@ class HookSet:
                 registered = self.begun.pop()
                 try:
                     # Unlike the other methods, this one always has a time limit.
-                    await self._call_one("close", registered, exc, limit=max(self._state.grace_secs, 1e-9))
+                    await self._call_one(
+                        "close", registered, exc, limit=max(self._state.grace_secs, 1e-9)
+                    )
                 except asyncio.CancelledError as error:
-                    # The closing itself was cancelled: at the end of the grace period, or by a third party. The others continue.
-                    cancelled = HookCancelledError(f"{registered.name}.close was cancelled before it was done")
+                    # The closing itself was cancelled: at the end of the grace period, or by a
+                    # third party. The others continue.
+                    cancelled = HookCancelledError(
+                        f"{registered.name}.close was cancelled before it was done"
+                    )
                     cancelled.__cause__ = error
                     errors.append(cancelled)
                 except BaseException as error:
                     errors.append(error)
 
-    async def _call_one(self, method: str, registered: RegisteredHook, *args: Any, limit: float | None = None) -> None:
+    async def _call_one(
+        self, method: str, registered: RegisteredHook, *args: Any, limit: float | None = None
+    ) -> None:
         if LIFECYCLE.overrides(registered.hook, method):
-            await self._call((OrderGroup(method, [registered], self._state.grace_secs, limit),), *args, own=self.own)
+            await self._call(
+                (OrderGroup(method, [registered], self._state.grace_secs, limit),),
+                *args,
+                own=self.own,
+            )
 
     async def _call(
-        self, groups: tuple[OrderGroup, ...], *args: Any, step: int | None = None, own: OwnContext | None = None
+        self,
+        groups: tuple[OrderGroup, ...],
+        *args: Any,
+        step: int | None = None,
+        own: OwnContext | None = None,
     ) -> None:
         self.waits = RunWaits(current_scope.get(), current_clock().now)
-        await call_groups(groups, args, step=step, waits=self.waits, observers=self._state.observers, own=own)
+        await call_groups(
+            groups, args, step=step, waits=self.waits, observers=self._state.observers, own=own
+        )
 
     def _groups(self, method: str) -> tuple[OrderGroup, ...]:
         bind = self.background.bind if method == "after_run" else bound_method
@@ -168,11 +233,21 @@ class HookSet:
         return order_groups(method, hooks, self._state.grace_secs, bind)
 
     def _keep_contexts(self) -> None:
-        """Give hooks one context for both methods of a run, where one of these may wait: a token of the first is valid then."""
+        """Give hooks one context for both methods of a run, where one of these may wait: a token of
+        the first is valid then.
+        """
         groups = (*self.before_run, *self.after_run)
-        calls = [(one, call.may_wait) for group in groups for one, call in zip(group.hooks, group.calls, strict=True)]
+        calls = [
+            (one, call.may_wait)
+            for group in groups
+            for one, call in zip(group.hooks, group.calls, strict=True)
+        ]
         twice = {one for one, count in Counter(one for one, _ in calls).items() if count == 2}
-        keeping = {one for one, may_wait in calls if may_wait and one in twice and not one.registration.background}
+        keeping = {
+            one
+            for one, may_wait in calls
+            if may_wait and one in twice and not one.registration.background
+        }
         for group in groups:
             if not keeping.isdisjoint(group.hooks):
                 group.keeps_context = tuple(one in keeping for one in group.hooks)
@@ -182,11 +257,12 @@ class HookSet:
 
 
 class MergedFetches(NamedTuple):
-    """The nodes that a merged run fetches, and what builds the caller's and the hooks' parts of their values.
+    """The nodes that a merged run fetches, and what builds the caller's and the hooks' parts of
+    their values.
 
-    Requests for the same leaf share a part; with each is the name of the first hook. `takes` has a function for each order
-    group of `after_run`, which takes the parts of its hooks out of all parts; behind these is the part of a hook without a
-    request.
+    Requests for the same leaf share a part; with each is the name of the first hook. `takes` has a
+    function for each order group of `after_run`, which takes the parts of its hooks out of all
+    parts; behind these is the part of a hook without a request.
     """
 
     nodes: tuple[Node, ...]
@@ -207,30 +283,47 @@ class MergedFetches(NamedTuple):
 
 
 class Merger:
-    """Merges requests over one graph; fetches without structure are merged once and looked up from then on."""
+    """Merges requests over one graph; fetches without structure are merged once and looked up from
+    then on.
+    """
 
-    def __init__(self, graph: Graph, before_run: Sequence[OrderGroup], after_run: Sequence[OrderGroup]) -> None:
+    def __init__(
+        self, graph: Graph, before_run: Sequence[OrderGroup], after_run: Sequence[OrderGroup]
+    ) -> None:
         """Take the graph, and the groups of the hooks that ask and of those that get values."""
         self._graph = graph
         self._names = [call.name for group in before_run for call in group.calls]
-        places = {one: place for place, one in enumerate(one for group in before_run for one in group.hooks)}
+        places = {
+            one: place
+            for place, one in enumerate(one for group in before_run for one in group.hooks)
+        }
         self._request_of = [[places.get(one, -1) for one in group.hooks] for group in after_run]
-        """Where, among the requests, each hook of `after_run` finds its own; -1 if it has no `before_run`."""
-        self._nothing: list[Sequence[SessionRunValues]] = [(_NOTHING,) * len(group.hooks) for group in after_run]
+        """Where, among the requests, each hook of `after_run` finds its own; -1 if it has no
+        `before_run`.
+        """
+        self._nothing: list[Sequence[SessionRunValues]] = [
+            (_NOTHING,) * len(group.hooks) for group in after_run
+        ]
         self._known: dict[tuple[Any, ...], MergedFetches] = {}
         """By the requests where these have fetches only, and by the fetches."""
 
     def merge(
         self, request: SessionRunArgs, asked: Sequence[SessionRunArgs | None]
     ) -> tuple[SessionRunArgs, MergedFetches | None]:
-        """Merge the caller's request with those of the hooks; return the merged one, and what splits its values."""
+        """Merge the caller's request with those of the hooks; return the merged one, and what
+        splits its values.
+        """
         for one in asked:
-            if one is not None:  # not `asked.count(None)`, which compares: arrays, for one, do so in their own way
+            if (
+                one is not None
+            ):  # not `asked.count(None)`, which compares: arrays, for one, do so in their own way
                 break
         else:
             return request, None
         key = (request[0], *asked)
-        if _REQUEST_OR_NOTHING.issuperset(map(type, asked)):  # a plain tuple is equal to a request, and yet refused
+        if _REQUEST_OR_NOTHING.issuperset(
+            map(type, asked)
+        ):  # a plain tuple is equal to a request, and yet refused
             try:
                 known = self._known.get(key)
             except TypeError:  # it has feeds or options, or fetches that are not leaves
@@ -246,7 +339,9 @@ class Merger:
                 wanted.append(None)
                 continue
             if not isinstance(one, SessionRunArgs):
-                raise InvalidHookError(f"{name} returned {one!r}; return SessionRunArgs(fetches, feed_dict) or None")
+                raise InvalidHookError(
+                    f"{name} returned {one!r}; return SessionRunArgs(fetches, feed_dict) or None"
+                )
             wanted.append(one[0])
             if one.feed_dict is not None:
                 feeds.append((name, one.feed_dict))
@@ -274,7 +369,10 @@ class Merger:
                 continue
             leaves = Leaves(self._graph)
             leaves.build(() if one[0] is None else one[0])
-            for how, nodes in (("fetched", leaves.nodes), ("fed", canonical_feeds(self._graph, one[1]))):
+            for how, nodes in (
+                ("fetched", leaves.nodes),
+                ("fed", canonical_feeds(self._graph, one[1])),
+            ):
                 if any(node.name == error.name for node in nodes):
                     add_note(error, f"{how} by {owner}")
 
@@ -285,7 +383,9 @@ class Merger:
         options: Mapping[str, Any] | None,
         run_metadata: dict[str, Any] | None,
     ) -> list[Sequence[SessionRunValues]]:
-        """Return what each hook of `after_run` gets, for each of its order groups: its own of the `parts` of a merged run."""
+        """Return what each hook of `after_run` gets, for each of its order groups: its own of the
+        `parts` of a merged run.
+        """
         if merged is None and options is None:
             return self._nothing
         nothing = _NOTHING if options is None else _new_values((None, options, run_metadata))
@@ -321,7 +421,9 @@ class Merger:
         return MergedFetches(leaves.nodes, caller, tuple(parts), tuple(takes))
 
 
-def _merge_feeds(graph: Graph, requests: Sequence[tuple[str, Mapping[Any, Any] | None]]) -> dict[Node, Any]:
+def _merge_feeds(
+    graph: Graph, requests: Sequence[tuple[str, Mapping[Any, Any] | None]]
+) -> dict[Node, Any]:
     """Merge the feeds of the hooks and the caller, given with their names."""
     merged: dict[Node, Any] = {}
     owners: dict[Node, list[str]] = {}
@@ -334,17 +436,24 @@ def _merge_feeds(graph: Graph, requests: Sequence[tuple[str, Mapping[Any, Any] |
         merged.update(feeds)
         for node in feeds:
             owners.setdefault(node, []).append(owner)
-    conflicts = [f"{node.name!r} by {' and '.join(names)}" for node, names in owners.items() if len(names) > 1]
+    conflicts = [
+        f"{node.name!r} by {' and '.join(names)}"
+        for node, names in owners.items()
+        if len(names) > 1
+    ]
     if conflicts:
-        raise FeedConflictError(f"the same node is fed twice: {'; '.join(conflicts)}; remove one of them")
+        raise FeedConflictError(
+            f"the same node is fed twice: {'; '.join(conflicts)}; remove one of them"
+        )
     return merged
 
 
 def _merge_options(requests: Sequence[tuple[str, Mapping[str, Any] | None]]) -> dict[str, Any]:
-    """Merge run options into a new dict: the larger number, either flag, sequences joined, otherwise the later value.
+    """Merge run options into a new dict: the larger number, either flag, sequences joined,
+    otherwise the later value.
 
-    These are TensorFlow's rules for `RunOptions`, applied to options of any name. The requests are given with the names of
-    their owners.
+    These are TensorFlow's rules for `RunOptions`, applied to options of any name. The requests are
+    given with the names of their owners.
     """
     merged: dict[str, Any] = {}
     for owner, options in requests:
@@ -377,7 +486,10 @@ def _hooks(hooks: Iterable[SessionRunHook | HookRegistration]) -> Iterable[objec
         hook: Any = one.hook if isinstance(one, HookRegistration) else one
         if not isinstance(hook, (SessionRunHook, type)):
             packages = [base.__module__.partition(".")[0] for base in type(hook).__mro__]
-            advice = "derive it from SessionRunHook, or wrap an object with plain methods in BlockingHook"
+            advice = (
+                "derive it from SessionRunHook, or wrap an object with plain methods in"
+                " BlockingHook"
+            )
             if isinstance(hook, FunctionType):
                 advice = 'make a hook of it with @hook("after_run")'
             if "tensorflow" in packages:
@@ -387,5 +499,7 @@ def _hooks(hooks: Iterable[SessionRunHook | HookRegistration]) -> Iterable[objec
             what = f"an object of {kind.__qualname__}" if has_address else safe_repr(hook)
             raise InvalidHookError(f"hooks has {what}, which is not a SessionRunHook; {advice}")
         if isinstance(hook, SessionRunHook) and not isinstance(hook.name, str):
-            raise InvalidHookError(f"the name of {hook!r} is {hook.name!r}; give a str, or leave it out")
+            raise InvalidHookError(
+                f"the name of {hook!r} is {hook.name!r}; give a str, or leave it out"
+            )
         yield one

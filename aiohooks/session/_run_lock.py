@@ -16,22 +16,32 @@ from aiohooks._aio.contexts import RunScope, begin_run, current_run, current_sco
 from aiohooks._aio.observers import observing
 from aiohooks._aio.overlap import limited
 from aiohooks._diagnostics import Awaited, Waiting, logger
-from aiohooks.errors import NestedRunError, RecoveryExhaustedError, SessionClosedError, StopRequestedError, WrongLoopError
+from aiohooks.errors import (
+    NestedRunError,
+    RecoveryExhaustedError,
+    SessionClosedError,
+    StopRequestedError,
+    WrongLoopError,
+)
 from aiohooks.session._state import SessionState
 
 T = TypeVar("T")
 
 DEFAULT_YIELD_SECS = 0.005
-"""After how long without a turn the event loop gets one before the next run, where the user does not say."""
+"""After how long without a turn the event loop gets one before the next run, where the user does
+not say.
+"""
 _TURN_PASSES = 3
-"""The passes of the loop that make one turn: it finds an event, calls the callback, and the task that waited continues."""
+"""The passes of the loop that make one turn: it finds an event, calls the callback, and the task
+that waited continues.
+"""
 
 
 class FifoLock:
     """A lock that waiters get in the order in which they came.
 
-    Unlike with `asyncio.Lock`, taking it without waiting costs two attribute accesses (`taken`), and the number of waiters
-    is known.
+    Unlike with `asyncio.Lock`, taking it without waiting costs two attribute accesses (`taken`),
+    and the number of waiters is known.
     """
 
     __slots__ = ("_waiters", "taken")
@@ -72,7 +82,9 @@ class FifoLock:
 
 
 class RunLock(Waiting):
-    """The lock that every run of one monitored session holds; taking it depends on the session's state."""
+    """The lock that every run of one monitored session holds; taking it depends on the session's
+    state.
+    """
 
     def __init__(self, state: SessionState, yield_secs: float | None) -> None:
         self._state = state
@@ -88,7 +100,9 @@ class RunLock(Waiting):
         state.on_pause, state.run_began = self.watch_loop, self._run_began
 
     def watch_loop(self) -> None:
-        """Notice whether the loop has a turn from now on; while the session is paused, a turn is due before every run."""
+        """Notice whether the loop has a turn from now on; while the session is paused, a turn is
+        due before every run.
+        """
         self.turn_due = math.inf
         if self._state.pause_reason is not None:
             self.turn_due = -math.inf
@@ -98,8 +112,13 @@ class RunLock(Waiting):
             asyncio.get_running_loop().call_soon(self._note_turn)
 
     def _run_began(self) -> float | None:
-        # Every run begins before `turn_due`, and sets it anew if that is later: it began within the `yield_secs` before it.
-        return self.turn_due - self._yield_secs if self._state.runs and math.isfinite(self.turn_due) else None
+        # Every run begins before `turn_due`, and sets it anew if that is later: it began within the
+        # `yield_secs` before it.
+        return (
+            self.turn_due - self._yield_secs
+            if self._state.runs and math.isfinite(self.turn_due)
+            else None
+        )
 
     def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> Awaited | None:
         if method == "_wait_for_resume":
@@ -112,13 +131,19 @@ class RunLock(Waiting):
         self._loop_turned = True
 
     async def give_turn(self) -> None:
-        """Wait for the end of a pause, and let the loop have a turn if it had none since `watch_loop`.
+        """Wait for the end of a pause, and let the loop have a turn if it had none since
+        `watch_loop`.
 
-        Call it before a run begins: at its end a cancellation that arrives here would lose the result of a committed run. It
-        raises a stop that was requested meanwhile, and the error of a background task that failed during a pause.
+        Call it before a run begins: at its end a cancellation that arrives here would lose the
+        result of a committed run. It raises a stop that was requested meanwhile, and the error of a
+        background task that failed during a pause.
         """
         state = self._state
-        if state.phase != "open" or get_ident() != self.thread or asyncio.get_running_loop() is not state.loop:
+        if (
+            state.phase != "open"
+            or get_ident() != self.thread
+            or asyncio.get_running_loop() is not state.loop
+        ):
             return  # `acquire` says what is wrong
         if not self._loop_turned:
             for _ in range(_TURN_PASSES):
@@ -137,7 +162,9 @@ class RunLock(Waiting):
                     raise
 
     async def wait(self) -> RunScope:
-        """Begin a run that cannot begin now: let the loop have its turn, wait behind the runs of other tasks, and acquire."""
+        """Begin a run that cannot begin now: let the loop have its turn, wait behind the runs of
+        other tasks, and acquire.
+        """
         if self.now() > self.turn_due:
             await self.give_turn()
         if not self.turns.taken:
@@ -158,7 +185,12 @@ class RunLock(Waiting):
     def acquire(self) -> RunScope:
         """Begin a run: the lock is free, or has been waited for. Raises like `_check_usable`."""
         state = self._state
-        if state.phase != "open" or get_ident() != self.thread or state.recovery_error or state.stopped:
+        if (
+            state.phase != "open"
+            or get_ident() != self.thread
+            or state.recovery_error
+            or state.stopped
+        ):
             self._check_usable()
         task = asyncio.current_task(state.loop)
         if task is None:  # another loop of the same thread
@@ -187,10 +219,14 @@ class RunLock(Waiting):
             scope.end_attempt()
 
     async def wait_between_runs(self, wait: Coroutine[Any, Any, T]) -> T:
-        """Await a wait in which the session makes no steps: whoever waits for these may have to do without."""
+        """Await a wait in which the session makes no steps: whoever waits for these may have to do
+        without.
+        """
         state, run = self._state, current_run()
         publisher = state.publisher
-        if publisher is None or not (current_task() is state.entered_by or (run is not None and run.session is state)):
+        if publisher is None or not (
+            current_task() is state.entered_by or (run is not None and run.session is state)
+        ):
             return await wait
         publisher.hold_up()
         try:
@@ -199,7 +235,9 @@ class RunLock(Waiting):
             publisher.let_go()
 
     async def close(self, immediately: bool) -> None:
-        """Wait for the run of another task; it may finish within the grace period, or is interrupted `immediately`."""
+        """Wait for the run of another task; it may finish within the grace period, or is
+        interrupted `immediately`.
+        """
         if not self.turns.taken:
             return
         state, grace_secs = self._state, self._state.grace_secs
@@ -215,18 +253,29 @@ class RunLock(Waiting):
                     await limited(self.turns.wait(), grace_secs, "the last run")
                     return
                 interrupt()
-            logger.warning("%s: run still active %s s after its cancellation; closing anyway", state.label, grace_secs)
+            logger.warning(
+                "%s: run still active %s s after its cancellation; closing anyway",
+                state.label,
+                grace_secs,
+            )
 
         if immediately:
             interrupt()
-        await shielded(wait(), grace_secs=grace_secs, what=f"the wait for the last run of {state.label}", on_cancel=interrupt)
+        await shielded(
+            wait(),
+            grace_secs=grace_secs,
+            what=f"the wait for the last run of {state.label}",
+            on_cancel=interrupt,
+        )
 
     def check_entered(self) -> None:
         """Raise if the session was never entered, or belongs to another loop."""
         if self._state.phase == "new":
             raise SessionClosedError("this session was not entered; use `async with`")
         if running_loop() is not self._state.loop:
-            raise WrongLoopError("this session belongs to another event loop; use it where it was entered")
+            raise WrongLoopError(
+                "this session belongs to another event loop; use it where it was entered"
+            )
 
     def check_closer(self) -> None:
         """Raise if the end of the session would wait for the caller."""
@@ -234,29 +283,39 @@ class RunLock(Waiting):
         task = current_task()
         if self._state.owns(task):
             raise NestedRunError(
-                f"aclose was called from the background task {task.get_name()!r} of the same session, which would deadlock; "
-                "use request_stop to end the session"
+                f"aclose was called from the background task {task.get_name()!r} of the same"
+                " session, which would deadlock; use request_stop to end the session"
             )
 
     def check_caller(self, what: str) -> None:
-        """Raise if the caller is itself part of a run in progress of this session, or of its end."""
+        """Raise if the caller is itself part of a run in progress of this session, or of its
+        end.
+        """
         state, scope = self._state, current_run()
         while scope is not None:
             if scope.session is state and scope.active:
                 raise NestedRunError(
-                    f"{what} was called from inside {'the end' if state.phase == 'closing' else 'a run'} of the same session, "
-                    "which would deadlock; in a hook use run_context.session, and request_stop to end"
+                    f"{what} was called from inside"
+                    f" {'the end' if state.phase == 'closing' else 'a run'} of the same session,"
+                    " which would deadlock; in a hook use run_context.session, and request_stop"
+                    " to end"
                 )
             scope = scope.outer
 
     def _check_usable(self) -> None:
-        """Raise if no run can begin now: the session is not open, or was stopped, has failed, or belongs to another loop."""
+        """Raise if no run can begin now: the session is not open, or was stopped, has failed, or
+        belongs to another loop.
+        """
         self.check_entered()
         state = self._state
         if state.phase == "closing" and state.owns(current_task()):
             raise StopRequestedError("the session has ended")
         if state.phase != "open":
-            how = "make a new one" if state.phase == "closed" else "a hook runs the raw session that it was given"
+            how = (
+                "make a new one"
+                if state.phase == "closed"
+                else "a hook runs the raw session that it was given"
+            )
             raise SessionClosedError(f"this session is {state.phase}; {how}")
         if state.recovery_error is not None:
             raise RecoveryExhaustedError(

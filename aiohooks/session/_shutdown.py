@@ -1,4 +1,6 @@
-"""The end of a session: which hooks are called at a clean end and at any other, and which error reaches the caller."""
+"""The end of a session: which hooks are called at a clean end and at any other, and which error
+reaches the caller.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ from aiohooks._aio.cancel import shielded, shielded_task
 from aiohooks._aio.contexts import begin_run, current_run, current_scope
 from aiohooks._aio.waits import LongWaitLog
 from aiohooks._diagnostics import logger
-from aiohooks.errors import add_note, flattened, is_clean_end, raise_unchanged, safe_repr, set_context
+from aiohooks.errors import (
+    add_note,
+    flattened,
+    is_clean_end,
+    raise_unchanged,
+    safe_repr,
+    set_context,
+)
 from aiohooks.session._hooks import HookSet
 from aiohooks.session._run_lock import RunLock
 from aiohooks.session._state import SessionState, end_tasks
@@ -25,7 +34,9 @@ _FLUSH_SECS = 5.0
 class Shutdown:
     """Ends one session, once: others that close it meanwhile wait until that is complete."""
 
-    def __init__(self, state: SessionState, creator: SessionCreator, hooks: HookSet, run_lock: RunLock) -> None:
+    def __init__(
+        self, state: SessionState, creator: SessionCreator, hooks: HookSet, run_lock: RunLock
+    ) -> None:
         self._state = state
         self._creator = creator if isinstance(creator, ChiefSessionCreator) else None
         self._hooks = hooks
@@ -35,7 +46,9 @@ class Shutdown:
         """What is called at the very end."""
 
     async def end(self, error: BaseException | None) -> bool:
-        """End the session after `error`, or none, left its block; return whether the error is swallowed."""
+        """End the session after `error`, or none, left its block; return whether the error is
+        swallowed.
+        """
         swallow = swallows(error)
         if error is None:
             self._state.record_end()
@@ -60,7 +73,9 @@ class Shutdown:
         raise_unchanged(outcome)
 
     async def wait(self, error: BaseException | None) -> bool:
-        """Wait until another task has ended the session; return whether `error`, with which the block was left, is swallowed."""
+        """Wait until another task has ended the session; return whether `error`, with which the
+        block was left, is swallowed.
+        """
         swallow = swallows(error)
         try:
             what = f"the wait for the end of {self._state.label}"
@@ -71,9 +86,13 @@ class Shutdown:
         return swallow
 
     async def _complete_after(
-        self, end: Callable[[BaseException | None], Awaitable[BaseException | None]], error: BaseException | None
+        self,
+        end: Callable[[BaseException | None], Awaitable[BaseException | None]],
+        error: BaseException | None,
     ) -> BaseException | None:
-        """Await `end(error)`: the session is closing meanwhile, and closed afterwards, whatever happens."""
+        """Await `end(error)`: the session is closing meanwhile, and closed afterwards, whatever
+        happens.
+        """
         outer, before, own = current_run(), current_scope.get(), self._hooks.own.state()
         self._state.set_phase("closing")
         # A hook that closes the session would deadlock.
@@ -89,7 +108,9 @@ class Shutdown:
             self._complete.set()
 
     async def _end(self, error: BaseException | None) -> BaseException | None:
-        """Wait for the last run, call `end` of the hooks after a clean end, and close; return the error of the session."""
+        """Wait for the last run, call `end` of the hooks after a clean end, and close; return the
+        error of the session.
+        """
         state = self._state
         failures: list[BaseException] = []
         try:
@@ -100,7 +121,10 @@ class Shutdown:
                     await self._hooks.end(state.session, failures)
                     error = _single(failures, "end")
                 elif error is None and state.recovery_error is None:
-                    what = "its last recovery was cancelled, so that it has no raw session: `end` of the hooks is not called"
+                    what = (
+                        "its last recovery was cancelled, so that it has no raw session: `end` of"
+                        " the hooks is not called"
+                    )
                     logger.warning("%s: %s, and nothing is saved", state.label, what)
         except BaseException as raised:
             self._keep(error, raised)
@@ -109,7 +133,9 @@ class Shutdown:
         return await self._close(error)
 
     def _background_failure(self, primary: BaseException | None) -> BaseException | None:
-        """Return the failure of a background task that has reached no caller yet; a primary error gets it as a note."""
+        """Return the failure of a background task that has reached no caller yet; a primary error
+        gets it as a note.
+        """
         what = f"{self._state.label}: a background task failed"
         for owner in self._state.owners:
             if owner.raised or not owner.errors or owner.errors[0] is primary:
@@ -120,13 +146,17 @@ class Shutdown:
                 add_note(primary, f"a background task had failed: {safe_repr(failure)}")
                 logger.error("%s", what, exc_info=failure)
             elif self._state.recovers(failure):
-                logger.warning("%s, from which the next run would have recovered", what, exc_info=failure)
+                logger.warning(
+                    "%s, from which the next run would have recovered", what, exc_info=failure
+                )
             else:
                 primary = failure
         return primary
 
     async def _close(self, primary: BaseException | None) -> BaseException | None:
-        """End the tasks, close the session and the hooks, shielded and limited in time; return the error of the session."""
+        """End the tasks, close the session and the hooks, shielded and limited in time; return the
+        error of the session.
+        """
         errors: list[BaseException] = []
         with self.callbacks:
             while True:
@@ -137,7 +167,9 @@ class Shutdown:
                         what=f"the end of {self._state.label}",
                         on_cancel=self._cancel_tasks,
                     )
-                    if not closing.cancelled():  # else a third party has done that: the rest is closed all the same
+                    if (
+                        not closing.cancelled()
+                    ):  # else a third party has done that: the rest is closed all the same
                         closing.result()
                         break
                 except asyncio.CancelledError as cancelled:
@@ -148,8 +180,12 @@ class Shutdown:
                     return outcome
         return self._choose(primary, errors)
 
-    async def _close_parts(self, primary: BaseException | None, errors: list[BaseException]) -> None:
-        """Do what has not been done yet: after a cancellation in the middle this is called again."""
+    async def _close_parts(
+        self, primary: BaseException | None, errors: list[BaseException]
+    ) -> None:
+        """Do what has not been done yet: after a cancellation in the middle this is called
+        again.
+        """
         state = self._state
         error = primary or state.recovery_error  # the block may have caught the latter
         failure = None if error is None else _why(error)
@@ -165,7 +201,9 @@ class Shutdown:
             owner.close(failure)
         cancelled: asyncio.CancelledError | None = None
 
-        async def complete(part: Awaitable[object], log: AbstractContextManager[None] | None = None) -> None:
+        async def complete(
+            part: Awaitable[object], log: AbstractContextManager[None] | None = None
+        ) -> None:
             nonlocal cancelled
             try:
                 with log or contextlib.nullcontext():
@@ -175,9 +213,14 @@ class Shutdown:
             except BaseException as raised:
                 errors.append(raised)
 
-        why = failure or f"the session has ended, and its grace period of {self._state.grace_secs} s is over"
+        why = (
+            failure
+            or f"the session has ended, and its grace period of {self._state.grace_secs} s is over"
+        )
         secs = self._state.grace_secs if error is None else 0
-        await complete(end_tasks(state.owners, secs, self._state.grace_secs, why, f"{state.label}, closing"))
+        await complete(
+            end_tasks(state.owners, secs, self._state.grace_secs, why, f"{state.label}, closing")
+        )
         background = self._background_failure(primary)
         if background is not None and background is not primary:
             errors.append(background)
@@ -188,12 +231,17 @@ class Shutdown:
             await complete(session.aclose(), self._log_long_wait("the raw session"))
         await complete(self._hooks.close(error or background, errors), self._log_long_wait())
         if self._creator is not None:
-            await complete(self._creator.aclose(grace_secs=self._state.grace_secs), self._log_long_wait("its creator"))
+            await complete(
+                self._creator.aclose(grace_secs=self._state.grace_secs),
+                self._log_long_wait("its creator"),
+            )
         if state.store is not None:
             await complete(state.store.flush(_FLUSH_SECS), self._log_long_wait("its step store"))
         if self._complete.is_set():  # it took longer than the grace period after a cancellation
             for late in errors:
-                logger.error("%s: closing failed, after the session had ended", state.label, exc_info=late)
+                logger.error(
+                    "%s: closing failed, after the session had ended", state.label, exc_info=late
+                )
         if cancelled is not None:
             raise cancelled
 
@@ -202,13 +250,19 @@ class Shutdown:
             owner.cancel_tasks("the session was cancelled while it was closed")
 
     def _log_long_wait(self, what: str | None = None) -> LongWaitLog:
-        """Return what logs that closing waits for `what`, or if None, for the current calls of hooks."""
+        """Return what logs that closing waits for `what`, or if None, for the current calls of
+        hooks.
+        """
 
         def waits_for() -> dict[object, str]:
             if what is not None:
                 return {what: what}
             status = None if self._state.get_status is None else self._state.get_status()
-            calls: dict[object, str] = {one.what: str(one) for one in status.doing if one.what != CLOSING} if status else {}
+            calls: dict[object, str] = (
+                {one.what: str(one) for one in status.doing if one.what != CLOSING}
+                if status
+                else {}
+            )
             for hook in self._hooks.registered:
                 if pending := self._hooks.background.pending(hook):
                     calls[hook] = f"{pending} background calls of {hook.name}"
@@ -219,7 +273,10 @@ class Shutdown:
     # -- which error is raised
 
     def _choose(
-        self, primary: BaseException | None, errors: list[BaseException], cancelled: asyncio.CancelledError | None = None
+        self,
+        primary: BaseException | None,
+        errors: list[BaseException],
+        cancelled: asyncio.CancelledError | None = None,
     ) -> BaseException | None:
         """Return the error that is raised in the end; note the others on it, and log them."""
         outcome = cancelled or primary
@@ -235,8 +292,16 @@ class Shutdown:
         """Log an error instead of which another one is raised, and make it the context of that."""
         if error is None or error is raised:
             return
-        if not isinstance(error, asyncio.CancelledError):  # by which it is known again where this session is nested
-            logger.error("%s: %s, and then %s", self._state.label, _why(error), safe_repr(raised), exc_info=error)
+        if not isinstance(
+            error, asyncio.CancelledError
+        ):  # by which it is known again where this session is nested
+            logger.error(
+                "%s: %s, and then %s",
+                self._state.label,
+                _why(error),
+                safe_repr(raised),
+                exc_info=error,
+            )
         if raised.__context__ is None:
             set_context(raised, error)
         elif raised.__context__ is not error and not isinstance(error, asyncio.CancelledError):
@@ -246,7 +311,9 @@ class Shutdown:
         """Note errors on the one that is raised instead, and log them."""
         for error in errors:
             add_note(after, f"and then: {safe_repr(error)}")
-            logger.error("%s: closing failed after %s", self._state.label, safe_repr(after), exc_info=error)
+            logger.error(
+                "%s: closing failed after %s", self._state.label, safe_repr(after), exc_info=error
+            )
 
 
 def swallows(error: BaseException | None) -> bool:
@@ -256,7 +323,11 @@ def swallows(error: BaseException | None) -> bool:
 
 def _why(error: BaseException) -> str:
     """Return the reason of the stop that follows an error."""
-    return "the session was cancelled" if isinstance(error, asyncio.CancelledError) else f"the session failed: {safe_repr(error)}"
+    return (
+        "the session was cancelled"
+        if isinstance(error, asyncio.CancelledError)
+        else f"the session failed: {safe_repr(error)}"
+    )
 
 
 def _is_fatal(error: BaseException) -> bool:

@@ -1,10 +1,13 @@
-"""The state of a session, in one place: how far it is, its run, its tasks, and what is requested of it.
+"""The state of a session, in one place: how far it is, its run, its tasks, and what is requested of
+it.
 
-`Coordinator` is the public view of it. Every part of a session reads it and writes what is the part's to decide; it knows none of
-them, and they know each other in one direction only: the docstring of the package has their order.
+`Coordinator` is the public view of it. Every part of a session reads it and writes what is the
+part's to decide; it knows none of them, and they know each other in one direction only: the
+docstring of the package has their order.
 
     SessionState   of a session, or of a coordinator that is used alone
-    TaskOwner      the background tasks of the whole session, or of one raw session, and their failures
+    TaskOwner      the background tasks of the whole session, or of one raw session, and their
+                   failures
     end_tasks      waits for tasks, and cancels them
     EndOfProducers ends a wait when the tasks that it depends on have ended
 """
@@ -65,7 +68,9 @@ WHY_VARIABLE = "AIOHOOKS_WHY"
 
 
 class SessionState:
-    """One session, as its parts and its coordinators see it; as a `RunOwner`, what is part of its runs sees it, too."""
+    """One session, as its parts and its coordinators see it; as a `RunOwner`, what is part of its
+    runs sees it, too.
+    """
 
     whole: TaskOwner
     """The owner of the tasks that live through recoveries."""
@@ -119,7 +124,9 @@ class SessionState:
         self.stoppable: dict[Wait[Any], bool] = {}
         """The waits that a stop or a failure ends, and whether a drain ends them too."""
         self.waiters: dict[asyncio.Future[None], Callable[[], bool]] = {}
-        """Those that wait for something to be requested, or for the last task to end, and for what."""
+        """Those that wait for something to be requested, or for the last task to end, and for
+        what.
+        """
         self._drain_limits: list[float] = []  # in seconds; requested, and not begun yet
         self._drain_timers: list[TimerHandle] = []
 
@@ -142,7 +149,9 @@ class SessionState:
         return any(task in owner.tasks for owner in self.owners)
 
     def recovers(self, error: BaseException) -> bool:
-        """Return whether a new raw session can help: a failed task of the whole session cannot be started again."""
+        """Return whether a new raw session can help: a failed task of the whole session cannot be
+        started again.
+        """
         return self.is_recoverable(error) and not self.whole.failed_with(error)
 
     def mark_raised(self, error: BaseException) -> None:
@@ -156,40 +165,71 @@ class SessionState:
             self.waits.end(cause)
 
     def awaited(self) -> Awaited:
-        """Return the session, for the wait-for graph: it waits for its run, or for what its block does."""
+        """Return the session, for the wait-for graph: it waits for its run, or for what its block
+        does.
+        """
         key = self.publisher and self.store and self.store.awaited_publisher(self.publisher)
         tasks = [task for task in (self.runner or self.entered_by,) if task is not None]
-        one = Awaited("session", self.label, ", ".join(self._activities()), lambda: tasks, key or self, ends=False, not_found="")
-        return one if self.runner is not None else one._replace(needs="any")  # other tasks may run it
+        one = Awaited(
+            "session",
+            self.label,
+            ", ".join(self._activities()),
+            lambda: tasks,
+            key or self,
+            ends=False,
+            not_found="",
+        )
+        return (
+            one if self.runner is not None else one._replace(needs="any")
+        )  # other tasks may run it
 
     def _activities(self) -> Iterator[str]:
         now, run_began = monotonic_now()(), self.run_began()
         if self.store is not None:
             yield f"step {self.store.latest.step}"
         if self.runner is not None:
-            yield f"in run {self.runs}" + ("" if run_began is None else f" for {secs_text(now - run_began)}")
+            yield f"in run {self.runs}" + (
+                "" if run_began is None else f" for {secs_text(now - run_began)}"
+            )
         elif self.phase == "open" and run_began is not None:
             yield f"in its block; run {self.runs} began {secs_text(now - run_began)} ago"
         else:
-            yield self.phase if self.since is None else f"{self.phase} for {secs_text(now - self.since)}"
+            yield (
+                self.phase
+                if self.since is None
+                else f"{self.phase} for {secs_text(now - self.since)}"
+            )
         if self.recovering_from is not None:
             yield f"in recovery {self.recoveries} from {safe_repr(self.recovering_from)}"
-        for what, reason in (("paused", self.pause_reason), ("draining", self.drain_reason), ("stopping", self.stop_reason)):
+        for what, reason in (
+            ("paused", self.pause_reason),
+            ("draining", self.drain_reason),
+            ("stopping", self.stop_reason),
+        ):
             if reason is not None:
                 yield f"{what}: {reason}"
 
     def name_session(self, error: BaseException) -> None:
-        """Add the session's name, if it was given one, to an error that it raises; nothing to a cancellation or a clean end."""
+        """Add the session's name, if it was given one, to an error that it raises; nothing to a
+        cancellation or a clean end.
+        """
         if self.name is None or isinstance(error, asyncio.CancelledError) or is_clean_end(error):
             return
         if (note := f"in session {self.name!r}") not in notes_of(error):
             add_note(error, note)
 
     def until(self, awaitable: Awaitable[T]) -> Awaitable[T]:
-        """Return a wait of code in a run for something, which a stop of the session ends too; at its end it is the last one."""
-        return awaitable if self.phase != "open" else self.current.until(Wait[T]("a wait in a run"), awaitable)
+        """Return a wait of code in a run for something, which a stop of the session ends too; at
+        its end it is the last one.
+        """
+        return (
+            awaitable
+            if self.phase != "open"
+            else self.current.until(Wait[T]("a wait in a run"), awaitable)
+        )
 
-    # -- the stop, the drain before it and the pause: recorded in any thread, and then begun in the loop
+    # -- the stop, the drain before it and the pause: recorded in any thread, and then begun in the
+    # loop
 
     def request_stop(self, reason: str | None) -> None:
         """Request a stop, from any thread; the first reason is kept."""
@@ -201,22 +241,32 @@ class SessionState:
             self.stop_reason = reason
 
     def record_stop(self, reason: str | None) -> None:
-        """Record a stop, from any thread or signal handler; the waits continue until `end_waits` is called in the loop."""
+        """Record a stop, from any thread or signal handler; the waits continue until `end_waits` is
+        called in the loop.
+        """
         self.stop_reason = self.stop_reason or reason or "a stop was requested"
         self.stopped = True  # after the reason: another thread may read both in between
 
     def record_end(self, reason: str | None = None) -> None:
-        """Keep why the session ends if no stop was requested: a drain, or else `reason`; nothing is stopped yet."""
+        """Keep why the session ends if no stop was requested: a drain, or else `reason`; nothing is
+        stopped yet.
+        """
         self.stop_reason = self.stop_reason or self.drain_reason or reason
 
     def end_waits(self, error: BaseException | None = None) -> None:
-        """End the waits because of `error` or the stop; an error ends the run too, unless it recovers from that already."""
+        """End the waits because of `error` or the stop; an error ends the run too, unless it
+        recovers from that already.
+        """
         if self.stopped:
             self.forget_drain_limits()
         self.wake_waiters()
         for wait in tuple(self.stoppable):
             wait.end(error or self.stop_error())
-        if error is not None and error is not self.recovering_from and (self.session is not None or self.whole.errors):
+        if (
+            error is not None
+            and error is not self.recovering_from
+            and (self.session is not None or self.whole.errors)
+        ):
             self.end_run(error)
 
     def stop_error(self) -> StopRequestedError:
@@ -235,7 +285,9 @@ class SessionState:
         self.call_in_loop(begin)
 
     def record_drain(self, reason: str | None) -> None:
-        """Record a drain, from any thread or signal handler; the waits continue until `begin_drain` is called in the loop."""
+        """Record a drain, from any thread or signal handler; the waits continue until `begin_drain`
+        is called in the loop.
+        """
         self.drain_reason = self.drain_reason or reason or "a drain was requested"
 
     def begin_drain(self) -> None:
@@ -251,9 +303,13 @@ class SessionState:
                 wait.end(self.stop_error())
 
     def _limit_drain(self) -> None:
-        while self._drain_limits and not self.stopped:  # of several limits the one that is reached first stops it
+        while (
+            self._drain_limits and not self.stopped
+        ):  # of several limits the one that is reached first stops it
             secs = self._drain_limits.pop(0)
-            late = functools.partial(self.request_stop, f"{self.drain_reason}, and the drain took longer than {secs} s")
+            late = functools.partial(
+                self.request_stop, f"{self.drain_reason}, and the drain took longer than {secs} s"
+            )
             self._drain_timers.append(current_clock().call_later(secs, late))
 
     def forget_drain_limits(self) -> None:
@@ -276,7 +332,11 @@ class SessionState:
             self.call_in_loop(self._pause_changed)
 
     def _pause_changed(self) -> None:
-        logger.info("%s: %s", self.label, "resumed" if self.pause_reason is None else f"paused: {self.pause_reason}")
+        logger.info(
+            "%s: %s",
+            self.label,
+            "resumed" if self.pause_reason is None else f"paused: {self.pause_reason}",
+        )
         self.wake_waiters()
         self.on_pause()
 
@@ -294,8 +354,8 @@ class SessionState:
         if loop is running_loop() and asyncio.current_task() is not None:
             call()
         elif not loop.is_closed():
-            # From another thread, or outside of a task: perhaps from a signal handler that has interrupted the loop while it
-            # waits for events, which only this ends.
+            # From another thread, or outside of a task: perhaps from a signal handler that has
+            # interrupted the loop while it waits for events, which only this ends.
             loop.call_soon_threadsafe(call)
 
     def wake_waiters(self) -> None:
@@ -305,14 +365,20 @@ class SessionState:
 
 
 class TaskOwner:
-    """What owns background tasks: the whole session, which may be used alone, or one raw session, until it is replaced."""
+    """What owns background tasks: the whole session, which may be used alone, or one raw session,
+    until it is replaced.
+    """
 
-    def __init__(self, state: SessionState, clean_stop_exception_types: tuple[type[BaseException], ...] = ()) -> None:
+    def __init__(
+        self, state: SessionState, clean_stop_exception_types: tuple[type[BaseException], ...] = ()
+    ) -> None:
         """Start without tasks."""
         self.state: SessionState = state
         self._clean = clean_stop_exception_types
         self.tasks: dict[asyncio.Task[Any], bool] = {}
-        """Those that have not ended, in the order of their start, and whether they were cancelled from here."""
+        """Those that have not ended, in the order of their start, and whether they were cancelled
+        from here.
+        """
         self.errors: list[BaseException] = []
         """The failures so far, in the order of their occurrence."""
         self.raised: bool = False
@@ -331,7 +397,10 @@ class TaskOwner:
         """Bind the session to the running loop."""
         state, loop = self.state, running_loop()
         if loop is None or loop is not (state.loop or loop):
-            raise WrongLoopError(f"{self!r} is used outside its own event loop; only request_stop and should_stop may be")
+            raise WrongLoopError(
+                f"{self!r} is used outside its own event loop; only request_stop and should_stop"
+                " may be"
+            )
         if state.loop is None:
             state.loop = loop
             state.begin_drain()  # one that was requested before
@@ -339,23 +408,40 @@ class TaskOwner:
     # -- waits
 
     async def until(
-        self, wait: Wait[T], awaitable: Awaitable[T], producers: Producers | None = None, *, drain: bool = False
+        self,
+        wait: Wait[T],
+        awaitable: Awaitable[T],
+        producers: Producers | None = None,
+        *,
+        drain: bool = False,
     ) -> T:
-        """`Coordinator.until`, with the wait that gets what ends it. With `()` all producers have ended."""
+        """`Coordinator.until`, with the wait that gets what ends it. With `()` all producers have
+        ended.
+        """
         state, end = self.state, None
         try:
             self.bind()
             if (error := self._wait_error(drain)) is not None:
                 raise_unchanged(error)
             if not inspect.isawaitable(awaitable):  # also generators that are marked as coroutines
-                raise InvalidArgumentError(f"until got {awaitable!r}; give a coroutine, a task or a future")
+                raise InvalidArgumentError(
+                    f"until got {awaitable!r}; give a coroutine, a task or a future"
+                )
             state.stoppable[wait] = drain
             end = None if producers is None else EndOfProducers(producers, wait)
             return await wait.result_of(awaitable)
         except BaseException as raised:
             # An element of a queue, for example; a future that was given has its result still.
-            if wait.keeps_result and (lost := wait.results[0]) is not None and not asyncio.isfuture(awaitable):
-                logger.warning("%s: a wait was cancelled as its result came, which is lost: %s", state.label, safe_repr(lost))
+            if (
+                wait.keeps_result
+                and (lost := wait.results[0]) is not None
+                and not asyncio.isfuture(awaitable)
+            ):
+                logger.warning(
+                    "%s: a wait was cancelled as its result came, which is lost: %s",
+                    state.label,
+                    safe_repr(lost),
+                )
             close_unawaited(awaitable)
             state.mark_raised(raised)
             raise
@@ -365,24 +451,36 @@ class TaskOwner:
                 end.stop_watching()
 
     def _wait_error(self, drain: bool) -> BaseException | None:
-        """Return the error that ends a wait now: the first failure, else the stop, or the drain if that ends it too."""
+        """Return the error that ends a wait now: the first failure, else the stop, or the drain if
+        that ends it too.
+        """
         state = self.state
         if failures := self.errors or state.whole.errors:
             return failures[0]
-        return state.stop_error() if self.should_stop() or (drain and state.drain_reason is not None) else None
+        return (
+            state.stop_error()
+            if self.should_stop() or (drain and state.drain_reason is not None)
+            else None
+        )
 
     async def wait_for_resume(self) -> None:
         """Wait while there is a pause; a stop or a failure ends the wait."""
         while self.state.pause_reason is not None:
             with observing(self.state.observers, "wait", "end of the pause"):
-                await self.until(Wait("the end of the pause"), self.wait_for(lambda: self.state.pause_reason is None))
+                await self.until(
+                    Wait("the end of the pause"),
+                    self.wait_for(lambda: self.state.pause_reason is None),
+                )
 
     async def wait_for(self, condition: Callable[[], bool], secs: float | None = None) -> bool:
-        """Wait until `condition()` holds, of requests or of having no tasks, at most `secs`; return whether it does."""
+        """Wait until `condition()` holds, of requests or of having no tasks, at most `secs`; return
+        whether it does.
+        """
         check_secs(secs, "timeout", optional=True)
         if not condition():
             self.bind()
-        # Looked at again: a request from another thread came before the loop was known, or it will wake the waiter there.
+        # Looked at again: a request from another thread came before the loop was known, or it will
+        # wake the waiter there.
         if not condition():
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self.state.waiters[waiter] = condition
@@ -394,7 +492,9 @@ class TaskOwner:
 
     # -- tasks
 
-    def start_soon(self, fn: Callable[..., Coroutine[Any, Any, T]], args: tuple[Any, ...], name: str | None) -> asyncio.Task[T]:
+    def start_soon(
+        self, fn: Callable[..., Coroutine[Any, Any, T]], args: tuple[Any, ...], name: str | None
+    ) -> asyncio.Task[T]:
         """Start `fn(*args)` as a task that is not part of the run in which it was started."""
         self.bind()
         if self.ending is not None:
@@ -404,7 +504,8 @@ class TaskOwner:
         coro: Any = context.run(fn, *args)
         if not asyncio.iscoroutine(coro):
             raise InvalidArgumentError(
-                f"{fn!r} returned {coro!r} and not a coroutine; start_soon takes an `async def` and its arguments"
+                f"{fn!r} returned {coro!r} and not a coroutine; start_soon takes an `async def` and"
+                " its arguments"
             )
         task: asyncio.Task[T] = new_task(coro, name or getattr(fn, "__name__", None), context)
         self.tasks[task] = False
@@ -415,7 +516,11 @@ class TaskOwner:
         self.tasks.pop(task, None)
         if not self.tasks:
             self.state.wake_waiters()
-        if not task.cancelled() and (error := task.exception()) is not None and not self.ends_in_drain(error):
+        if (
+            not task.cancelled()
+            and (error := task.exception()) is not None
+            and not self.ends_in_drain(error)
+        ):
             add_origin(error, f"background task {task.get_name()!r}")
             how = "ended" if self.is_clean_end(error) else "failed"
             self.record_error(error, f"background task {task.get_name()!r} {how}")
@@ -428,11 +533,15 @@ class TaskOwner:
         return is_clean_end(error) or isinstance(error, self._clean)
 
     def ends_in_drain(self, error: BaseException) -> bool:
-        """Return whether a task ends cleanly in a drain, in which the others finish what they have under way."""
+        """Return whether a task ends cleanly in a drain, in which the others finish what they have
+        under way.
+        """
         return self.state.drain_reason is not None and self.is_clean_end(error)
 
     def record_error(self, error: BaseException, what: str) -> None:
-        """Record the failure of a task: it ends waits, and stops a session that does not recover; a clean end is a stop."""
+        """Record the failure of a task: it ends waits, and stops a session that does not recover; a
+        clean end is a stop.
+        """
         if self.failed_with(error):
             return  # `until` raised it in the task, which passed it on
         is_clean = self.is_clean_end(error)
@@ -451,7 +560,9 @@ class TaskOwner:
         if not state.stopped and (self is state.whole or not state.is_recoverable(error)):
             state.stop_reason = described
             state.stopped = True
-        if first or state.stopped:  # otherwise the first one has interrupted the run already, which may be recovering
+        if (
+            first or state.stopped
+        ):  # otherwise the first one has interrupted the run already, which may be recovering
             state.call_in_loop(functools.partial(state.end_waits, error if first else None))
         if not first:  # the first one is raised; this one must not be lost
             add_note(self.errors[0], f"then {described}")
@@ -472,7 +583,9 @@ class TaskOwner:
                 task.cancel(why)
 
     def close(self, failure: str | None = None) -> None:
-        """Stop the owner of these tasks, whose session is replaced or closed; after a failure they are cancelled immediately."""
+        """Stop the owner of these tasks, whose session is replaced or closed; after a failure they
+        are cancelled immediately.
+        """
         self.closed, state = True, self.state
         if failure is not None:
             self.cancel_tasks(failure)
@@ -482,7 +595,9 @@ class TaskOwner:
             state.call_in_loop(state.end_waits)
 
     def disown(self, why: str) -> None:
-        """Only log errors of tasks from now on, as no caller is left to raise them; refuse other tasks."""
+        """Only log errors of tasks from now on, as no caller is left to raise them; refuse other
+        tasks.
+        """
         self._disowned = self._disowned or why
         self.ending = self.ending or why
 
@@ -491,18 +606,30 @@ class TaskOwner:
         doing = "running" if state.drain_reason is None else f"draining: {state.drain_reason}"
         if self.should_stop():
             doing = f"stopping: {state.stop_reason}"
-        return f"<Coordinator {doing}, tasks: {', '.join(task.get_name() for task in self.tasks) or 'none'}>"
+        return (
+            f"<Coordinator {doing}, tasks:"
+            f" {', '.join(task.get_name() for task in self.tasks) or 'none'}>"
+        )
 
 
-async def end_tasks(owners: Sequence[TaskOwner], stop_grace_secs: float, cancel_grace_secs: float, why: str, what: str) -> None:
-    """Wait `stop_grace_secs`, if not 0, for the tasks of all these, cancel them, wait `cancel_grace_secs`, then warn.
+async def end_tasks(
+    owners: Sequence[TaskOwner],
+    stop_grace_secs: float,
+    cancel_grace_secs: float,
+    why: str,
+    what: str,
+) -> None:
+    """Wait `stop_grace_secs`, if not 0, for the tasks of all these, cancel them, wait
+    `cancel_grace_secs`, then warn.
 
-    Tasks that they start meanwhile are part of it. `why` is the message of the cancellation; `what`, in messages, the session
-    and what it is doing.
+    Tasks that they start meanwhile are part of it. `why` is the message of the cancellation;
+    `what`, in messages, the session and what it is doing.
     """
 
     def described() -> dict[object, str]:
-        return {one.task: str(one) for owner in owners for one in background_activities(owner.tasks)}
+        return {
+            one.task: str(one) for owner in owners for one in background_activities(owner.tasks)
+        }
 
     async def ended(secs: float) -> bool:
         return await owners[0].wait_for(lambda: not any(owner.tasks for owner in owners), secs)
@@ -514,7 +641,9 @@ async def end_tasks(owners: Sequence[TaskOwner], stop_grace_secs: float, cancel_
             owner.cancel_tasks(why)
         if not await ended(cancel_grace_secs):
             names = "; ".join(described().values())
-            logger.warning("%s: still active %s s after their cancellation: %s", what, cancel_grace_secs, names)
+            logger.warning(
+                "%s: still active %s s after their cancellation: %s", what, cancel_grace_secs, names
+            )
 
 
 # -- the producers of a wait: tasks without which it would never end
@@ -523,7 +652,9 @@ _MOST_PASSES = 5  # of the loop: a notified waiter may have to wake another one,
 
 
 class EndOfProducers:
-    """Ends a wait when all the tasks that it depends on have ended, and it has had the time to take what they left."""
+    """Ends a wait when all the tasks that it depends on have ended, and it has had the time to take
+    what they left.
+    """
 
     def __init__(self, producers: Producers, wait: Wait[Any]) -> None:
         self._producers = producers
@@ -541,7 +672,9 @@ class EndOfProducers:
             self._let_pass(_MOST_PASSES)
 
     def _let_pass(self, passes: int) -> None:
-        if self._wait is None:  # this call, or the callback of a producer, was due when the wait ended
+        if (
+            self._wait is None
+        ):  # this call, or the callback of a producer, was due when the wait ended
             return
         if passes:
             asyncio.get_running_loop().call_soon(self._let_pass, passes - 1)
@@ -571,7 +704,9 @@ class EndOfProducers:
 
 
 def is_end_of_producers(error: BaseException) -> bool:
-    """Return whether a task that ended with this has finished: all that it waited for was produced and used."""
+    """Return whether a task that ended with this has finished: all that it waited for was produced
+    and used.
+    """
     return all(isinstance(one, ProducerFinishedError) for one in flattened([error]))
 
 
@@ -580,7 +715,13 @@ def checked_producers(producer: Producer | None) -> Producers | None:
     if producer is None:
         return None
     given: object = producer
-    producers = tuple(producer) if isinstance(given, Iterable) and not asyncio.isfuture(given) else (producer,)
+    producers = (
+        tuple(producer)
+        if isinstance(given, Iterable) and not asyncio.isfuture(given)
+        else (producer,)
+    )
     if not producers or not all(is_task(one) for one in producers):
-        raise InvalidArgumentError(f"producer is {producer!r}; give a task, or several in a list: what start_soon returns")
+        raise InvalidArgumentError(
+            f"producer is {producer!r}; give a task, or several in a list: what start_soon returns"
+        )
     return cast("Producers", producers)

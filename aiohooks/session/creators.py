@@ -1,4 +1,6 @@
-"""The sources of a monitored session, and the creators of its raw sessions; restoring them from checkpoints."""
+"""The sources of a monitored session, and the creators of its raw sessions; restoring them from
+checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,21 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from aiohooks import checkpoint
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS
 from aiohooks._diagnostics import logger
-from aiohooks._validate import check_callable, check_instance, check_mapping, check_secs, is_coroutine_function
+from aiohooks._validate import (
+    check_callable,
+    check_instance,
+    check_mapping,
+    check_secs,
+    is_coroutine_function,
+)
 from aiohooks.checkpoint.stateful import Stateful, is_numbered, is_stateful
-from aiohooks.errors import CheckpointMismatchError, InvalidArgumentError, NotReadyError, add_note, did_you_mean
+from aiohooks.errors import (
+    CheckpointMismatchError,
+    InvalidArgumentError,
+    NotReadyError,
+    add_note,
+    did_you_mean,
+)
 from aiohooks.graph.graph import Graph, graph_of_step
 from aiohooks.graph.session import Session
 from aiohooks.graph.variables import Variables, values_of
@@ -27,11 +41,12 @@ if TYPE_CHECKING:
 
 
 async def set_step(store: StepStore, step: int, seen: Position | None = None) -> None:
-    """Raise a step store that is behind, which wakes its waiters; reset one that is ahead, in a new epoch.
+    """Raise a step store that is behind, which wakes its waiters; reset one that is ahead, in a new
+    epoch.
 
-    A store of several processes is also reset if it is behind, or has never moved, now or when it was `seen` before: its engine
-    may have lost its data. A process that knows a later step from before, and comes back only now, must not raise the step
-    beyond what was restored.
+    A store of several processes is also reset if it is behind, or has never moved, now or when it
+    was `seen` before: its engine may have lost its data. A process that knows a later step from
+    before, and comes back only now, must not raise the step beyond what was restored.
     """
     latest = await store.value()
     may_be_lost = not store.inline and (latest.step < step or (1, 0) in (latest, seen))
@@ -41,22 +56,30 @@ async def set_step(store: StepStore, step: int, seen: Position | None = None) ->
         await store.raise_to(step)
 
 
-async def restore_session(session: Session, restored: Restored, seen: Position | None = None) -> None:
-    """Restore the variables, the tracked objects and the global step; `restore_hooks` follows later.
+async def restore_session(
+    session: Session, restored: Restored, seen: Position | None = None
+) -> None:
+    """Restore the variables, the tracked objects and the global step; `restore_hooks` follows
+    later.
 
     The step store is set by `set_step`, which is given what was `seen` of it before.
     """
     what, step = f"checkpoint {restored.checkpoint.path}", restored.checkpoint.step
-    variables, tracked, hooks = (_state_part(restored.state, name, what) for name in ("variables", "tracked", "hooks"))
+    variables, tracked, hooks = (
+        _state_part(restored.state, name, what) for name in ("variables", "tracked", "hooks")
+    )
     values = values_of(session.variables).by_name
     own = {variable.name: values[variable.name] for variable in session.graph.variables}
     _check_names(what, "variable", own, variables)
     _check_names(what, "tracked object", session.tracked, tracked)
     for name in sorted(own):
         shapes = getattr(own[name], "shape", None), getattr(variables[name], "shape", None)
-        if shapes[0] is not None and shapes[0] != shapes[1]:  # a step written for one would fail later, or broadcast
+        if (
+            shapes[0] is not None and shapes[0] != shapes[1]
+        ):  # a step written for one would fail later, or broadcast
             raise CheckpointMismatchError(
-                f"{what} has variable {name!r} with shape {shapes[1]}; here it has shape {shapes[0]}. Was the model changed?"
+                f"{what} has variable {name!r} with shape {shapes[1]}; here it has shape"
+                f" {shapes[0]}. Was the model changed?"
             )
     await set_step(session.global_step, step, seen)
     session.variables.assign({name: variables[name] for name in own})
@@ -68,7 +91,9 @@ async def restore_session(session: Session, restored: Restored, seen: Position |
 
 
 def restore_hooks(session: Session) -> None:
-    """Load the saved states of the hooks; a hook without a saved state keeps its own, and this is logged."""
+    """Load the saved states of the hooks; a hook without a saved state keeps its own, and this is
+    logged.
+    """
     restored = session.restored
     if restored is None:
         return
@@ -83,19 +108,36 @@ def restore_hooks(session: Session) -> None:
     for name in sorted(states.keys() - hooks.keys()):
         # What a hook has still to deliver: effects, records, metrics.
         state, saver, lost, level = states[name], session.saver, "", logging.INFO
-        pending = len(states[name]["pending"]) if isinstance(state, dict) and isinstance(states[name].get("pending"), list) else 0
+        pending = (
+            len(states[name]["pending"])
+            if isinstance(state, dict) and isinstance(states[name].get("pending"), list)
+            else 0
+        )
         if pending and saver is not None and not saver.read_only:
-            lost, level = f", with {pending} pending entries, which the next checkpoint forgets; add it again", logging.WARNING
-        logger.log(level, "%s has the state of a hook %s, which is not in this session%s", what, name, lost)
+            lost, level = (
+                (
+                    f", with {pending} pending entries, which the next checkpoint forgets; add it"
+                    " again"
+                ),
+                logging.WARNING,
+            )
+        logger.log(
+            level, "%s has the state of a hook %s, which is not in this session%s", what, name, lost
+        )
 
 
 def warn_if_not_saved(session: object, graph: Graph) -> None:
     """Log that a session with a checkpoint directory trains, and no hook saves it."""
-    saver = session.saver if isinstance(session, Session) and not session.saved and graph.trains else None
+    saver = (
+        session.saver
+        if isinstance(session, Session) and not session.saved and graph.trains
+        else None
+    )
     if saver is not None and not saver.read_only:
         logger.warning(
-            "no checkpoint will be saved in %s, from which this session restores; add CheckpointSaverHook() to its hooks, "
-            "or give Saver(..., read_only=True) as checkpoint_dir",
+            "no checkpoint will be saved in %s, from which this session restores; add"
+            " CheckpointSaverHook() to its hooks, or give Saver(..., read_only=True) as"
+            " checkpoint_dir",
             saver.checkpoint_dir,
         )
 
@@ -111,7 +153,9 @@ def _load_state(one: Stateful, state: Any, what: str) -> None:
 def _state_part(state: Mapping[str, Any], name: str, what: str) -> Mapping[str, Any]:
     part: object = state.get(name)
     if not isinstance(part, dict):
-        raise CheckpointMismatchError(f"{what} has no {name!r}; was it written by CheckpointSaverHook?")
+        raise CheckpointMismatchError(
+            f"{what} has no {name!r}; was it written by CheckpointSaverHook?"
+        )
     return cast("Mapping[str, Any]", part)
 
 
@@ -120,18 +164,22 @@ def _check_names(what: str, kind: str, wanted: Mapping[str, Any], saved: Mapping
     if missing:
         known = "; ".join(f"{name!r}: {did_you_mean(name, saved)}" for name in missing)
         raise CheckpointMismatchError(
-            f"{what} has no {kind} {known}. Use the graph it was saved from, or start in another directory"
+            f"{what} has no {kind} {known}. Use the graph it was saved from, or start in another"
+            " directory"
         )
     unknown = [name for name in saved if name not in wanted]
     if unknown:
         raise CheckpointMismatchError(
-            f"{what} has the {kind} {', '.join(map(repr, unknown))}, which would be lost: there is none of that name now. "
-            "Use the graph and scaffold it was saved from, or start in another directory"
+            f"{what} has the {kind} {', '.join(map(repr, unknown))}, which would be lost: there is"
+            " none of that name now. Use the graph and scaffold it was saved from, or start in"
+            " another directory"
         )
 
 
 class SessionCreator(Protocol):
-    """Creates the raw sessions of a monitored session: the first one, and another one in each recovery."""
+    """Creates the raw sessions of a monitored session: the first one, and another one in each
+    recovery.
+    """
 
     @property
     def graph(self) -> Graph:
@@ -151,18 +199,22 @@ _FUNCTIONS = ("init_fn", "ready_for_local_init_fn", "local_init_fn", "ready_fn")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Scaffold:
-    """How a session of a graph is initialised, when it is ready, and what is saved besides its variables.
+    """How a session of a graph is initialised, when it is ready, and what is saved besides its
+    variables.
 
-    The functions are coroutine functions that take the raw session. The two `ready` functions return the missing parts: None,
-    True or an empty collection means ready; False, a name or several names mean not ready.
+    The functions are coroutine functions that take the raw session. The two `ready` functions
+    return the missing parts: None, True or an empty collection means ready; False, a name or
+    several names mean not ready.
 
     Args:
-        init_fn: called by the chief after the variables have their initial values, unless they were ready before or restored.
+        init_fn: called by the chief after the variables have their initial values, unless they were
+            ready before or restored.
         ready_for_local_init_fn: called before `local_init_fn`.
         local_init_fn: called for each created session, of a chief or a worker.
         ready_fn: called at the end.
-        tracked: objects that change themselves, such as a torch module, its optimizer, a data loader or a `RandomState`, by
-            name; their `state_dict` is saved in checkpoints, and given to their `load_state_dict` when a session is restored.
+        tracked: objects that change themselves, such as a torch module, its optimizer, a data
+            loader or a `RandomState`, by name; their `state_dict` is saved in checkpoints, and
+            given to their `load_state_dict` when a session is restored.
         copy_from_scaffold: another scaffold, whose functions replace missing ones of this one.
     """
 
@@ -181,15 +233,19 @@ class Scaffold:
                 object.__setattr__(self, name, getattr(other, name))
             fn = getattr(self, name)
             if fn is not None and not is_coroutine_function(fn):
-                raise InvalidArgumentError(f"{name} is {fn!r}; give a coroutine function (`async def`) that takes the session")
+                raise InvalidArgumentError(
+                    f"{name} is {fn!r}; give a coroutine function (`async def`) that takes the"
+                    " session"
+                )
         if self.tracked is None and other is not None:
             object.__setattr__(self, "tracked", other.tracked)
         check_mapping(self.tracked, "tracked", optional=True)
         for name, one in (self.tracked or {}).items():
             if not isinstance(name, str) or not is_stateful(one):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise InvalidArgumentError(
-                    f"tracked[{name!r}] is {one!r}; give a name and an object with state_dict() and load_state_dict(state), "
-                    "such as checkpoint.RandomState(generator) for a random generator"
+                    f"tracked[{name!r}] is {one!r}; give a name and an object with state_dict() and"
+                    " load_state_dict(state), such as checkpoint.RandomState(generator) for a"
+                    " random generator"
                 )
 
 
@@ -200,7 +256,10 @@ async def _check_ready(ready_fn: SessionFn | None, session: Session, message: st
     if missing is None or missing is True:
         return
     if not isinstance(missing, (bool, str, Collection)):
-        raise InvalidArgumentError(f"{ready_fn!r} returned {missing!r}; return None, True, or the names of the missing parts")
+        raise InvalidArgumentError(
+            f"{ready_fn!r} returned {missing!r}; return None, True, or the names of the missing"
+            " parts"
+        )
     if missing is False or len(missing) > 0:  # type: ignore[arg-type]
         raise NotReadyError(f"{message}; missing, as {ready_fn!r} says: {missing or 'something'}")
 
@@ -219,8 +278,8 @@ class _Creator:
         check_callable(session_factory, "session_factory")
         if is_coroutine_function(session_factory):
             raise InvalidArgumentError(
-                f"session_factory is {session_factory!r}, a coroutine function; give a subclass of Session or a plain function, "
-                "and await in the functions of a Scaffold"
+                f"session_factory is {session_factory!r}, a coroutine function; give a subclass of"
+                " Session or a plain function, and await in the functions of a Scaffold"
             )
         check_instance(scaffold, Scaffold, "scaffold", optional=True)
         check_instance(global_step, StepStore, "global_step", optional=True)
@@ -231,25 +290,38 @@ class _Creator:
         self._variables = Variables() if variables is None else variables
         self._session_factory = session_factory
 
-    async def _new_session(self, what: str, initialise: Callable[[Session], Awaitable[None]] | None = None) -> Session:
-        """Make a session, let it be initialised, and check that it is ready after `what`; close it again if that fails."""
+    async def _new_session(
+        self, what: str, initialise: Callable[[Session], Awaitable[None]] | None = None
+    ) -> Session:
+        """Make a session, let it be initialised, and check that it is ready after `what`; close it
+        again if that fails.
+        """
         factory = self._session_factory
         made: object = factory(self.graph, global_step=self.global_step, variables=self._variables)
         if not isinstance(made, Session):
             raise InvalidArgumentError(
-                f"session_factory={factory!r} returned {made!r}; return a Session, or give a subclass of it"
+                f"session_factory={factory!r} returned {made!r}; return a Session, or give a"
+                " subclass of it"
             )
         try:
-            for name, part in {"graph": self.graph, "global_step": self.global_step, "variables": self._variables}.items():
+            for name, part in {
+                "graph": self.graph,
+                "global_step": self.global_step,
+                "variables": self._variables,
+            }.items():
                 if getattr(made, name) is not part:
                     raise InvalidArgumentError(
-                        f"session_factory={factory!r} returned a session with another {name} than it was given; "
-                        "pass it to Session"
+                        f"session_factory={factory!r} returned a session with another {name} than"
+                        " it was given; pass it to Session"
                     )
             if initialise is not None:
                 await initialise(made)
             scaffold = self._scaffold
-            await _check_ready(scaffold.ready_for_local_init_fn, made, f"{what} did not make the model ready for local_init")
+            await _check_ready(
+                scaffold.ready_for_local_init_fn,
+                made,
+                f"{what} did not make the model ready for local_init",
+            )
             if scaffold.local_init_fn is not None:
                 await scaffold.local_init_fn(made)
             await _check_ready(scaffold.ready_fn, made, f"{what} did not make the model ready")
@@ -260,13 +332,16 @@ class _Creator:
 
 
 class ChiefSessionCreator(_Creator):
-    """Creates sessions that initialise or restore the variables, unless they are initialised already.
+    """Creates sessions that initialise or restore the variables, unless they are initialised
+    already.
 
-    With a checkpoint directory, the first session is restored from the newest intact checkpoint, as is the session that
-    replaces one in a recovery. Without one, a recovery continues with the current variables and step.
+    With a checkpoint directory, the first session is restored from the newest intact checkpoint, as
+    is the session that replaces one in a recovery. Without one, a recovery continues with the
+    current variables and step.
 
-    With a step store for several processes it leads the run (`StepStore.lead`) while the monitored session is open, and
-    notifies the workers when everything is initialised. A second chief of the run waits until the first one has ended.
+    With a step store for several processes it leads the run (`StepStore.lead`) while the monitored
+    session is open, and notifies the workers when everything is initialised. A second chief of the
+    run waits until the first one has ended.
     """
 
     def __init__(
@@ -285,13 +360,15 @@ class ChiefSessionCreator(_Creator):
         Args:
             graph: the graph of the sessions, or a coroutine function that is the step.
             scaffold: how they are initialised.
-            checkpoint_dir: the directory from which they are restored, or its `Saver`. `CheckpointSaverHook()` without
-                a directory of its own writes there.
-            global_step: the store of the global step; by default a new one, shared by all its sessions.
+            checkpoint_dir: the directory from which they are restored, or its `Saver`.
+                `CheckpointSaverHook()` without a directory of its own writes there.
+            global_step: the store of the global step; by default a new one, shared by all its
+                sessions.
             variables: the values of the variables; likewise.
-            lead: whether to lead the run in a step store for several processes. False for peers without a chief.
-            session_factory: a subclass of `Session`, or a plain function that returns a session, called once for each:
-                `session_factory(graph, global_step=..., variables=...)`.
+            lead: whether to lead the run in a step store for several processes. False for peers
+                without a chief.
+            session_factory: a subclass of `Session`, or a plain function that returns a session,
+                called once for each: `session_factory(graph, global_step=..., variables=...)`.
         """
         super().__init__(graph, scaffold, global_step, variables, session_factory)
         self._saver: checkpoint.Saver | None
@@ -302,20 +379,26 @@ class ChiefSessionCreator(_Creator):
         self._own_saver = self._saver is not checkpoint_dir
         self._created = False
         self.restores_again: bool = True
-        """Whether a session that replaces one is restored; set by the monitored session, as `RecoveryPolicy(restore=)` says."""
+        """Whether a session that replaces one is restored; set by the monitored session, as
+        `RecoveryPolicy(restore=)` says.
+        """
         self._lead: contextlib.AbstractAsyncContextManager[Term] | None = None
         self._leads = lead and not self.global_step.inline
 
     async def create_session(self) -> Session:
-        """Create a session: the checkpoint or `init_fn`, `ready_for_local_init_fn`, `local_init_fn`, `ready_fn`, in this order.
+        """Create a session: the checkpoint or `init_fn`, `ready_for_local_init_fn`,
+        `local_init_fn`, `ready_fn`, in this order.
 
         Raises:
             NotReadyError: the scaffold says that something is missing in the end.
             CorruptCheckpointError: there are checkpoints, and none of them is intact.
-            CheckpointMismatchError: the checkpoint belongs to another graph or other tracked objects.
-            CheckpointError: the checkpoints cannot be read, or another process writes there (`CheckpointBusyError`).
+            CheckpointMismatchError: the checkpoint belongs to another graph or other tracked
+                objects.
+            CheckpointError: the checkpoints cannot be read, or another process writes there
+                (`CheckpointBusyError`).
             StoreUnavailableError: the engine of the step store cannot be reached.
-            InvalidArgumentError: the `session_factory` returned something else than a session of this graph, store and variables.
+            InvalidArgumentError: the `session_factory` returned something else than a session of
+                this graph, store and variables.
         """
         values = values_of(self._variables)
         if self._leads and self._lead is None:
@@ -349,28 +432,37 @@ class ChiefSessionCreator(_Creator):
         return session
 
     async def aclose(self, *, grace_secs: float = DEFAULT_GRACE_SECS) -> None:
-        """Release the checkpoint directory and the lead; called by the monitored session at its end, with its grace period.
+        """Release the checkpoint directory and the lead; called by the monitored session at its
+        end, with its grace period.
 
-        A given `Saver` is not closed; what it has not copied to its mirror yet is waited for, at most `grace_secs`.
+        A given `Saver` is not closed; what it has not copied to its mirror yet is waited for, at
+        most `grace_secs`.
         """
         lead, self._lead = self._lead, None
         try:
             if self._saver is not None:
-                await (self._saver.aclose(grace_secs=grace_secs) if self._own_saver else self._saver.flush_mirror(grace_secs))
+                await (
+                    self._saver.aclose(grace_secs=grace_secs)
+                    if self._own_saver
+                    else self._saver.flush_mirror(grace_secs)
+                )
         finally:
             if lead is not None:
                 await lead.__aexit__(None, None, None)
 
     def fail_waiters(self, error: BaseException) -> None:
-        """End the waits of the workers for the variables; called by the monitored session when it ends with `error`."""
+        """End the waits of the workers for the variables; called by the monitored session when it
+        ends with `error`.
+        """
         values_of(self._variables).fail(error)
 
 
 class WorkerSessionCreator(_Creator):
     """Creates sessions that wait until a chief has initialised the shared variables.
 
-    A worker in another process than the chief has its own variables and a step store for several processes: it waits until the
-    chief has initialised the run, and starts with the initial values of the graph.
+    A worker in another process than the chief has its own variables and a step store for several
+    processes: it waits until the chief has initialised the run, and starts with the initial values
+    of the graph.
     """
 
     def __init__(
@@ -385,16 +477,18 @@ class WorkerSessionCreator(_Creator):
     ) -> None:
         """Create no session yet. `max_wait_secs` limits the wait (None: no limit).
 
-        `graph`, `scaffold`, `global_step`, `variables` and `session_factory` are those of `ChiefSessionCreator`.
+        `graph`, `scaffold`, `global_step`, `variables` and `session_factory` are those of
+        `ChiefSessionCreator`.
 
         Raises:
-            InvalidArgumentError: there are neither shared variables nor a store for several processes.
+            InvalidArgumentError: there are neither shared variables nor a store for several
+                processes.
         """
         super().__init__(graph, scaffold, global_step, variables, session_factory)
         if variables is None and (global_step is None or global_step.inline):
             raise InvalidArgumentError(
-                "a worker waits for a chief's variables: give both the same Variables(); or, in another process, "
-                "a step store for several processes as global_step"
+                "a worker waits for a chief's variables: give both the same Variables(); or, in"
+                " another process, a step store for several processes as global_step"
             )
         check_secs(max_wait_secs, "max_wait_secs", optional=True)
         self._shares_variables = variables is not None
@@ -408,13 +502,19 @@ class WorkerSessionCreator(_Creator):
             PublisherFailedError: the chief gave up.
             PublisherFinishedError: the chief has already finished.
             NotReadyError: the scaffold says that something is missing in the end.
-            InvalidArgumentError: the `session_factory` returned something else than a session of this graph, store and variables.
+            InvalidArgumentError: the `session_factory` returned something else than a session of
+                this graph, store and variables.
         """
         if self._shares_variables:
             await self._variables.wait_ready(self._max_wait_secs)
-            missing = values_of(self._variables).missing(variable.name for variable in self.graph.variables)
+            missing = values_of(self._variables).missing(
+                variable.name for variable in self.graph.variables
+            )
             if missing:
-                raise NotReadyError(f"the chief has not initialised {', '.join(missing)}; its graph must have the same variables")
+                raise NotReadyError(
+                    f"the chief has not initialised {', '.join(missing)}; its graph must have the"
+                    " same variables"
+                )
         else:
             await self.global_step.wait_initialised(self._max_wait_secs)
         await self.global_step.value()  # so that the latest position is known
@@ -422,22 +522,34 @@ class WorkerSessionCreator(_Creator):
 
 
 Source = Graph | SessionCreator | Callable[..., Awaitable[Any]]
-"""The source of a monitored session: a graph, a creator of sessions, or a coroutine function as the step."""
+"""The source of a monitored session: a graph, a creator of sessions, or a coroutine function as the
+step.
+"""
 
 
-def creator_of(source: object, global_step: StepStore | None, variables: Variables | None) -> SessionCreator:
+def creator_of(
+    source: object, global_step: StepStore | None, variables: Variables | None
+) -> SessionCreator:
     """Return the creator of the raw sessions of a source."""
     if hasattr(source, "create_session") and not isinstance(source, type):
         creator: Any = source
         if not is_coroutine_function(creator.create_session):
-            raise InvalidArgumentError(f"create_session of {source!r} is not a coroutine function; write it as `async def`")
+            raise InvalidArgumentError(
+                f"create_session of {source!r} is not a coroutine function; write it as `async def`"
+            )
         if not isinstance(getattr(creator, "graph", None), Graph):
-            raise InvalidArgumentError(f"{source!r} has no `graph`; a SessionCreator names the Graph that its sessions run")
+            raise InvalidArgumentError(
+                f"{source!r} has no `graph`; a SessionCreator names the Graph that its sessions run"
+            )
         if global_step is not None or variables is not None:
-            raise InvalidArgumentError("a SessionCreator has its own step store and variables; give them to it instead")
+            raise InvalidArgumentError(
+                "a SessionCreator has its own step store and variables; give them to it instead"
+            )
         return cast("SessionCreator", creator)
     graph = graph_of(source, "a Graph, a SessionCreator,")
-    return ChiefSessionCreator(graph, global_step=global_step, variables=variables, lead=False)  # as every process creates one
+    return ChiefSessionCreator(
+        graph, global_step=global_step, variables=variables, lead=False
+    )  # as every process creates one
 
 
 def graph_of(source: object, wanted: str = "a Graph") -> Graph:
@@ -447,5 +559,10 @@ def graph_of(source: object, wanted: str = "a Graph") -> Graph:
     if callable(source) and not isinstance(source, type):
         return graph_of_step(source)
     if isinstance(source, type):
-        raise InvalidArgumentError(f"the class {source.__name__} cannot be run; give an object of it: {source.__name__}(...)")
-    raise InvalidArgumentError(f"{source!r} cannot be run; give {wanted} or an `async def` that is the step")
+        raise InvalidArgumentError(
+            f"the class {source.__name__} cannot be run; give an object of it:"
+            f" {source.__name__}(...)"
+        )
+    raise InvalidArgumentError(
+        f"{source!r} cannot be run; give {wanted} or an `async def` that is the step"
+    )

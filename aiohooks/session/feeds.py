@@ -4,7 +4,8 @@ A source gives the next element, and takes back what a run has not used; `source
 
     PlainFeeds     an iterable, asked when a step begins
     QueueFeeds     a queue, perhaps in batches
-    FeedsAhead     read by a task of the session: ahead of the runs, async, in a worker thread, or with a state of their own
+    FeedsAhead     read by a task of the session: ahead of the runs, async, in a worker thread, or
+                   with a state of their own
     SessionFeeds   those of all loops of a session: what is set back by a recovery, and what is lost
 """
 
@@ -34,21 +35,32 @@ from aiohooks._aio.overlap import Wait, close_unawaited
 from aiohooks._diagnostics import Waiting, logger
 from aiohooks._validate import check_secs, checked_int
 from aiohooks.checkpoint.stateful import Stateful, is_stateful
-from aiohooks.errors import FeedsLostError, InvalidArgumentError, StopRequestedError, add_note, raise_unchanged, safe_repr
+from aiohooks.errors import (
+    FeedsLostError,
+    InvalidArgumentError,
+    StopRequestedError,
+    add_note,
+    raise_unchanged,
+    safe_repr,
+)
 from aiohooks.graph.session import Session, was_fed
 from aiohooks.session._state import Producer, Producers, SessionState, checked_producers
 
 _END: Any = object()
-_QueueShutDown: type[Exception] | tuple[()] = getattr(asyncio, "QueueShutDown", ())  # since Python 3.13
+_QueueShutDown: type[Exception] | tuple[()] = getattr(
+    asyncio, "QueueShutDown", ()
+)  # since Python 3.13
 _HOW_TO_KEEP_FEEDS = (
-    "give the loop feeds with a state_dict, and track them in the Scaffold; or, where nothing but variables changes, use "
-    'RecoveryPolicy(restore="memory")'
+    "give the loop feeds with a state_dict, and track them in the Scaffold; or, where nothing but"
+    ' variables changes, use RecoveryPolicy(restore="memory")'
 )
 
 Feeds: TypeAlias = AsyncIterable[Any] | Iterable[Any] | asyncio.Queue[Any]
 """What the runs of a loop are fed with, one element each."""
 WaitForFeed = Callable[..., Awaitable[None]]
-"""Calls and awaits what gives the next element, until a stop, a failure, the end of its producers, a drain or a time limit."""
+"""Calls and awaits what gives the next element, until a stop, a failure, the end of its producers,
+a drain or a time limit.
+"""
 
 
 class SessionFeeds:
@@ -65,16 +77,22 @@ class SessionFeeds:
         self.set_back: set[asyncio.Task[Any]] = set()
         """The tasks whose element a recovery has taken back, until their run has ended."""
         self.loops: WeakSet[object] = WeakSet()
-        """The loops of steps that have begun and not ended; one that was left is not referred to any more."""
+        """The loops of steps that have begun and not ended; one that was left is not referred to
+        any more.
+        """
         self.lost_step: int = 0
         """The last step that used an element which does not come again."""
         self._reached = -1
         """The last step before a recovery, or -1."""
 
     def earlier(self, feeds: object) -> Source | None:
-        """Return the source of another loop over feeds that continue where it has left them: they do not begin with each loop."""
+        """Return the source of another loop over feeds that continue where it has left them: they
+        do not begin with each loop.
+        """
         if isinstance(feeds, (asyncio.Queue, Iterator, AsyncIterator)) or is_stateful(feeds):
-            return next((one for one in self.sources if one.feeds is feeds and not one.is_used_up), None)
+            return next(
+                (one for one in self.sources if one.feeds is feeds and not one.is_used_up), None
+            )
         return None
 
     def keep(self, source: Source) -> None:
@@ -88,11 +106,15 @@ class SessionFeeds:
 
     def are_tracked(self, one: FeedsAhead) -> bool:
         """Return whether a recovery that restores the session sets these feeds back."""
-        tracked = getattr(self.state.session, "tracked", {})  # a session of another class may have none
+        tracked = getattr(
+            self.state.session, "tracked", {}
+        )  # a session of another class may have none
         return any(each is one.feeds for each in tracked.values())
 
     def state_of(self, one: Stateful) -> Any:
-        """Return the state of a tracked object: of feeds that are taken ahead, the one behind what was used."""
+        """Return the state of a tracked object: of feeds that are taken ahead, the one behind what
+        was used.
+        """
         known = next((feeds for feeds in self.ahead if feeds.knows_state_of(one)), None)
         return one.state_dict() if known is None else known.used_state()
 
@@ -103,7 +125,9 @@ class SessionFeeds:
             self.lost_step = self._reached  # fed by hand, or by a hook
 
     async def stop_reading(self) -> None:
-        """Stop reading those whose state is about to be restored; they are read on after `continue_reading`."""
+        """Stop reading those whose state is about to be restored; they are read on after
+        `continue_reading`.
+        """
         for feeds in tuple(self.ahead):
             await feeds.stop_reading()
 
@@ -113,13 +137,17 @@ class SessionFeeds:
             feeds.continue_reading()
 
     def recover_for_waits(self) -> None:
-        """Let those recover, or fail, who wait for feeds, which nothing reads: a recovery was cancelled, or has given up."""
+        """Let those recover, or fail, who wait for feeds, which nothing reads: a recovery was
+        cancelled, or has given up.
+        """
         for wait in tuple(self.state.stoppable):
             if isinstance(wait, FeedWait):
                 wait.on_recoverable()
 
     def note_new_session(self, session: Session, on_lost_feeds: Literal["log", "raise"]) -> None:
-        """Take back what is in use if the feeds were restored; say what was undone, and what a session in memory has kept."""
+        """Take back what is in use if the feeds were restored; say what was undone, and what a
+        session in memory has kept.
+        """
         restored, tracked = session.restored, [one for one in self.ahead if self.are_tracked(one)]
         if restored is not None:
             for feeds in tracked:
@@ -128,19 +156,31 @@ class SessionFeeds:
             return  # the first session
         if restored is None:
             fed: list[object] = [one.feeds for one in self.ahead]
-            kept = [name for name, one in session.tracked.items() if all(one is not each for each in fed)]
+            kept = [
+                name
+                for name, one in session.tracked.items()
+                if all(one is not each for each in fed)
+            ]
             if kept:
-                text = f"continues with the tracked objects {', '.join(map(repr, kept))} as the failed run has left them"
+                text = (
+                    f"continues with the tracked objects {', '.join(map(repr, kept))} as the failed"
+                    " run has left them"
+                )
                 logger.warning("%s: %s", self.state.label, text)
             return
         step, reached, lost = restored.checkpoint.step, self._reached, self.lost_step
         self._reached, self.lost_step = step, min(lost, step)
         if step < reached:
             steps = f"{reached - step} step{'s' if reached - step > 1 else ''}"
-            text = f"went back from step {reached} to step {step}, that of {restored.checkpoint.path}: {steps}"
+            text = (
+                f"went back from step {reached} to step {step}, that of {restored.checkpoint.path}:"
+                f" {steps}"
+            )
             self._say_what_is_undone(text, lost > step, bool(tracked), on_lost_feeds)
 
-    def _say_what_is_undone(self, text: str, are_lost: bool, come_again: bool, on_lost_feeds: str) -> None:
+    def _say_what_is_undone(
+        self, text: str, are_lost: bool, come_again: bool, on_lost_feeds: str
+    ) -> None:
         if not are_lost:
             text += f" are undone{', and their feeds come again' if come_again else ''}"
             logger.warning("%s: %s", self.state.label, text)
@@ -160,42 +200,54 @@ def source_of(
     batch: int | None,
     max_wait_secs: float | None,
 ) -> PlainFeeds | QueueFeeds | FeedsAhead | None:
-    """Return the source of a loop with these options of `AsyncMonitoredSession.steps`; None if it is not fed."""
+    """Return the source of a loop with these options of `AsyncMonitoredSession.steps`; None if it
+    is not fed.
+    """
     producers = checked_producers(producer)
     prefetch = checked_int(prefetch, "prefetch")
     batch = checked_int(batch, "batch", 1, optional=True)
     check_secs(max_wait_secs, "max_wait_secs", optional=True)
     what: Any = feeds
-    is_iterable = isinstance(feeds, (AsyncIterable, Iterable)) and not isinstance(feeds, (Mapping, str, bytes))
+    is_iterable = isinstance(feeds, (AsyncIterable, Iterable)) and not isinstance(
+        feeds, (Mapping, str, bytes)
+    )
     if prefetch or thread:
         if not is_iterable or (thread and isinstance(feeds, AsyncIterable)):
             raise InvalidArgumentError(
-                f"prefetch is {prefetch}, thread is {thread}, and feeds is {safe_repr(what)}; prefetch is for feeds to "
-                "iterate over, thread=True for those that block; a queue holds what its producer puts in ahead of the runs"
+                f"prefetch is {prefetch}, thread is {thread}, and feeds is {safe_repr(what)};"
+                " prefetch is for feeds to iterate over, thread=True for those that block; a queue"
+                " holds what its producer puts in ahead of the runs"
             )
     elif isinstance(feeds, asyncio.Queue):
         if max_wait_secs is not None and batch is None:
-            raise InvalidArgumentError(f"max_wait_secs is {max_wait_secs}, the wait for a whole batch; give batch= as well")
+            raise InvalidArgumentError(
+                f"max_wait_secs is {max_wait_secs}, the wait for a whole batch; give batch= as well"
+            )
         return QueueFeeds(session, feeds, session.earlier(feeds), producers, batch, max_wait_secs)
     for name, given in (("producer", producer), ("batch", batch), ("max_wait_secs", max_wait_secs)):
         if given is not None:
-            # What a generator does besides waiting for its producer, with an element that it has taken, must not be cut off.
+            # What a generator does besides waiting for its producer, with an element that it has
+            # taken, must not be cut off.
             raise InvalidArgumentError(
-                f"{name} is {safe_repr(given)}, and feeds is {safe_repr(what)}; it is for an asyncio.Queue: an async "
-                "generator gives batches itself, and waits with `await session.until(queue.get(), producer=...)`"
+                f"{name} is {safe_repr(given)}, and feeds is {safe_repr(what)}; it is for an"
+                " asyncio.Queue: an async generator gives batches itself, and waits with `await"
+                " session.until(queue.get(), producer=...)`"
             )
     if feeds is None:
         return None
     if not is_iterable:
         close_unawaited(what)
         raise InvalidArgumentError(
-            f"feeds is {safe_repr(what)}; give something to iterate over, sync or async, that has an element for each step, "
-            "or an asyncio.Queue"
+            f"feeds is {safe_repr(what)}; give something to iterate over, sync or async, that has"
+            " an element for each step, or an asyncio.Queue"
         )
     earlier = session.earlier(what)
     has_ended = getattr(what, "gi_frame", what) is None or getattr(what, "ag_frame", what) is None
     if has_ended and not (earlier and earlier.unused):
-        raise InvalidArgumentError(f"feeds is {what!r}, which has ended; a generator gives its elements once: make a new one")
+        raise InvalidArgumentError(
+            f"feeds is {what!r}, which has ended; a generator gives its elements once: make a"
+            " new one"
+        )
     if isinstance(earlier, FeedsAhead):
         earlier.set_options(prefetch, thread=thread)
         return earlier
@@ -203,25 +255,31 @@ def source_of(
         return PlainFeeds(session, what, earlier)
     if earlier and earlier.unused:
         raise InvalidArgumentError(
-            f"feeds is {safe_repr(what)}, of which a loop without prefetch= and thread= has taken {len(earlier.left)} "
-            "that no step has used: use them first, in another loop without"
+            f"feeds is {safe_repr(what)}, of which a loop without prefetch= and thread= has taken"
+            f" {len(earlier.left)} that no step has used: use them first, in another loop without"
         )
     return FeedsAhead(session, what, prefetch, thread=thread)
 
 
 class FeedsSetBack(BaseException):
-    """Ends a run whose feeds a recovery has set back: its element comes again, behind those that were used before it."""
+    """Ends a run whose feeds a recovery has set back: its element comes again, behind those that
+    were used before it.
+    """
 
 
 class Source:
-    """What each source has: the elements that were taken and not used, and a note of those that made steps."""
+    """What each source has: the elements that were taken and not used, and a note of those that
+    made steps.
+    """
 
     def __init__(self, session: SessionFeeds, feeds: object, earlier: Source | None = None) -> None:
         self.feeds: Any = feeds
         self._session = session
         self._state = session.state
         self.left: deque[Any] = deque() if earlier is None else earlier.left
-        """The elements that were taken and not used, in order; all loops over the same feeds have the same."""
+        """The elements that were taken and not used, in order; all loops over the same feeds have
+        the same.
+        """
         session.sources.add(self)
 
     @property
@@ -237,7 +295,9 @@ class Source:
     def _is_draining(self, feeds: object) -> bool:
         if self._state.drain_reason is None:
             return False
-        logger.info("%s: draining: no other element is taken of %s", self._state.label, safe_repr(feeds))
+        logger.info(
+            "%s: draining: no other element is taken of %s", self._state.label, safe_repr(feeds)
+        )
         return True
 
     def put_back(self, element: Any) -> None:
@@ -273,7 +333,9 @@ class PlainFeeds(Source):
 
 
 class QueueFeeds(Source):
-    """A queue, of which each step gets an element, or with `batch` a list of up to so many; counts in it what was used."""
+    """A queue, of which each step gets an element, or with `batch` a list of up to so many; counts
+    in it what was used.
+    """
 
     def __init__(
         self,
@@ -291,7 +353,9 @@ class QueueFeeds(Source):
         self._ended = False
 
     async def wait_ready(self, wait_for: WaitForFeed) -> None:
-        """Wait until there is an element, and then for the rest of its batch. What was taken stays here if this is cancelled."""
+        """Wait until there is an element, and then for the rest of its batch. What was taken stays
+        here if this is cancelled.
+        """
         state, ends_at = self._state, None
         while len(self.left) < (self._batch or 1) and not self._ended:
             if not self.feeds.empty():
@@ -306,7 +370,12 @@ class QueueFeeds(Source):
             drains = self._producers is None and state.drain_reason is None
             producers = self._producers or (None if state.drain_reason is None else ())
             try:
-                await wait_for(self._get, producers, drain=drains, secs=None if ends_at is None else ends_at - now)
+                await wait_for(
+                    self._get,
+                    producers,
+                    drain=drains,
+                    secs=None if ends_at is None else ends_at - now,
+                )
             except StopRequestedError:
                 if state.whole.should_stop() or not (drains or self.left):
                     raise
@@ -335,12 +404,18 @@ class QueueFeeds(Source):
             for _ in range(1 if self._batch is None else len(element)):
                 self.feeds.task_done()
         except ValueError as error:
-            add_note(error, "the session calls task_done of its queue of feeds when a step is complete; leave it out elsewhere")
+            add_note(
+                error,
+                "the session calls task_done of its queue of feeds when a step is complete; leave"
+                " it out elsewhere",
+            )
             raise
 
 
 class _Taken(NamedTuple):
-    """An element, the state of the feeds before it, if they have any, and its place in their order."""
+    """An element, the state of the feeds before it, if they have any, and its place in their
+    order.
+    """
 
     element: Any
     before: Any
@@ -348,16 +423,24 @@ class _Taken(NamedTuple):
 
 
 class FeedsAhead(Source, Waiting):
-    """Reads feeds in one task of the session, in order, up to `ahead` elements further than was asked for.
+    """Reads feeds in one task of the session, in order, up to `ahead` elements further than was
+    asked for.
 
-    The task begins with the first element. It ends with the feeds, in a drain before the next element, at a stop or with the
-    session, and closes the iterator.
-    Feeds that are `Stateful` are then set back to the last element that was used, so that their state counts no other. The
-    elements of others stay, for another loop over the same steps.
-    Whoever restores a checkpoint restores these feeds, too: what was taken before then is not used, as it comes again.
+    The task begins with the first element. It ends with the feeds, in a drain before the next
+    element, at a stop or with the session, and closes the iterator. Feeds that are `Stateful` are
+    then set back to the last element that was used, so that their state counts no other. The
+    elements of others stay, for another loop over the same steps. Whoever restores a checkpoint
+    restores these feeds, too: what was taken before then is not used, as it comes again.
     """
 
-    def __init__(self, session: SessionFeeds, feeds: AsyncIterable[Any] | Iterable[Any], ahead: int, *, thread: bool) -> None:
+    def __init__(
+        self,
+        session: SessionFeeds,
+        feeds: AsyncIterable[Any] | Iterable[Any],
+        ahead: int,
+        *,
+        thread: bool,
+    ) -> None:
         super().__init__(session, feeds)
         self.feeds: AsyncIterable[Any] | Iterable[Any]
         self._stateful = cast("Stateful", feeds) if is_stateful(feeds) else None
@@ -379,7 +462,9 @@ class FeedsAhead(Source, Waiting):
         self._asking = 0
         """How many wait for the next element."""
         self._changes = Waiters()
-        """Of the reader, which waits for room, and of those who wait for elements; each looks again after a change."""
+        """Of the reader, which waits for room, and of those who wait for elements; each looks again
+        after a change.
+        """
 
     def set_options(self, ahead: int, *, thread: bool) -> None:
         """Read on as another loop over the same feeds asks for."""
@@ -396,11 +481,17 @@ class FeedsAhead(Source, Waiting):
 
     @property
     def own_reader(self) -> asyncio.Task[None] | None:
-        """The task that reads, if it reads nothing ahead: no other activity than the wait for the next feed."""
+        """The task that reads, if it reads nothing ahead: no other activity than the wait for the
+        next feed.
+        """
         return None if self._ahead or self._thread else self._reader
 
     def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> asyncio.Task[Any] | None:
-        return self._reader if method == "_wait_ready" and self._reader is not None and not self._reader.done() else None
+        return (
+            self._reader
+            if method == "_wait_ready" and self._reader is not None and not self._reader.done()
+            else None
+        )
 
     @property
     def is_ready(self) -> bool:
@@ -433,7 +524,9 @@ class FeedsAhead(Source, Waiting):
             raise_unchanged(error)
         if not self.left:
             if not self.in_use and self in self._session.ahead:
-                self._session.ahead.remove(self)  # not before: a recovery may restore feeds that have been read to the end
+                self._session.ahead.remove(
+                    self
+                )  # not before: a recovery may restore feeds that have been read to the end
             raise StopAsyncIteration
         taken = self.in_use[current_task()] = self.left.popleft()
         self._changes.wake()
@@ -447,7 +540,11 @@ class FeedsAhead(Source, Waiting):
             self.left.insert(sum(one.number < taken.number for one in self.left), taken)
         elif taken.number < self._number:  # else another loop has put an earlier one back
             self._stateful.load_state_dict(taken.before)
-            self._number, self._ended, self._failure = taken.number, False, None  # what is behind the element comes again
+            self._number, self._ended, self._failure = (
+                taken.number,
+                False,
+                None,
+            )  # what is behind the element comes again
 
     def use(self, element: Any) -> None:
         self.in_use.pop(current_task(), None)
@@ -455,7 +552,9 @@ class FeedsAhead(Source, Waiting):
             super().use(element)
 
     def knows_state_of(self, one: object) -> bool:
-        """Return whether `one` are these feeds, and their own state may be ahead of what was used."""
+        """Return whether `one` are these feeds, and their own state may be ahead of what was
+        used.
+        """
         return one is self.feeds and (self._reader is not None or bool(self.in_use))
 
     def used_state(self) -> Any:
@@ -473,7 +572,9 @@ class FeedsAhead(Source, Waiting):
         return self.left[0].before if self.left else self._read_state
 
     async def stop_reading(self) -> None:
-        """Stop reading feeds whose state is about to be restored; they are read anew from there, after `continue_reading`."""
+        """Stop reading feeds whose state is about to be restored; they are read anew from there,
+        after `continue_reading`.
+        """
         if self._stateful is None:
             return
         self._restoring = True
@@ -486,7 +587,9 @@ class FeedsAhead(Source, Waiting):
 
     def note_restored(self) -> None:
         """Note that the feeds were given the state of a checkpoint: what is in use comes again."""
-        self._ended = False  # if not restored, it stays at the end: many feeds begin another pass when they are read there
+        # if not restored, it stays at the end: many feeds begin another pass when they are read
+        # there
+        self._ended = False
         self._session.set_back.update(self.in_use)
         self.in_use.clear()
 
@@ -513,8 +616,12 @@ class FeedsAhead(Source, Waiting):
                 self.left.clear()
 
     async def _take_all(self) -> None:
-        """Take the elements in one task: what a generator has around its `yield`, such as a time limit, belongs to a task."""
-        iterator: Any = aiter(self.feeds) if isinstance(self.feeds, AsyncIterable) else iter(self.feeds)
+        """Take the elements in one task: what a generator has around its `yield`, such as a time
+        limit, belongs to a task.
+        """
+        iterator: Any = (
+            aiter(self.feeds) if isinstance(self.feeds, AsyncIterable) else iter(self.feeds)
+        )
         try:
             while await self._take_next(iterator):
                 pass
@@ -565,21 +672,29 @@ class FeedsAhead(Source, Waiting):
         return taken[0][0] is not _END
 
     async def _close(self, iterator: Any) -> None:
-        """Close what was made for this loop, and generators; a thread that has hung still uses its iterator."""
+        """Close what was made for this loop, and generators; a thread that has hung still uses its
+        iterator.
+        """
         is_generator = isinstance(self.feeds, Generator | AsyncGenerator)
         if self._taking or (iterator is self.feeds and not is_generator):
             return
         if hasattr(iterator, "aclose"):
             await iterator.aclose()
         elif hasattr(iterator, "close"):
-            await to_thread(iterator.close, grace_secs=self._state.grace_secs) if self._thread else iterator.close()
+            (
+                await to_thread(iterator.close, grace_secs=self._state.grace_secs)
+                if self._thread
+                else iterator.close()
+            )
 
     def _feeds_state(self) -> Any:
         return None if self._stateful is None else copy.deepcopy(self._stateful.state_dict())
 
 
 class FeedWait(Wait[Any]):
-    """A wait for feeds: a failure from which the session recovers does not end it, but is passed to `on_recoverable`."""
+    """A wait for feeds: a failure from which the session recovers does not end it, but is passed to
+    `on_recoverable`.
+    """
 
     __slots__ = ("_state", "on_recoverable")
 

@@ -2,13 +2,16 @@
 
 The life of a hook, as its session calls it:
 
-    begin()                                     once, before the session exists; may add to the graph
+    begin()                                     once, before the session exists; may add to the
+                                                graph
     after_create_session(session, coord)        after each creation, so again after a recovery
     loop:
         before_run(run_context)                 all hooks concurrently; may add fetches and feeds
         ... the run ...
-        after_run(run_context, run_values)      all hooks concurrently, each gets its own results; not if the run failed
-    end(session)                                once, on a clean end, while the session is still open
+        after_run(run_context, run_values)      all hooks concurrently, each gets its own results;
+                                                not if the run failed
+    end(session)                                once, on a clean end, while the session is still
+                                                open
     close(exc)                                  once, however it ended, if `begin` was started
 """
 
@@ -33,8 +36,8 @@ class SessionRunArgs(NamedTuple):
     Attributes:
         fetches: nodes of the graph or their names, nested as you like; None fetches nothing.
         feed_dict: values by node or name.
-        options: a mapping for a session's own `run`. Values of one option are merged: the larger number, either flag, lists
-            joined, otherwise the later value.
+        options: a mapping for a session's own `run`. Values of one option are merged: the larger
+            number, either flag, lists joined, otherwise the later value.
     """
 
     fetches: Any = None
@@ -43,7 +46,8 @@ class SessionRunArgs(NamedTuple):
 
 
 class SessionRunValues(NamedTuple, Generic[T_co]):
-    """The results of a run for one hook: `SessionRunValues[float]` for one that fetches a node of floats.
+    """The results of a run for one hook: `SessionRunValues[float]` for one that fetches a node of
+    floats.
 
     Attributes:
         results: the values in the shape of the hook's fetches; None if it fetched nothing.
@@ -57,7 +61,8 @@ class SessionRunValues(NamedTuple, Generic[T_co]):
 
 
 class SessionRunContext:
-    """One attempt of one run, as its hooks see it; the same object in `before_run` and `after_run` of all hooks.
+    """One attempt of one run, as its hooks see it; the same object in `before_run` and `after_run`
+    of all hooks.
 
     Attributes:
         original_args: the arguments of `run`, the caller's own objects.
@@ -86,9 +91,11 @@ class SessionRunContext:
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """Numbers about this attempt by name, to which every hook may add; made when a hook first asks for it.
+        """Numbers about this attempt by name, to which every hook may add; made when a hook first
+        asks for it.
 
-        Hooks with a higher `order` see what those with a lower one added, and `after_run` sees what `before_run` added.
+        Hooks with a higher `order` see what those with a lower one added, and `after_run` sees what
+        `before_run` added.
         """
         # Atomic: a hook in a thread (`BlockingHook`) may ask for them at the same time as another.
         metrics: dict[str, Any] = vars(self).setdefault("_metrics", {})
@@ -99,7 +106,8 @@ class SessionRunContext:
 
         Raises:
             EffectError: the session has no `EffectsHook`, or the run takes no more effects.
-            InvalidArgumentError: there is no handler for the kind, or the payload cannot be kept in a checkpoint.
+            InvalidArgumentError: there is no handler for the kind, or the payload cannot be kept in
+                a checkpoint.
         """
         return record(kind, payload, self)
 
@@ -109,41 +117,56 @@ class SessionRunContext:
         return self._requested or (self.coord is not None and self.coord.should_stop())
 
     def request_stop(self, reason: str | None = None) -> None:
-        """Request the session to stop after this run; recorded immediately, and the first reason is kept."""
+        """Request the session to stop after this run; recorded immediately, and the first reason is
+        kept.
+        """
         self._requested = True
         if self.coord is not None:
             self.coord.request_stop(reason)
 
     def __repr__(self) -> str:
-        return f"<SessionRunContext step={self.global_step} attempt={self.attempt} stop_requested={self.stop_requested}>"
+        return (
+            f"<SessionRunContext step={self.global_step} attempt={self.attempt}"
+            f" stop_requested={self.stop_requested}>"
+        )
 
 
 class SessionRunHook(Hook):
-    """Base class of hooks: override the methods you need, as coroutines; the other methods are never called.
+    """Base class of hooks: override the methods you need, as coroutines; the other methods are
+    never called.
 
-    Override `order`, `timeout` and `on_error` in a subclass, or for one registration with `configure`. The state of a hook
-    with the plain methods `state_dict` and `load_state_dict` (see `Stateful`) is saved in checkpoints. It is loaded after
-    `begin` and before `after_create_session`, both at a restart and after a recovery. In all methods the session's graph is
-    the default one (`get_default_graph`).
+    Override `order`, `timeout` and `on_error` in a subclass, or for one registration with
+    `configure`. The state of a hook with the plain methods `state_dict` and `load_state_dict` (see
+    `Stateful`) is saved in checkpoints. It is loaded after `begin` and before
+    `after_create_session`, both at a restart and after a recovery. In all methods the session's
+    graph is the default one (`get_default_graph`).
     """
 
     async def begin(self) -> None:
         """Called once before the session is created; nodes may be added to the default graph."""
 
     async def after_create_session(self, session: Session, coord: Coordinator, /) -> None:
-        """Called after each creation of a session, so again after each recovery; the graph is finalized.
+        """Called after each creation of a session, so again after each recovery; the graph is
+        finalized.
 
         Args:
             session: the raw session, open.
-            coord: its coordinator, new for each created session; tasks started with it end with the session.
+            coord: its coordinator, new for each created session; tasks started with it end with the
+                session.
         """
 
     async def before_run(self, run_context: SessionRunContext, /) -> SessionRunArgs | None:
-        """Called before each attempt of a run, concurrently with the other hooks; return fetches and feeds to add, or None."""
+        """Called before each attempt of a run, concurrently with the other hooks; return fetches
+        and feeds to add, or None.
+        """
         return None
 
-    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues, /) -> None:
-        """Called after each successful run, concurrently with the other hooks; not called when the run failed."""
+    async def after_run(
+        self, run_context: SessionRunContext, run_values: SessionRunValues, /
+    ) -> None:
+        """Called after each successful run, concurrently with the other hooks; not called when the
+        run failed.
+        """
 
     async def end(self, session: Session, /) -> None:
         """Called once at a clean end, in registration order, with the session still open."""
@@ -151,9 +174,10 @@ class SessionRunHook(Hook):
     async def close(self, exc: BaseException | None, /) -> None:
         """Called exactly once if `begin` was started, however the session ended, in reverse order.
 
-        It runs in a separate task, shielded from cancellation and with a time limit. It gets no session, as there may be none:
-        the opening may have failed before. The one of the latest `after_create_session` is closed, and stays readable:
-        `session.global_step.latest.step` is the last step, `session.variables.snapshot()` has the values.
+        It runs in a separate task, shielded from cancellation and with a time limit. It gets no
+        session, as there may be none: the opening may have failed before. The one of the latest
+        `after_create_session` is closed, and stays readable: `session.global_step.latest.step` is
+        the last step, `session.variables.snapshot()` has the values.
 
         Args:
             exc: the error that ended the session, or None after a clean end.

@@ -1,6 +1,8 @@
-"""The monitored session: a loop of steps with hooks around each, recovery, and an end that is always complete.
+"""The monitored session: a loop of steps with hooks around each, recovery, and an end that is
+always complete.
 
-`run` and `_run_once` are one run from top to bottom; the docstring of the package lists the parts that they use.
+`run` and `_run_once` are one run from top to bottom; the docstring of the package lists the parts
+that they use.
 """
 
 from __future__ import annotations
@@ -14,7 +16,17 @@ from functools import partial
 from signal import Signals
 from threading import get_ident
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypedDict, TypeVar, TypeVarTuple, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    NoReturn,
+    Self,
+    TypedDict,
+    TypeVar,
+    TypeVarTuple,
+    Unpack,
+    overload,
+)
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, current_task
 from aiohooks._aio.clock import LoopClock, current_clock, monotonic_now, quick_now
@@ -38,7 +50,15 @@ from aiohooks.session.feeds import Feeds, FeedsSetBack, SessionFeeds, source_of
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook
 from aiohooks.session.recovery import NEVER, RecoveryPolicy, SessionSupervisor
 from aiohooks.session.signals import SignalPolicy, StopOnSignal, policy_of
-from aiohooks.session.status import CLOSING, Activity, SessionStatus, activity, background_activities, call_activities, elapsed
+from aiohooks.session.status import (
+    CLOSING,
+    Activity,
+    SessionStatus,
+    activity,
+    background_activities,
+    call_activities,
+    elapsed,
+)
 from aiohooks.session.steps import StepContext, StepFn, Steps, call_step_fn
 from aiohooks.stores.base import StepStore
 
@@ -72,17 +92,20 @@ class SessionOptions(TypedDict, total=False):
 
 
 class AsyncMonitoredSession(Requests):
-    """A loop of steps, run by one object: `async with AsyncMonitoredSession(step_or_graph, hooks) as session:`.
+    """A loop of steps, run by one object: `async with AsyncMonitoredSession(step_or_graph, hooks)
+    as session:`.
 
-    On entering, the hooks' `begin` is called, then the raw session is created, and each hook's `after_create_session` is
-    called. `run` makes one step with all hooks around it; an error of the recovery policy replaces the raw session and repeats
-    the run. A block that is left without an error, or with one that is a clean end (`OutOfRangeError`, `StopAsyncIteration`,
-    `StopIteration`, `StopRequestedError`), ends cleanly: `end` of every hook is called and the error is swallowed. Any other
-    error reaches the caller as the same object, without `end`. In any case `close` of every hook is called once, background
-    tasks are ended and the raw session is closed.
+    On entering, the hooks' `begin` is called, then the raw session is created, and each hook's
+    `after_create_session` is called. `run` makes one step with all hooks around it; an error of the
+    recovery policy replaces the raw session and repeats the run. A block that is left without an
+    error, or with one that is a clean end (`OutOfRangeError`, `StopAsyncIteration`,
+    `StopIteration`, `StopRequestedError`), ends cleanly: `end` of every hook is called and the
+    error is swallowed. Any other error reaches the caller as the same object, without `end`. In any
+    case `close` of every hook is called once, background tasks are ended and the raw session is
+    closed.
 
-    Runs are not concurrent: several tasks may call `run`, they take turns. A cancellation is never swallowed; cleanup is shielded
-    from it, for at most the grace period.
+    Runs are not concurrent: several tasks may call `run`, they take turns. A cancellation is never
+    swallowed; cleanup is shielded from it, for at most the grace period.
     """
 
     def __init__(
@@ -101,18 +124,23 @@ class AsyncMonitoredSession(Requests):
         """Check the arguments; nothing is started before the `async with` block is entered.
 
         Args:
-            source: a graph, a `SessionCreator`, or a coroutine function that is the step. The parameters of such a function
-                are fed by name, and keys of the mapping it returns can be fetched; it is called once by each run.
+            source: a graph, a `SessionCreator`, or a coroutine function that is the step. The
+                parameters of such a function are fed by name, and keys of the mapping it returns
+                can be fetched; it is called once by each run.
             hooks: `SessionRunHook` objects, or registrations made by `configure`.
             global_step: the store of the global step; by default one of the session's own.
             variables: the values of the variables; by default the session's own.
             recovery: which errors are recovered from, and how often.
-            stop_grace_period_secs: how long background tasks may continue after a clean end, and cleanup after a cancellation.
-            handle_signals: whether SIGINT and SIGTERM end the session while it is open: the first one by a stop, the second one
-                like a cancellation, the third one immediately; or a `SignalPolicy` that says which signals, and how fast.
-            yield_secs: after how long without a turn of the event loop a run lets signals, timers and other tasks have one before
-                it begins: steps that never wait do not starve them. 0 or None: never.
-            name: the session's name where it publishes steps; by default that of the task that enters it.
+            stop_grace_period_secs: how long background tasks may continue after a clean end, and
+                cleanup after a cancellation.
+            handle_signals: whether SIGINT and SIGTERM end the session while it is open: the first
+                one by a stop, the second one like a cancellation, the third one immediately; or a
+                `SignalPolicy` that says which signals, and how fast.
+            yield_secs: after how long without a turn of the event loop a run lets signals, timers
+                and other tasks have one before it begins: steps that never wait do not starve them.
+                0 or None: never.
+            name: the session's name where it publishes steps; by default that of the task that
+                enters it.
 
         Raises:
             InvalidArgumentError: an invalid source, store or number.
@@ -131,27 +159,41 @@ class AsyncMonitoredSession(Requests):
         # Each of them knows those before it.
         self._hooks = HookSet(state, hooks, self._graph)
         self._feeds = SessionFeeds(state)
-        self._supervisor = SessionSupervisor(self._root, creator, self._hooks, recovery, self._feeds)
+        self._supervisor = SessionSupervisor(
+            self._root, creator, self._hooks, recovery, self._feeds
+        )
         self._run_lock = RunLock(state, yield_secs)
         self._shutdown = Shutdown(state, creator, self._hooks, self._run_lock)
         signals = policy_of(handle_signals)
         self._signals = None if signals is None else StopOnSignal(signals, state)
         self._end_watch: Callable[[], None] = lambda: None
         # Made of parts, so that the coordinator does not keep the session itself alive.
-        state.get_status = self._status = partial(session_status, state, self._feeds, self._run_lock.turns, self._hooks)
+        state.get_status = self._status = partial(
+            session_status, state, self._feeds, self._run_lock.turns, self._hooks
+        )
 
     # -- running
 
     @overload
-    async def run(self, fetches: Node[A], feed_dict: FeedDict = None, options: Options = None) -> A: ...
+    async def run(
+        self, fetches: Node[A], feed_dict: FeedDict = None, options: Options = None
+    ) -> A: ...
     @overload
-    async def run(self, fetches: Two[A, B], feed_dict: FeedDict = None, options: Options = None) -> tuple[A, B]: ...
+    async def run(
+        self, fetches: Two[A, B], feed_dict: FeedDict = None, options: Options = None
+    ) -> tuple[A, B]: ...
     @overload
-    async def run(self, fetches: Three[A, B, C], feed_dict: FeedDict = None, options: Options = None) -> tuple[A, B, C]: ...
+    async def run(
+        self, fetches: Three[A, B, C], feed_dict: FeedDict = None, options: Options = None
+    ) -> tuple[A, B, C]: ...
     @overload
-    async def run(self, fetches: Four[A, B, C, D], feed_dict: FeedDict = None, options: Options = None) -> tuple[A, B, C, D]: ...
+    async def run(
+        self, fetches: Four[A, B, C, D], feed_dict: FeedDict = None, options: Options = None
+    ) -> tuple[A, B, C, D]: ...
     @overload
-    async def run(self, fetches: Any, feed_dict: FeedDict = None, options: Options = None) -> Any: ...
+    async def run(
+        self, fetches: Any, feed_dict: FeedDict = None, options: Options = None
+    ) -> Any: ...
     async def run(self, fetches: Any, feed_dict: FeedDict = None, options: Options = None) -> Any:
         """Make one run with all hooks around it, and again after each recovery until it succeeds.
 
@@ -165,17 +207,20 @@ class AsyncMonitoredSession(Requests):
         Raises:
             StopRequestedError: a stop was requested before; leaves the block cleanly.
             FeedConflictError: a hook feeds what another hook or the caller feeds.
-            FetchError: names that the graph does not know, a placeholder that is not fed, or neither the caller nor a hook
-                fetches anything of a graph.
+            FetchError: names that the graph does not know, a placeholder that is not fed, or
+                neither the caller nor a hook fetches anything of a graph.
             NestedRunError: called from inside a hook; use `run_context.session` there.
             SessionClosedError: the session is not open.
-            BaseException: the error of a hook, an operation or a background task; several as one group.
+            BaseException: the error of a hook, an operation or a background task; several as one
+                group.
 
-        It lets the event loop have a turn before it begins if `yield_secs` have passed without one; nothing of the run is done
-        when a stop or a cancellation arrives there.
+        It lets the event loop have a turn before it begins if `yield_secs` have passed without one;
+        nothing of the run is done when a stop or a cancellation arrives there.
         """
         lock = self._run_lock
-        scope = await lock.wait() if lock.turns.taken or lock.now() > lock.turn_due else lock.acquire()
+        scope = (
+            await lock.wait() if lock.turns.taken or lock.now() > lock.turn_due else lock.acquire()
+        )
         try:
             request, attempt = new_args((fetches, feed_dict, options)), 1
             while True:
@@ -190,7 +235,9 @@ class AsyncMonitoredSession(Requests):
             lock.release(scope)
 
     async def _run_once(self, scope: RunScope, request: SessionRunArgs, attempt: int) -> Any:
-        """Make one attempt of a run, which the state's `waits` can end: hooks and operations that may wait are concurrent."""
+        """Make one attempt of a run, which the state's `waits` can end: hooks and operations that
+        may wait are concurrent.
+        """
         state, supervisor, hooks, options = self._state, self._supervisor, self._hooks, request[2]
         waits = state.waits
         if options is not None:
@@ -203,15 +250,23 @@ class AsyncMonitoredSession(Requests):
         step = session.global_step.latest.step + 1
         recording = waits.recording
         if hooks.in_runs or recording is not None:
-            context = SessionRunContext(request, session, supervisor.coord, global_step=step, attempt=attempt)
+            context = SessionRunContext(
+                request, session, supervisor.coord, global_step=step, attempt=attempt
+            )
             if recording is not None:
                 recording.context, recording.step, scope.recording = context, step, recording
-            asked = await call_groups(hooks.before_run, (context,), step=step, waits=waits)  # all hooks, concurrently
-            (fetches, feed_dict, options), merged = hooks.merger.merge(request, asked)  # conflicting feeds are refused
+            asked = await call_groups(
+                hooks.before_run, (context,), step=step, waits=waits
+            )  # all hooks, concurrently
+            (fetches, feed_dict, options), merged = hooks.merger.merge(
+                request, asked
+            )  # conflicting feeds are refused
             metadata: dict[str, Any] | None = None if options is None else {}
             build = None if merged is None else merged.build
             try:
-                values = await supervisor.run(waits, fetches, feed_dict, options, metadata, build)  # all or nothing
+                values = await supervisor.run(
+                    waits, fetches, feed_dict, options, metadata, build
+                )  # all or nothing
             except FetchError as error:
                 hooks.merger.name_owners(error, asked)
                 raise
@@ -220,10 +275,22 @@ class AsyncMonitoredSession(Requests):
                 recording.committed = context
             result, parts = (values, ()) if merged is None else values
             context.global_step = session.committed_step
-            answers = hooks.merger.split(parts, merged, options, metadata)  # each hook gets what it asked for
+            answers = hooks.merger.split(
+                parts, merged, options, metadata
+            )  # each hook gets what it asked for
             try:
-                await call_groups(hooks.after_run, (context,), seconds=iter(answers), step=context.global_step, waits=waits)
-                if recording is not None and recording.recorded is context and (wait_for_room := recording.end()):
+                await call_groups(
+                    hooks.after_run,
+                    (context,),
+                    seconds=iter(answers),
+                    step=context.global_step,
+                    waits=waits,
+                )
+                if (
+                    recording is not None
+                    and recording.recorded is context
+                    and (wait_for_room := recording.end())
+                ):
                     await Wait[None]("room for effects", waits=waits).result_of(wait_for_room())
             except BaseException:
                 supervisor.note_commit(session, result)
@@ -236,7 +303,8 @@ class AsyncMonitoredSession(Requests):
         return result
 
     async def run_step_fn(self, fn: StepFn[T]) -> T:
-        """Call `fn(step_context)`, which may make raw runs and runs with hooks; a recovery repeats the whole of it.
+        """Call `fn(step_context)`, which may make raw runs and runs with hooks; a recovery repeats
+        the whole of it.
 
         Args:
             fn: a coroutine function with one parameter; see `StepContext`.
@@ -277,9 +345,13 @@ class AsyncMonitoredSession(Requests):
     @overload
     def steps(self, fetches: Two[A, B], **options: Unpack[StepsOptions]) -> Steps[tuple[A, B]]: ...
     @overload
-    def steps(self, fetches: Three[A, B, C], **options: Unpack[StepsOptions]) -> Steps[tuple[A, B, C]]: ...
+    def steps(
+        self, fetches: Three[A, B, C], **options: Unpack[StepsOptions]
+    ) -> Steps[tuple[A, B, C]]: ...
     @overload
-    def steps(self, fetches: Four[A, B, C, D], **options: Unpack[StepsOptions]) -> Steps[tuple[A, B, C, D]]: ...
+    def steps(
+        self, fetches: Four[A, B, C, D], **options: Unpack[StepsOptions]
+    ) -> Steps[tuple[A, B, C, D]]: ...
     @overload
     def steps(self, fetches: Any = (), **options: Unpack[StepsOptions]) -> Steps[Any]: ...
     def steps(
@@ -295,30 +367,37 @@ class AsyncMonitoredSession(Requests):
     ) -> Steps[Any]:
         """Run again and again: `async for values in session.steps("loss", feeds=batches)`.
 
-        Ends at a stop or when the feeds end, and in a drain when what was taken is used. A stop or a failed background task
-        also ends the wait for the next feed; a failure from which the session recovers does not, but is recovered from
-        meanwhile. A drain ends only the wait for an empty queue: an iterator that was asked for an element may have taken it.
+        Ends at a stop or when the feeds end, and in a drain when what was taken is used. A stop or
+        a failed background task also ends the wait for the next feed; a failure from which the
+        session recovers does not, but is recovered from meanwhile. A drain ends only the wait for
+        an empty queue: an iterator that was asked for an element may have taken it.
 
         Args:
             fetches: what each run fetches and each turn of the loop gets.
-            feeds: one element a run: the argument of a step function that has one parameter, besides the global step, otherwise
-                a feed mapping. Left out, runs are not fed and end at a stop only. A queue is waited for, until its shutdown
-                (Python 3.13); `task_done` is called for each element whose step is complete.
-            producer: the task, or the tasks, that put into the queue: the loop ends when they have ended and it is empty.
-            prefetch: how many elements a task of the session takes while steps run, in order. A failure of the feeds comes
-                out of the step that would have got the element. At the end the iterator is closed. Feeds with a `state_dict`
-                and a `load_state_dict` count what was used: a checkpoint that tracks them has that state, a recovery that
-                restores it continues with them from there, and at a stop they are set back to it. Of others, `unused` of the
-                returned object has what was taken and not used; another loop over the same iterator gets it first.
-            thread: whether a worker thread takes the elements, of an iterable that blocks. A stop waits for the thread, for at
-                most the grace period.
-            batch: of a queue, how many elements make the list that a step is fed with; the last one has the rest.
-            max_wait_secs: how long the first element of a batch waits for the others: 0 takes what is there, None, the
-                default, waits for a whole batch.
+            feeds: one element a run: the argument of a step function that has one parameter,
+                besides the global step, otherwise a feed mapping. Left out, runs are not fed and
+                end at a stop only. A queue is waited for, until its shutdown (Python 3.13);
+                `task_done` is called for each element whose step is complete.
+            producer: the task, or the tasks, that put into the queue: the loop ends when they have
+                ended and it is empty.
+            prefetch: how many elements a task of the session takes while steps run, in order. A
+                failure of the feeds comes out of the step that would have got the element. At the
+                end the iterator is closed. Feeds with a `state_dict` and a `load_state_dict` count
+                what was used: a checkpoint that tracks them has that state, a recovery that
+                restores it continues with them from there, and at a stop they are set back to it.
+                Of others, `unused` of the returned object has what was taken and not used; another
+                loop over the same iterator gets it first.
+            thread: whether a worker thread takes the elements, of an iterable that blocks. A stop
+                waits for the thread, for at most the grace period.
+            batch: of a queue, how many elements make the list that a step is fed with; the last one
+                has the rest.
+            max_wait_secs: how long the first element of a batch waits for the others: 0 takes what
+                is there, None, the default, waits for a whole batch.
 
         Raises:
-            InvalidArgumentError: feeds that cannot be iterated over, or taken ahead; or a producer or a batch without a queue. In
-                an async generator, wait with `session.until(queue.get(), producer=...)`.
+            InvalidArgumentError: feeds that cannot be iterated over, or taken ahead; or a producer
+                or a batch without a queue. In an async generator, wait with
+                `session.until(queue.get(), producer=...)`.
         """
         if self._state.phase == "new":
             self._run_lock.check_entered()
@@ -332,11 +411,19 @@ class AsyncMonitoredSession(Requests):
 
         Raises:
             InvalidHookError: a hook is used in another session, which is open.
-            BaseException: the error of a hook or of the creation, also one that would end the block cleanly.
+            BaseException: the error of a hook or of the creation, also one that would end the block
+                cleanly.
         """
-        state, lock, supervisor, callbacks = self._state, self._run_lock, self._supervisor, self._shutdown.callbacks
+        state, lock, supervisor, callbacks = (
+            self._state,
+            self._run_lock,
+            self._supervisor,
+            self._shutdown.callbacks,
+        )
         if state.phase != "new":
-            raise SessionClosedError(f"this session is {state.phase}: sessions are single-use: make a new one")
+            raise SessionClosedError(
+                f"this session is {state.phase}: sessions are single-use: make a new one"
+            )
         state.label = f"session {state.name or current_task().get_name()!r}"
         state.whole.bind()
         self._hooks.hold()
@@ -355,8 +442,12 @@ class AsyncMonitoredSession(Requests):
                 await self._hooks.begin()
                 callbacks.callback(held(self._graph))
                 store = getattr(supervisor.creator, "global_step", None)
-                if getattr(store, "inline", True) or not isinstance(supervisor.creator, WorkerSessionCreator):
-                    self._register_publisher(store)  # a worker waiting for its chief in another process publishes nothing yet
+                if getattr(store, "inline", True) or not isinstance(
+                    supervisor.creator, WorkerSessionCreator
+                ):
+                    self._register_publisher(
+                        store
+                    )  # a worker waiting for its chief in another process publishes nothing yet
                 await supervisor.create()
                 warn_if_not_saved(state.session, self._graph)
             self._register_publisher(state.store)
@@ -365,19 +456,24 @@ class AsyncMonitoredSession(Requests):
         except BaseException as error:
             await self._shutdown.end_opening(error)
         state.set_phase("open")
-        if isinstance(current_clock(), LoopClock):  # the time of other clocks says nothing of how long code takes
+        if isinstance(
+            current_clock(), LoopClock
+        ):  # the time of other clocks says nothing of how long code takes
             self._end_watch = warn_if_blocked()
             callbacks.callback(self._end_watch)
         lock.watch_loop()
         return self
 
     def _register_publisher(self, store: StepStore | None) -> None:
-        """Register as a publisher of steps: before the session is created, if its store is known, or right after it."""
+        """Register as a publisher of steps: before the session is created, if its store is known,
+        or right after it.
+        """
         state = self._state
         if state.publisher is None and isinstance(store, StepStore) and self._graph.trains:
             name = state.name or current_task().get_name()
             if state.name is None and not store.inline:
-                name += f" of process {os.getpid()} on {socket.gethostname()}"  # there is a Task-1 in each
+                # there is a Task-1 in each
+                name += f" of process {os.getpid()} on {socket.gethostname()}"
             state.publisher = store.publisher(name)
             state.publisher.session = state.awaited
 
@@ -388,7 +484,10 @@ class AsyncMonitoredSession(Requests):
         """Here so that `with` calls `__enter__`, which says what to write."""
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> bool:
         """End the session; return whether `error` was a clean end and is swallowed."""
         return await self._leave(error)
@@ -399,9 +498,10 @@ class AsyncMonitoredSession(Requests):
         A second call, and leaving the block meanwhile, wait until the first one is complete.
 
         Raises:
-            NestedRunError: called from a hook, a run or a background task of the session, which it would wait for; use
-                `request_stop` there.
-            BaseException: the error of a background task, or of `end` or `close` of a hook; in the first call.
+            NestedRunError: called from a hook, a run or a background task of the session, which it
+                would wait for; use `request_stop` there.
+            BaseException: the error of a background task, or of `end` or `close` of a hook; in the
+                first call.
         """
         await self._leave(None)
 
@@ -411,44 +511,63 @@ class AsyncMonitoredSession(Requests):
             return swallows(error)
         lock.check_entered()
         if phase == "opening":
-            raise SessionClosedError("this session is still opening; raise an error in the hook to end it")
+            raise SessionClosedError(
+                "this session is still opening; raise an error in the hook to end it"
+            )
         lock.check_closer()
-        return await (self._shutdown.wait(error) if phase == "closing" else self._shutdown.end(error))
+        return await (
+            self._shutdown.wait(error) if phase == "closing" else self._shutdown.end(error)
+        )
 
     # -- stopping
 
     def should_stop(self) -> bool:
-        """Return whether the loop should end: a stop was requested, or the session is not open. Never waits, never raises."""
+        """Return whether the loop should end: a stop was requested, or the session is not open.
+        Never waits, never raises.
+        """
         state = self._state
         return state.stopped or state.phase != "open" or state.recovery_error is not None
 
     def request_stop(self, reason: str | None = None) -> None:
-        """Request a stop: recorded immediately, never lost, the first reason is kept; from any thread."""
+        """Request a stop: recorded immediately, never lost, the first reason is kept; from any
+        thread.
+        """
         self._root.request_stop(reason)
 
     @property
     def stop_signal(self) -> Signals | None:
-        """The signal that requested the stop or the drain, if it was one: `sys.exit(128 + session.stop_signal)`."""
+        """The signal that requested the stop or the drain, if it was one: `sys.exit(128 +
+        session.stop_signal)`.
+        """
         return None if self._signals is None else self._signals.number
 
     # -- background work
 
-    def start_soon(self, fn: Callable[[*Ts], Coroutine[Any, Any, T]], *args: *Ts, name: str | None = None) -> asyncio.Task[T]:
-        """Start `fn(*args)` as a task of this session; it lives through recoveries. See `Coordinator.start_soon`."""
+    def start_soon(
+        self, fn: Callable[[*Ts], Coroutine[Any, Any, T]], *args: *Ts, name: str | None = None
+    ) -> asyncio.Task[T]:
+        """Start `fn(*args)` as a task of this session; it lives through recoveries. See
+        `Coordinator.start_soon`.
+        """
         self._run_lock.check_entered()
         if self._state.phase == "closed":
             raise SessionClosedError("this session is closed; start tasks while it is open")
         return self._root.start_soon(fn, *args, name=name)
 
-    async def until(self, awaitable: Awaitable[T], *, producer: Producer | None = None, drain: bool = False) -> T:
-        """Await something; a stop, the failure of a background task, the end of its producer or a `drain` ends the wait too.
+    async def until(
+        self, awaitable: Awaitable[T], *, producer: Producer | None = None, drain: bool = False
+    ) -> T:
+        """Await something; a stop, the failure of a background task, the end of its producer or a
+        `drain` ends the wait too.
 
         See `Coordinator.until`.
         """
         if self._state.phase == "new":
             close_unawaited(awaitable)
             self._run_lock.check_entered()
-        return await self._run_lock.wait_between_runs(self._supervisor.coord.until(awaitable, producer=producer, drain=drain))
+        return await self._run_lock.wait_between_runs(
+            self._supervisor.coord.until(awaitable, producer=producer, drain=drain)
+        )
 
     # -- its parts
 
@@ -470,18 +589,23 @@ class AsyncMonitoredSession(Requests):
             SessionClosedError: the session was not entered yet.
         """
         if self._state.store is None:
-            raise SessionClosedError("the step store is known once the session is open; use `async with`")
+            raise SessionClosedError(
+                "the step store is known once the session is open; use `async with`"
+            )
         return self._state.store
 
     def status(self) -> SessionStatus:
-        """Return the current activities of the session, for people and programs; waits for nothing."""
+        """Return the current activities of the session, for people and programs; waits for
+        nothing.
+        """
         return self._status()
 
     def why(self) -> WaitGraph:
-        """Return what the session waits for, and what that waits for, from any thread: `print(session.why())`.
+        """Return what the session waits for, and what that waits for, from any thread:
+        `print(session.why())`.
 
-        It has all tasks of the session's event loop, the steps and publishers that its step stores know, and the threads and
-        locks that they wait for. Waits for nothing, and changes nothing.
+        It has all tasks of the session's event loop, the steps and publishers that its step stores
+        know, and the threads and locks that they wait for. Waits for nothing, and changes nothing.
         """
         from aiohooks.session.why import why_session  # seldom needed
 
@@ -494,14 +618,24 @@ class AsyncMonitoredSession(Requests):
         state = getattr(self, "_state", None)
         if state is not None and state.phase in ("open", "opening"):
             self._end_watch()
-            warnings.warn(f"{self!r} was never closed; use `async with`", ResourceWarning, stacklevel=2, source=self)
+            warnings.warn(
+                f"{self!r} was never closed; use `async with`",
+                ResourceWarning,
+                stacklevel=2,
+                source=self,
+            )
 
 
 class AsyncSingularMonitoredSession(AsyncMonitoredSession):
-    """A monitored session that never recovers: every error reaches the caller. `options` are the usual ones but `recovery`."""
+    """A monitored session that never recovers: every error reaches the caller. `options` are the
+    usual ones but `recovery`.
+    """
 
     def __init__(
-        self, source: Source, hooks: Iterable[SessionRunHook | HookRegistration] = (), **options: Unpack[SessionOptions]
+        self,
+        source: Source,
+        hooks: Iterable[SessionRunHook | HookRegistration] = (),
+        **options: Unpack[SessionOptions],
     ) -> None:
         super().__init__(source, hooks, recovery=NEVER, **options)
 
@@ -510,13 +644,17 @@ class AsyncSingularMonitoredSession(AsyncMonitoredSession):
         return self._state.session
 
 
-def session_status(state: SessionState, feeds: SessionFeeds, turns: FifoLock, hooks: HookSet) -> SessionStatus:
+def session_status(
+    state: SessionState, feeds: SessionFeeds, turns: FifoLock, hooks: HookSet
+) -> SessionStatus:
     """Return the status of the monitored session that has these parts; waits for nothing."""
     failure = state.recovery_error or next(iter(state.failures()), None)
     now = None if state.waits.now is None or state.phase == "closed" else state.waits.now()
     saver = None if state.session is None else state.session.saver
     readers = [one.own_reader for one in feeds.ahead]
-    tasks = [task for owner in reversed(state.owners) for task in owner.tasks if task not in readers]
+    tasks = [
+        task for owner in reversed(state.owners) for task in owner.tasks if task not in readers
+    ]
     return SessionStatus(
         state=state.phase,
         global_step=None if state.store is None else state.store.latest.step,
@@ -542,7 +680,9 @@ def session_status(state: SessionState, feeds: SessionFeeds, turns: FifoLock, ho
 
 
 def _activities(state: SessionState, hooks: HookSet, now: float) -> list[Activity]:
-    """Return the most specific current activities: calls and operations; else the run, the block or the session itself."""
+    """Return the most specific current activities: calls and operations; else the run, the block or
+    the session itself.
+    """
     if hooks.waits is not None and (calls := call_activities(hooks.waits, now)):
         return calls
     if state.runner is not None:
@@ -550,5 +690,7 @@ def _activities(state: SessionState, hooks: HookSet, now: float) -> list[Activit
         return call_activities(state.waits, now) or [run]
     if state.entered_by is None:
         return []
-    what = {"opening": "creating the session", "open": "the session's block"}.get(state.phase, CLOSING)
+    what = {"opening": "creating the session", "open": "the session's block"}.get(
+        state.phase, CLOSING
+    )
     return [activity(what, state.entered_by)]

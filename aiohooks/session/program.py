@@ -27,7 +27,10 @@ else:
 
 T = TypeVar("T")
 
-if sys.version_info < (3, 12):  # before, a StopIteration out of `asyncio.to_thread` never arrived: whoever waited hung
+if sys.version_info < (
+    3,
+    12,
+):  # before, a StopIteration out of `asyncio.to_thread` never arrived: whoever waited hung
     from concurrent.futures import ThreadPoolExecutor
 
     class _Executor(ThreadPoolExecutor):
@@ -42,32 +45,39 @@ if sys.version_info < (3, 12):  # before, a StopIteration out of `asyncio.to_thr
 
 
 def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any, why: bool = False) -> T:
-    """Call the coroutine function `main` with `args` in a new event loop: uvloop's where it is installed, otherwise asyncio's.
+    """Call the coroutine function `main` with `args` in a new event loop: uvloop's where it is
+    installed, otherwise asyncio's.
 
-    A Ctrl-C that no session handles has the effect that it has in `asyncio.run`: it cancels `main`, and `run` raises
-    `KeyboardInterrupt`.
+    A Ctrl-C that no session handles has the effect that it has in `asyncio.run`: it cancels `main`,
+    and `run` raises `KeyboardInterrupt`.
 
     Args:
         main: a coroutine function.
         args: its arguments.
-        why: whether the process can be asked why it waits, as with AIOHOOKS_WHY=1: by `aiohooks why`, and by SIGUSR1 and SIGQUIT,
-            which a terminal sends at Ctrl-backslash; unless they have a handler or a session handles them, they print the answer
-            to standard error.
+        why: whether the process can be asked why it waits, as with AIOHOOKS_WHY=1: by `aiohooks
+            why`, and by SIGUSR1 and SIGQUIT, which a terminal sends at Ctrl-backslash; unless they
+            have a handler or a session handles them, they print the answer to standard error.
 
     Returns:
         The result of `main`.
 
     Raises:
-        SystemExit: a signal has ended a session that handles signals, and `main` has returned None, was cancelled or has raised
-            `StopRequestedError`; the exit code is 128 + the signal's number, as in shells. Any other result is returned.
-        InvalidArgumentError: `main` is a coroutine and not the function; write `run(main, ...)`, not `run(main(...))`.
-        WrongLoopError: an event loop is running already, as in a notebook; write `await main(...)` there.
+        SystemExit: a signal has ended a session that handles signals, and `main` has returned None,
+            was cancelled or has raised `StopRequestedError`; the exit code is 128 + the signal's
+            number, as in shells. Any other result is returned.
+        InvalidArgumentError: `main` is a coroutine and not the function; write `run(main, ...)`,
+            not `run(main(...))`.
+        WrongLoopError: an event loop is running already, as in a notebook; write `await main(...)`
+            there.
     """
     check_callable(main, "main")
     if not is_coroutine_function(main):
         raise InvalidArgumentError(f"main is {main!r}; give a coroutine function (`async def`)")
     if running_loop() is not None:
-        raise WrongLoopError("run was called while an event loop is running, as in a notebook; write `await main()` there")
+        raise WrongLoopError(
+            "run was called while an event loop is running, as in a notebook; write `await main()`"
+            " there"
+        )
     check_instance(why, bool, "why")
     if why or WHY_VARIABLE in os.environ:
         from aiohooks.session.why import enable_if_asked, enable_why  # seldom needed
@@ -85,8 +95,9 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any, why: bool = Fal
                 result = runner.run(main(*args))
             except (KeyboardInterrupt, SystemExit) as error:
                 end = error
-                # Raised in a callback while main ends, it leaves callbacks that stop the loop, which waits for the other tasks
-                # next. `stop` would leave one, too. After one in its last iteration uvloop cannot be used at all.
+                # Raised in a callback while main ends, it leaves callbacks that stop the loop,
+                # which waits for the other tasks next. `stop` would leave one, too. After one in
+                # its last iteration uvloop cannot be used at all.
                 loop.call_soon(sys.exit)
                 with contextlib.suppress(SystemExit, RuntimeError):
                     loop.run_forever()
@@ -97,7 +108,9 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any, why: bool = Fal
         number = None if loop is None else stopped_by(loop)
         if number is None or not isinstance(error, (KeyboardInterrupt, StopRequestedError)):
             raise error
-        _exit_by_signal(signal.SIGINT if isinstance(error, KeyboardInterrupt) else number)  # else no session was opened
+        _exit_by_signal(
+            signal.SIGINT if isinstance(error, KeyboardInterrupt) else number
+        )  # else no session was opened
     number = stopped_by(loop)
     if number is not None and result is None:
         _exit_by_signal(number)
@@ -106,6 +119,7 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any, why: bool = Fal
 
 def _exit_by_signal(number: signal.Signals) -> NoReturn:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # The program has ended: another Ctrl-C must not show a traceback of the interpreter's shutdown.
+        # The program has ended: another Ctrl-C must not show a traceback of the interpreter's
+        # shutdown.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     raise SystemExit(128 + number)

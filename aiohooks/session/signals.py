@@ -1,7 +1,8 @@
 """Draining and stopping sessions on SIGINT, SIGTERM or other signals, and pausing them.
 
-The handlers are installed with `signal.signal` and not with the loop's `add_signal_handler`: they run between two instructions,
-so the third signal ends a process whose loop is blocked, and handlers that were added to the loop stay installed.
+The handlers are installed with `signal.signal` and not with the loop's `add_signal_handler`: they
+run between two instructions, so the third signal ends a process whose loop is blocked, and handlers
+that were added to the loop stay installed.
 """
 
 from __future__ import annotations
@@ -33,21 +34,22 @@ _NOTICE_SECS, _MOST_SHOWN = 1.0, 3
 class SignalPolicy:
     """Which signals stop a session, how long it may take to end, and which signals pause it.
 
-    The first signal requests a stop: the current step is finished and the session ends cleanly, with the last save if a hook
-    makes one. The second signal cancels the session: no `end`, no save, but `close` of every hook. The third signal ends the
-    process immediately.
+    The first signal requests a stop: the current step is finished and the session ends cleanly,
+    with the last save if a hook makes one. The second signal cancels the session: no `end`, no
+    save, but `close` of every hook. The third signal ends the process immediately.
 
     Args:
         signals: the signals to handle.
-        step_secs: how long the current step may continue after the first signal. Then it is abandoned, nothing of it is
-            kept, and the session ends cleanly. None: until it is done.
-        grace_secs: how long the session may take to end after the first signal before it is cancelled, as by a second one;
-            None for no limit. The time after that is limited by the session's `stop_grace_period_secs`, and 5 s if the engine
-            of its step store is away.
-        drain_secs: how long the session may finish what it has under way. The first signal begins a drain then, as
-            `AsyncMonitoredSession.request_drain` does; a second one, or the end of this time, is what the first one is without
-            it, and so on. None: no drain.
-        pause: the signal that pauses the session, such as `signal.SIGUSR1`: the current step is finished, and no other begins.
+        step_secs: how long the current step may continue after the first signal. Then it is
+            abandoned, nothing of it is kept, and the session ends cleanly. None: until it is done.
+        grace_secs: how long the session may take to end after the first signal before it is
+            cancelled, as by a second one; None for no limit. The time after that is limited by the
+            session's `stop_grace_period_secs`, and 5 s if the engine of its step store is away.
+        drain_secs: how long the session may finish what it has under way. The first signal begins a
+            drain then, as `AsyncMonitoredSession.request_drain` does; a second one, or the end of
+            this time, is what the first one is without it, and so on. None: no drain.
+        pause: the signal that pauses the session, such as `signal.SIGUSR1`: the current step is
+            finished, and no other begins.
         resume: the signal that ends the pause, such as `signal.SIGUSR2`.
     """
 
@@ -60,12 +62,20 @@ class SignalPolicy:
 
     def __post_init__(self) -> None:
         given: Any = self.signals
-        if not isinstance(given, tuple) or not given or not all(_can_be_handled(one) for one in given):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-            raise InvalidArgumentError(f"signals is {given!r}; give a tuple of signals that can be handled: (signal.SIGTERM,)")
+        if (
+            not isinstance(given, tuple) or not given or not all(map(_can_be_handled, given))  # pyright: ignore[reportUnknownArgumentType]
+        ):
+            raise InvalidArgumentError(
+                f"signals is {given!r}; give a tuple of signals that can be handled:"
+                " (signal.SIGTERM,)"
+            )
         for name in ("pause", "resume"):
             one: Any = getattr(self, name)
             if one is not None and not (_can_be_handled(one) and self.handled.count(one) == 1):
-                raise InvalidArgumentError(f"{name} is {one!r}; give a signal of its own that can be handled: signal.SIGUSR1")
+                raise InvalidArgumentError(
+                    f"{name} is {one!r}; give a signal of its own that can be handled:"
+                    " signal.SIGUSR1"
+                )
         for name in ("step_secs", "grace_secs", "drain_secs"):
             check_secs(getattr(self, name), name, optional=True)
 
@@ -76,22 +86,34 @@ class SignalPolicy:
 
 
 def _can_be_handled(number: object) -> bool:
-    return isinstance(number, signal.Signals) and number.name not in ("SIGKILL", "SIGSTOP", "SIGCHLD")
+    return isinstance(number, signal.Signals) and number.name not in (
+        "SIGKILL",
+        "SIGSTOP",
+        "SIGCHLD",
+    )
 
 
 def policy_of(handle_signals: object) -> SignalPolicy | None:
-    """Return the policy that a session's `handle_signals` stands for, or None to leave signals alone."""
+    """Return the policy that a session's `handle_signals` stands for, or None to leave signals
+    alone.
+    """
     if isinstance(handle_signals, SignalPolicy):
         return handle_signals
     if not isinstance(handle_signals, bool):
-        raise InvalidArgumentError(f"handle_signals is {handle_signals!r}; give True, False or a SignalPolicy")
+        raise InvalidArgumentError(
+            f"handle_signals is {handle_signals!r}; give True, False or a SignalPolicy"
+        )
     return SignalPolicy() if handle_signals else None
 
 
 def may_handle(number: signal.Signals) -> bool:
-    """Return whether nothing but sessions handles the signal, in this thread: it would end the program otherwise."""
+    """Return whether nothing but sessions handles the signal, in this thread: it would end the
+    program otherwise.
+    """
     handler = signal.getsignal(number)
-    free = handler is signal.SIG_DFL or isinstance(getattr(handler, "__self__", None), _SignalHandlers)
+    free = handler is signal.SIG_DFL or isinstance(
+        getattr(handler, "__self__", None), _SignalHandlers
+    )
     return free and threading.current_thread() is threading.main_thread()
 
 
@@ -113,8 +135,8 @@ class StopOnSignal:
         """Install the signal handlers, and return the function that removes them."""
         if threading.current_thread() is not threading.main_thread():
             logger.warning(
-                "%s: handle_signals has no effect outside the main thread, the only one that gets signals; "
-                "leave it out, and call request_stop() of the session from there",
+                "%s: handle_signals has no effect outside the main thread, the only one that gets"
+                " signals; leave it out, and call request_stop() of the session from there",
                 self.state.label,
             )
             return lambda: None
@@ -131,15 +153,23 @@ class StopOnSignal:
         return self.policy.drain_secs is not None and not self.state.stopped
 
     def record(self, number: signal.Signals, drain: bool) -> None:
-        """Record the drain, or a stop if the session cannot drain; harmless in a signal handler, and a second time."""
+        """Record the drain, or a stop if the session cannot drain; harmless in a signal handler,
+        and a second time.
+        """
         state, drains = self.state, drain and self.can_drain
-        known, record = (state.drain_reason, state.record_drain) if drains else (state.stop_reason, state.record_stop)
+        known, record = (
+            (state.drain_reason, state.record_drain)
+            if drains
+            else (state.stop_reason, state.record_stop)
+        )
         if known is None:
             self.number = number
         record(f"{number.name} received")
 
     def begin(self, number: signal.Signals, drain: bool, handlers: _SignalHandlers) -> None:
-        """Begin the drain or the stop in the loop; `handlers` are called when the time for it is over."""
+        """Begin the drain or the stop in the loop; `handlers` are called when the time for it is
+        over.
+        """
         self.record(number, drain)
         drain = drain and self.can_drain
         if self._drains is drain:  # it was opened between the signal and this call
@@ -152,13 +182,21 @@ class StopOnSignal:
         else:
             self.state.end_waits()
             self._start_timer(_NOTICE_SECS, functools.partial(self._say_what_lasts, number))
-            abandoned = StopRequestedError(f"{number.name} received, and the step took longer than {policy.step_secs} s more")
+            abandoned = StopRequestedError(
+                f"{number.name} received, and the step took longer than {policy.step_secs} s more"
+            )
             self._start_timer(policy.step_secs, lambda: self.state.end_run(abandoned))
             self._start_timer(policy.grace_secs, handlers.end_grace_period)
 
     def _say_what_lasts(self, number: signal.Signals) -> None:
         again = f"; another {number.name} cancels that" if number in self.policy.signals else ""
-        logger.warning("%s: %s received; it ends after %s%s", self.state.label, number.name, self.doing(), again)
+        logger.warning(
+            "%s: %s received; it ends after %s%s",
+            self.state.label,
+            number.name,
+            self.doing(),
+            again,
+        )
 
     def doing(self) -> str:
         """Return what the session is doing, and where it waits."""
@@ -171,7 +209,9 @@ class StopOnSignal:
 
 
 class _SignalHandlers:
-    """The signal handlers of one loop, shared by its sessions: the first signal stops all of them."""
+    """The signal handlers of one loop, shared by its sessions: the first signal stops all of
+    them.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -183,7 +223,9 @@ class _SignalHandlers:
         self._second: signal.Signals | None = None
         """The one after the stop."""
         self._cancelled_by: signal.Signals | None = None
-        self._end: BaseException | None = None  # of the program, raised when the sessions are closed
+        self._end: BaseException | None = (
+            None  # of the program, raised when the sessions are closed
+        )
         self._wakeup = _Wakeup(loop)
         call_after_fork(self)
 
@@ -192,7 +234,9 @@ class _SignalHandlers:
             if number not in self._previous:
                 self._install(number, session.state.label)
         self._sessions.append(session)
-        if self._first is not None:  # it is opened while the others end because of a signal, which it has missed
+        if (
+            self._first is not None
+        ):  # it is opened while the others end because of a signal, which it has missed
             session.begin(*self._first, self)
         if self._cancelled_by is not None:
             self._loop.call_soon(session.task.cancel, f"{self._cancelled_by.name} received")
@@ -211,8 +255,9 @@ class _SignalHandlers:
             self._wakeup.close()
             del _handlers_of_loops[self._loop]
             if self._end is not None:
-                # Raised from a callback, it makes the runner cancel the remaining tasks and wait for them. If this is the main
-                # task, the runner's own callback must have run: it would end that wait.
+                # Raised from a callback, it makes the runner cancel the remaining tasks and wait
+                # for them. If this is the main task, the runner's own callback must have run: it
+                # would end that wait.
                 current_task().add_done_callback(functools.partial(_exit, self._end))
 
     def _install(self, number: signal.Signals, label: str) -> None:
@@ -220,12 +265,16 @@ class _SignalHandlers:
         if previous is signal.SIG_IGN:
             return  # the parent process wants it ignored, as `nohup` and the `&` of a script do
         if previous is None:
-            logger.warning("%s: %s is handled outside of Python, and is left alone", label, number.name)
+            logger.warning(
+                "%s: %s is handled outside of Python, and is left alone", label, number.name
+            )
             return
         try:
             signal.signal(number, self._handle)
         except (ValueError, OSError) as error:
-            logger.warning("%s: %s cannot be handled here, and is left alone: %s", label, number.name, error)
+            logger.warning(
+                "%s: %s cannot be handled here, and is left alone: %s", label, number.name, error
+            )
             return
         self._previous[number] = previous
         if _owner_of(previous) == "program":
@@ -240,15 +289,19 @@ class _SignalHandlers:
     def _restore(self, numbers: Iterable[signal.Signals]) -> None:
         for number in tuple(numbers):
             previous = self._previous.pop(number)
-            if signal.getsignal(number) == self._handle:  # a handler that was installed in the meantime stays
+            if (
+                signal.getsignal(number) == self._handle
+            ):  # a handler that was installed in the meantime stays
                 signal.signal(number, previous)
 
     def _handle(self, number: int, frame: object) -> None:
-        # Runs between any two instructions of the main thread, so it does no more than record the stop, which a step that
-        # computes is then the last to miss, and wake the loop.
+        # Runs between any two instructions of the main thread, so it does no more than record the
+        # stop, which a step that computes is then the last to miss, and wake the loop.
         received = signal.Signals(number)
         try:
-            if not self._sessions:  # the last one has just been removed: it is for the previous handler
+            if (
+                not self._sessions
+            ):  # the last one has just been removed: it is for the previous handler
                 self._call_soon(signal.raise_signal, received)
             elif not any(received in session.policy.signals for session in self._sessions):
                 self._call_soon(self._pause_or_resume, received)
@@ -264,7 +317,9 @@ class _SignalHandlers:
         self._loop.call_soon_threadsafe(callback, *args, context=self._context)
 
     def _advance(self, received: signal.Signals) -> None:
-        """Record what the next signal is for: a drain if a session can, then a stop, a cancellation, the end of the process."""
+        """Record what the next signal is for: a drain if a session can, then a stop, a
+        cancellation, the end of the process.
+        """
         first = self._first
         if first is None or first[1]:
             drain = first is None and any(session.can_drain for session in self._sessions)
@@ -292,15 +347,23 @@ class _SignalHandlers:
     def end_drain_period(self) -> None:
         """Stop the sessions, if no signal has done that."""
         if self._first is not None and self._first[1]:
-            if labels := ", ".join(session.state.label for session in self._sessions if session.can_drain):
-                logger.warning("the time for the drain after %s is over; stopping %s", self._first[0].name, labels)
+            if labels := ", ".join(
+                session.state.label for session in self._sessions if session.can_drain
+            ):
+                logger.warning(
+                    "the time for the drain after %s is over; stopping %s",
+                    self._first[0].name,
+                    labels,
+                )
             self._advance(self._first[0])
 
     def end_grace_period(self) -> None:
         """Cancel the sessions, if no signal has done that."""
         if self._first is not None and self._cancelled_by is None and self._sessions:
             labels = ", ".join(session.state.label for session in self._sessions)
-            logger.warning("the grace period after %s is over; cancelling %s", self._first[0].name, labels)
+            logger.warning(
+                "the grace period after %s is over; cancelling %s", self._first[0].name, labels
+            )
             self._cancel_sessions(self._first[0])
 
     def _cancel_sessions(self, number: signal.Signals) -> None:
@@ -317,7 +380,8 @@ class _SignalHandlers:
             self._end = SystemExit(128 + number)
         try:
             if owner in ("runner", "program"):
-                previous(number, None)  # that of asyncio.run cancels the main task and raises KeyboardInterrupt in the end
+                # That of asyncio.run cancels the main task and later raises KeyboardInterrupt.
+                previous(number, None)
         except (KeyboardInterrupt, SystemExit) as error:
             self._end = error
         finally:
@@ -328,7 +392,9 @@ class _SignalHandlers:
             raise self._end  # no session is left whose end would exit
 
     def after_fork(self) -> None:
-        """Remove the handlers in a forked child, which must neither run them nor write into its parent's loop."""
+        """Remove the handlers in a forked child, which must neither run them nor write into its
+        parent's loop.
+        """
         if _handlers_of_loops.get(self._loop) is self:
             del _handlers_of_loops[self._loop]
             self._previous = dict.fromkeys(self._previous, signal.SIG_DFL)
@@ -340,7 +406,9 @@ _handlers_of_loops: dict[asyncio.AbstractEventLoop, _SignalHandlers] = {}
 
 
 class _Wakeup:
-    """Wakes a loop for a signal that arrives right before it waits for events, or in another thread."""
+    """Wakes a loop for a signal that arrives right before it waits for events, or in another
+    thread.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -367,7 +435,9 @@ class _Wakeup:
             writer.close()
 
 
-_last_signals: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, signal.Signals] = weakref.WeakKeyDictionary()
+_last_signals: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, signal.Signals] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def stopped_by(loop: asyncio.AbstractEventLoop) -> signal.Signals | None:
@@ -376,7 +446,9 @@ def stopped_by(loop: asyncio.AbstractEventLoop) -> signal.Signals | None:
 
 
 def _owner_of(handler: Any) -> Literal["system", "Python", "runner", "loop", "program"]:
-    """Return whose the handler is; the system's ends the process, as does a signal for which `why` has one that only prints."""
+    """Return whose the handler is; the system's ends the process, as does a signal for which `why`
+    has one that only prints.
+    """
     module, bound_to = getattr(handler, "__module__", None), getattr(handler, "__self__", None)
     if handler == signal.SIG_DFL or module == "aiohooks.session.why":
         return "system"
@@ -387,7 +459,11 @@ def _owner_of(handler: Any) -> Literal["system", "Python", "runner", "loop", "pr
     if isinstance(getattr(getattr(handler, "func", None), "__self__", None), asyncio.Runner):
         return "runner"
     # The loop, uvloop's or asyncio's, calls what was added to it whatever handler is installed.
-    return "loop" if module == "asyncio.unix_events" or isinstance(bound_to, asyncio.AbstractEventLoop) else "program"
+    return (
+        "loop"
+        if module == "asyncio.unix_events" or isinstance(bound_to, asyncio.AbstractEventLoop)
+        else "program"
+    )
 
 
 def _exit(end: BaseException, task: asyncio.Task[Any]) -> None:

@@ -58,21 +58,26 @@ class SessionStatus:
         runs: number of runs begun.
         running: whether a run is in progress.
         queued: number of tasks that wait for their turn to run.
-        stop_reason: why a stop was requested, or which exception ended the block cleanly; None if neither happened.
+        stop_reason: why a stop was requested, or which exception ended the block cleanly; None if
+            neither happened.
         recoveries: number of times the session was replaced.
         failure: the first failure, as text; None if there is none.
         name: the session's name.
         state_secs: seconds in that state; None when it is new or closed.
-        run_secs: seconds since the run first waited; None if there is no run, or nothing in it has waited yet.
+        run_secs: seconds since the run first waited; None if there is no run, or nothing in it has
+            waited yet.
         doing: the current activities, each with what it waits for.
         background: the background tasks.
         steps: statistics of its step store: waiters, latest step, publishers.
         feeds_unused: the number of elements of feeds that were taken and not used, so far.
         pause_reason: why the session is paused; None if it is not.
-        drain_reason: why the session drains, or drained before its stop; None if no drain was requested.
+        drain_reason: why the session drains, or drained before its stop; None if no drain was
+            requested.
         mirror: what the session's `Saver` has copied to its mirror; None without one.
-        hooks: what has become of the calls of each hook: failures, what was dropped, whether it is disabled.
-        effects: what an `EffectsHook` delivers, by kind: how many are pending, delivered, and failed.
+        hooks: what has become of the calls of each hook: failures, what was dropped, whether it is
+            disabled.
+        effects: what an `EffectsHook` delivers, by kind: how many are pending, delivered, and
+            failed.
     """
 
     state: str
@@ -114,7 +119,12 @@ class SessionStatus:
             self.recoveries and f"recovered: {self.recoveries} times",
             self.failure and f"failed: {self.failure}",
         )
-        lines = [first, *map(str, self.doing), *map(str, self.background), *(str(one) for one in further if one)]
+        lines = [
+            first,
+            *map(str, self.doing),
+            *map(str, self.background),
+            *(str(one) for one in further if one),
+        ]
         lines += [_hook(one) for one in self.hooks if one.failures or one.dropped]
         lines += [_effects(one) for one in self.effects if one.pending or one.failures]
         return "\n  ".join(lines)
@@ -125,9 +135,15 @@ def _for_secs(secs: float | None) -> str:
 
 
 def _steps(steps: StoreStatistics) -> str:
-    text = f"steps: last seen {steps.latest.step}, published by {', '.join(steps.publishers) or 'no publisher'}"
+    text = (
+        f"steps: last seen {steps.latest.step}, published by"
+        f" {', '.join(steps.publishers) or 'no publisher'}"
+    )
     if steps.waiting:
-        waiters = f"{steps.waiting} waiter{'s' if steps.waiting > 1 else ''}{_for_secs(steps.waiting_secs)}"
+        waiters = (
+            f"{steps.waiting}"
+            f" waiter{'s' if steps.waiting > 1 else ''}{_for_secs(steps.waiting_secs)}"
+        )
         text += f"; {waiters}, the next one due at step {steps.wanted}"
     return text
 
@@ -140,11 +156,20 @@ def _hook(one: HookStatus) -> str:
 
 
 def _effects(one: EffectStatus) -> str:
-    text = f"effects of {one.kind!r}: {one.pending} not delivered, of which {one.unsaved} wait for a checkpoint"
-    return text if one.last_error is None else f"{text}; {one.failures} failures, the last with {one.last_error}"
+    text = (
+        f"effects of {one.kind!r}: {one.pending} not delivered, of which {one.unsaved} wait for a"
+        " checkpoint"
+    )
+    return (
+        text
+        if one.last_error is None
+        else f"{text}; {one.failures} failures, the last with {one.last_error}"
+    )
 
 
-def activity(what: str, task: asyncio.Task[object], secs: float | None = None, hook: Hook | None = None) -> Activity:
+def activity(
+    what: str, task: asyncio.Task[object], secs: float | None = None, hook: Hook | None = None
+) -> Activity:
     """Return what a task does, and what it waits for."""
     wait = task_wait(task)
     return Activity(what, secs, wait.awaits, wait.where, hook, task)

@@ -1,4 +1,6 @@
-"""Two ways to make runs: the loop `async for values in session.steps(...)`, and a function that makes one step of runs."""
+"""Two ways to make runs: the loop `async for values in session.steps(...)`, and a function that
+makes one step of runs.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,15 @@ from aiohooks.graph.graph import Graph, Placeholder, T_co
 from aiohooks.graph.session import Session
 from aiohooks.session._run_lock import FifoLock, RunLock
 from aiohooks.session._state import Producers, SessionState
-from aiohooks.session.feeds import FeedsAhead, FeedsSetBack, FeedWait, PlainFeeds, QueueFeeds, SessionFeeds, Source
+from aiohooks.session.feeds import (
+    FeedsAhead,
+    FeedsSetBack,
+    FeedWait,
+    PlainFeeds,
+    QueueFeeds,
+    SessionFeeds,
+    Source,
+)
 from aiohooks.session.hook import SessionRunArgs
 
 T = TypeVar("T")
@@ -30,7 +40,12 @@ class StepContext:
     Created by `AsyncMonitoredSession.run_step_fn`.
     """
 
-    def __init__(self, state: SessionState, run_lock: RunLock, run: Callable[[SessionRunArgs], Awaitable[Any]]) -> None:
+    def __init__(
+        self,
+        state: SessionState,
+        run_lock: RunLock,
+        run: Callable[[SessionRunArgs], Awaitable[Any]],
+    ) -> None:
         """Made by the monitored session; `run` makes one run with hooks and does not recover."""
         self._state = state
         self._run_lock = run_lock
@@ -46,7 +61,10 @@ class StepContext:
         return session
 
     async def run_with_hooks(
-        self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, options: Mapping[str, Any] | None = None
+        self,
+        fetches: Any,
+        feed_dict: Mapping[Any, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> Any:
         """Make a run with all hooks around it; any number of times, and several of them take turns.
 
@@ -80,12 +98,15 @@ async def call_step_fn(fn: StepFn[T], context: StepContext) -> T:
     check_callable(fn, "the step function")
     if (error := call_error(fn, context)) is not None:
         raise InvalidArgumentError(
-            f"the step function {fn!r} cannot be called with one argument, the step context: {error}; "
-            "write it as `async def step_fn(step_context):`"
+            f"the step function {fn!r} cannot be called with one argument, the step context:"
+            f" {error}; write it as `async def step_fn(step_context):`"
         )
     result = fn(context)
     if not inspect.isawaitable(result):  # pyright: ignore[reportUnnecessaryComparison]
-        raise InvalidArgumentError(f"step function {fn!r} returned {result!r} and not an awaitable; write it as `async def`")
+        raise InvalidArgumentError(
+            f"step function {fn!r} returned {result!r} and not an awaitable; write it as `async"
+            " def`"
+        )
     return await result
 
 
@@ -154,12 +175,23 @@ class Steps(Generic[T_co]):
             try:
                 values: T_co = await self._session.run(self._fetches, fed)
             except BaseException as error:
-                if isinstance(error, StopAsyncIteration):  # the `async for` ends as if the feeds had
+                if isinstance(
+                    error, StopAsyncIteration
+                ):  # the `async for` ends as if the feeds had
                     state.record_end(f"a run ended with {safe_repr(error)}")
-                    logger.info("%s: a run ended with %s, and with it the loop", state.label, safe_repr(error))
+                    logger.info(
+                        "%s: a run ended with %s, and with it the loop",
+                        state.label,
+                        safe_repr(error),
+                    )
                 if source is not None:
                     scope = state.waits.scope
-                    made = scope is not None and scope is not before and scope.runner == id(current_task()) and scope.committed
+                    made = (
+                        scope is not None
+                        and scope is not before
+                        and scope.runner == id(current_task())
+                        and scope.committed
+                    )
                     (source.use if made else source.put_back)(element)
                 if isinstance(error, FeedsSetBack):
                     continue
@@ -174,13 +206,17 @@ class Steps(Generic[T_co]):
     def _feed_dict(self, element: Any) -> Any:
         """Return what a run is fed with: the argument of a step function, or a mapping."""
         name = self._parameter
-        if name is None or (self._takes_mappings and issubclass(type(element), Mapping) and name in element):
+        if name is None or (
+            self._takes_mappings and issubclass(type(element), Mapping) and name in element
+        ):
             return element
         return {name: element}
 
     @property
     def unused(self) -> list[Any]:
-        """The elements that were taken and not used, in order; another loop over the same feeds gets them first."""
+        """The elements that were taken and not used, in order; another loop over the same feeds
+        gets them first.
+        """
         return [] if self._source is None else self._source.unused
 
     async def _wait_for_feed(
@@ -191,17 +227,24 @@ class Steps(Generic[T_co]):
         drain: bool = False,
         secs: float | None = None,
     ) -> None:
-        """Wait for the next feed. A recovery may run beside the wait, as cancelling it would end a generator of feeds."""
+        """Wait for the next feed. A recovery may run beside the wait, as cancelling it would end a
+        generator of feeds.
+        """
         state = self._state
         feed_wait = FeedWait(state, self._start_recovery)
         late = StopRequestedError(f"the rest of the batch did not come in {secs} s")
         timer = call_later(secs, lambda: Overlap.end(feed_wait, late))
         try:
-            # Nothing reads feeds during a recovery, nor after one that was cancelled; and all waits end then.
-            if state.session is None or (state.current.errors and state.recovers(state.current.errors[0])):
+            # Nothing reads feeds during a recovery, nor after one that was cancelled; and all waits
+            # end then.
+            if state.session is None or (
+                state.current.errors and state.recovers(state.current.errors[0])
+            ):
                 await self._session.run_step_fn(_do_nothing)
             with observing(state.observers, "feed", "next feed"):
-                await self._run_lock.wait_between_runs(state.current.until(feed_wait, wait(), producers, drain=drain))
+                await self._run_lock.wait_between_runs(
+                    state.current.until(feed_wait, wait(), producers, drain=drain)
+                )
         finally:
             timer.cancel()
 
@@ -212,9 +255,13 @@ class Steps(Generic[T_co]):
 
 
 class _Loop(AsyncIterator[T_co]):
-    """One `async for` statement over steps, which alone refers to it: a loop that was left by `break` is gone."""
+    """One `async for` statement over steps, which alone refers to it: a loop that was left by
+    `break` is gone.
+    """
 
-    def __init__(self, next_values: Callable[[], Awaitable[T_co]], feeds: SessionFeeds, source: Source | None) -> None:
+    def __init__(
+        self, next_values: Callable[[], Awaitable[T_co]], feeds: SessionFeeds, source: Source | None
+    ) -> None:
         self._next_values = next_values
         self._feeds = feeds
         self._source = source
@@ -230,7 +277,9 @@ class _Loop(AsyncIterator[T_co]):
                 raise
             state, loops = self._feeds.state, self._feeds.loops
             loops.discard(self)
-            if state.drain_reason is not None and not loops:  # no other loop has something under way
+            if (
+                state.drain_reason is not None and not loops
+            ):  # no other loop has something under way
                 state.request_stop(state.drain_reason)
             if isinstance(error, StopAsyncIteration):
                 raise

@@ -1,7 +1,8 @@
 """Why a process waits: asked by its own code, by a signal, or by `aiohooks why` from outside.
 
-A process that is asked answers in a thread of its own, over a Unix socket in a directory that only its user can use: also while
-its event loop is blocked. No signal is sent to it. Nothing here runs before it is asked.
+A process that is asked answers in a thread of its own, over a Unix socket in a directory that only
+its user can use: also while its event loop is blocked. No signal is sent to it. Nothing here runs
+before it is asked.
 
     why_session       the wait-for graph of a session's loop
     enable_why        lets this process be asked
@@ -42,14 +43,18 @@ _SIGNALS = [signal.Signals[name] for name in ("SIGUSR1", "SIGQUIT") if hasattr(s
 
 
 def why_session(state: SessionState) -> WaitGraph:
-    """Return the wait-for graph of the loop of a session; from another thread, as it is at that moment."""
+    """Return the wait-for graph of the loop of a session; from another thread, as it is at that
+    moment.
+    """
     loops = {} if state.loop is None else {state.loop: state.thread}
     own = threading.get_ident() == state.thread
     return _graph(loops, {} if own else sys._current_frames())  # pyright: ignore[reportPrivateUsage]
 
 
 def process_graph() -> WaitGraph:
-    """Return the wait-for graph of all known loops; asked in another thread, made by the loop if one answers."""
+    """Return the wait-for graph of all known loops; asked in another thread, made by the loop if
+    one answers.
+    """
     loops = _known_loops()
     answers = {loop: concurrent.futures.Future[WaitGraph]() for loop in loops}
 
@@ -71,27 +76,38 @@ def process_graph() -> WaitGraph:
     return _graph(loops, {thread: frames[thread] for thread in blocked if thread in frames})
 
 
-def _graph(loops: Mapping[asyncio.AbstractEventLoop, int], running: Mapping[int, types.FrameType]) -> WaitGraph:
-    """Return the graph of these loops, each with its thread, given what the threads run whose loops cannot answer."""
+def _graph(
+    loops: Mapping[asyncio.AbstractEventLoop, int], running: Mapping[int, types.FrameType]
+) -> WaitGraph:
+    """Return the graph of these loops, each with its thread, given what the threads run whose loops
+    cannot answer.
+    """
     blocked = {loop: running[thread] for loop, thread in loops.items() if thread in running}
     # A loop whose innermost frame is its own is idle: uvloop has no others.
     busy = [loop for loop, frame in blocked.items() if frame.f_code.co_name not in _IDLE_FUNCTIONS]
     in_callback = {loops[loop] for loop in busy if asyncio.current_task(loop) is None}
     sessions = [state.awaited() for state in list(OPEN_SESSIONS) if state.loop in loops]
-    return wait_graph(loops, also=[*sessions, *(one for one in threads() if one.ident in in_callback)], blocked=blocked)
+    return wait_graph(
+        loops,
+        also=[*sessions, *(one for one in threads() if one.ident in in_callback)],
+        blocked=blocked,
+    )
 
 
 def _known_loops() -> dict[asyncio.AbstractEventLoop, int]:
     """Return the loops that `run` runs, and those of open sessions, each with its thread."""
     sessions = {state.loop: state.thread for state in list(OPEN_SESSIONS) if state.loop is not None}
-    return {loop: thread for loop, thread in {**RUN_LOOPS, **sessions}.items() if not loop.is_closed()}
+    return {
+        loop: thread for loop, thread in {**RUN_LOOPS, **sessions}.items() if not loop.is_closed()
+    }
 
 
 # -- being asked
 
 
 def enable_why() -> None:
-    """Let this process be asked why it waits, by `aiohooks why` of the same user, and by signals that have no handler yet.
+    """Let this process be asked why it waits, by `aiohooks why` of the same user, and by signals
+    that have no handler yet.
 
     Raises:
         InvalidArgumentError: the directory of the sockets is not this user's alone.
@@ -102,14 +118,22 @@ def enable_why() -> None:
         return
     _server = _Server()
     if threading.current_thread() is not threading.main_thread():
-        logger.warning("signals do not print why this process waits: a session of the main thread must be entered first")
+        logger.warning(
+            "signals do not print why this process waits: a session of the main thread must be"
+            " entered first"
+        )
         return
     for number in _SIGNALS:
         handler = signal.getsignal(number)
         if handler is signal.SIG_IGN:
-            continue  # the parent process wants it ignored, as the `&` of a script does with SIGQUIT
+            # the parent process wants it ignored, as the `&` of a script does with SIGQUIT
+            continue
         if handler is not signal.SIG_DFL and handler is not _print_why:
-            logger.warning("%s does not print why this process waits: it has a handler already, %r", number.name, handler)
+            logger.warning(
+                "%s does not print why this process waits: it has a handler already, %r",
+                number.name,
+                handler,
+            )
         else:
             signal.signal(number, _print_why)
 
@@ -120,11 +144,15 @@ def enable_if_asked() -> None:
         try:
             enable_why()
         except (OSError, InvalidArgumentError) as error:
-            logger.warning("%s is set, but this process cannot be asked why it waits: %s", WHY_VARIABLE, error)
+            logger.warning(
+                "%s is set, but this process cannot be asked why it waits: %s", WHY_VARIABLE, error
+            )
 
 
 def _print_why(number: int, frame: types.FrameType | None) -> None:
-    """Called between two instructions of the main thread, whatever that does: no lock is taken, and nothing is raised."""
+    """Called between two instructions of the main thread, whatever that does: no lock is taken, and
+    nothing is raised.
+    """
     try:
         running = {threading.get_ident(): frame} if frame is not None else {}
         text = str(_graph(_known_loops(), running))
@@ -149,7 +177,10 @@ class _Server:
             self._socket.listen()
         except OSError as error:
             self._socket.close()
-            raise OSError(error.errno, f"the socket {self._paths[0]} could not be made: {error.strerror or error}") from error
+            raise OSError(
+                error.errno,
+                f"the socket {self._paths[0]} could not be made: {error.strerror or error}",
+            ) from error
         self._runs: list[str] = []
         for state in list(OPEN_SESSIONS):
             self.note_run(state)
@@ -161,7 +192,9 @@ class _Server:
         self._thread.start()
 
     def note_run(self, state: SessionState) -> None:
-        """Note which runs the process takes part in: they may be asked for when it cannot answer."""
+        """Note which runs the process takes part in: they may be asked for when it cannot
+        answer.
+        """
         if state.store is not None and state.store.run not in self._runs:
             self._runs.append(state.store.run)
             aside = self._paths[1].with_suffix(".new")
@@ -175,7 +208,9 @@ class _Server:
                 connection, _ = self._socket.accept()
             except OSError as error:
                 if not self._stopped.is_set():
-                    logger.warning("a question why this process waits could not be accepted: %s", error)
+                    logger.warning(
+                        "a question why this process waits could not be accepted: %s", error
+                    )
                 if self._stopped.wait(_PAUSE_SECS):
                     return
                 continue
@@ -195,7 +230,9 @@ class _Server:
             path.unlink(missing_ok=True)
 
     def after_fork(self) -> None:
-        """Leave the socket to the parent; a child that is to answer enables it again, with its first session."""
+        """Leave the socket to the parent; a child that is to answer enables it again, with its
+        first session.
+        """
         global _server
         self._socket.close()
         ON_OPEN.remove(self.note_run)
@@ -226,13 +263,22 @@ def why_folder(*, make: bool = False) -> Path:
         InvalidArgumentError: it is not this user's alone.
     """
     if not hasattr(socket, "AF_UNIX") or not hasattr(os, "getuid"):
-        raise InvalidArgumentError("this system has no Unix sockets, which `aiohooks why` needs; session.why() works here, too")
+        raise InvalidArgumentError(
+            "this system has no Unix sockets, which `aiohooks why` needs; session.why() works"
+            " here, too"
+        )
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    folder = Path(runtime) / "aiohooks" if runtime else Path(tempfile.gettempdir()) / f"aiohooks-{os.getuid()}"
+    folder = (
+        Path(runtime) / "aiohooks"
+        if runtime
+        else Path(tempfile.gettempdir()) / f"aiohooks-{os.getuid()}"
+    )
     if make:
         folder.mkdir(mode=0o700, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
         found: Any = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-            raise InvalidArgumentError(f"{folder} can be used by others than this user; remove it, or make its mode 0700")
+            raise InvalidArgumentError(
+                f"{folder} can be used by others than this user; remove it, or make its mode 0700"
+            )
     return folder

@@ -1,12 +1,16 @@
 """Step stores: where a global step is kept, advanced and waited for. They work without any session.
 
-    _protocol       what stores, engines and users exchange: Position, RunReport, Snapshot, requests and answers
+    _protocol       what stores, engines and users exchange: Position, RunReport, Snapshot, requests
+                    and answers
     _run_state      RunState: the effect of each request on the state of a run, without I/O
-    publishers      Publisher: what may advance a store, which of them still could, how the last one left
-    _waiting        WaitRegistry: waiters by threshold, Changes, how waits end, one log line a minute
+    publishers      Publisher: what may advance a store, which of them still could, how the last one
+                    left
+    _waiting        WaitRegistry: waiters by threshold, Changes, how waits end, one log line a
+                    minute
     base            StepStore: the contract, and what is the same on every engine
     memory          MemoryStepStore, for one process
-    _membership     the publishers and the chief of this process, and those of others, for the next two
+    _membership     the publishers and the chief of this process, and those of others, for the next
+                    two
     engine          Engine: what an engine provides, and EngineLink: what its store offers to it
     shared          SharedStepStore: a store of several processes, over an engine
     local/          LocalStepStore, for the processes of one machine: files
@@ -14,18 +18,26 @@
     ray/            RayStepStore: an actor on a Ray cluster
     open            open_step_store, by URL
 
-Each imports only from those above it; an engine is imported when it is asked for. Write your own as an `Engine`, and give it to
-a `SharedStepStore`.
+Each imports only from those above it; an engine is imported when it is asked for. Write your own as
+an `Engine`, and give it to a `SharedStepStore`.
 
-An advance goes store.advance -> Engine.request -> WaitRegistry.observe -> wake; in another process the engine's notification
-goes to `link.observe`, which is WaitRegistry.observe there. A wait goes wait_for -> WaitRegistry.wait, which parks it under its
-step; the lowest step with a waiter goes to Engine.subscribe.
+An advance goes store.advance -> Engine.request -> WaitRegistry.observe -> wake; in another process
+the engine's notification goes to `link.observe`, which is WaitRegistry.observe there. A wait goes
+wait_for -> WaitRegistry.wait, which parks it under its step; the lowest step with a waiter goes to
+Engine.subscribe.
 """
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from aiohooks.stores._protocol import ExitReport, Position, PublisherReport, RunReport, StoreStatistics, Term
+    from aiohooks.stores._protocol import (
+        ExitReport,
+        Position,
+        PublisherReport,
+        RunReport,
+        StoreStatistics,
+        Term,
+    )
     from aiohooks.stores._waiting import Changes
     from aiohooks.stores.base import StepStore
     from aiohooks.stores.engine import Engine, EngineLink
@@ -58,7 +70,14 @@ if not TYPE_CHECKING:  # a session of one process needs no more than the memory 
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "aiohooks.stores._protocol": ("ExitReport", "Position", "PublisherReport", "RunReport", "StoreStatistics", "Term"),
+            "aiohooks.stores._protocol": (
+                "ExitReport",
+                "Position",
+                "PublisherReport",
+                "RunReport",
+                "StoreStatistics",
+                "Term",
+            ),
             "aiohooks.stores._waiting": ("Changes",),
             "aiohooks.stores.base": ("StepStore",),
             "aiohooks.stores.engine": ("Engine", "EngineLink"),

@@ -1,4 +1,6 @@
-"""What the engine is to know of the publishers and chiefs of this process, and what it reports of those in others."""
+"""What the engine is to know of the publishers and chiefs of this process, and what it reports of
+those in others.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +9,45 @@ from collections.abc import Collection
 
 from aiohooks._aio.clock import NO_TIMER, Clock, current_clock
 from aiohooks.errors import AiohooksError, UnavailableError, is_clean_end, safe_str
-from aiohooks.stores._protocol import Expire, Fail, Join, LastExit, Leave, Member, Position, Request, Snapshot, logger
+from aiohooks.stores._protocol import (
+    Expire,
+    Fail,
+    Join,
+    LastExit,
+    Leave,
+    Member,
+    Position,
+    Request,
+    Snapshot,
+    logger,
+)
 from aiohooks.stores._waiting import WaitRegistry
 from aiohooks.stores.publishers import Publisher, PublisherExit
 
 _MAX_TEXT = 4_000
-"""The characters of an error's text that travel: every process of the run reads them each time it reads the run."""
+"""The characters of an error's text that travel: every process of the run reads them each time it
+reads the run.
+"""
 
 
 class Members:
     """The members in this process, and the requests that the engine has not been sent yet.
 
-    An exit or a failure is sent until it is answered, and counts once. A member is sent when it has changed, and again to
-    renew its lease, after a quarter of the lease time.
+    An exit or a failure is sent until it is answered, and counts once. A member is sent when it has
+    changed, and again to renew its lease, after a quarter of the lease time.
     """
 
-    __slots__ = ("_last_once", "_lease_secs", "_numbers", "_once", "_publishers", "_sent", "_seq", "chief", "process")
+    __slots__ = (
+        "_last_once",
+        "_lease_secs",
+        "_numbers",
+        "_once",
+        "_publishers",
+        "_sent",
+        "_seq",
+        "chief",
+        "process",
+    )
 
     def __init__(self, process: str, lease_secs: float) -> None:
         self.process = process
@@ -38,18 +63,24 @@ class Members:
 
     def new(self, name: str, ttl: float | None = None) -> Member:
         self._numbers += 1
-        return Member(f"{self.process}/{self._numbers}", name, self._lease_secs if ttl is None else ttl)
+        return Member(
+            f"{self.process}/{self._numbers}", name, self._lease_secs if ttl is None else ttl
+        )
 
     def join(self, publisher: Publisher) -> None:
         self._publishers[publisher] = self.new(publisher.name)
 
     def update(self, publisher: Publisher) -> bool:
-        """Take note of what a publisher waits for itself, and of its trace; return whether to send that.
+        """Take note of what a publisher waits for itself, and of its trace; return whether to send
+        that.
 
-        A trace is sent for the first time, and then along with waits: one for each step would cost a request for each step.
+        A trace is sent for the first time, and then along with waits: one for each step would cost
+        a request for each step.
         """
         member, waits_for = self._publishers.get(publisher), publisher.waits_for
-        if member is None or (member.waits_for == waits_for and (member.trace or not publisher.trace)):
+        if member is None or (
+            member.waits_for == waits_for and (member.trace or not publisher.trace)
+        ):
             return False
         self._publishers[publisher] = member._replace(waits_for=waits_for, trace=publisher.trace)
         return True
@@ -84,9 +115,11 @@ class Members:
         return (*self._publishers.values(), *(() if self.chief is None else (self.chief,)))
 
     def unsent(self, refused: Collection[Request] = ()) -> list[Request]:
-        """Return the requests that bring the engine up to date, without those that it has refused now.
+        """Return the requests that bring the engine up to date, without those that it has refused
+        now.
 
-        Exits and failures are sent in their order, so a refused one holds back the later ones; nothing else does.
+        Exits and failures are sent in their order, so a refused one holds back the later ones;
+        nothing else does.
         """
         joins = [Join(member) for member in self.here if self._sent.get(member.id) != member]
         once = [] if any(request in refused for request in self._once) else self._once
@@ -103,11 +136,15 @@ class Members:
                 self._sent.pop(request.id, None)
 
     def mark_unsent(self) -> None:
-        """Make all members unsent: to renew their leases, or to announce them again after an outage."""
+        """Make all members unsent: to renew their leases, or to announce them again after an
+        outage.
+        """
         self._sent.clear()
 
     def repeat_last_exit(self) -> None:
-        """Send the last exit or failure again: the engine has lost its data. It counts once if another process has kept it."""
+        """Send the last exit or failure again: the engine has lost its data. It counts once if
+        another process has kept it.
+        """
         if self._last_once is not None:
             self._once.insert(0, self._last_once)
             self._last_once = None
@@ -120,18 +157,29 @@ class Members:
 
 
 def _text(exc: BaseException) -> str:
-    """Return what other processes get to know of an error: its class, and its message up to a limit."""
+    """Return what other processes get to know of an error: its class, and its message up to a
+    limit.
+    """
     text = f"{type(exc).__name__}: {safe_str(exc)}"
     cut = len(text) - _MAX_TEXT
-    return text if cut <= 0 else f"{text[:_MAX_TEXT]}... ({cut:,} more characters were cut off; the process that failed has them)"
+    return (
+        text
+        if cut <= 0
+        else (
+            f"{text[:_MAX_TEXT]}... ({cut:,} more characters were cut off; the process that failed"
+            " has them)"
+        )
+    )
 
 
 class LeaseWatch:
-    """For how long the members of other processes have been silent, measured by the clock of this process alone.
+    """For how long the members of other processes have been silent, measured by the clock of this
+    process alone.
 
-    No engine compares clocks, and none removes a member by itself: a member renews its lease by a heartbeat, and a process
-    that reads the run often enough, and for the time of the lease sees no other heartbeat, requests its removal. Time in which
-    the run could not be read does not count: no heartbeat could arrive then. Of reads that are all late, each counts as one.
+    No engine compares clocks, and none removes a member by itself: a member renews its lease by a
+    heartbeat, and a process that reads the run often enough, and for the time of the lease sees no
+    other heartbeat, requests its removal. Time in which the run could not be read does not count:
+    no heartbeat could arrive then. Of reads that are all late, each counts as one.
     """
 
     __slots__ = ("_clock", "_last", "_process", "_read_at", "_silent")
@@ -141,7 +189,8 @@ class LeaseWatch:
         self._process = process
         self._last: tuple[Member, ...] | None = None  # of the last snapshot
         self._read_at = -math.inf
-        # Each member as last seen, for how long it has been silent, and whether the last read was late.
+        # Each member as last seen, for how long it has been silent, and whether the last read was
+        # late.
         self._silent: dict[str, tuple[Member, float, bool]] = {}
 
     def restart(self) -> None:
@@ -149,7 +198,9 @@ class LeaseWatch:
         self._silent.clear()
 
     def observe(self, members: tuple[Member, ...]) -> None:
-        """Take note of the members in a snapshot that was just read; the same object again changes nothing."""
+        """Take note of the members in a snapshot that was just read; the same object again changes
+        nothing.
+        """
         if members and members is self._last:
             return
         self._last = members
@@ -160,7 +211,11 @@ class LeaseWatch:
             if member.process != self._process and math.isfinite(member.ttl):
                 before, silent, was_late = known.get(member.id, (None, 0.0, False))
                 late = before is not None and elapsed > member.ttl / 2
-                if before is None or before.heartbeat != member.heartbeat or (late and not was_late):
+                if (
+                    before is None
+                    or before.heartbeat != member.heartbeat
+                    or (late and not was_late)
+                ):
                     silent = 0.0
                 else:
                     silent += member.ttl / 4 if late else elapsed
@@ -168,10 +223,16 @@ class LeaseWatch:
 
     def expired(self) -> list[Expire]:
         """Return the requests to remove the members whose leases have run out."""
-        return [Expire(member.id, member.heartbeat) for member, silent, _ in self._silent.values() if silent >= member.ttl]
+        return [
+            Expire(member.id, member.heartbeat)
+            for member, silent, _ in self._silent.values()
+            if silent >= member.ttl
+        ]
 
     def secs_left(self, member_id: str, now: float) -> float | None:
-        """Return in how many seconds the lease of a member runs out, as far as is known here; None without one."""
+        """Return in how many seconds the lease of a member runs out, as far as is known here; None
+        without one.
+        """
         if (known := self._silent.get(member_id)) is None:
             return None
         member, silent, _ = known
@@ -179,17 +240,34 @@ class LeaseWatch:
 
     @property
     def read_secs(self) -> float | None:
-        """In how many seconds to read the run again, counted from the last read; None if there is no lease to watch."""
-        next_reads = [min(member.ttl / 4, member.ttl - silent) for member, silent, _ in self._silent.values()]
+        """In how many seconds to read the run again, counted from the last read; None if there is
+        no lease to watch.
+        """
+        next_reads = [
+            min(member.ttl / 4, member.ttl - silent) for member, silent, _ in self._silent.values()
+        ]
         return max(0.0, self._read_at + min(next_reads) - self._clock.now()) if next_reads else None
 
 
 class RunWatcher:
     """Compares the engine's snapshots of a run, and passes what is new to the registry of waits."""
 
-    __slots__ = ("_clock", "_grace", "_grace_secs", "_hold", "_keep", "_observed", "_process", "_seen_exit", "_waits", "snapshot")
+    __slots__ = (
+        "_clock",
+        "_grace",
+        "_grace_secs",
+        "_hold",
+        "_keep",
+        "_observed",
+        "_process",
+        "_seen_exit",
+        "_waits",
+        "snapshot",
+    )
 
-    def __init__(self, waits: WaitRegistry, process: str, *, keep: bool, join_grace_secs: float) -> None:
+    def __init__(
+        self, waits: WaitRegistry, process: str, *, keep: bool, join_grace_secs: float
+    ) -> None:
         """With `keep`, waiters stay for the successor of a publisher that was found dead."""
         self.snapshot = Snapshot(Position(1, 0))
         """The latest one."""
@@ -207,21 +285,38 @@ class RunWatcher:
         """Take note of a snapshot, also of one that is out of date."""
         old, self.snapshot = self.snapshot, snapshot
         first, self._observed = not self._observed, True
-        if first and snapshot.last_exit is not None and not snapshot.members and self._grace_secs > 0:
-            # All have left before this store was opened: is that the end, or are their successors still to come?
+        if (
+            first
+            and snapshot.last_exit is not None
+            and not snapshot.members
+            and self._grace_secs > 0
+        ):
+            # All have left before this store was opened: is that the end, or are their successors
+            # still to come?
             self._seen_exit = snapshot.last_exit.number
             self._grace = self._clock.call_later(self._grace_secs, self._end_grace)
         elif snapshot.members:
             self._grace.cancel()
         if snapshot.failure is not None and snapshot.failure != old.failure and not first:
             self._waits.fail(AiohooksError(snapshot.failure.error), snapshot.failure.position)
-        # Without a living member nothing is initialised any more: the run has ended, or its chief will be restarted.
-        self._waits.set_initialised(snapshot.ready and bool(snapshot.members or snapshot.last_exit is None))
+        # Without a living member nothing is initialised any more: the run has ended, or its chief
+        # will be restarted.
+        self._waits.set_initialised(
+            snapshot.ready and bool(snapshot.members or snapshot.last_exit is None)
+        )
         here = {member.id for member in snapshot.members}
-        self._report_others([each.name for each in old.members if each.process == self._process and each.id not in here])
+        self._report_others(
+            [
+                each.name
+                for each in old.members
+                if each.process == self._process and each.id not in here
+            ]
+        )
 
     def hold(self, secs: float) -> None:
-        """The engine has lost its data: let all waits continue until every publisher could be announced again."""
+        """The engine has lost its data: let all waits continue until every publisher could be
+        announced again.
+        """
         self._stop_hold()
         self._hold = self._clock.call_later(secs, self._end_hold)
         self._waits.holds = True
@@ -247,14 +342,17 @@ class RunWatcher:
         self._report_others()
 
     def _report_others(self, gone: Collection[str] = ()) -> None:
-        """Pass on the publishers of other processes, and how the last one left; those `gone` are of this process."""
+        """Pass on the publishers of other processes, and how the last one left; those `gone` are of
+        this process.
+        """
         members, left = self.snapshot.members, self.snapshot.last_exit
         publishing = {member.process for member in members if not member.term}
         others = tuple(
             member
             for member in members
             # A chief in a process that has a publisher does not count a second time.
-            if member.process != self._process and (not member.term or member.process not in publishing)
+            if member.process != self._process
+            and (not member.term or member.process not in publishing)
         )
         last_exit, lost = None, False
         if left is not None and left.number > self._seen_exit:
@@ -262,9 +360,19 @@ class RunWatcher:
             lost = left.lost
             if lost:
                 whose = " of this process, which is announced again," if left.name in gone else ""
-                logger.warning("run %s: %s%s was found dead, last seen at step %d", self._waits.run, left.name, whose, left.step)
+                logger.warning(
+                    "run %s: %s%s was found dead, last seen at step %d",
+                    self._waits.run,
+                    left.name,
+                    whose,
+                    left.step,
+                )
             own = self._waits.publishers.last_exit
-            if own is not None and not own.is_remote and (own.name, own.step) == (left.name, left.step):
+            if (
+                own is not None
+                and not own.is_remote
+                and (own.name, own.step) == (left.name, left.step)
+            ):
                 last_exit = own  # this process's own exit, which has the error itself
             elif not (lost and self._keep):
                 last_exit = PublisherExit(left.name, left.step, _error_of(left), is_remote=True)
@@ -273,5 +381,7 @@ class RunWatcher:
 
 def _error_of(left: LastExit) -> AiohooksError | None:
     if left.lost:
-        return UnavailableError(f"{left.name} was found dead: its lease ran out, or its process was gone")
+        return UnavailableError(
+            f"{left.name} was found dead: its lease ran out, or its process was gone"
+        )
     return AiohooksError(left.error) if left.error else None

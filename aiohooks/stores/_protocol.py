@@ -1,4 +1,6 @@
-"""What stores, engines and users exchange: positions, snapshots, reports, requests, answers, and the errors of engines."""
+"""What stores, engines and users exchange: positions, snapshots, reports, requests, answers, and
+the errors of engines.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ MAX_STEP = 2**53 - 1
 
 
 class Position(NamedTuple):
-    """Where a run is: `step`, and the `epoch` it counts in. Ordered; every reset begins a new epoch."""
+    """Where a run is: `step`, and the `epoch` it counts in. Ordered; every reset begins a new
+    epoch.
+    """
 
     epoch: int
     step: int
@@ -29,7 +33,8 @@ def checked_step(value: SupportsIndex, what: str, least: int | None = 0) -> int:
     """Return the step as a plain int.
 
     Raises:
-        InvalidArgumentError: `value` is not a whole number, or is below `least` or above `MAX_STEP`.
+        InvalidArgumentError: `value` is not a whole number, or is below `least` or above
+            `MAX_STEP`.
     """
     if not isinstance(value, bool):
         try:
@@ -59,7 +64,9 @@ def checked_timeout(timeout: float | None) -> float | None:
 
 
 class Member(NamedTuple):
-    """A publisher or a chief in one of the processes; the engine keeps it for as long as its lease is renewed."""
+    """A publisher or a chief in one of the processes; the engine keeps it for as long as its lease
+    is renewed.
+    """
 
     id: str
     """`process/number`."""
@@ -75,7 +82,9 @@ class Member(NamedTuple):
     heartbeat: int = 0
     """How often it has been renewed."""
     trace: str = ""
-    """A span of it, as a W3C `traceparent`, for the telemetry of the others; empty if it has none."""
+    """A span of it, as a W3C `traceparent`, for the telemetry of the others; empty if it has
+    none.
+    """
 
     @property
     def process(self) -> str:
@@ -136,7 +145,8 @@ class StoreStatistics:
         waits: how many `wait_for` have been parked so far.
         immediate: how many found their step reached already.
         max_waiting: how many were parked at the same time, at most.
-        waiting_secs: for how long there has been a parked `wait_for` without a break; None if there is none.
+        waiting_secs: for how long there has been a parked `wait_for` without a break; None if there
+            is none.
     """
 
     latest: Position
@@ -171,8 +181,10 @@ class PublisherReport:
     Attributes:
         name: its name.
         process: its process, as `host:pid:word`.
-        waits_for: the step that it waits for itself, and cannot advance until then; None while it does not wait.
-        lease_secs: for how long after its last renewal it counts as alive; None where the engine finds the dead by itself.
+        waits_for: the step that it waits for itself, and cannot advance until then; None while it
+            does not wait.
+        lease_secs: for how long after its last renewal it counts as alive; None where the engine
+            finds the dead by itself.
         renewals: how often its lease was renewed, or what it waits for has changed.
     """
 
@@ -216,8 +228,8 @@ class RunReport:
         publishers: the registered publishers.
         last_exit: how the last one left; None if none has left.
         failure: the error that ended all waits at this step; None if there is none.
-        waiting: the lowest step that each waiting process waits for, in order, 0 for any change; None if the engine does not
-            know the waiters.
+        waiting: the lowest step that each waiting process waits for, in order, 0 for any change;
+            None if the engine does not know the waiters.
     """
 
     run: str
@@ -234,7 +246,12 @@ class RunReport:
 
 def report_of(run: str, snapshot: Snapshot, waiting: tuple[int, ...] | None = None) -> RunReport:
     """Return the report of a run that an engine has read."""
-    position, members, left, failure = snapshot.position, snapshot.members, snapshot.last_exit, snapshot.failure
+    position, members, left, failure = (
+        snapshot.position,
+        snapshot.members,
+        snapshot.last_exit,
+        snapshot.failure,
+    )
     return RunReport(
         run=run,
         epoch=position.epoch,
@@ -254,7 +271,11 @@ def report_of(run: str, snapshot: Snapshot, waiting: tuple[int, ...] | None = No
             for member in members
             if not member.term
         ),
-        last_exit=None if left is None else ExitReport(left.name, left.step, left.error or None, left.lost),
+        last_exit=(
+            None
+            if left is None
+            else ExitReport(left.name, left.step, left.error or None, left.lost)
+        ),
         failure=None if failure is None or failure.position != position else failure.error,
         waiting=waiting,
     )
@@ -272,12 +293,16 @@ class Write(NamedTuple):
     kind: WriteKind
     amount: int
     floor: Position
-    """The highest position that the writer knows; a run that is behind has lost data and first jumps there."""
+    """The highest position that the writer knows; a run that is behind has lost data and first
+    jumps there.
+    """
     term: int
     """The writer's term, 0 without one; refused if it is older than the run's."""
     writer: str
     seq: int
-    """Numbers the writer's writes: a repeated one gets its first answer again and changes nothing."""
+    """Numbers the writer's writes: a repeated one gets its first answer again and changes
+    nothing.
+    """
 
     def target(self, position: Position) -> tuple[int, int]:
         """Return the epoch and the step that it leads to from `position`."""
@@ -304,7 +329,9 @@ class Leave(NamedTuple):
     error: str = ""
     writer: str = ""
     seq: int = 0
-    """Numbers the writer's exits and failures, as that of a `Write`; 0: this request is not repeated."""
+    """Numbers the writer's exits and failures, as that of a `Write`; 0: this request is not
+    repeated.
+    """
 
 
 class Lead(NamedTuple):
@@ -323,7 +350,9 @@ class Fail(NamedTuple):
 
 
 class Expire(NamedTuple):
-    """Removes a member that was silent for the time of its lease, unless it has been renewed since `heartbeat`."""
+    """Removes a member that was silent for the time of its lease, unless it has been renewed since
+    `heartbeat`.
+    """
 
     id: str
     heartbeat: int
@@ -348,7 +377,9 @@ class Answer(NamedTuple):
     """The result of a request."""
 
     status: Literal["ok", "stale", "busy", "full"]
-    """"stale": of an older term; "busy": there is another chief; "full": it would pass the highest step."""
+    """"stale": of an older term; "busy": there is another chief; "full": it would pass the highest
+    step.
+    """
     position: Position
     """The position that a write led to; otherwise the current one."""
     term: int
@@ -361,11 +392,14 @@ ENGINE_ERRORS = (StoreUnavailableError, StoreDamagedError)
 """The errors of an engine that is unavailable, refuses a request, or holds corrupt data."""
 
 
-def damaged_error(run: str, path: str, *, found: str, expected: str, delete: str) -> StoreDamagedError:
+def damaged_error(
+    run: str, path: str, *, found: str, expected: str, delete: str
+) -> StoreDamagedError:
     """Return the error for a damaged part of a run; `delete` says how to delete it by hand."""
     return StoreDamagedError(
-        f"{path}: found {found}, expected {expected}. The position of the run {run!r} is unknown and is not guessed: stop its "
-        f"processes, then restore it, or call forget() of a new store, or {delete}; a chief continues from its newest checkpoint",
+        f"{path}: found {found}, expected {expected}. The position of the run {run!r} is unknown"
+        " and is not guessed: stop its processes, then restore it, or call forget() of a new"
+        f" store, or {delete}; a chief continues from its newest checkpoint",
         path=path,
         found=found,
         expected=expected,

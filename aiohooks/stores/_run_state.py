@@ -1,4 +1,6 @@
-"""The state of a run as an engine keeps it, and the effect of each request: without I/O and without a clock."""
+"""The state of a run as an engine keeps it, and the effect of each request: without I/O and without
+a clock.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ _MOST_WRITERS = 1024  # whose last answers are kept; the least recent one is dro
 
 
 class RunState:
-    """One run; one request is applied at a time. Engines with a language of their own implement the same in it."""
+    """One run; one request is applied at a time. Engines with a language of their own implement the
+    same in it.
+    """
 
     def __init__(self) -> None:
         self.position = Position(1, 0)
@@ -46,13 +50,18 @@ class RunState:
         self.recovered_epoch = self.position.epoch  # the highest epoch from before
         self.recovered_exits = 0  # the highest number of an exit from before
         self.recovered_revision = 0  # the highest revision from before
-        self.unconfirmed: list[str] = []  # members that other processes knew, and that have not been renewed since
+        self.unconfirmed: list[
+            str
+        ] = []  # members that other processes knew, and that have not been renewed since
         self.gone: list[str] = []  # those that were removed without having been renewed
 
     def copy(self) -> RunState:
         other = RunState.__new__(RunState)
         vars(other).update(
-            {name: value.copy() if isinstance(value, (dict, list)) else value for name, value in vars(self).items()}
+            {
+                name: value.copy() if isinstance(value, (dict, list)) else value
+                for name, value in vars(self).items()
+            }
         )
         return other
 
@@ -74,13 +83,17 @@ class RunState:
                 self.revision += 1
         return self._answer("ok")
 
-    def recover(self, process: str, known: Snapshot, answers: Mapping[str, tuple[int, Position]]) -> None:
-        """Take over what a process knows of the run from before the engine lost it, with its own members as they are now.
+    def recover(
+        self, process: str, known: Snapshot, answers: Mapping[str, tuple[int, Position]]
+    ) -> None:
+        """Take over what a process knows of the run from before the engine lost it, with its own
+        members as they are now.
 
-        Each process does this once after a loss, in any order; what has happened since the loss is kept. A reset since the loss
-        counts: a chief has restored what it has, and does not know the later steps from before. Members of other processes come
-        back as they were last seen: none counts as gone before it could be announced again, and none that has been found dead
-        since the loss comes back.
+        Each process does this once after a loss, in any order; what has happened since the loss is
+        kept. A reset since the loss
+        counts: a chief has restored what it has, and does not know the later steps from before.
+        Members of other processes come back as they were last seen: none counts as gone before it
+        could be announced again, and none that has been found dead since the loss comes back.
         """
         before = self.snapshot()
         self._recover_position(known)
@@ -104,7 +117,9 @@ class RunState:
             self.revision = max(self.revision, known.revision) + 1
 
     def mark_older(self) -> None:
-        """Before `recover`: the engine has an older copy of the run, or a part of it, in which nothing is from after the loss."""
+        """Before `recover`: the engine has an older copy of the run, or a part of it, in which
+        nothing is from after the loss.
+        """
         self.recovered.clear()
         self.gone.clear()
         self.recovered_epoch = self.position.epoch
@@ -131,7 +146,9 @@ class RunState:
         if self.exits <= self.recovered_exits:
             if known.number > self.exits:
                 self.exits, self.last_exit = known.number, known
-        elif known.number >= self.exits and self.last_exit is not None:  # there was one since the loss: that is the last one
+        elif (
+            known.number >= self.exits and self.last_exit is not None
+        ):  # there was one since the loss: that is the last one
             self.exits = known.number + 1
             self.last_exit = self.last_exit._replace(number=self.exits)
         self.recovered_exits = max(self.recovered_exits, known.number)
@@ -147,7 +164,12 @@ class RunState:
         for member in known.members:
             if member.process == process:
                 self._join(member)
-            elif newest and member.process not in self.recovered and not self._is_stale(member) and member.id not in seen_since:
+            elif (
+                newest
+                and member.process not in self.recovered
+                and not self._is_stale(member)
+                and member.id not in seen_since
+            ):
                 self.members[member.id] = member
                 self.unconfirmed.append(member.id)
         self.recovered_revision = max(self.recovered_revision, known.revision)
@@ -185,7 +207,9 @@ class RunState:
         return self._answer("ok")
 
     def _is_repeated(self, request: Leave | Fail) -> bool:
-        """Return whether the request was applied before and its answer lost; if not, count it as applied."""
+        """Return whether the request was applied before and its answer lost; if not, count it as
+        applied.
+        """
         if not request.seq:
             return False
         last = self._last_answer(request.writer)
@@ -254,7 +278,9 @@ class RunState:
         if any(other.term and other.id != member.id for other in self.members.values()):
             return self._answer("busy")
         known = self.members.get(member.id)
-        if known is None or not known.term:  # otherwise it is the same request, repeated because its answer was lost
+        if (
+            known is None or not known.term
+        ):  # otherwise it is the same request, repeated because its answer was lost
             self._begin_term(self.term + 1, member.process)
             self._confirm(member._replace(term=self.term, ready=False))
             self.revision += 1
@@ -266,7 +292,9 @@ class RunState:
             self.term, self.leader = term, leader
 
     def _is_older_term(self, term: int, process: str) -> bool:
-        """Return whether a term of this process has ended. Two processes may have the same term if the engine lost its data."""
+        """Return whether a term of this process has ended. Two processes may have the same term if
+        the engine lost its data.
+        """
         return 0 < term < self.term or (0 < term == self.term and self.leader not in ("", process))
 
     def _is_stale(self, member: Member) -> bool:
@@ -286,22 +314,34 @@ class RunState:
         try:
             read = json.loads(data)
             state.position = _position(read["position"])
-            state.term, state.ready, state.revision = _number(read["term"]), _number(read["ready"]), _number(read["revision"])
+            state.term, state.ready, state.revision = (
+                _number(read["term"]),
+                _number(read["ready"]),
+                _number(read["revision"]),
+            )
             state.members = {member.id: member for member in map(_member, read["members"])}
             state.exits = _number(read["exits"])
             state.leader = str(read.get("leader", ""))
-            names = ([str(one) for one in read.get(key, ())] for key in ("recovered", "unconfirmed", "gone"))
+            names = (
+                [str(one) for one in read.get(key, ())]
+                for key in ("recovered", "unconfirmed", "gone")
+            )
             state.recovered, state.unconfirmed, state.gone = names
             state.recovered_epoch = _number(read.get("recovered_epoch", state.position.epoch))
             state.recovered_exits = _number(read.get("recovered_exits", 0))
             state.recovered_revision = _number(read.get("recovered_revision", 0))
             if read["last_exit"] is not None:
                 number, name, step, error, lost = read["last_exit"]
-                state.last_exit = LastExit(_number(number), str(name), _number(step), str(error), bool(lost))
+                state.last_exit = LastExit(
+                    _number(number), str(name), _number(step), str(error), bool(lost)
+                )
             if read["failure"] is not None:
                 error, position = read["failure"]
                 state.failure = Failure(str(error), _position(position))
-            state.answers = {writer: (_number(seq), _position(position)) for writer, (seq, position) in read["answers"].items()}
+            state.answers = {
+                writer: (_number(seq), _position(position))
+                for writer, (seq, position) in read["answers"].items()
+            }
         except Exception as error:  # whatever is wrong: `data` comes from outside
             raise ValueError(f"{data[:100]!r}, which is not the state of a run") from error
         return state
@@ -322,4 +362,13 @@ def _member(fields: Any) -> Member:
     id, name, ttl, waits_for, term, ready, heartbeat, trace = fields
     if not ttl > 0:
         raise ValueError(f"{ttl!r:.50} is not the time of a lease")
-    return Member(str(id), str(name), float(ttl), _number(waits_for), _number(term), bool(ready), _number(heartbeat), str(trace))
+    return Member(
+        str(id),
+        str(name),
+        float(ttl),
+        _number(waits_for),
+        _number(term),
+        bool(ready),
+        _number(heartbeat),
+        str(trace),
+    )

@@ -1,4 +1,6 @@
-"""The waits of a store: for a step, for a change of the position, for the chief to be ready; and how they end."""
+"""The waits of a store: for a step, for a change of the position, for the chief to be ready; and
+how they end.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,8 @@ from aiohooks.stores.publishers import (
 T = TypeVar("T")
 E = TypeVar("E", bound=BaseException)
 
-# An error that ends a wait is a result of its future, too: a future's exception that is never fetched, because the task was
-# cancelled in the same tick, would be reported as never retrieved.
+# An error that ends a wait is a result of its future, too: a future's exception that is never
+# fetched, because the task was cancelled in the same tick, would be reported as never retrieved.
 Waiter = asyncio.Future[int | AiohooksError]
 ChangeWaiter = asyncio.Future[AiohooksError | None]
 
@@ -56,9 +58,9 @@ def resolve(waiter: asyncio.Future[T], result: T) -> None:
 class WaitersByThreshold:
     """Futures by threshold, and a heap of the thresholds.
 
-    Parking, discarding and waking cost O(log n) for a threshold and O(1) for each further waiter under it; reading the
-    lowest costs nothing. A threshold whose waiters were all discarded stays in the heap for a while, but never more of
-    these than there are live ones, plus a few.
+    Parking, discarding and waking cost O(log n) for a threshold and O(1) for each further waiter
+    under it; reading the lowest costs nothing. A threshold whose waiters were all discarded stays
+    in the heap for a while, but never more of these than there are live ones, plus a few.
     """
 
     __slots__ = ("_buckets", "_heap", "count", "lowest")
@@ -116,7 +118,11 @@ class WaitersByThreshold:
 
     def pop_all(self) -> list[tuple[int, Waiter]]:
         """Remove and return all waiters with their thresholds, the lowest first."""
-        popped = [(threshold, waiter) for threshold in sorted(self._buckets) for waiter in self._buckets[threshold]]
+        popped = [
+            (threshold, waiter)
+            for threshold in sorted(self._buckets)
+            for waiter in self._buckets[threshold]
+        ]
         self._buckets.clear()
         self._heap.clear()
         self.count = 0
@@ -131,18 +137,23 @@ class WaitersByThreshold:
 
 
 class Changes:
-    """An iterator over a store's positions: the current one first, then the newest whenever it has changed.
+    """An iterator over a store's positions: the current one first, then the newest whenever it has
+    changed.
 
-    Positions that came and went between two steps of the iteration are left out; there is never a backlog. It ends when the
-    publishers have finished and no change can follow; when they failed, or the store was closed, it raises what a
-    `wait_for` would raise. It holds nothing while no task waits on it, so it may be dropped at any time.
+    Positions that came and went between two steps of the iteration are left out; there is never a
+    backlog. It ends when the publishers have finished and no change can follow; when they failed,
+    or the store was closed, it raises what a `wait_for` would raise. It holds nothing while no task
+    waits on it, so it may be dropped at any time.
 
     Created by `StepStore.changes`.
     """
 
     __slots__ = ("_closed", "_next_position", "_seen", "_waiters")
 
-    def __init__(self, next_position: Callable[[Position | None, dict[ChangeWaiter, None]], Awaitable[Position]]) -> None:
+    def __init__(
+        self,
+        next_position: Callable[[Position | None, dict[ChangeWaiter, None]], Awaitable[Position]],
+    ) -> None:
         self._next_position = next_position
         self._seen: Position | None = None
         self._waiters: dict[ChangeWaiter, None] = {}
@@ -179,9 +190,13 @@ def _error_of_wait(reason: AiohooksError, wanted: int | None = None) -> Aiohooks
     return copy_error(reason, None if wanted is None else f"{reason}, wanted {wanted}")
 
 
-def step_timeout_error(problem: str, *, wanted: int, seen: int, secs: float, publishers: tuple[str, ...]) -> StepTimeoutError:
+def step_timeout_error(
+    problem: str, *, wanted: int, seen: int, secs: float, publishers: tuple[str, ...]
+) -> StepTimeoutError:
     """Return the error of a wait that took too long."""
-    message = f"{problem} in {round(secs, 3):g} s: seen step {seen}, {publisher_summary(publishers)}"
+    message = (
+        f"{problem} in {round(secs, 3):g} s: seen step {seen}, {publisher_summary(publishers)}"
+    )
     return StepTimeoutError(message, wanted=wanted, seen=seen, waited_secs=secs)
 
 
@@ -208,7 +223,9 @@ class WaitRegistry:
         self.forked = False
         """Whether the store came into this process by a fork."""
         self.holds = False
-        """Whether publishers that are not known here may still announce themselves: no wait fails for the lack of one."""
+        """Whether publishers that are not known here may still announce themselves: no wait fails
+        for the lack of one.
+        """
         self.waiters = WaitersByThreshold()
         self.publishers = Publishers()
         self.total = 0
@@ -225,15 +242,21 @@ class WaitRegistry:
         self._reset_waiters: dict[Waiter, None] = {}  # waits for a step that a reset ends
         self._loop: asyncio.AbstractEventLoop | None = None
         self._subscribed = NO_WAITER  # the latest threshold that the store was notified of
-        # Without it, advances of one turn that each wake a waiter schedule as many updates, and cost 1.8 times as much.
+        # Without it, advances of one turn that each wake a waiter schedule as many updates, and
+        # cost 1.8 times as much.
         self._update_scheduled = False
         self._failure: tuple[AiohooksError, Position] | None = None
-        self._abort: tuple[AiohooksError, Position] | None = None  # the failure, if it is the engine's
+        self._abort: tuple[AiohooksError, Position] | None = (
+            None  # the failure, if it is the engine's
+        )
         self._warned_at: Position | None = None
         self._log = WaitLog(logger, self._clock, self._describe_waits)
         self.waiting_since: float | None = None
         """Since when there has been a wait for a step, without a break."""
-        self._logged = 0.0, position  # when the last line was logged, or the waiting began, and the position then
+        self._logged = (
+            0.0,
+            position,
+        )  # when the last line was logged, or the waiting began, and the position then
 
     def after_fork(self) -> None:
         """Note that the store is in a forked child; see `call_after_fork`."""
@@ -260,12 +283,15 @@ class WaitRegistry:
         try:
             self._update_threshold()
             if secs is not None:
-                timer = self._clock.call_later(secs, functools.partial(self._expire, step, waiter, self._clock.now()))
+                timer = self._clock.call_later(
+                    secs, functools.partial(self._expire, step, waiter, self._clock.now())
+                )
             if publishers:
                 self._check_reachable()
             run = current_run()
             session = None if run is None else run.session
-            # A stop of the session ends the wait, which is parked already, so that no advance is missed.
+            # A stop of the session ends the wait, which is parked already, so that no advance is
+            # missed.
             result = await (waiter if session is None else session.until(waiter))
         finally:
             if timer is not None:  # no call for nothing: many waits end together
@@ -281,7 +307,9 @@ class WaitRegistry:
         raise result
 
     async def next_position(self, seen: Position | None, own: dict[ChangeWaiter, None]) -> Position:
-        """Return the latest position as soon as it is another one than `seen`; `own` holds the wait meanwhile."""
+        """Return the latest position as soon as it is another one than `seen`; `own` holds the wait
+        meanwhile.
+        """
         if self.latest != seen:
             return self.latest
         if (reason := self.unreachable) is not None:
@@ -316,7 +344,9 @@ class WaitRegistry:
         timer = NO_TIMER
         if secs is not None:
             summary = publisher_summary(self.publishers.names)
-            late = SessionNotReadyError(f"the chief of {self.run} has not initialised it within {secs:g} s, {summary}")
+            late = SessionNotReadyError(
+                f"the chief of {self.run} has not initialised it within {secs:g} s, {summary}"
+            )
             timer = self._clock.call_later(secs, lambda: resolve(waiter, self._with_why(late)))
         try:
             self._notify_subscriber()  # leases are watched while any wait is parked
@@ -349,7 +379,9 @@ class WaitRegistry:
     # What happens: each of these wakes the waits that it concerns.
 
     def observe(self, position: Position) -> None:
-        """Take note of a position, and wake its waiters; an older one than the latest is dropped."""
+        """Take note of a position, and wake its waiters; an older one than the latest is
+        dropped.
+        """
         old = self.latest
         if position <= old:
             return
@@ -364,7 +396,8 @@ class WaitRegistry:
     def wake(self) -> None:
         """End the waits that the latest position answers.
 
-        What else follows waits until their tasks have run: woken tasks often wait again immediately.
+        What else follows waits until their tasks have run: woken tasks often wait again
+        immediately.
         """
         for waiter in self._change_waiters:
             resolve(waiter, None)
@@ -382,8 +415,11 @@ class WaitRegistry:
         if ready:
             self._end_ready_waiters(None)
 
-    def observe_others(self, members: tuple[Member, ...], last_exit: PublisherExit | None, *, lost: bool) -> None:
-        """Take note of the publishers in other processes and of the last exit there; None: no new one, or not to be used yet.
+    def observe_others(
+        self, members: tuple[Member, ...], last_exit: PublisherExit | None, *, lost: bool
+    ) -> None:
+        """Take note of the publishers in other processes and of the last exit there; None: no new
+        one, or not to be used yet.
 
         A publisher that was `lost` without an exit is expected back: all exits are forgotten.
         """
@@ -405,7 +441,9 @@ class WaitRegistry:
         self._check_reachable()
 
     def fail(self, exc: BaseException, position: Position | None = None) -> None:
-        """End all waits, also those that begin before anything new happens; `position` is where the failure was reported."""
+        """End all waits, also those that begin before anything new happens; `position` is where the
+        failure was reported.
+        """
         position = position or self.latest
         reason = PublisherFailedError(f"the publisher of {self.run} failed at step {position.step}")
         reason.__cause__ = exc
@@ -431,7 +469,9 @@ class WaitRegistry:
 
     @property
     def unreachable(self) -> AiohooksError | None:
-        """Why a wait that began now would fail immediately, as far as is known here; None if it would not."""
+        """Why a wait that began now would fail immediately, as far as is known here; None if it
+        would not.
+        """
         if self.closed:
             return StoreClosedError(f"the step store {self.run} was closed")
         if self._failure is not None and self._failure[1] == self.latest:
@@ -467,7 +507,9 @@ class WaitRegistry:
 
     def _timeout_error(self, step: int, secs: float) -> StepTimeoutError:
         problem = f"step {step} of {self.run} was not reached"
-        error = step_timeout_error(problem, wanted=step, seen=self.latest.step, secs=secs, publishers=self.publishers.names)
+        error = step_timeout_error(
+            problem, wanted=step, seen=self.latest.step, secs=secs, publishers=self.publishers.names
+        )
         return self._with_why(error)
 
     def _with_why(self, error: E) -> E:
@@ -480,13 +522,20 @@ class WaitRegistry:
         return error
 
     def _check_reachable(self) -> None:
-        """After a publisher has left or begun to wait: report waits that cannot succeed any more."""
+        """After a publisher has left or begun to wait: report waits that cannot succeed any
+        more.
+        """
         publishers = self.publishers
         if publishers.last_exit is not None:
             if self.waiting and self.unreachable is not None:
                 self._on_unreachable()
             return
-        if self.holds or self._warned_at == self.latest or not publishers.names or not publishers.all_waiting(self.latest.step):
+        if (
+            self.holds
+            or self._warned_at == self.latest
+            or not publishers.names
+            or not publishers.all_waiting(self.latest.step)
+        ):
             return  # warned about already, or there is no reason to
         self._warned_at = self.latest
         logger.warning(
@@ -519,14 +568,23 @@ class WaitRegistry:
         rate = self.rate(now)  # since the last line, which is this one from here on
         self._logged = now, latest
         waits = f"waiting for step {self.waiters.lowest} ({self.waiters.count} waiters)"
-        return f"run {self.run}: {waits}, seen step {latest.step}, {rate}, {publisher_summary(self.publishers.names)}"
+        return (
+            f"run {self.run}: {waits}, seen step {latest.step}, {rate},"
+            f" {publisher_summary(self.publishers.names)}"
+        )
 
     def rate(self, now: float) -> str:
-        """Return how fast the step has grown since the waiting began, or since the last line of the log."""
+        """Return how fast the step has grown since the waiting began, or since the last line of the
+        log.
+        """
         (at, before), latest = self._logged, self.latest
         # Across a reset the difference says nothing.
         known = latest.epoch == before.epoch and now > at
-        return f"{(latest.step - before.step) / (now - at):.3g} steps/s" if known else "reset meanwhile"
+        return (
+            f"{(latest.step - before.step) / (now - at):.3g} steps/s"
+            if known
+            else "reset meanwhile"
+        )
 
     def _notify_subscriber(self) -> None:
         self._subscribe(self.threshold)
@@ -534,7 +592,9 @@ class WaitRegistry:
     # Publishers that wait themselves.
 
     def _park_publishers(self, wait: asyncio.Future[Any], step: int) -> dict[Publisher, OwnWaits]:
-        """Note the wait as one of the publishers that it holds up; return those that are registered here."""
+        """Note the wait as one of the publishers that it holds up; return those that are registered
+        here.
+        """
         parked: dict[Publisher, OwnWaits] = {}
         for publisher, run in publishers_held_up().items():
             if (waits := self.publishers.park(publisher, wait, step, run)) is not None:
@@ -542,7 +602,9 @@ class WaitRegistry:
                 self._on_publisher_changed(publisher)
         return parked
 
-    def _unpark_publishers(self, parked: dict[Publisher, OwnWaits], wait: asyncio.Future[Any]) -> None:
+    def _unpark_publishers(
+        self, parked: dict[Publisher, OwnWaits], wait: asyncio.Future[Any]
+    ) -> None:
         for publisher, waits in parked.items():
             if self.publishers.unpark(publisher, waits, wait):
                 self._warned_at = None

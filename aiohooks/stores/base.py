@@ -31,20 +31,25 @@ from aiohooks.stores.publishers import OwnWaits, Publisher, Publishers, publishe
 
 _ON_RESET = ("keep", "raise")
 _THREADS = "; from other threads use advance_threadsafe()"
-OPEN_BY_URL = "open one in the other process by its URL: open_step_store(url, run=...), or AIOHOOKS_STEP_STORE and AIOHOOKS_RUN"
+OPEN_BY_URL = (
+    "open one in the other process by its URL: open_step_store(url, run=...), or"
+    " AIOHOOKS_STEP_STORE and AIOHOOKS_RUN"
+)
 
 
 class StepStore(Waiting):
     """Keeps the global step of a run, advances it, and lets tasks wait for it.
 
-    A store belongs to the event loop in which it is first used. From another loop or thread every call raises
-    `WrongLoopError` before it does anything; only `latest`, `statistics` and `advance_threadsafe` may be used anywhere.
-    Steps are whole numbers from 0 to 2**53 - 1.
+    A store belongs to the event loop in which it is first used. From another loop or thread every
+    call raises `WrongLoopError` before it does anything; only `latest`, `statistics` and
+    `advance_threadsafe` may be used anywhere. Steps are whole numbers from 0 to 2**53 - 1.
 
-    A wait (`wait_for`, or the next item of `changes`) raises when it cannot succeed. A store knows its publishers: those that
-    registered with `publisher`. When one has left, and none remains or each remaining one is itself waiting, the step cannot
-    advance any more and all waits end: with `PublisherFinishedError` if the last publisher to leave had finished, with
-    `PublisherFailedError` if it had failed. Before the first publisher leaves, waits continue: a publisher may still register.
+    A wait (`wait_for`, or the next item of `changes`) raises when it cannot succeed. A store knows
+    its publishers: those that registered with `publisher`. When one has left, and none remains or
+    each remaining one is itself waiting, the step cannot advance any more and all waits end: with
+    `PublisherFinishedError` if the last publisher to leave had finished, with
+    `PublisherFailedError` if it had failed. Before the first publisher leaves, waits continue: a
+    publisher may still register.
 
     For engines: report each position to `_observe`; `_subscribe` says which positions are needed.
     """
@@ -56,7 +61,9 @@ class StepStore(Waiting):
         """Start from `position`; `run` names what is counted."""
         self.run: str = _checked_name(run, "run=")
         """The name of the run whose step this is."""
-        self._waits = WaitRegistry(self.run, position, self._subscribe, self._on_publisher_changed, self._on_unreachable)
+        self._waits = WaitRegistry(
+            self.run, position, self._subscribe, self._on_publisher_changed, self._on_unreachable
+        )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._immediate = 0
 
@@ -97,7 +104,8 @@ class StepStore(Waiting):
     async def inspect(self) -> RunReport | None:
         """Read what the engine has of the run, for someone who looks at it from outside.
 
-        This changes nothing: it does not open the store, makes no run, and registers nothing that others would notice.
+        This changes nothing: it does not open the store, makes no run, and registers nothing that
+        others would notice.
 
         Returns:
             The run; None if there is none of this name.
@@ -105,21 +113,26 @@ class StepStore(Waiting):
 
     @abc.abstractmethod
     def lead(self, ttl: float | None = None) -> contextlib.AbstractAsyncContextManager[Term]:
-        """Make this process the chief of the run during the block, in a new term; wait while there is another chief.
+        """Make this process the chief of the run during the block, in a new term; wait while there
+        is another chief.
 
-        Writes of this process carry the term: after a newer term has begun, because this process was taken for dead, they
-        are refused with `StaleTermError`.
+        Writes of this process carry the term: after a newer term has begun, because this process
+        was taken for dead, they are refused with `StaleTermError`.
 
         Args:
-            ttl: for how many seconds the lease holds without being renewed; the store's own, if left out.
+            ttl: for how many seconds the lease holds without being renewed; the store's own, if
+                left out.
         """
 
     @abc.abstractmethod
     async def mark_initialised(self) -> None:
-        """Report that the chief, this process, has initialised what the workers need; inside `lead` only."""
+        """Report that the chief, this process, has initialised what the workers need; inside `lead`
+        only.
+        """
 
     async def wait_initialised(self, timeout: float | None = None) -> None:
-        """Wait until the chief of the current term has called `mark_initialised`, `timeout` seconds at most.
+        """Wait until the chief of the current term has called `mark_initialised`, `timeout` seconds
+        at most.
 
         Raises:
             SessionNotReadyError: the time is up.
@@ -131,23 +144,34 @@ class StepStore(Waiting):
         self._enter()
         await self._waits.wait_initialised(timeout)
 
-    async def flush(self, timeout: float | None = None) -> None:  # in one process there is nothing to send
-        """Wait until the other processes could know the publishers of this one, `timeout` seconds at most.
+    async def flush(
+        self, timeout: float | None = None
+    ) -> None:  # in one process there is nothing to send
+        """Wait until the other processes could know the publishers of this one, `timeout` seconds
+        at most.
 
-        If the engine is unavailable this returns after the first attempt, and they are announced later.
+        If the engine is unavailable this returns after the first attempt, and they are announced
+        later.
         """
 
-    def _subscribe(self, step: int | None) -> None:  # an engine that reports every step need not know
-        """Called with the next threshold whenever it has changed: the lowest step with a waiter; after a wake, in the next tick.
+    def _subscribe(
+        self, step: int | None
+    ) -> None:  # an engine that reports every step need not know
+        """Called with the next threshold whenever it has changed: the lowest step with a waiter;
+        after a wake, in the next tick.
 
         It is 0 while any change is waited for, and None without a waiter.
         """
 
-    def _on_publisher_changed(self, publisher: Publisher) -> None:  # in one process no other needs to know
+    def _on_publisher_changed(
+        self, publisher: Publisher
+    ) -> None:  # in one process no other needs to know
         """Called when a publisher has begun or ended a wait, or has its first trace."""
 
     def _on_unreachable(self) -> None:
-        """Called when there are waits and none can succeed, as far as is known here; when certain, fail them."""
+        """Called when there are waits and none can succeed, as far as is known here; when certain,
+        fail them.
+        """
         self._waits.fail_unreachable()
 
     # Waiting.
@@ -157,23 +181,34 @@ class StepStore(Waiting):
         """The latest position that this process knows, without I/O; may be read in any thread."""
         return self._waits.latest
 
-    async def wait_for(self, step: int, *, timeout: float | None = None, on_reset: Literal["keep", "raise"] = "keep") -> int:
-        """Wait until the step is reached; a step that is reached already, or is not above 0, never suspends.
+    async def wait_for(
+        self,
+        step: int,
+        *,
+        timeout: float | None = None,
+        on_reset: Literal["keep", "raise"] = "keep",
+    ) -> int:
+        """Wait until the step is reached; a step that is reached already, or is not above 0, never
+        suspends.
 
-        Cancelling it leaves nothing behind. No wake-up can be lost: a waiter compares numbers, it does not catch a signal.
+        Cancelling it leaves nothing behind. No wake-up can be lost: a waiter compares numbers, it
+        does not catch a signal.
 
         Args:
             step: the step to wait for.
             timeout: how many seconds at most; None for no limit.
-            on_reset: when a reset puts the step below `step` again: "keep" waiting, or "raise" `StepResetError`.
+            on_reset: when a reset puts the step below `step` again: "keep" waiting, or "raise"
+                `StepResetError`.
 
         Returns:
             The step seen when it was woken: `step` or more.
 
         Raises:
             StepTimeoutError: the time is up.
-            PublisherFinishedError: no publisher is left that could reach it; the last one finished. A clean end of a session.
-            PublisherFailedError: no publisher is left, the last one failed; or `fail` was called. Caused by that error.
+            PublisherFinishedError: no publisher is left that could reach it; the last one finished.
+                A clean end of a session.
+            PublisherFailedError: no publisher is left, the last one failed; or `fail` was called.
+                Caused by that error.
             StepResetError: the step was reset, and `on_reset="raise"`.
             StoreClosedError: the store was closed.
             StopRequestedError: in a run of a session, to which a stop was requested.
@@ -191,10 +226,14 @@ class StepStore(Waiting):
         return await self._waits.wait(step, secs, on_reset == "raise")
 
     def changes(self) -> Changes:
-        """Return an iterator over the positions: the current one, then always the newest, skipping those in between."""
+        """Return an iterator over the positions: the current one, then always the newest, skipping
+        those in between.
+        """
         return Changes(self._next_position)
 
-    async def _next_position(self, seen: Position | None, own: dict[ChangeWaiter, None]) -> Position:
+    async def _next_position(
+        self, seen: Position | None, own: dict[ChangeWaiter, None]
+    ) -> Position:
         self._enter()
         return await self._waits.next_position(seen, own)
 
@@ -203,8 +242,8 @@ class StepStore(Waiting):
     def advance_threadsafe(self, by: int = 1) -> concurrent.futures.Future[int]:
         """`advance` for another thread than the store's own.
 
-        The store must be in use in its event loop already, and that loop must be running. Waiting for the result in the
-        loop's own thread would deadlock.
+        The store must be in use in its event loop already, and that loop must be running. Waiting
+        for the result in the loop's own thread would deadlock.
         """
         by = checked_step(by, "advance by", least=1)
         self._check_process()
@@ -212,10 +251,14 @@ class StepStore(Waiting):
         if self._waits.closed:
             raise self._closed_error()
         if loop is None:
-            raise WrongLoopError(f"{self!r} is not in use in any event loop yet: use it there first, then in threads")
+            raise WrongLoopError(
+                f"{self!r} is not in use in any event loop yet: use it there first, then in threads"
+            )
         answer: concurrent.futures.Future[int] = concurrent.futures.Future()
 
-        def begin() -> None:  # not asyncio.run_coroutine_threadsafe, which begins what was cancelled already
+        def begin() -> (
+            None
+        ):  # not asyncio.run_coroutine_threadsafe, which begins what was cancelled already
             if answer.set_running_or_notify_cancel():
                 asyncio.ensure_future(self.advance(by)).add_done_callback(settle)
 
@@ -229,15 +272,21 @@ class StepStore(Waiting):
         try:
             loop.call_soon_threadsafe(begin)
         except RuntimeError as error:
-            raise WrongLoopError(f"the event loop of {self!r} is closed: make a new store in the new loop") from error
+            raise WrongLoopError(
+                f"the event loop of {self!r} is closed: make a new store in the new loop"
+            ) from error
         return answer
 
     def publisher(self, name: str) -> Publisher:
-        """Register a publisher, which may advance the store until it is closed; it counts from now on."""
+        """Register a publisher, which may advance the store until it is closed; it counts from now
+        on.
+        """
         name = _checked_name(name, "publisher ")
         self._enter()
         waits = OwnWaits()
-        publisher = Publisher(name, waits, self._leave, self._waits.publishers.on_held_up, self._on_publisher_changed)
+        publisher = Publisher(
+            name, waits, self._leave, self._waits.publishers.on_held_up, self._on_publisher_changed
+        )
         self._waits.join(publisher, waits)
         return publisher
 
@@ -252,21 +301,27 @@ class StepStore(Waiting):
         Also those that begin later, until a publisher registers or the step moves.
         """
         if not isinstance(exc, BaseException):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidArgumentError(f"fail({exc!r}): give the exception that the publisher failed with")
+            raise InvalidArgumentError(
+                f"fail({exc!r}): give the exception that the publisher failed with"
+            )
         self._enter()
         self._waits.fail(exc)
 
     # Lifetime.
 
     async def aclose(self) -> None:
-        """Close the store: waits end with `StoreClosedError`, and so do later calls; harmless when called twice."""
+        """Close the store: waits end with `StoreClosedError`, and so do later calls; harmless when
+        called twice.
+        """
         if not self._waits.closed:
             self._enter()
             self._loop = None
             self._waits.close()
 
     async def forget(self) -> None:
-        """Delete the run, with its step, wherever it is kept, and close the store; call it when no other store uses the run."""
+        """Delete the run, with its step, wherever it is kept, and close the store; call it when no
+        other store uses the run.
+        """
         await self.aclose()
 
     async def __aenter__(self) -> Self:
@@ -299,27 +354,42 @@ class StepStore(Waiting):
         if method == "_next_position":
             return self.awaited_step(self.latest.step + 1)._replace(name=f"a change of {self.run}")
         if method == "wait_initialised":
-            return self.awaited_step(0)._replace(name=f"the chief of {self.run}, which initialises it", key=None)
+            return self.awaited_step(0)._replace(
+                name=f"the chief of {self.run}, which initialises it", key=None
+            )
         return None
 
     def awaited_step(self, step: int) -> Awaited:
-        """Return a step as what is waited for, with the publishers that could reach it, for reports."""
+        """Return a step as what is waited for, with the publishers that could reach it, for
+        reports.
+        """
 
         def publishers() -> list[Awaited]:
             known, latest = self._waits.publishers, self.latest.step
             able = [one.awaited() for one in known.here if not one.waiting]
             able += [self._awaited_member(one) for one in known.others if one.waits_for <= latest]
             # If all of them wait themselves, none can.
-            return able or [*(one.awaited() for one in known.here), *map(self._awaited_member, known.others)]
+            return able or [
+                *(one.awaited() for one in known.here),
+                *map(self._awaited_member, known.others),
+            ]
 
-        name, now, since = f"step {step} of {self.run}", monotonic_now()(), self._waits.waiting_since
+        name, now, since = (
+            f"step {step} of {self.run}",
+            monotonic_now()(),
+            self._waits.waiting_since,
+        )
         detail = ", ".join((f"seen {self.latest.step}", self._waits.rate(now), *self._notes()))
         key = f"{self._identity}: {name}"
         secs = None if since is None else max(0.0, now - since)
-        return Awaited("step", name, detail, publishers, key, secs, needs="any", not_found="no publisher")
+        return Awaited(
+            "step", name, detail, publishers, key, secs, needs="any", not_found="no publisher"
+        )
 
     def awaited_publisher(self, publisher: Publisher) -> str | None:
-        """Return the key of a publisher in the wait-for graph, the same in all processes of the run; None if it has none."""
+        """Return the key of a publisher in the wait-for graph, the same in all processes of the
+        run; None if it has none.
+        """
         return None
 
     @property
@@ -337,7 +407,12 @@ class StepStore(Waiting):
         state = None if (here := local_pid(member.process)) is None else process_state(here)
         waits = f"waits for step {member.waits_for}" if member.waits_for > self.latest.step else ""
         detail = "; ".join(filter(None, (state, lease, waits)))
-        return Awaited("process", f"{member.name}, process {pid} on {host}", detail, key=f"publisher {member.id}")
+        return Awaited(
+            "process",
+            f"{member.name}, process {pid} on {host}",
+            detail,
+            key=f"publisher {member.id}",
+        )
 
     def __repr__(self) -> str:
         waits = self._waits
@@ -346,7 +421,10 @@ class StepStore(Waiting):
         state = ", closed" if waits.closed else ""
         if waits.waiters.count:
             state += f", {waits.waiters.count} waiting for step {waits.waiters.lowest} or more"
-        return f"<{type(self).__name__} {self.run!r} at step {step} of epoch {epoch}{state}, {summary}>"
+        return (
+            f"<{type(self).__name__} {self.run!r} at step {step} of epoch {epoch}{state},"
+            f" {summary}>"
+        )
 
     def _observe(self, position: Position) -> None:
         """Take note of a position that the engine has reported; an older one is dropped."""
@@ -354,31 +432,44 @@ class StepStore(Waiting):
 
     def _check_process(self) -> None:
         if self._waits.forked:
-            raise WrongLoopError(f"{self!r} came here by a fork and does not work here: {OPEN_BY_URL}")
+            raise WrongLoopError(
+                f"{self!r} came here by a fork and does not work here: {OPEN_BY_URL}"
+            )
 
     def _enter(self) -> None:
-        """Check that the store's own loop is running here; the first call decides which one that is."""
+        """Check that the store's own loop is running here; the first call decides which one that
+        is.
+        """
         self._check_process()
         try:
             loop = get_running_loop()
         except RuntimeError:
-            raise WrongLoopError(f"{self!r} is used where no event loop is running{_THREADS}") from None
+            raise WrongLoopError(
+                f"{self!r} is used where no event loop is running{_THREADS}"
+            ) from None
         if loop is not self._loop:
             if self._waits.closed:
                 raise self._closed_error()
             if self._loop is not None:
-                raise WrongLoopError(f"{self!r} is used in another event loop than its own{_THREADS}")
+                raise WrongLoopError(
+                    f"{self!r} is used in another event loop than its own{_THREADS}"
+                )
             self._loop = loop
 
     def _closed_error(self) -> StoreClosedError:
         return StoreClosedError(f"{self!r} is closed: make a new one")
 
     def _not_leading_error(self) -> InvalidArgumentError:
-        return InvalidArgumentError(f"{self!r}: only the chief can have initialised it; call this inside `async with lead()`")
+        return InvalidArgumentError(
+            f"{self!r}: only the chief can have initialised it; call this inside `async with"
+            " lead()`"
+        )
 
 
 def publishers_of(store: StepStore) -> Publishers:
-    """Return the publishers of a store, as far as they are known here: for the other parts of the library."""
+    """Return the publishers of a store, as far as they are known here: for the other parts of the
+    library.
+    """
     return store._waits.publishers  # pyright: ignore[reportPrivateUsage]
 
 
@@ -390,5 +481,8 @@ def _checked_name(name: str, what: str) -> str:
     if not isinstance(name, str) or not name or not name.isprintable():  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidArgumentError(f"{what}{name!r}: give a printable name that is not empty")
     if len(name) > _MAX_NAME:
-        raise InvalidArgumentError(f"{what}{name[:40]!r}... has {len(name):,} characters; give a name of {_MAX_NAME:,} at most")
+        raise InvalidArgumentError(
+            f"{what}{name[:40]!r}... has {len(name):,} characters; give a name of {_MAX_NAME:,} at"
+            " most"
+        )
     return name

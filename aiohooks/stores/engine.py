@@ -15,33 +15,43 @@ from aiohooks.stores._waiting import WaitRegistry
 
 
 class Engine(abc.ABC):
-    """Where the processes of a run keep it: a server, an actor, files. Each store has an engine of its own.
+    """Where the processes of a run keep it: a server, an actor, files. Each store has an engine of
+    its own.
 
-    Each method does one thing once, and what takes effect twice where it is repeated is recognized (`RunState` does that). The
-    store repeats, waits, renews leases, combines advances and reconnects. A method raises `StoreUnavailableError` if the
-    connection fails or the engine refuses for now, `StoreRefusedError` if it would refuse again, and `StoreDamagedError` if
-    what it finds is no run: after that nothing is repeated.
+    Each method does one thing once, and what takes effect twice where it is repeated is recognized
+    (`RunState` does that). The store repeats, waits, renews leases, combines advances and
+    reconnects. A method raises `StoreUnavailableError` if the connection fails or the engine
+    refuses for now, `StoreRefusedError` if it would refuse again, and `StoreDamagedError` if what
+    it finds is no run: after that nothing is repeated.
     """
 
     remote: ClassVar[bool] = True
-    """Whether it is behind a connection, which may be lost and is made again, and where the dead are found by leases.
-    Otherwise nothing is tried again, and the engine removes the members of dead processes by itself."""
-    loss_note: ClassVar[str] = "; advances of processes that have not seen each other's since the loss may count once"
+    """Whether it is behind a connection, which may be lost and is made again, and where the dead
+    are found by leases. Otherwise nothing is tried again, and the engine removes the members of
+    dead processes by itself.
+    """
+    loss_note: ClassVar[str] = (
+        "; advances of processes that have not seen each other's since the loss may count once"
+    )
     """What may be wrong with the step after the engine has lost its data."""
 
     link: EngineLink
     """What the store offers; set by `attach`."""
 
     def attach(self, link: EngineLink) -> None:
-        """Called once, when the store is made; an option that does not fit raises `InvalidArgumentError` here."""
+        """Called once, when the store is made; an option that does not fit raises
+        `InvalidArgumentError` here.
+        """
         self.link = link
 
     @abc.abstractmethod
     async def connect(self) -> Snapshot:
-        """Connect, subscribe, and then read the run; make the run if it is not there. Report from then on.
+        """Connect, subscribe, and then read the run; make the run if it is not there. Report from
+        then on.
 
-        If it is another run than before (`Snapshot.run_id`), the engine has lost its data: first it gets `link.known()`, by
-        `RunState.recover`. Requests and reports of a run with another id than that must fail.
+        If it is another run than before (`Snapshot.run_id`), the engine has lost its data: first it
+        gets `link.known()`, by `RunState.recover`. Requests and reports of a run with another id
+        than that must fail.
         """
 
     async def watch(self) -> None:  # noqa: B027 - only if it is `remote`
@@ -49,22 +59,30 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     async def request(self, request: Request) -> Answer:
-        """Send a request; one that was sent before, and whose answer was lost, gets the same answer."""
+        """Send a request; one that was sent before, and whose answer was lost, gets the same
+        answer.
+        """
 
     @abc.abstractmethod
     async def read(self) -> Snapshot:
         """Read the run."""
 
     def advance_nowait(self, by: int, floor: Position, term: int) -> Position | None:
-        """Advance without suspending, as the `Write` with these values; None if a request is needed for that."""
+        """Advance without suspending, as the `Write` with these values; None if a request is needed
+        for that.
+        """
         return None
 
     def subscribe(self, step: int | None) -> None:  # noqa: B027 - an engine may report every step
-        """Report from `step` on, the lowest one with a waiter: 0 for any change, None without a waiter."""
+        """Report from `step` on, the lowest one with a waiter: 0 for any change, None without a
+        waiter.
+        """
 
     @abc.abstractmethod
     async def inspect(self) -> RunReport | None:
-        """Read the run, also without `connect`, and release all that this takes; change nothing. None if there is none."""
+        """Read the run, also without `connect`, and release all that this takes; change nothing.
+        None if there is none.
+        """
 
     @abc.abstractmethod
     async def delete(self) -> None:
@@ -72,7 +90,9 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     async def disconnect(self) -> None:
-        """Release what `connect` took, also after a failed one; never raise for a broken connection."""
+        """Release what `connect` took, also after a failed one; never raise for a broken
+        connection.
+        """
 
     async def close(self) -> None:
         """`disconnect` for the last time; the store bounds the time."""
@@ -97,9 +117,13 @@ class EngineLink:
     observe_snapshot: Callable[[Snapshot], None]
     """Reports the run; also one that is out of date."""
     fail: Callable[[EngineError], None]
-    """Ends all calls and waits with an error: for good if it is damage, otherwise until the engine can be used again."""
+    """Ends all calls and waits with an error: for good if it is damage, otherwise until the engine
+    can be used again.
+    """
     known: Callable[[], Snapshot]
-    """Returns what this process knows of the run, for an engine that has lost it; its own members are exact."""
+    """Returns what this process knows of the run, for an engine that has lost it; its own members
+    are exact.
+    """
     observed: Callable[[], Snapshot]
     """Returns the latest snapshot that was reported."""
     spawn: Callable[[Coroutine[Any, Any, Any], str], asyncio.Task[Any]]

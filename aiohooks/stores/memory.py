@@ -11,12 +11,24 @@ from collections.abc import AsyncGenerator
 from typing import ClassVar
 
 from aiohooks.errors import safe_str
-from aiohooks.stores._protocol import MAX_STEP, LastExit, Member, Position, RunReport, Snapshot, Term, checked_step, report_of
+from aiohooks.stores._protocol import (
+    MAX_STEP,
+    LastExit,
+    Member,
+    Position,
+    RunReport,
+    Snapshot,
+    Term,
+    checked_step,
+    report_of,
+)
 from aiohooks.stores.base import StepStore
 
 
 class MemoryStepStore(StepStore):
-    """A step kept in memory, for the sessions and tasks of one event loop. Only the waits ever suspend."""
+    """A step kept in memory, for the sessions and tasks of one event loop. Only the waits ever
+    suspend.
+    """
 
     inline: ClassVar[bool] = True
 
@@ -70,14 +82,21 @@ class MemoryStepStore(StepStore):
         """See `StepStore.inspect`; does not suspend."""
         self._enter()
         waits, process = self._waits, f"{socket.gethostname()}:{os.getpid()}"
-        members = [Member(f"{process}/{each.name}", each.name, math.inf, each.waits_for) for each in waits.publishers.here]
+        members = [
+            Member(f"{process}/{each.name}", each.name, math.inf, each.waits_for)
+            for each in waits.publishers.here
+        ]
         if self._lead.locked():
             members.append(Member(f"{process}/", "chief", math.inf, term=self._terms))
         last_exit = None
         if (left := waits.publishers.last_exit) is not None:
-            error = "" if left.error is None else f"{type(left.error).__name__}: {safe_str(left.error)}"
+            error = (
+                "" if left.error is None else f"{type(left.error).__name__}: {safe_str(left.error)}"
+            )
             last_exit = LastExit(1, left.name, left.step, error, lost=False)
-        snapshot = Snapshot(waits.latest, self._terms, "", waits.is_initialised, 0, tuple(members), last_exit)
+        snapshot = Snapshot(
+            waits.latest, self._terms, "", waits.is_initialised, 0, tuple(members), last_exit
+        )
         return report_of(self.run, snapshot, (waits.waiters.lowest,) if waits.waiters.count else ())
 
     def advance_nowait(self, by: int = 1) -> int:

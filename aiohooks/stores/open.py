@@ -26,34 +26,44 @@ _ENGINES = {
 
 
 def open_step_store(url: str | None = None, *, run: str | None = None, **options: Any) -> StepStore:
-    """Return the step store that a URL names; it connects when it is first used, or by `async with`.
+    """Return the step store that a URL names; it connects when it is first used, or by `async
+    with`.
 
-    `memory://` is a new one for the tasks of one process, `local:///directory` is for the processes of one machine; for several
-    machines there are `redis://host:6379` (`rediss://` with TLS, `unix:///socket`) and `ray://namespace/run`. The packages for
-    these are installed by `pip install 'aiohooks[redis]'` and `[ray]`.
+    `memory://` is a new one for the tasks of one process, `local:///directory` is for the processes
+    of one machine; for several machines there are `redis://host:6379` (`rediss://` with TLS,
+    `unix:///socket`) and `ray://namespace/run`. The packages for these are installed by `pip
+    install 'aiohooks[redis]'` and `[ray]`.
 
     Args:
-        url: the address; if left out, that in the environment variable AIOHOOKS_STEP_STORE, which launchers set for workers.
-        run: the name of the run, the same in all its processes; if left out, that in AIOHOOKS_RUN, or else "default".
+        url: the address; if left out, that in the environment variable AIOHOOKS_STEP_STORE, which
+            launchers set for workers.
+        run: the name of the run, the same in all its processes; if left out, that in AIOHOOKS_RUN,
+            or else "default".
         options: keyword arguments of that kind of store.
 
     Raises:
-        InvalidArgumentError: there is no such kind of store, the URL is invalid, or an option is unknown.
+        InvalidArgumentError: there is no such kind of store, the URL is invalid, or an option is
+            unknown.
         ImportError: the package for it is not installed; the message names it.
     """
     if url is None:
         url = os.environ.get(URL_VARIABLE)
         if not url:
-            raise InvalidArgumentError(f"there is no URL of a step store, and {URL_VARIABLE} is not set; give one of them")
+            raise InvalidArgumentError(
+                f"there is no URL of a step store, and {URL_VARIABLE} is not set; give one of them"
+            )
     check_instance(url, str, "url")
     kind, is_url, rest = url.partition("://")
     if not is_url or kind not in _ENGINES:
         if is_url:
-            raise InvalidArgumentError(f"unknown kind of step store {kind!r}; {did_you_mean(kind, _ENGINES)}")
+            raise InvalidArgumentError(
+                f"unknown kind of step store {kind!r}; {did_you_mean(kind, _ENGINES)}"
+            )
         # Not the part after a colon: it may hold a password.
         head = kind.partition(":")[0]
         raise InvalidArgumentError(
-            f"{head!r} is not the beginning of a step store's URL; give one like local:///directory or redis://host:6379"
+            f"{head!r} is not the beginning of a step store's URL; give one like local:///directory"
+            " or redis://host:6379"
         )
     module, name = _ENGINES[kind]
     store = cast("type[StepStore]", getattr(importlib.import_module(module), name))
@@ -76,14 +86,16 @@ def _address_of(kind: str, url: str, rest: str) -> tuple[tuple[str, ...], str]:
     if kind == "local":
         if rest and (not rest.startswith("/") or "\0" in rest):
             raise InvalidArgumentError(
-                f"{url!r} has no absolute path; give local:///directory, so that all processes use the same one"
+                f"{url!r} has no absolute path; give local:///directory, so that all processes use"
+                " the same one"
             )
         return (rest,) if rest else (), ""
     if kind == "ray":
         namespace, _, run = rest.partition("/")
         if ":" in namespace or "?" in rest:
             raise InvalidArgumentError(
-                f"{url!r} is not of the form ray://namespace/run; the address of the cluster is an option: address='host:6379'"
+                f"{url!r} is not of the form ray://namespace/run; the address of the cluster is an"
+                " option: address='host:6379'"
             )
         return (namespace,), run.strip("/")
     return (url,), ""

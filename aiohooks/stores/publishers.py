@@ -22,20 +22,34 @@ class OwnWaits:
 
     def __init__(self) -> None:
         self.parked: dict[asyncio.Future[Any], tuple[int, RunScope]] = {}
-        """The step of each wait and the run in which it began; a resolved one stays until its task has run."""
+        """The step of each wait and the run in which it began; a resolved one stays until its task
+        has run.
+        """
         self.held_up: int = 0
-        """The number of waits of its session between the session's runs, on whatever it is that they wait."""
+        """The number of waits of its session between the session's runs, on whatever it is that
+        they wait.
+        """
 
 
 class Publisher:
-    """A party that may advance a store, from its registration (`store.publisher(name)`) until it is closed.
+    """A party that may advance a store, from its registration (`store.publisher(name)`) until it is
+    closed.
 
     `with store.publisher("trainer"):` closes it with the error that leaves the block, if any.
 
     Created by `StepStore.publisher`.
     """
 
-    __slots__ = ("_leave", "_on_changed", "_on_held_up", "_waits", "closed", "name", "session", "trace")
+    __slots__ = (
+        "_leave",
+        "_on_changed",
+        "_on_held_up",
+        "_waits",
+        "closed",
+        "name",
+        "session",
+        "trace",
+    )
 
     def __init__(
         self,
@@ -60,7 +74,11 @@ class Publisher:
 
     def awaited(self) -> Awaited:
         """Return its session, or itself, as what is waited for, for reports."""
-        return Awaited("publisher", f"publisher {self.name!r}", key=self) if self.session is None else self.session()
+        return (
+            Awaited("publisher", f"publisher {self.name!r}", key=self)
+            if self.session is None
+            else self.session()
+        )
 
     def set_trace(self, trace: str) -> None:
         """Note the span of a run, for the telemetry of others.
@@ -72,7 +90,9 @@ class Publisher:
             self._on_changed(self)
 
     def hold_up(self) -> None:
-        """Note that its session begins no run, whatever it waits for, until `let_go` was called as often."""
+        """Note that its session begins no run, whatever it waits for, until `let_go` was called as
+        often.
+        """
         self._waits.held_up += 1
         self._on_held_up()
 
@@ -89,7 +109,9 @@ class Publisher:
     def waits_for(self) -> int:
         """The highest step that holds up its run; 0 while nothing does."""
         waits = self._waits.parked.items()
-        return max((step for wait, (step, run) in waits if not wait.done() and run.active), default=0)
+        return max(
+            (step for wait, (step, run) in waits if not wait.done() and run.active), default=0
+        )
 
     def close(self, exc: BaseException | None = None) -> None:
         """Leave the store; harmless if it has left already.
@@ -110,14 +132,22 @@ class Publisher:
         self.close(exc)
 
     def __repr__(self) -> str:
-        state = "left" if self.closed else f"{waiting} waiting" if (waiting := self.waiting) else "at work"
+        state = (
+            "left"
+            if self.closed
+            else f"{waiting} waiting"
+            if (waiting := self.waiting)
+            else "at work"
+        )
         return f"<Publisher {self.name!r}, {state}>"
 
 
 def current_publisher() -> Publisher | None:
-    """Return the publisher on whose behalf the current code runs: a wait in a session's run keeps it from advancing.
+    """Return the publisher on whose behalf the current code runs: a wait in a session's run keeps
+    it from advancing.
 
-    It is that of the innermost run, wherever the run's context has reached: also in tasks that a hook has started.
+    It is that of the innermost run, wherever the run's context has reached: also in tasks that a
+    hook has started.
     """
     run = current_run()
     publisher = None if run is None else run.publisher
@@ -125,7 +155,9 @@ def current_publisher() -> Publisher | None:
 
 
 def publishers_held_up() -> dict[Publisher, RunScope]:
-    """Return the publishers that a wait of the current code holds up: of the runs in progress that it is part of."""
+    """Return the publishers that a wait of the current code holds up: of the runs in progress that
+    it is part of.
+    """
     held_up: dict[Publisher, RunScope] = {}
     run = current_run()
     while run is not None:
@@ -150,7 +182,9 @@ class PublisherWatcher(Protocol):
     """Something that depends on the publishers of a store."""
 
     def on_held_up(self) -> None:
-        """Called when a publisher begins to wait between its runs, and may advance the store no more until that ends."""
+        """Called when a publisher begins to wait between its runs, and may advance the store no
+        more until that ends.
+        """
 
 
 class Publishers:
@@ -160,7 +194,9 @@ class Publishers:
 
     def __init__(self) -> None:
         self._registered: dict[Publisher, OwnWaits] = {}
-        self._parked = 0  # how many have parked waits, resolved or not: an upper bound of how many are waiting
+        self._parked = (
+            0  # how many have parked waits, resolved or not: an upper bound of how many are waiting
+        )
         self.last_exit: PublisherExit | None = None
         self.left_here: int = 0
         """How many publishers of this process have left."""
@@ -177,10 +213,15 @@ class Publishers:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of those in this process, in order of registration, then of those in others."""
-        return (*(publisher.name for publisher in self._registered), *(member.name for member in self.others))
+        return (
+            *(publisher.name for publisher in self._registered),
+            *(member.name for member in self.others),
+        )
 
     def traces(self, without: Publisher | None) -> dict[str, str]:
-        """Return the spans that are known of publishers, each with the name of its publisher, except for those of one."""
+        """Return the spans that are known of publishers, each with the name of its publisher,
+        except for those of one.
+        """
         here = {each.trace: each.name for each in self._registered if each is not without}
         spans = {**here, **{member.trace: member.name for member in self.others}}
         spans.pop("", None)
@@ -194,10 +235,16 @@ class Publishers:
         """Remove a publisher, and keep how it left."""
         self._parked -= bool(self._registered.pop(publisher).parked)
         self.left_here += 1
-        self.last_exit = PublisherExit(publisher.name, step, None if exc is None or is_clean_end(exc) else exc)
+        self.last_exit = PublisherExit(
+            publisher.name, step, None if exc is None or is_clean_end(exc) else exc
+        )
 
-    def park(self, publisher: Publisher, wait: asyncio.Future[Any], step: int, run: RunScope) -> OwnWaits | None:
-        """Note that a publisher waits for a step, in this run, and return its waits; None if it is not registered."""
+    def park(
+        self, publisher: Publisher, wait: asyncio.Future[Any], step: int, run: RunScope
+    ) -> OwnWaits | None:
+        """Note that a publisher waits for a step, in this run, and return its waits; None if it is
+        not registered.
+        """
         waits = self._registered.get(publisher)
         if waits is not None:
             self._parked += not waits.parked
@@ -205,7 +252,9 @@ class Publishers:
         return waits
 
     def unpark(self, publisher: Publisher, waits: OwnWaits, wait: asyncio.Future[Any]) -> bool:
-        """Drop a wait, also of a publisher that has left meanwhile; return whether it was the last one of the publisher."""
+        """Drop a wait, also of a publisher that has left meanwhile; return whether it was the last
+        one of the publisher.
+        """
         del waits.parked[wait]
         if not waits.parked and publisher in self._registered:
             self._parked -= 1
@@ -218,12 +267,21 @@ class Publishers:
 
     @property
     def all_held_up(self) -> bool:
-        """Whether each publisher waits for something between its runs; False if there is none, or one in another process."""
-        return bool(self._registered) and not self.others and all(waits.held_up for waits in self._registered.values())
+        """Whether each publisher waits for something between its runs; False if there is none, or
+        one in another process.
+        """
+        return (
+            bool(self._registered)
+            and not self.others
+            and all(waits.held_up for waits in self._registered.values())
+        )
 
     def all_waiting(self, step: int) -> bool:
-        """Whether no publisher could advance now: there is none, or each one is itself waiting beyond `step`."""
-        # Counting first, so that n publishers that park one after the other are not looked through n times.
+        """Whether no publisher could advance now: there is none, or each one is itself waiting
+        beyond `step`.
+        """
+        # Counting first, so that n publishers that park one after the other are not looked through
+        # n times.
         return (
             self._parked == len(self._registered)
             and all(publisher.waiting for publisher in self._registered)

@@ -1,4 +1,6 @@
-"""Step stores whose run is outside this process, in an engine: opening, outages, leases, the chief's term, combined writes."""
+"""Step stores whose run is outside this process, in an engine: opening, outages, leases, the
+chief's term, combined writes.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ T = TypeVar("T")
 _CLOSE_SECS = 5.0
 """How long closing waits for the engine; leases that could not be given back run out."""
 _CONNECT_BACKOFF = Backoff(initial_secs=0.05, max_secs=5.0)
-_ANNOUNCE_BACKOFF = Backoff(initial_secs=0.1, max_secs=5.0)  # for what the engine has refused: its disk is full
+_ANNOUNCE_BACKOFF = Backoff(
+    initial_secs=0.1, max_secs=5.0
+)  # for what the engine has refused: its disk is full
 
 OnLost = Literal["raise", "keep"]
 
@@ -76,13 +80,16 @@ class _PendingWrite:
 
 
 class SharedStepStore(StepStore):
-    """A store that several processes share, over an engine. Each process opens its own, by the same address and run.
+    """A store that several processes share, over an engine. Each process opens its own, by the same
+    address and run.
 
-    It is opened by the first call that needs it, or by `async with`; closing it lets the others know that its publishers have
-    left. Publishers and the chief hold leases: when their process dies, the waiters of all processes are notified.
+    It is opened by the first call that needs it, or by `async with`; closing it lets the others
+    know that its publishers have left. Publishers and the chief hold leases: when their process
+    dies, the waiters of all processes are notified.
 
-    A lost connection is made again, after growing pauses with jitter; waits continue meanwhile, and requests are repeated
-    until they are answered: each takes effect exactly once. `max_outage_secs` bounds both.
+    A lost connection is made again, after growing pauses with jitter; waits continue meanwhile, and
+    requests are repeated until they are answered: each takes effect exactly once. `max_outage_secs`
+    bounds both.
     """
 
     def __init__(
@@ -97,25 +104,34 @@ class SharedStepStore(StepStore):
         connect_timeout: float = 10.0,
         max_outage_secs: float | None = None,
     ) -> None:
-        """Check the options; connect later. Those from `lease_secs` on are for an engine behind a connection.
+        """Check the options; connect later. Those from `lease_secs` on are for an engine behind a
+        connection.
 
         Args:
             engine: where the run is; of this store alone.
             run: the name of the run; stores of different runs never meet.
-            on_lost: what happens to waiters when a publisher was found dead and no other could reach their step: "raise"
-                `PublisherFailedError`, or "keep" waiting for its successor.
-            join_grace_secs: how long to wait for publishers if all had left before this store was opened.
-            lease_secs: for how long a process that has stopped renewing its leases counts as alive. They are renewed by the event
-                loop, so give more than the longest time for which the loop is blocked; a longer one is logged at WARNING.
-            heartbeat: after how many seconds of silence the connection for notifications is tested: one that is dead without
-                a signal is detected within this time and a second more.
+            on_lost: what happens to waiters when a publisher was found dead and no other could
+                reach their step: "raise" `PublisherFailedError`, or "keep" waiting for its
+                successor.
+            join_grace_secs: how long to wait for publishers if all had left before this store was
+                opened.
+            lease_secs: for how long a process that has stopped renewing its leases counts as alive.
+                They are renewed by the event loop, so give more than the longest time for which the
+                loop is blocked; a longer one is logged at WARNING.
+            heartbeat: after how many seconds of silence the connection for notifications is tested:
+                one that is dead without a signal is detected within this time and a second more.
             connect_timeout: how many seconds the first connection may take, with all its attempts.
-            max_outage_secs: after how long an outage waits and writes end with `StoreUnavailableError`; None: they continue.
+            max_outage_secs: after how long an outage waits and writes end with
+                `StoreUnavailableError`; None: they continue.
         """
         super().__init__(Position(1, 0), run=run)
         check_choice(on_lost, "on_lost", "raise", "keep")
         check_secs(join_grace_secs, "join_grace_secs")
-        for name, secs in (("lease_secs", lease_secs), ("heartbeat", heartbeat), ("connect_timeout", connect_timeout)):
+        for name, secs in (
+            ("lease_secs", lease_secs),
+            ("heartbeat", heartbeat),
+            ("connect_timeout", connect_timeout),
+        ):
             check_secs(secs, name, positive=True)
         check_secs(max_outage_secs, "max_outage_secs", optional=True, positive=True)
         self._clock = current_clock()
@@ -134,7 +150,9 @@ class SharedStepStore(StepStore):
         self._disconnected_at: float | None = None
         self._sleepers = Waiters()  # for the connection
         self._outage_limit = NO_TIMER
-        self._failure: EngineError | None = None  # what ends all calls and waits; for good if it is damage
+        self._failure: EngineError | None = (
+            None  # what ends all calls and waits; for good if it is damage
+        )
         self._answers = 0
         # Writes.
         self._seq = 0
@@ -154,7 +172,9 @@ class SharedStepStore(StepStore):
         self._renewed_at = 0.0
         # Those of others.
         self._leases = LeaseWatch(self._clock, self._process)
-        self._watcher = RunWatcher(self._waits, self._process, keep=on_lost == "keep", join_grace_secs=join_grace_secs)
+        self._watcher = RunWatcher(
+            self._waits, self._process, keep=on_lost == "keep", join_grace_secs=join_grace_secs
+        )
         self._refreshing: asyncio.Task[None] | None = None
         self._refresh_wanted = False  # since the latest read began
         self._expiry = NO_TIMER
@@ -205,7 +225,12 @@ class SharedStepStore(StepStore):
         if type(by) is not int or by < 1:
             by = checked_step(by, "advance by", least=1)
         waits = self._waits
-        if not self._opened or self._closing or self._loop is not get_running_loop() or waits.forked:
+        if (
+            not self._opened
+            or self._closing
+            or self._loop is not get_running_loop()
+            or waits.forked
+        ):
             await self._ensure_open()
         if self._writing is None:  # otherwise it would overtake the other writes
             try:
@@ -228,14 +253,25 @@ class SharedStepStore(StepStore):
         await self._ensure_open()
         return await self._write("reset", step)
 
-    async def wait_for(self, step: int, *, timeout: float | None = None, on_reset: Literal["keep", "raise"] = "keep") -> int:
+    async def wait_for(
+        self,
+        step: int,
+        *,
+        timeout: float | None = None,
+        on_reset: Literal["keep", "raise"] = "keep",
+    ) -> int:
         if not self._opened:
             await self._ensure_open()
-        if self._waits.unreachable is not None and checked_step(step, "wait for step", least=None) > self._waits.latest.step:
+        if (
+            self._waits.unreachable is not None
+            and checked_step(step, "wait for step", least=None) > self._waits.latest.step
+        ):
             await self._refresh()
         return await super().wait_for(step, timeout=timeout, on_reset=on_reset)
 
-    async def _next_position(self, seen: Position | None, own: dict[ChangeWaiter, None]) -> Position:
+    async def _next_position(
+        self, seen: Position | None, own: dict[ChangeWaiter, None]
+    ) -> Position:
         if not self._opened:
             await self._ensure_open()
         if self._waits.unreachable is not None and seen == self._waits.latest:
@@ -258,7 +294,9 @@ class SharedStepStore(StepStore):
         await self.flush()
 
     def publisher(self, name: str) -> Publisher:
-        """See `StepStore.publisher`; the store is opened, and the other processes notified, in the background: see `flush`."""
+        """See `StepStore.publisher`; the store is opened, and the other processes notified, in the
+        background: see `flush`.
+        """
         self._check_not_closing()
         publisher = super().publisher(name)
         self._members.join(publisher)
@@ -271,10 +309,24 @@ class SharedStepStore(StepStore):
         self._announce()
 
     def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> Awaited | None:
-        if method in ("advance", "raise_to", "reset", "value", "mark_initialised", "flush", "__aenter__"):
-            return Awaited("store", f"{type(self).__name__} of {self.run}", ", ".join(self._notes()) or "no answer yet")
+        if method in (
+            "advance",
+            "raise_to",
+            "reset",
+            "value",
+            "mark_initialised",
+            "flush",
+            "__aenter__",
+        ):
+            return Awaited(
+                "store",
+                f"{type(self).__name__} of {self.run}",
+                ", ".join(self._notes()) or "no answer yet",
+            )
         if method == "_wait_vacancy" and (chief := self._watcher.chief) is not None:
-            return Awaited("lead", f"the lead of {self.run}", by=lambda: [self._awaited_member(chief)])
+            return Awaited(
+                "lead", f"the lead of {self.run}", by=lambda: [self._awaited_member(chief)]
+            )
         return super().awaited_by(method, arguments)
 
     def awaited_publisher(self, publisher: Publisher) -> str | None:
@@ -287,11 +339,16 @@ class SharedStepStore(StepStore):
 
     def _notes(self) -> Iterable[str]:
         if self._disconnected_at is not None:
-            yield f"its engine has been away for {secs_text(monotonic_now()() - self._disconnected_at)}"
+            yield (
+                "its engine has been away for"
+                f" {secs_text(monotonic_now()() - self._disconnected_at)}"
+            )
 
     def _awaited_member(self, member: Member, lease: str = "") -> Awaited:
         if (secs := self._leases.secs_left(member.id, monotonic_now()())) is not None:
-            lease = f"its lease of {member.ttl:g} s runs out in {secs_text(secs)}, if it is not renewed"
+            lease = (
+                f"its lease of {member.ttl:g} s runs out in {secs_text(secs)}, if it is not renewed"
+            )
         return super()._awaited_member(member, lease)
 
     def _on_publisher_changed(self, publisher: Publisher) -> None:
@@ -395,7 +452,9 @@ class SharedStepStore(StepStore):
             return
         self._enter()
         self._leave_all()
-        await shielded(self._shut_down(), grace_secs=_CLOSE_SECS, what=f"closing the step store {self.run}")
+        await shielded(
+            self._shut_down(), grace_secs=_CLOSE_SECS, what=f"closing the step store {self.run}"
+        )
 
     def _leave_all(self) -> None:
         self._closing = True
@@ -429,11 +488,15 @@ class SharedStepStore(StepStore):
 
     @property
     def outage_secs(self) -> float | None:
-        """For how long the connection has been lost; None while it is there, or before it was made."""
+        """For how long the connection has been lost; None while it is there, or before it was
+        made.
+        """
         return None if self._disconnected_at is None else self._clock.now() - self._disconnected_at
 
     async def _retry_connecting(self, connect: Callable[[], Awaitable[T]]) -> T:
-        """Call `connect` until it succeeds, within `connect_timeout` seconds; the last error is raised."""
+        """Call `connect` until it succeeds, within `connect_timeout` seconds; the last error is
+        raised.
+        """
         began, attempt = self._clock.now(), 0
         while True:
             try:
@@ -441,7 +504,10 @@ class SharedStepStore(StepStore):
             except StoreUnavailableError as error:
                 attempt += 1
                 pause = _CONNECT_BACKOFF.pause_secs(attempt)
-                if isinstance(error, StoreRefusedError) or self._clock.now() + pause - began > self._connect_timeout:
+                if (
+                    isinstance(error, StoreRefusedError)
+                    or self._clock.now() + pause - began > self._connect_timeout
+                ):
                     raise
                 logger.info("run %s: %s; trying again", self.run, error)
             await self._backoff_sleep(pause)
@@ -457,8 +523,12 @@ class SharedStepStore(StepStore):
                 await self._engine.watch()
                 raise StoreUnavailableError(f"{self!r}: the engine ended the connection")
             except StoreUnavailableError as error:
-                # A connection that fails as soon as it is made is retried less and less often; one that was of use, immediately.
-                if connected and (self._activity() != activity or self._clock.now() - since > _CONNECT_BACKOFF.max_secs):
+                # A connection that fails as soon as it is made is retried less and less often; one
+                # that was of use, immediately.
+                if connected and (
+                    self._activity() != activity
+                    or self._clock.now() - since > _CONNECT_BACKOFF.max_secs
+                ):
                     attempt = 0
                 connected = False
                 if not self._is_damaged:
@@ -487,11 +557,15 @@ class SharedStepStore(StepStore):
             self._spawn(self._engine.disconnect(), "closing the connection to a damaged run")
 
     def _pause_secs(self, attempt: int) -> float:
-        """Return the pause before an attempt; a process with a lease makes one before the lease can run out."""
+        """Return the pause before an attempt; a process with a lease makes one before the lease can
+        run out.
+        """
         return min(_CONNECT_BACKOFF.pause_secs(attempt), self._members.renewal_secs or math.inf)
 
     def _activity(self) -> tuple[int, Position]:
-        """Return a value that changes with every use of the connection: an answer, or a new position."""
+        """Return a value that changes with every use of the connection: an answer, or a new
+        position.
+        """
         return self._answers, self._waits.latest
 
     async def _backoff_sleep(self, secs: float) -> None:
@@ -501,14 +575,20 @@ class SharedStepStore(StepStore):
 
     def _on_disconnect(self, error: StoreUnavailableError) -> None:
         if self._disconnected_at is not None:
-            logger.info("run %s: still disconnected after %.0f s: %s", self.run, self.outage_secs, error)
+            logger.info(
+                "run %s: still disconnected after %.0f s: %s", self.run, self.outage_secs, error
+            )
             return
         self._disconnected_at = self._clock.now()
         log = logger.info if self._forgotten else logger.warning
         log("run %s: the connection is lost, trying again: %s", self.run, error)
         if self._max_outage_secs is not None:
-            late = StoreUnavailableError(f"run {self.run}: no connection for {self._max_outage_secs} s: {self!r}")
-            self._outage_limit = self._clock.call_later(self._max_outage_secs, functools.partial(self._end_all, late))
+            late = StoreUnavailableError(
+                f"run {self.run}: no connection for {self._max_outage_secs} s: {self!r}"
+            )
+            self._outage_limit = self._clock.call_later(
+                self._max_outage_secs, functools.partial(self._end_all, late)
+            )
 
     def _on_reconnect(self, snapshot: Snapshot) -> None:
         logger.info("run %s: connected again after %.1f s", self.run, self.outage_secs or 0.0)
@@ -519,7 +599,9 @@ class SharedStepStore(StepStore):
         known = self._watcher.snapshot
         if known.run_id not in ("", snapshot.run_id):
             note = self._engine.loss_note
-            logger.warning("run %s: the engine has lost its data; it gets what is known here%s", self.run, note)
+            logger.warning(
+                "run %s: the engine has lost its data; it gets what is known here%s", self.run, note
+            )
             self._watcher.hold(max([self._lease_secs, *(member.ttl for member in known.members)]))
             self._members.repeat_last_exit()
         self._observe_snapshot(snapshot)
@@ -547,13 +629,18 @@ class SharedStepStore(StepStore):
             except StoreRefusedError:
                 raise
             except StoreUnavailableError:
-                # Not repeated: what was found before an outage says nothing after it, when all members are announced again.
+                # Not repeated: what was found before an outage says nothing after it, when all
+                # members are announced again.
                 self._leases.restart()
             snapshot = await self._retry(self._engine.read)
         return snapshot
 
-    async def _retry(self, ask: Callable[[], Awaitable[T]], writes: list[_PendingWrite] | None = None) -> T:
-        """Call `ask` until there is an answer, or until no caller waits for one of `writes` any more."""
+    async def _retry(
+        self, ask: Callable[[], Awaitable[T]], writes: list[_PendingWrite] | None = None
+    ) -> T:
+        """Call `ask` until there is an answer, or until no caller waits for one of `writes` any
+        more.
+        """
         attempt = 0
         while True:
             try:
@@ -568,7 +655,9 @@ class SharedStepStore(StepStore):
                 is_final = isinstance(error, StoreRefusedError) or not self._engine.remote
                 if self._failure is not None and (self._is_damaged or not is_final):
                     raise copy_error(self._failure) from None
-                if is_final or (writes is not None and all(write.answer.done() for write in writes)):
+                if is_final or (
+                    writes is not None and all(write.answer.done() for write in writes)
+                ):
                     raise
             else:
                 self._answers += 1
@@ -579,7 +668,9 @@ class SharedStepStore(StepStore):
                 raise self._closed_error()
 
     def _check_connected(self) -> None:
-        """Raise while a connection is made: the engine may have an older copy of the run until `connect` is complete."""
+        """Raise while a connection is made: the engine may have an older copy of the run until
+        `connect` is complete.
+        """
         if self._disconnected_at is not None:
             raise StoreUnavailableError(f"run {self.run}: not connected: {self!r}")
 
@@ -617,16 +708,24 @@ class SharedStepStore(StepStore):
     async def _write_batch(self, batch: list[_PendingWrite]) -> None:
         self._seq += 1
         amount = sum(one.amount for one in batch)
-        write = Write(batch[0].kind, amount, self._waits.latest, self._term, self._process, self._seq)
+        write = Write(
+            batch[0].kind, amount, self._waits.latest, self._term, self._process, self._seq
+        )
         try:
-            epoch, step = self._written(write, await self._retry(functools.partial(self._engine.request, write), batch))
+            epoch, step = self._written(
+                write, await self._retry(functools.partial(self._engine.request, write), batch)
+            )
         except asyncio.CancelledError:  # the store is closed
             for one in batch:
                 resolve(one.answer, self._closed_error())
             raise
-        except Exception as error:  # also one that no engine should raise: the callers would wait indefinitely
+        except (
+            Exception
+        ) as error:  # also one that no engine should raise: the callers would wait indefinitely
             for one in batch:
-                resolve(one.answer, copy_error(error) if isinstance(error, AiohooksError) else error)
+                resolve(
+                    one.answer, copy_error(error) if isinstance(error, AiohooksError) else error
+                )
             return
         if write.kind == "advance":
             step -= write.amount
@@ -639,8 +738,9 @@ class SharedStepStore(StepStore):
         position = answer.position
         if answer.status == "stale":
             raise StaleTermError(
-                f"the term {write.term} of this process over {self.run} has ended, {answer.term} has begun at step "
-                f"{position.step}: its lease had run out, and another chief took over; stop, or start again",
+                f"the term {write.term} of this process over {self.run} has ended, {answer.term}"
+                f" has begun at step {position.step}: its lease had run out, and another chief took"
+                " over; stop, or start again",
                 term=write.term,
                 newest=answer.term,
             )
@@ -656,9 +756,13 @@ class SharedStepStore(StepStore):
         check_secs(ttl, "ttl", optional=True, positive=True)
         await self._ensure_open()
         if self._leader is not None:
-            raise InvalidArgumentError(f"{self!r} leads already, or is about to: leave that block first")
+            raise InvalidArgumentError(
+                f"{self!r} leads already, or is about to: leave that block first"
+            )
         self._left_before_lead = self._waits.publishers.left_here
-        self._leader = member = self._members.new(f"chief {self._process}", ttl if self._engine.remote else None)
+        self._leader = member = self._members.new(
+            f"chief {self._process}", ttl if self._engine.remote else None
+        )
         try:
             answer = await self._request(Lead(member))
             while answer.status != "ok":
@@ -682,8 +786,12 @@ class SharedStepStore(StepStore):
             led, self._term, self._members.chief = self._term, 0, None
             publishers = self._waits.publishers
             # The publishers of this process, if it has or had any, report how it left.
-            silent = not led or bool(publishers.here) or publishers.left_here > self._left_before_lead
-            self._members.leave_as(leader, "" if silent else "chief", self._waits.latest.step, failure)
+            silent = (
+                not led or bool(publishers.here) or publishers.left_here > self._left_before_lead
+            )
+            self._members.leave_as(
+                leader, "" if silent else "chief", self._waits.latest.step, failure
+            )
             self._announce()
 
     async def _wait_vacancy(self) -> None:
@@ -701,16 +809,20 @@ class SharedStepStore(StepStore):
             self._watch_leases()
 
     def _abort_waits(self, error: AiohooksError) -> None:
-        """End all waits with an error of the engine; a wait for the lead asks the engine again, and gets the error from it."""
+        """End all waits with an error of the engine; a wait for the lead asks the engine again, and
+        gets the error from it.
+        """
         self._waits.abort(error)
         self._vacancies.wake()
 
     # Announcing the members of this process to the engine.
 
     def _announce(self) -> None:
-        """Send the engine in the background what it does not know yet: one request after the other, until it knows all.
+        """Send the engine in the background what it does not know yet: one request after the other,
+        until it knows all.
 
-        A store that is not open yet is opened for it, unless it is being closed, or that has failed.
+        A store that is not open yet is opened for it, unless it is being closed, or that has
+        failed.
         """
         if self._opened or not (self._closing or self._failed_announcements):
             self._start_announcing()
@@ -736,7 +848,9 @@ class SharedStepStore(StepStore):
                         await self._request(request)
                         self._members.mark_sent(request)
                     except StoreDamagedError as error:
-                        logger.warning("run %s: could not announce its publishers: %s", self.run, error)
+                        logger.warning(
+                            "run %s: could not announce its publishers: %s", self.run, error
+                        )
                         self._stop_announcing()
                         break
                     except ENGINE_ERRORS as error:
@@ -759,7 +873,9 @@ class SharedStepStore(StepStore):
             if secs is None:
                 self._stop_renewing()
             elif self._announces and self._renewal is None:
-                self._renewal = self._clock.call_later(secs, self._announce_later if refused else self._renew)
+                self._renewal = self._clock.call_later(
+                    secs, self._announce_later if refused else self._renew
+                )
 
     def _log_failed_announcement(self, error: EngineError) -> None:
         log = logger.info if self._failed_announcements else logger.warning
@@ -767,7 +883,9 @@ class SharedStepStore(StepStore):
 
     def _announce_later(self) -> None:
         self._renewal = None
-        if self._opened or self._members.here:  # who has left before the store could be opened was never known
+        if (
+            self._opened or self._members.here
+        ):  # who has left before the store could be opened was never known
             self._start_announcing()
 
     def _renew(self) -> None:
@@ -775,8 +893,9 @@ class SharedStepStore(StepStore):
         silent, secs = self._clock.now() - self._renewed_at, self._members.renewal_secs
         if secs is not None and silent > (lease := 4 * secs):
             logger.warning(
-                "run %s: no lease was renewed for %.1f s, as the event loop was blocked or the process stopped, and each lasts "
-                "%g s: other processes may have found it dead; run what blocks in a thread, or give a longer lease_secs=",
+                "run %s: no lease was renewed for %.1f s, as the event loop was blocked or the"
+                " process stopped, and each lasts %g s: other processes may have found it dead; run"
+                " what blocks in a thread, or give a longer lease_secs=",
                 self.run,
                 silent,
                 lease,
@@ -795,7 +914,9 @@ class SharedStepStore(StepStore):
     # Snapshots of the run.
 
     def _known(self) -> Snapshot:
-        """Return what this process knows of the run, for an engine that has lost it: its own members are exact."""
+        """Return what this process knows of the run, for an engine that has lost it: its own
+        members are exact.
+        """
         known = self._watcher.snapshot
         if self._term > known.term:
             known = known._replace(term=self._term, leader=self._process, ready=False)
@@ -804,7 +925,9 @@ class SharedStepStore(StepStore):
         return known._replace(position=position, members=(*others, *self._members.here))
 
     def _observe_snapshot(self, snapshot: Snapshot) -> None:
-        """Take note of what the engine reports; called in the event loop, also with snapshots that are out of date."""
+        """Take note of what the engine reports; called in the event loop, also with snapshots that
+        are out of date.
+        """
         self._observe(snapshot.position)
         known = self._watcher.snapshot
         if snapshot.run_id == known.run_id and snapshot.revision < known.revision:
@@ -816,14 +939,18 @@ class SharedStepStore(StepStore):
         self._watch_leases()
 
     async def _refresh(self) -> None:
-        """Read the run before a wait that would fail: nothing is reported while nothing waits. Concurrent callers share it."""
+        """Read the run before a wait that would fail: nothing is reported while nothing waits.
+        Concurrent callers share it.
+        """
         self._enter()
         if (refreshing := self._start_refresh()) is not None:
             await self._outages.wait_in_opening(refreshing)
             await wait_done([refreshing], None)
 
     def _start_refresh(self) -> asyncio.Task[None] | None:
-        """Read the run in a task, which fails the waits if they cannot succeed; None without an engine."""
+        """Read the run in a task, which fails the waits if they cannot succeed; None without an
+        engine.
+        """
         self._refresh_wanted = True
         if self._refreshing is None and self._opened:
             self._refreshing = self._spawn(self._refresh_until_current(), "reading the run")
@@ -846,7 +973,8 @@ class SharedStepStore(StepStore):
             self._refreshing = None
 
     def _on_unreachable(self) -> None:
-        # Other processes may have moved the step or registered a publisher, which is not known here yet.
+        # Other processes may have moved the step or registered a publisher, which is not known here
+        # yet.
         self._start_refresh()
 
     def _subscribe(self, step: int | None) -> None:
@@ -855,7 +983,9 @@ class SharedStepStore(StepStore):
         self._engine.subscribe(step)
 
     def _watch_leases(self) -> None:
-        """Read the run regularly, to see which leases were renewed, for as long as there is a wait here."""
+        """Read the run regularly, to see which leases were renewed, for as long as there is a wait
+        here.
+        """
         self._expiry.cancel()
         secs = self._leases.read_secs
         if secs is not None and self._opened and (self._waits.waiting or self._vacancies):
@@ -876,7 +1006,9 @@ class SharedStepStore(StepStore):
         if error is None:
             return
         if task is self._opening:
-            self._opening = None  # the next call tries again, also if no call has waited for this one
+            self._opening = (
+                None  # the next call tries again, also if no call has waited for this one
+            )
         else:
             logger.error("%s failed", task.get_name(), exc_info=error)
 

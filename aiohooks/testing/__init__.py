@@ -1,10 +1,20 @@
-"""Helpers for tests: a clock set by hand, hooks that record or fail, exploration, checks for hooks, leaks and stores."""
+"""Helpers for tests: a clock set by hand, hooks that record or fail, exploration, checks for hooks,
+leaks and stores.
+"""
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from aiohooks.testing.clock import ManualClock
-    from aiohooks.testing.exploration import ExplorationError, Explored, always, choose, explore, may_happen, unreliable
+    from aiohooks.testing.exploration import (
+        ExplorationError,
+        Explored,
+        always,
+        choose,
+        explore,
+        may_happen,
+        unreliable,
+    )
     from aiohooks.testing.hook_suite import check_hook, hook_checks
     from aiohooks.testing.hooks import FaultInjectionHook, RecordingHook
     from aiohooks.testing.leaks import no_leaks

@@ -17,7 +17,10 @@ def by_name(*checks: Check) -> dict[str, Check]:
 
 
 async def run_checks(
-    checks: Mapping[str, Check], only: str | None, run: Callable[[Check], Awaitable[None]], limit_secs: float
+    checks: Mapping[str, Check],
+    only: str | None,
+    run: Callable[[Check], Awaitable[None]],
+    limit_secs: float,
 ) -> None:
     """Await `run` with each check, or with the one of that name.
 

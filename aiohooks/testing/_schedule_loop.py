@@ -1,7 +1,9 @@
-"""An event loop whose time is virtual, and in which a schedule chooses what runs next: for `explore`.
+"""An event loop whose time is virtual, and in which a schedule chooses what runs next: for
+`explore`.
 
-It jumps to the next timer when nothing else can run. Of the tasks that could run next the schedule chooses one; plain callbacks
-run in the order of the loop, before any task. Files and threads work: the loop waits for them in real time.
+It jumps to the next timer when nothing else can run. Of the tasks that could run next the schedule
+chooses one; plain callbacks run in the order of the loop, before any task. Files and threads work:
+the loop waits for them in real time.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ Place = tuple[str, int]
 """A kind of choice, and its number among those of the kind."""
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
 _THREAD_SECS, _FILE_SECS = 10.0, 0.2
-"""How long the loop waits in real time: for a thread that works; for an idle one or a file, where nothing else is left."""
+"""How long the loop waits in real time: for a thread that works; for an idle one or a file, where
+nothing else is left.
+"""
 _IDLE_TURNS = 50
 """The time jumps whenever no task has progressed for so many turns of the loop."""
 _MOST_TURNS = 10_000
@@ -44,7 +48,9 @@ class Schedule:
         given: Mapping[Place, int] = _NOTHING,
         noted: Collection[str] = (),
     ) -> None:
-        """Choose by `seed` otherwise than 0, each kind at its rate; or take what is `given`. Note where kinds could be chosen."""
+        """Choose by `seed` otherwise than 0, each kind at its rate; or take what is `given`. Note
+        where kinds could be chosen.
+        """
         self._seed = seed
         self._rates = rates
         self._random = random.Random(seed)
@@ -56,7 +62,9 @@ class Schedule:
         self.taken: dict[Place, int] = {}
         """Those that were not 0."""
         self.later: list[tuple[Place, int]] = []
-        """Choices of the noted kinds that were 0 and came after the last one taken, with the number of options."""
+        """Choices of the noted kinds that were 0 and came after the last one taken, with the number
+        of options.
+        """
 
     def without(self, kind: str) -> Schedule:
         """Return the same schedule from its beginning, without the choices of a kind."""
@@ -73,13 +81,19 @@ class Schedule:
         return kind in self._noted or self.may_choose(kind)
 
     def choose(self, kind: str, key: str, options: int) -> int:
-        """Return a number below `options`; those of a key, which is the kind or that and a name, are numbered by themselves."""
+        """Return a number below `options`; those of a key, which is the kind or that and a name,
+        are numbered by themselves.
+        """
         number = self.numbers[key] = self.numbers.get(key, 0) + 1
         if self.is_given:
             choice = min(self._given.get((key, number), 0), options - 1)
         else:
             rate = self._rates.get(kind, 0.0)
-            choice = self._random.randrange(1, options) if rate and options > 1 and self._random.random() < rate else 0
+            choice = (
+                self._random.randrange(1, options)
+                if rate and options > 1 and self._random.random() < rate
+                else 0
+            )
         if choice:
             self.taken[key, number] = choice
             self.later.clear()
@@ -130,7 +144,8 @@ NumberedFuture.__name__ = NumberedFuture.__qualname__ = "Future"
 
 
 class _ReadyQueue(deque[asyncio.Handle]):
-    """What can run next: of each task its first handle; callbacks before that, but those that they schedule after one task.
+    """What can run next: of each task its first handle; callbacks before that, but those that they
+    schedule after one task.
 
     No task overtakes a callback that was scheduled before it.
     """
@@ -138,7 +153,9 @@ class _ReadyQueue(deque[asyncio.Handle]):
     def __init__(self, loop: ScheduleLoop) -> None:
         super().__init__()
         self._loop = loop
-        self._callbacks: int | None = None  # so many are left of those that there were after the last task
+        self._callbacks: int | None = (
+            None  # so many are left of those that there were after the last task
+        )
 
     def popleft(self) -> asyncio.Handle:
         self._loop.leave_task()
@@ -168,7 +185,9 @@ class _ReadyQueue(deque[asyncio.Handle]):
         self._callbacks = None
         task = self._loop.next_task([*first])
         if isinstance(task, NumberedTask) and task.is_being_cancelled:
-            task.is_being_cancelled = False  # a scope of anyio repeats its cancel: that is no progress
+            task.is_being_cancelled = (
+                False  # a scope of anyio repeats its cancel: that is no progress
+            )
         else:
             self._loop.turns = 0
         return self._take(first[task])
@@ -195,13 +214,16 @@ class _Selector(selectors.DefaultSelector):
         if self.loop.turns > _LAST_TURN:  # a timer or a file is ready again and again
             return self._stop()
         if timeout == 0 and self.loop.turns % _IDLE_TURNS == 0:
-            # Callbacks run again and again, as those of a cancelled scope of anyio do, and wait for a task to end.
+            # Callbacks run again and again, as those of a cancelled scope of anyio do, and wait for
+            # a task to end.
             timeout = self.loop.secs_to_timer()
         has_to_wait = timeout is None or timeout > 0
         left = _THREAD_SECS
         while True:
             is_busy = has_to_wait and left > 0 and self.loop.has_busy_thread()
-            events = super().select(_PIECE_SECS if is_busy else 0)  # after that look: a thread wakes the loop before it is idle
+            events = super().select(
+                _PIECE_SECS if is_busy else 0
+            )  # after that look: a thread wakes the loop before it is idle
             if events or not is_busy:
                 break
             left -= _PIECE_SECS
@@ -228,7 +250,9 @@ class ScheduleLoop(asyncio.SelectorEventLoop):
         after_step: Callable[[], None],
         next_task: Callable[[list[asyncio.Task[Any]]], asyncio.Task[Any]],
     ) -> None:
-        """Call `before_step` before a step of a task, `after_step` before callbacks that follow; run `next_task` of several."""
+        """Call `before_step` before a step of a task, `after_step` before callbacks that follow;
+        run `next_task` of several.
+        """
         self.secs: float = 0.0
         """The time."""
         self.is_stuck: bool = False
@@ -246,7 +270,9 @@ class ScheduleLoop(asyncio.SelectorEventLoop):
         # asyncio has no public way to choose the next handle: its loop takes it from `_ready`.
         if not hasattr(self, "_ready"):
             self._of_files.close()
-            raise UnsupportedSystemError("explore cannot choose what the event loop of this Python runs next")
+            raise UnsupportedSystemError(
+                "explore cannot choose what the event loop of this Python runs next"
+            )
         self._ready: Any = _ReadyQueue(self)
         self._own_files = len(self._of_files.get_map())
         self._threads = {*threading.enumerate()}
@@ -265,11 +291,15 @@ class ScheduleLoop(asyncio.SelectorEventLoop):
             asyncio._set_running_loop(None)
 
     def leave_task(self) -> None:
-        """Leave the current task after a step: an eager one whose context was entered already remains, and no other could run."""
+        """Leave the current task after a step: an eager one whose context was entered already
+        remains, and no other could run.
+        """
         # asyncio has no public way to leave a task. Before Python 3.12 there are no eager ones.
         leave: Any = getattr(asyncio.tasks, "_swap_current_task", None)
         if leave is not None:
-            with contextlib.suppress(KeyError):  # Python 3.12 raises it where there is no current task
+            with contextlib.suppress(
+                KeyError
+            ):  # Python 3.12 raises it where there is no current task
                 leave(self, None)
 
     def _add_callback(self, handle: asyncio.Handle) -> None:
@@ -286,18 +316,23 @@ class ScheduleLoop(asyncio.SelectorEventLoop):
 
     def secs_to_timer(self) -> float | None:
         """Return the time to the next timer, if there is one."""
-        # asyncio has no public list of its timers. Without it, a loop that repeats callbacks is stuck.
+        # asyncio has no public list of its timers. Without it, a loop that repeats callbacks is
+        # stuck.
         scheduled: list[asyncio.TimerHandle] = getattr(self, "_scheduled", [])
         return max(scheduled[0].when() - self.secs, 0) if scheduled else None
 
     def has_busy_thread(self) -> bool:
-        """Return whether a thread works that was started in it, or will as soon as it takes its work."""
+        """Return whether a thread works that was started in it, or will as soon as it takes its
+        work.
+        """
         new = {*threading.enumerate()} - self._threads
         return bool(new) and any(not is_idle_worker(one) or _has_work(one) for one in new)
 
     def may_be_woken(self) -> bool:
         """Return whether it watches a file or socket besides its own, or has a thread."""
-        return len(self._of_files.get_map()) > self._own_files or not self._threads.issuperset(threading.enumerate())
+        return len(self._of_files.get_map()) > self._own_files or not self._threads.issuperset(
+            threading.enumerate()
+        )
 
 
 def _has_work(thread: threading.Thread) -> bool:

@@ -17,8 +17,9 @@ from aiohooks.errors import InvalidArgumentError, safe_repr
 class ManualClock:
     """A clock whose time is moved by the test.
 
-    `with ManualClock() as clock:` makes it the current clock: objects that are made inside the block, and tasks that are
-    started inside, use it. `clock.advance(secs)` moves the time and makes the calls that are due:
+    `with ManualClock() as clock:` makes it the current clock: objects that are made inside the
+    block, and tasks that are started inside, use it. `clock.advance(secs)` moves the time and makes
+    the calls that are due:
 
         with ManualClock() as clock:
             steps = MemoryStepStore()
@@ -39,7 +40,9 @@ class ManualClock:
         return self._now
 
     def call_later(self, secs: float, callback: Callable[[], object]) -> _Timer:
-        """Call `callback()`, in a copy of the current context, when the time has moved by `secs`."""
+        """Call `callback()`, in a copy of the current context, when the time has moved by
+        `secs`.
+        """
         self._count += 1
         in_context = functools.partial(contextvars.copy_context().run, callback)
         timer = _Timer(self._now + max(0.0, secs), self._count, in_context)
@@ -47,13 +50,16 @@ class ManualClock:
         return timer
 
     def advance(self, secs: float) -> None:
-        """Move the time by `secs` and make the calls that become due, in order, each at its own time.
+        """Move the time by `secs` and make the calls that become due, in order, each at its own
+        time.
 
-        Tasks that become runnable run when the caller next awaits. An error of a callback is raised from here; the calls
-        after it are made by the next `advance`.
+        Tasks that become runnable run when the caller next awaits. An error of a callback is raised
+        from here; the calls after it are made by the next `advance`.
         """
         if not is_finite(secs) or secs < 0:
-            raise InvalidArgumentError(f"advance({safe_repr(secs)}): time only moves forward, give seconds >= 0")
+            raise InvalidArgumentError(
+                f"advance({safe_repr(secs)}): time only moves forward, give seconds >= 0"
+            )
         end = self._now + secs
         while self._timers and self._timers[0].when <= end:
             timer = heapq.heappop(self._timers)

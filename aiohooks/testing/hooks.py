@@ -7,11 +7,18 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from aiohooks.errors import InvalidArgumentError
-from aiohooks.session.hook import HOOK_METHODS, SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from aiohooks.session.hook import (
+    HOOK_METHODS,
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
 
 
 class RecordingHook(SessionRunHook):
-    """Appends each call to `record` as `(name, phase)`; hooks that share one list record the order among them.
+    """Appends each call to `record` as `(name, phase)`; hooks that share one list record the order
+    among them.
 
     Attributes:
         name: the hook's name in the record.
@@ -29,12 +36,18 @@ class RecordingHook(SessionRunHook):
         feed_dict: Mapping[Any, Any] | None = None,
         suspend: bool = False,
     ) -> None:
-        """Make a hook that asks for `fetches` and `feed_dict`; with `suspend` every method suspends once."""
+        """Make a hook that asks for `fetches` and `feed_dict`; with `suspend` every method suspends
+        once.
+        """
         self.name = name
         self.record: list[tuple[str, str]] = [] if record is None else record
         self.results: list[Any] = []
         self.closed_with: list[BaseException | None] = []
-        self._args = SessionRunArgs(fetches, feed_dict) if fetches is not None or feed_dict is not None else None
+        self._args = (
+            SessionRunArgs(fetches, feed_dict)
+            if fetches is not None or feed_dict is not None
+            else None
+        )
         self._suspend = suspend
 
     async def _record_call(self, phase: str) -> None:
@@ -80,15 +93,21 @@ for _phase in HOOK_METHODS:
 
 
 class FaultInjectionHook(RecordingHook):
-    """At the n-th call of a method, raises an error, or calls a function without arguments, plain or async.
+    """At the n-th call of a method, raises an error, or calls a function without arguments, plain
+    or async.
 
-    Example: `FaultInjectionHook({("before_run", 2): AbortedError("lost")})` loses the second run once.
+    Example: `FaultInjectionHook({("before_run", 2): AbortedError("lost")})` loses the second run
+    once.
     """
 
     def __init__(
-        self, faults: Mapping[tuple[str, int], BaseException | Callable[[], Any]], name: str = "fault", **options: Any
+        self,
+        faults: Mapping[tuple[str, int], BaseException | Callable[[], Any]],
+        name: str = "fault",
+        **options: Any,
     ) -> None:
-        """Take `faults` by method and number of the call, counted from 1; `options` as for `RecordingHook`.
+        """Take `faults` by method and number of the call, counted from 1; `options` as for
+        `RecordingHook`.
 
         Raises:
             InvalidArgumentError: a method does not exist, or a number is below 1.
@@ -97,7 +116,8 @@ class FaultInjectionHook(RecordingHook):
         for phase, number in faults:
             if phase not in HOOK_METHODS or number < 1:
                 raise InvalidArgumentError(
-                    f"({phase!r}, {number!r}) is no call; give a method ({', '.join(HOOK_METHODS)}) and a number from 1 on"
+                    f"({phase!r}, {number!r}) is no call; give a method ({', '.join(HOOK_METHODS)})"
+                    " and a number from 1 on"
                 )
         self._faults = dict(faults)
         self._counts: dict[str, int] = dict.fromkeys(HOOK_METHODS, 0)

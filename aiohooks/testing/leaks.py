@@ -1,16 +1,22 @@
-"""Checks that a block of asynchronous code cleans up: tasks, files, threads, waiters, unreported errors.
+"""Checks that a block of asynchronous code cleans up: tasks, files, threads, waiters, unreported
+errors.
 
-`async with no_leaks():` compares the state after the block with the state before it and lists every difference. Leaks are:
+`async with no_leaks():` compares the state after the block with the state before it and lists every
+difference. Leaks are:
 
-- a task that is not done when the block is left, not even a tick later: whoever starts a task awaits it; the report names the
-  lines of the user's code in which it was started and in which it waits;
-- a cancellation of the current task that the block swallowed or took back (`cancelling()` has changed);
-- a waiter that is still parked in one of the `stores`, or a publisher that is still registered there;
+- a task that is not done when the block is left, not even a tick later: whoever starts a task
+  awaits it; the report names the lines of the user's code in which it was started and in which it
+  waits;
+- a cancellation of the current task that the block swallowed or took back (`cancelling()` has
+  changed);
+- a waiter that is still parked in one of the `stores`, or a publisher that is still registered
+  there;
 - an open file, socket or pipe, but no shared library (where `/proc/self/fd` exists);
-- a running thread; idle workers of the thread pools of anyio and of the loop may stay, busy ones may not;
+- a running thread; idle workers of the thread pools of anyio and of the loop may stay, busy ones
+  may not;
 - a changed signal handler;
-- an unreported error: an exception never retrieved, a coroutine never awaited, a pending task destroyed, an error in a
-  callback or a finaliser, an unclosed resource;
+- an unreported error: an exception never retrieved, a coroutine never awaited, a pending task
+  destroyed, an error in a callback or a finaliser, an unclosed resource;
 - an async generator that was started and neither finished nor closed.
 """
 
@@ -43,23 +49,33 @@ if TYPE_CHECKING:
 
 # A closed transport closes its socket in the next tick, and notifies its protocol in the one after.
 _TICKS = 3
-# A worker thread returns its result first and becomes idle a little later; on a busy machine that may be a second.
+# A worker thread returns its result first and becomes idle a little later; on a busy machine that
+# may be a second.
 _THREAD_WAIT_SECS = 10.0
 
 _SHARED_LIBRARY = re.compile(r"\.so(\.\d+)*$")
 
 _STEPS = ("_run", "run", "run_forever", "run_until_complete")
-"""Functions of asyncio that make the steps of tasks: who has called them has not started what a step starts."""
-# A pool has no public list of its threads: they are recognized by name and by the files of their frames.
-_WORKER_FILES = ("threading.py", "queue.py", os.path.join("_backends", "_asyncio.py"), os.path.join("futures", "thread.py"))
+"""Functions of asyncio that make the steps of tasks: who has called them has not started what a
+step starts.
+"""
+# A pool has no public list of its threads: they are recognized by name and by the files of their
+# frames.
+_WORKER_FILES = (
+    "threading.py",
+    "queue.py",
+    os.path.join("_backends", "_asyncio.py"),
+    os.path.join("futures", "thread.py"),
+)
 _WORKER_NAMES = ("AnyIO worker thread", "asyncio_", "uvloop_")
 
 
 class no_leaks:
-    """Checks that a block leaves nothing behind: `async with no_leaks(): ...`; the module lists what counts as a leak.
+    """Checks that a block leaves nothing behind: `async with no_leaks(): ...`; the module lists
+    what counts as a leak.
 
-    If the block raises, its exception passes, with the leaks as a note. The block is checked in its own task, loop and thread;
-    the loop's exception handler is replaced while it lasts.
+    If the block raises, its exception passes, with the leaks as a note. The block is checked in its
+    own task, loop and thread; the loop's exception handler is replaced while it lasts.
 
     Example:
         async with no_leaks(stores=[store]):
@@ -86,7 +102,10 @@ class no_leaks:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
     ) -> None:
         cancel: asyncio.CancelledError | None = None
         try:
@@ -108,7 +127,8 @@ class no_leaks:
             self._restore.close()
         self.leaks = tuple(found)
         if cancel is not None and not isinstance(error, asyncio.CancelledError):
-            error = cancel  # a cancellation that was pending when the block ended is raised here, as by any await
+            # a cancellation that was pending when the block ended is raised here, as by any await
+            error = cancel
         if self.leaks:
             message = "\n  - ".join(("leaks:", *self.leaks))
             if error is None:
@@ -120,14 +140,18 @@ class no_leaks:
     def _collect_errors(self) -> None:
         loop = asyncio.get_running_loop()
         self._restore.callback(loop.set_exception_handler, loop.get_exception_handler())
-        loop.set_exception_handler(lambda _, context: self._errors.append(describe_context(context)))
+        loop.set_exception_handler(
+            lambda _, context: self._errors.append(describe_context(context))
+        )
 
         self._restore.callback(setattr, sys, "unraisablehook", sys.unraisablehook)
         sys.unraisablehook = lambda unraisable: self._errors.append(describe_unraisable(unraisable))
 
         # As errors, these warnings of finalisers arrive at the hook above.
         self._restore.enter_context(warnings.catch_warnings())
-        warnings.filterwarnings("error", message="coroutine .* was never awaited", category=RuntimeWarning)
+        warnings.filterwarnings(
+            "error", message="coroutine .* was never awaited", category=RuntimeWarning
+        )
         warnings.simplefilter("error", ResourceWarning)
 
         firstiter, finalizer = sys.get_asyncgen_hooks()
@@ -141,7 +165,9 @@ class no_leaks:
         sys.set_asyncgen_hooks(add_generator, finalizer)
 
     def _note_starts(self) -> None:
-        """Note where tasks are started: those of the loop, and those of calls of hooks, unless an outer check does so."""
+        """Note where tasks are started: those of the loop, and those of calls of hooks, unless an
+        outer check does so.
+        """
         loop = asyncio.get_running_loop()
         if "create_task" not in vars(loop):
             vars(loop)["create_task"] = _noting(loop.create_task)
@@ -174,7 +200,11 @@ def _immediate_leaks(before: _State) -> list[str]:
         waiters = now.waiting + now.watching - was.waiting - was.watching
         if waiters > 0:
             found.append(f"{waiters} waiter(s) parked in {store!r}")
-        found += [f"publisher {name!r} registered in {store!r}" for name in now.publishers if name not in was.publishers]
+        found += [
+            f"publisher {name!r} registered in {store!r}"
+            for name in now.publishers
+            if name not in was.publishers
+        ]
     return found
 
 
@@ -183,9 +213,15 @@ def _delayed_leaks(before: _State) -> list[str]:
     found: list[str] = []
     deadline = time.monotonic() + _THREAD_WAIT_SECS
     for thread in threading.enumerate():
-        is_new = thread not in before.threads  # an idle worker from before that is busy now runs an abandoned function
-        if (is_new or thread.name.startswith(_WORKER_NAMES)) and not _becomes_idle(thread, deadline):
-            found.append(f"thread {thread.name!r} still runs{'' if is_new else ' an abandoned function'}")
+        is_new = (
+            thread not in before.threads
+        )  # an idle worker from before that is busy now runs an abandoned function
+        if (is_new or thread.name.startswith(_WORKER_NAMES)) and not _becomes_idle(
+            thread, deadline
+        ):
+            found.append(
+                f"thread {thread.name!r} still runs{'' if is_new else ' an abandoned function'}"
+            )
     # Then what a thread may have closed at its end.
     found += [
         f"file descriptor {number} open on {target}"
@@ -220,7 +256,9 @@ def _signal_handlers() -> dict[int, Any]:
 
 
 def _becomes_idle(thread: threading.Thread, deadline: float) -> bool:
-    """Wait until the thread has ended, or is an idle worker of a pool; return False at the deadline."""
+    """Wait until the thread has ended, or is an idle worker of a pool; return False at the
+    deadline.
+    """
     while thread.is_alive() and not is_idle_worker(thread):
         if time.monotonic() > deadline:
             return False
@@ -235,11 +273,15 @@ def is_idle_worker(thread: threading.Thread) -> bool:
     frame = sys._current_frames().get(thread.ident or 0)  # pyright: ignore[reportPrivateUsage]
     if frame is None or frame.f_code.co_name in ("run", "run_sync"):
         return False  # ended, or inside a function that has no frame of its own
-    return all(one.f_code.co_filename.endswith(_WORKER_FILES) for one, _ in traceback.walk_stack(frame))
+    return all(
+        one.f_code.co_filename.endswith(_WORKER_FILES) for one, _ in traceback.walk_stack(frame)
+    )
 
 
 _started_at: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-"""The line of the user's code that has started a task, of those that were started inside a check."""
+"""The line of the user's code that has started a task, of those that were started inside a
+check.
+"""
 
 
 def _noting(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -257,9 +299,14 @@ def _noting(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def describe_task(task: asyncio.Task[Any]) -> str:
-    """Return that a task still runs, where in the user's code it was started, and where it waits."""
+    """Return that a task still runs, where in the user's code it was started, and where it
+    waits.
+    """
     started, waits = _started_at.get(task), task_wait(task).where or "its beginning"
-    return f"task {task.get_name()!r} still runs, {f'started at {started}, ' if started else ''}waits at {waits}"
+    return (
+        f"task {task.get_name()!r} still runs, {f'started at {started}, ' if started else ''}waits"
+        f" at {waits}"
+    )
 
 
 def describe_context(context: Mapping[str, Any]) -> str:

@@ -26,7 +26,9 @@ from aiohooks.testing._checks import by_name, run_checks
 
 E = TypeVar("E", bound=BaseException)
 MakeStore = Callable[[str], StepStore]
-"""Return a store of the named run, as another process would open it; for a store of one process, the same one again."""
+"""Return a store of the named run, as another process would open it; for a store of one process,
+the same one again.
+"""
 LoseData = Callable[[], Awaitable[None]]
 """Let the engine lose all that it keeps; it works again afterwards."""
 
@@ -72,7 +74,9 @@ async def opened(make: MakeStore, lose_data: LoseData | None = None) -> AsyncGen
 
 
 async def parked(store: StepStore, wait: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-    """Return a task that is parked in the store; a store that waits for something else first would block this indefinitely."""
+    """Return a task that is parked in the store; a store that waits for something else first would
+    block this indefinitely.
+    """
     before = store.statistics()
     task = asyncio.ensure_future(wait)
     await until(lambda: store.statistics().waits > before.waits or task.done())
@@ -142,7 +146,12 @@ async def wakes(a: StepStore, b: StepStore, run: Run) -> None:
 
 async def wakes_many(a: StepStore, b: StepStore, run: Run) -> None:
     """A thousand waiters at many steps are each woken at their step, and none is left over."""
-    waits = [(step, asyncio.ensure_future(store.wait_for(step))) for store in (a, b) for step in range(1, 51) for _ in range(10)]
+    waits = [
+        (step, asyncio.ensure_future(store.wait_for(step)))
+        for store in (a, b)
+        for step in range(1, 51)
+        for _ in range(10)
+    ]
     await until(lambda: sum(store.statistics().waiting for store in {a, b}) == len(waits))
     for reached in (1, 20, 49, 50):
         await a.raise_to(reached)
@@ -156,7 +165,10 @@ async def wakes_many(a: StepStore, b: StepStore, run: Run) -> None:
 async def loses_no_race(a: StepStore, b: StepStore, run: Run) -> None:
     """A wait that begins while its step is being reached ends."""
     for step in range(1, 101):
-        wait, raised = asyncio.ensure_future(b.wait_for(step)), asyncio.ensure_future(a.raise_to(step))
+        wait, raised = (
+            asyncio.ensure_future(b.wait_for(step)),
+            asyncio.ensure_future(a.raise_to(step)),
+        )
         if step % 3 == 0:
             await asyncio.sleep(0)
         assert await wait >= step
@@ -203,7 +215,9 @@ async def raises_to(a: StepStore, b: StepStore, run: Run) -> None:
 
 
 async def resets(a: StepStore, b: StepStore, run: Run) -> None:
-    """A reset begins an epoch: waiters keep waiting for their step in it, or get an error; positions never go back."""
+    """A reset begins an epoch: waiters keep waiting for their step in it, or get an error;
+    positions never go back.
+    """
     await a.advance(20)
     kept = await parked(b, b.wait_for(30))
     raising = await parked(b, b.wait_for(30, on_reset="raise"))
@@ -246,7 +260,9 @@ async def times_out(a: StepStore, b: StepStore, run: Run) -> None:
 
 
 async def reports_the_last_finished(a: StepStore, b: StepStore, run: Run) -> None:
-    """When the last publisher has finished, waiters in all processes learn its name and its step."""
+    """When the last publisher has finished, waiters in all processes learn its name and its
+    step.
+    """
     chief = a.publisher("the chief")
     await a.flush()
     wait = await parked(b, b.wait_for(100))
@@ -272,7 +288,9 @@ async def reports_the_last_failed(a: StepStore, b: StepStore, run: Run) -> None:
 
 
 async def announces_before_it_is_used(a: StepStore, b: StepStore, run: Run) -> None:
-    """A store is opened by its first publisher: the others learn of it, and how it leaves, also if nothing else is called."""
+    """A store is opened by its first publisher: the others learn of it, and how it leaves, also if
+    nothing else is called.
+    """
     b = run.make()
     trainer = b.publisher("trainer")
     await b.flush()
@@ -296,7 +314,9 @@ async def announces_before_it_is_used(a: StepStore, b: StepStore, run: Run) -> N
 
 
 async def bounds_texts(a: StepStore, b: StepStore, run: Run) -> None:
-    """A failure with a long text is reported like any other, with the beginning of it; the process continues to advance."""
+    """A failure with a long text is reported like any other, with the beginning of it; the process
+    continues to advance.
+    """
     trainer = a.publisher("trainer")
     await a.flush()
     wait = await parked(b, b.wait_for(100))
@@ -318,7 +338,9 @@ async def _publish(store: StepStore, name: str) -> None:
 
 
 async def waits_while_one_can_advance(a: StepStore, b: StepStore, run: Run) -> None:
-    """While one publisher could still advance, waits continue; when all that remain are waiting themselves, all waits end."""
+    """While one publisher could still advance, waits continue; when all that remain are waiting
+    themselves, all waits end.
+    """
     first, second, third = a.publisher("first"), b.publisher("second"), b.publisher("third")
     await a.flush()
     await b.flush()
@@ -337,11 +359,14 @@ async def _wait_as(publisher: Publisher, store: StepStore, step: int) -> int:
         return await store.wait_for(step)
     finally:
         run.active = False
-        publisher.close()  # otherwise the others, not notified yet that it waited, would wait for it
+        # otherwise the others, not notified yet that it waited, would wait for it
+        publisher.close()
 
 
 async def announces_traces(a: StepStore, b: StepStore, run: Run) -> None:
-    """The first span of a publisher is known to all processes, and its latest one from its next wait on."""
+    """The first span of a publisher is known to all processes, and its latest one from its next
+    wait on.
+    """
     first, second = a.publisher("first"), b.publisher("second")
 
     async def known_to_second() -> dict[str, str]:
@@ -372,7 +397,9 @@ async def fails(a: StepStore, b: StepStore, run: Run) -> None:
 
 
 async def leads(a: StepStore, b: StepStore, run: Run) -> None:
-    """There is one chief at a time, each in a newer term; the next one waits until the lead is free."""
+    """There is one chief at a time, each in a newer term; the next one waits until the lead is
+    free.
+    """
     order: list[str] = []
 
     async def second() -> int:
@@ -392,7 +419,9 @@ async def leads(a: StepStore, b: StepStore, run: Run) -> None:
 
 
 async def reports_the_exit_of_a_chief_once(a: StepStore, b: StepStore, run: Run) -> None:
-    """A chief whose publisher has left is no exit of its own, also if another publisher has left since."""
+    """A chief whose publisher has left is no exit of its own, also if another publisher has left
+    since.
+    """
     other = b.publisher("other")
     await b.flush()
     async with a.lead():
@@ -424,12 +453,22 @@ async def initialises(a: StepStore, b: StepStore, run: Run) -> None:
 
 
 async def closes(a: StepStore, b: StepStore, run: Run) -> None:
-    """Closing ends the waits of this store, not those of others; later calls raise, and closing again is harmless."""
+    """Closing ends the waits of this store, not those of others; later calls raise, and closing
+    again is harmless.
+    """
     wait = await parked(b, b.wait_for(5))
     await b.aclose()
     await b.aclose()
     await raises(StoreClosedError, wait)
-    for call in (b.advance(), b.value(), b.wait_for(1), b.raise_to(1), b.reset(0), b.wait_initialised(), b.mark_initialised()):
+    for call in (
+        b.advance(),
+        b.value(),
+        b.wait_for(1),
+        b.raise_to(1),
+        b.reset(0),
+        b.wait_initialised(),
+        b.mark_initialised(),
+    ):
         await raises(StoreClosedError, call)
     if a is not b:
         await a.advance(5)
@@ -448,7 +487,9 @@ async def keeps_runs_apart(a: StepStore, b: StepStore, run: Run) -> None:
 async def advances_for_threads(a: StepStore, b: StepStore, run: Run) -> None:
     """`advance_threadsafe` works from threads, each call counts once."""
     await a.value()
-    steps = await asyncio.gather(*(asyncio.to_thread(lambda: a.advance_threadsafe().result(30)) for _ in range(20)))
+    steps = await asyncio.gather(
+        *(asyncio.to_thread(lambda: a.advance_threadsafe().result(30)) for _ in range(20))
+    )
     assert sorted(steps) == list(range(1, 21))
     assert (await b.value()).step == 20
 
@@ -461,7 +502,9 @@ async def stays_in_its_process(a: StepStore, b: StepStore, run: Run) -> None:
 
 
 async def is_inspected(a: StepStore, b: StepStore, run: Run) -> None:
-    """A store that was never opened says what the engine has of the run, and nothing is changed by that."""
+    """A store that was never opened says what the engine has of the run, and nothing is changed by
+    that.
+    """
     outside = run.make()
     other = run._make(f"{run.name} elsewhere")  # pyright: ignore[reportPrivateUsage]
     if outside is not a:
@@ -471,8 +514,19 @@ async def is_inspected(a: StepStore, b: StepStore, run: Run) -> None:
     await a.reset(3)
     found = await outside.inspect()
     assert found is not None
-    assert (found.run, found.epoch, found.step, found.term, found.publishers) == (run.name, 2, 3, 0, ())
-    assert (found.chief, found.last_exit, found.failure, found.initialised) == (None, None, None, False)
+    assert (found.run, found.epoch, found.step, found.term, found.publishers) == (
+        run.name,
+        2,
+        3,
+        0,
+        (),
+    )
+    assert (found.chief, found.last_exit, found.failure, found.initialised) == (
+        None,
+        None,
+        None,
+        False,
+    )
     async with a.lead() as term:
         trainer, second = a.publisher("trainer"), a.publisher("second")
         await a.mark_initialised()
@@ -496,7 +550,12 @@ async def is_inspected(a: StepStore, b: StepStore, run: Run) -> None:
         assert [each.name for each in found.publishers] == ["second"]
         left = found.last_exit
         assert left is not None
-        assert (left.name, left.step, left.error, left.lost) == ("trainer", 7, "ZeroDivisionError: a bad batch", False)
+        assert (left.name, left.step, left.error, left.lost) == (
+            "trainer",
+            7,
+            "ZeroDivisionError: a bad batch",
+            False,
+        )
         second.close()
         await a.flush()
     a.fail(ValueError("no more data"))
@@ -512,7 +571,9 @@ async def is_inspected(a: StepStore, b: StepStore, run: Run) -> None:
 
 
 async def forgets(a: StepStore, b: StepStore, run: Run) -> None:
-    """A forgotten run begins again at its first position, also if its chief forgets it; the store is closed then."""
+    """A forgotten run begins again at its first position, also if its chief forgets it; the store
+    is closed then.
+    """
     if not isinstance(a, SharedStepStore):
         return
     await b.aclose()
@@ -528,7 +589,9 @@ async def forgets(a: StepStore, b: StepStore, run: Run) -> None:
 
 
 async def keeps_the_step_without_its_data(a: StepStore, b: StepStore, run: Run) -> None:
-    """An engine that has lost its data gets the step back from those who have seen it; no wait is lost or ends early."""
+    """An engine that has lost its data gets the step back from those who have seen it; no wait is
+    lost or ends early.
+    """
     await a.advance(5)
     await sees(b, Position(1, 5))
     waits = [await parked(store, store.wait_for(6)) for store in (a, b)]
@@ -541,7 +604,9 @@ async def keeps_the_step_without_its_data(a: StepStore, b: StepStore, run: Run) 
 
 
 async def keeps_the_lead_without_its_data(a: StepStore, b: StepStore, run: Run) -> None:
-    """An engine that has lost its data: the chief leads on, a standby waits on, and its term is a newer one."""
+    """An engine that has lost its data: the chief leads on, a standby waits on, and its term is a
+    newer one.
+    """
     led: list[int] = []
 
     async def stand_by() -> None:
@@ -567,7 +632,9 @@ async def keeps_the_lead_without_its_data(a: StepStore, b: StepStore, run: Run) 
 
 
 async def has_one_chief_without_its_data(a: StepStore, b: StepStore, run: Run) -> None:
-    """A process that knows of no chief may take the lead of an engine that has lost its data: then the old chief is refused."""
+    """A process that knows of no chief may take the lead of an engine that has lost its data: then
+    the old chief is refused.
+    """
     async with a.lead():
         await a.advance(3)
         await b.aclose()
@@ -588,7 +655,9 @@ async def has_one_chief_without_its_data(a: StepStore, b: StepStore, run: Run) -
 
 
 async def tells_each_exit_once_without_its_data(a: StepStore, b: StepStore, run: Run) -> None:
-    """An engine that has lost its data: an exit from before ends no wait while a publisher lives, and the next one ends it."""
+    """An engine that has lost its data: an exit from before ends no wait while a publisher lives,
+    and the next one ends it.
+    """
     for number in range(2):
         with a.publisher(f"warm-up {number}"):
             await a.flush()
@@ -610,28 +679,56 @@ async def tells_each_exit_once_without_its_data(a: StepStore, b: StepStore, run:
 
 _Check = Callable[[StepStore, StepStore, Run], Coroutine[Any, Any, None]]
 _CHECKS: dict[str, _Check] = by_name(
-    *(counts, refuses, wakes, wakes_many, loses_no_race, survives_cancels, cancelled_advance, raises_to, resets),
+    *(
+        counts,
+        refuses,
+        wakes,
+        wakes_many,
+        loses_no_race,
+        survives_cancels,
+        cancelled_advance,
+        raises_to,
+        resets,
+    ),
     *(reports_changes, times_out, reports_the_last_finished, reports_the_last_failed, bounds_texts),
     *(announces_before_it_is_used, waits_while_one_can_advance, announces_traces),
-    *(fails, leads, reports_the_exit_of_a_chief_once, initialises, closes, keeps_runs_apart, advances_for_threads),
+    *(
+        fails,
+        leads,
+        reports_the_exit_of_a_chief_once,
+        initialises,
+        closes,
+        keeps_runs_apart,
+        advances_for_threads,
+    ),
     *(is_inspected, stays_in_its_process, forgets),
 )
 _LOSSES: dict[str, _Check] = by_name(
-    *(keeps_the_step_without_its_data, keeps_the_lead_without_its_data, has_one_chief_without_its_data),
+    *(
+        keeps_the_step_without_its_data,
+        keeps_the_lead_without_its_data,
+        has_one_chief_without_its_data,
+    ),
     tells_each_exit_once_without_its_data,
 )
 
 
 async def check_step_store(
-    make: MakeStore, check: str | None = None, *, lose_data: LoseData | None = None, limit_secs: float = 60.0
+    make: MakeStore,
+    check: str | None = None,
+    *,
+    lose_data: LoseData | None = None,
+    limit_secs: float = 60.0,
 ) -> None:
     """Run the conformance suite on a step store, or one of its checks.
 
     Args:
-        make: returns a store of the named run, called once for each process that is imitated; a new name must begin at step 0.
-            For a store of one process it returns the same one for the same name.
+        make: returns a store of the named run, called once for each process that is imitated; a new
+            name must begin at step 0. For a store of one process it returns the same one for the
+            same name.
         check: a name from `step_store_checks`; if left out, all are run.
-        lose_data: lets the engine lose all that it keeps, for the checks that need it; without it they are left out.
+        lose_data: lets the engine lose all that it keeps, for the checks that need it; without it
+            they are left out.
         limit_secs: how long one check may take.
 
     Raises:
@@ -640,11 +737,17 @@ async def check_step_store(
 
     async def run_check(check: _Check) -> None:
         async with opened(make, lose_data) as run:
-            await check(await run.open(), await run.open(), run)  # a store of one process is the same one
+            await check(
+                await run.open(), await run.open(), run
+            )  # a store of one process is the same one
 
-    await run_checks(_CHECKS if lose_data is None else _CHECKS | _LOSSES, check, run_check, limit_secs)
+    await run_checks(
+        _CHECKS if lose_data is None else _CHECKS | _LOSSES, check, run_check, limit_secs
+    )
 
 
 def step_store_checks(*, lose_data: bool = False) -> list[str]:
-    """Return the names of the checks, for a parametrised test; or of those that need `lose_data`."""
+    """Return the names of the checks, for a parametrised test; or of those that need
+    `lose_data`.
+    """
     return list(_LOSSES if lose_data else _CHECKS)

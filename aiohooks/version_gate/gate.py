@@ -13,7 +13,13 @@ from aiohooks._aio.overlap import Wait
 from aiohooks._aio.waits import WaitLog
 from aiohooks._diagnostics import Awaited, Waiting
 from aiohooks._validate import check_callable, check_instance
-from aiohooks.errors import AiohooksError, InvalidArgumentError, StepResetError, StepTimeoutError, add_note
+from aiohooks.errors import (
+    AiohooksError,
+    InvalidArgumentError,
+    StepResetError,
+    StepTimeoutError,
+    add_note,
+)
 from aiohooks.stores import Position, StepStore
 from aiohooks.stores._protocol import checked_step, checked_timeout
 from aiohooks.stores._waiting import step_timeout_error
@@ -25,7 +31,9 @@ Until = Callable[[Awaitable[Any]], Awaitable[Any]]
 
 
 class NotNeeded(Exception):
-    """Ends a wait on a store that is not needed any more; a signal between waits, which no caller gets."""
+    """Ends a wait on a store that is not needed any more; a signal between waits, which no caller
+    gets.
+    """
 
 
 class _Waiter:
@@ -36,7 +44,9 @@ class _Waiter:
     def __init__(self) -> None:
         self.admitted = False
         self.expired = False
-        self.checks_store = False  # it was woken because the store has failed the wait of another one
+        self.checks_store = (
+            False  # it was woken because the store has failed the wait of another one
+        )
         self.future: asyncio.Future[None] | None = None
         self.store_wait: Wait[None] | None = None
 
@@ -52,12 +62,23 @@ class _Waiter:
 
 
 class AdmissionQueue(Waiting):
-    """Callers that wait for room, in order. While there are any, one of them waits on the store or has been woken to do so.
+    """Callers that wait for room, in order. While there are any, one of them waits on the store or
+    has been woken to do so.
 
-    Each one waits for itself, so that a cancelled one leaves nothing behind, and each gets an error of its own.
+    Each one waits for itself, so that a cancelled one leaves nothing behind, and each gets an error
+    of its own.
     """
 
-    __slots__ = ("_clock", "_ledger", "_listener", "_log", "_waiters", "max_waiting", "waited_secs", "waits")
+    __slots__ = (
+        "_clock",
+        "_ledger",
+        "_listener",
+        "_log",
+        "_waiters",
+        "max_waiting",
+        "waited_secs",
+        "waits",
+    )
 
     def __init__(self, ledger: AdmissionLedger) -> None:
         self.waits: int = 0
@@ -76,7 +97,11 @@ class AdmissionQueue(Waiting):
         versions = self._ledger.versions
         name = f"room in the version gate of {versions.run}"
         return Awaited(
-            "gate", name, repr(self._ledger).strip("<>"), lambda: [versions.awaited_step(versions.latest.step + 1)], self
+            "gate",
+            name,
+            repr(self._ledger).strip("<>"),
+            lambda: [versions.awaited_step(versions.latest.step + 1)],
+            self,
         )
 
     def __len__(self) -> int:
@@ -135,18 +160,25 @@ class AdmissionQueue(Waiting):
                     waiter.future = None
 
     async def _wait_on_store(self, waiter: _Waiter) -> None:
-        """Wait for the next version or the next reset, unless there is room already or `waiter` is woken."""
+        """Wait for the next version or the next reset, unless there is room already or `waiter` is
+        woken.
+        """
         self._ledger.sync()
         if waiter.admitted:
             return
         versions = self._ledger.versions
-        self._listener, waiter.store_wait = waiter, Wait(f"a wait in the version gate of {versions.run}")
+        self._listener, waiter.store_wait = (
+            waiter,
+            Wait(f"a wait in the version gate of {versions.run}"),
+        )
         try:
             await waiter.store_wait.result_of(self._wait_for_change(versions.latest))
         except (StepResetError, NotNeeded):
             pass
         except AiohooksError as error:
-            add_note(error, f"{len(self._waiters)} waited for room in the version gate of {versions.run}")
+            add_note(
+                error, f"{len(self._waiters)} waited for room in the version gate of {versions.run}"
+            )
             if not waiter.checks_store:  # else all have been woken already
                 for other in self._waiters:  # each waits on the store, and gets an error of its own
                     other.checks_store = True
@@ -159,22 +191,34 @@ class AdmissionQueue(Waiting):
     async def _wait_for_change(self, seen: Position) -> None:
         """Wait until the position of the versions is another one than `seen`."""
         versions = self._ledger.versions
-        if versions.latest == seen:  # the position may have changed since, as a task may begin later than it was made
+        if (
+            versions.latest == seen
+        ):  # the position may have changed since, as a task may begin later than it was made
             await versions.wait_for(seen.step + 1, on_reset="raise")
 
     def _describe_waits(self) -> str:
         ledger = self._ledger
-        wanted, summary = ledger.versions.latest.step + 1, publisher_summary(ledger.versions.statistics().publishers)
+        wanted, summary = (
+            ledger.versions.latest.step + 1,
+            publisher_summary(ledger.versions.statistics().publishers),
+        )
         admitted_by = tuple(dict.fromkeys(ticket.admitted_by for ticket in ledger.open.values()))
-        holders = f"; its open items were admitted by {shortened(admitted_by)}" if admitted_by else ""
+        holders = (
+            f"; its open items were admitted by {shortened(admitted_by)}" if admitted_by else ""
+        )
         gate = f"{repr(ledger)[:-1]}, {len(self)} waiting>"
         return f"{gate}: waiting for version {wanted} or a dropped item, {summary}{holders}"
 
     def _timeout_error(self, since: float) -> StepTimeoutError:
         versions, secs = self._ledger.versions, self._clock.now() - since
         seen, publishers = versions.latest.step, versions.statistics().publishers
-        problem = f"{self._ledger!r} has no room until version {seen + 1} is published or an item is dropped; not admitted"
-        error = step_timeout_error(problem, wanted=seen + 1, seen=seen, secs=secs, publishers=publishers)
+        problem = (
+            f"{self._ledger!r} has no room until version {seen + 1} is published or an item is"
+            " dropped; not admitted"
+        )
+        error = step_timeout_error(
+            problem, wanted=seen + 1, seen=seen, secs=secs, publishers=publishers
+        )
         if publishers:
             from aiohooks._why.builder import why  # seldom needed
 
@@ -195,12 +239,17 @@ class Admission:
 
     async def __aenter__(self) -> Ticket:
         if self._ticket is not None:
-            raise InvalidArgumentError(f"the admission of {self._ticket!r} is entered again: call admit() for each item")
+            raise InvalidArgumentError(
+                f"the admission of {self._ticket!r} is entered again: call admit() for each item"
+            )
         self._ticket = await self._admit()
         return self._ticket
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         if self._ticket is not None:
             self._ledger.end_block(self._ticket, error)
@@ -221,7 +270,8 @@ class GateStatistics:
         dropped: how many were given up, for whatever reason.
         stale: those of them that were too old for `use`, or at the end of their block.
         invalidated: those of them that a reset of the versions ended.
-        abandoned: those of them whose block an error or a cancellation left, or to whose ticket nothing refers any more.
+        abandoned: those of them whose block an error or a cancellation left, or to whose ticket
+            nothing refers any more.
         waiting: how many callers wait to be admitted.
         max_waiting: the most that have waited at the same time.
         waits: how many have had to wait so far.
@@ -250,13 +300,16 @@ class GateStatistics:
 
 
 class VersionGate:
-    """Admits work only while it is at most `max_lag` versions ahead of the published one, and measures its age when it is used.
+    """Admits work only while it is at most `max_lag` versions ahead of the published one, and
+    measures its age when it is used.
 
-    The versions are a step store that a trainer advances, with whose weights the work is done. A gate belongs to one event loop
-    and needs no session. It does not poll, and admits waiters in order.
+    The versions are a step store that a trainer advances, with whose weights the work is done. A
+    gate belongs to one event loop and needs no session. It does not poll, and admits waiters in
+    order.
 
-    Where the trainer runs beside the gate, `use` each item in the step that publishes the next version. Where it runs elsewhere,
-    let the item's block end when the item is sent: each version then counts as having used up `per_version` of them.
+    Where the trainer runs beside the gate, `use` each item in the step that publishes the next
+    version. Where it runs elsewhere, let the item's block end when the item is sent: each version
+    then counts as having used up `per_version` of them.
     """
 
     def __init__(self, versions: StepStore, *, max_lag: int, per_version: int = 1) -> None:
@@ -264,8 +317,8 @@ class VersionGate:
 
         Args:
             versions: counts the published versions; may be at any step.
-            max_lag: how many versions may be published between the admission of an item and its use. With 0 only items that
-                were made with the newest version are used.
+            max_lag: how many versions may be published between the admission of an item and its
+                use. With 0 only items that were made with the newest version are used.
             per_version: how many items one version uses up.
         """
         check_instance(versions, StepStore, "versions")
@@ -276,17 +329,20 @@ class VersionGate:
         self._queue = AdmissionQueue(self._ledger)
 
     def admit(self, *, timeout: float | None = None, until: Until | None = None) -> Admission:
-        """Admit an item: `async with gate.admit() as ticket`. Suspends only while there is no room for it.
+        """Admit an item: `async with gate.admit() as ticket`. Suspends only while there is no room
+        for it.
 
         Cancelling the wait leaves nothing behind.
 
         Args:
             timeout: the time limit of the wait in seconds. 0 does not wait, None sets no limit.
-            until: `session.until` or `coord.until`: the wait also ends with a stop of the session or a failed task of it.
+            until: `session.until` or `coord.until`: the wait also ends with a stop of the session
+                or a failed task of it.
 
         Raises:
             StepTimeoutError: there was no room in time.
-            PublisherFinishedError: no publisher is left, the last one finished. A clean end of a session.
+            PublisherFinishedError: no publisher is left, the last one finished. A clean end of a
+                session.
             PublisherFailedError: no publisher is left, the last one failed; caused by its error.
             StoreClosedError: the store of the versions was closed.
             InvalidArgumentError: an argument is invalid.
@@ -315,7 +371,8 @@ class VersionGate:
     def lag_of(self, position: Position) -> int:
         """Return how many versions were published since `position`, as far as this process knows.
 
-        For items of another process, which come with the position of their ticket: `gate.lag_of(position) <= gate.max_lag`.
+        For items of another process, which come with the position of their ticket:
+        `gate.lag_of(position) <= gate.max_lag`.
 
         Returns:
             `2**53 - 1` if the versions were reset since.

@@ -26,26 +26,43 @@ _GOOD = ("used", "shipped")
 class Ticket:
     """One admitted item: how old it is, and whether it may be used. Made by `VersionGate.admit`.
 
-    A ticket is settled once: by `use`, by `drop`, or by the end of its block. A block that an error or a cancellation leaves
-    abandons its item. A block that ends normally has shipped it: it is used elsewhere, for one of the next versions. After
-    `hand_off` a normal end has no effect, and whoever has the ticket then calls `use` or `drop`. An open ticket to which
-    nothing refers any more, because the task that had it has ended, abandons its item too: keep it with the item.
+    A ticket is settled once: by `use`, by `drop`, or by the end of its block. A block that an error
+    or a cancellation leaves abandons its item. A block that ends normally has shipped it: it is
+    used elsewhere, for one of the next versions. After `hand_off` a normal end has no effect, and
+    whoever has the ticket then calls `use` or `drop`. An open ticket to which nothing refers any
+    more, because the task that had it has ended, abandons its item too: keep it with the item.
     """
 
-    __slots__ = ("__weakref__", "_ledger", "admitted_by", "handed_off", "number", "position", "settled_at", "state", "step")
+    __slots__ = (
+        "__weakref__",
+        "_ledger",
+        "admitted_by",
+        "handed_off",
+        "number",
+        "position",
+        "settled_at",
+        "state",
+        "step",
+    )
 
     def __init__(self, ledger: AdmissionLedger, number: int, position: Position, step: int) -> None:
         self.number: int = number
         """How many items had been admitted before this one."""
         self.position: Position = position
-        """The published position when it was admitted; send it along to another process, for `VersionGate.lag_of`."""
+        """The published position when it was admitted; send it along to another process, for
+        `VersionGate.lag_of`.
+        """
         self.step: int = step
-        """The version for which it is used if all items are used in order: at most `max_lag` above `version`."""
+        """The version for which it is used if all items are used in order: at most `max_lag` above
+        `version`.
+        """
         self.admitted_by: str = current_task().get_name()
         """The name of the task that admitted it."""
         self.state: TicketState = "open"
-        """"open": not settled. "used" and "shipped": good ends. "dropped": given up. "stale": too old for `use`, or at the end of
-        its block. "invalidated": the versions were reset. "abandoned": an error left its block, or nothing refers to it."""
+        """"open": not settled. "used" and "shipped": good ends. "dropped": given up. "stale": too
+        old for `use`, or at the end of its block. "invalidated": the versions were reset.
+        "abandoned": an error left its block, or nothing refers to it.
+        """
         self.settled_at: Position | None = None
         """The published position when it was settled; None while it is open."""
         self.handed_off: bool = False
@@ -54,22 +71,27 @@ class Ticket:
 
     @property
     def version(self) -> int:
-        """The published version when it was admitted: the one it works with, if that is read before any `await`."""
+        """The published version when it was admitted: the one it works with, if that is read before
+        any `await`.
+        """
         return self.position.step
 
     @property
     def lag(self) -> int:
-        """How many versions were published between its admission and its settling, or now while it is open.
+        """How many versions were published between its admission and its settling, or now while it
+        is open.
 
         `2**53 - 1`, more than any bound, if the versions were reset between.
         """
         return versions_between(self.position, self.settled_at or self._ledger.versions.latest)
 
     def use(self) -> bool:
-        """Use the item for the version that is published next; to be called right before that work begins.
+        """Use the item for the version that is published next; to be called right before that work
+        begins.
 
         Returns:
-            Whether it may be used. False: it is stale or invalidated, or was dropped or abandoned before.
+            Whether it may be used. False: it is stale or invalidated, or was dropped or abandoned
+            before.
 
         Raises:
             InvalidArgumentError: it was used or shipped already.
@@ -94,7 +116,8 @@ class Ticket:
         self._check_not_used()
 
     def hand_off(self) -> Ticket:
-        """Keep the ticket open when its block ends normally, for example to put it into a queue with the item.
+        """Keep the ticket open when its block ends normally, for example to put it into a queue
+        with the item.
 
         Returns:
             The ticket itself.
@@ -104,7 +127,11 @@ class Ticket:
 
     def _check_not_used(self) -> None:
         if self.state in _GOOD:
-            advice = "its block has ended; call hand_off() inside the block" if self.state == "shipped" else "one item, one use"
+            advice = (
+                "its block has ended; call hand_off() inside the block"
+                if self.state == "shipped"
+                else "one item, one use"
+            )
             raise InvalidArgumentError(f"{self!r} was {self.state} already: {advice}")
 
     def __del__(self) -> None:
@@ -116,14 +143,18 @@ class Ticket:
 
 
 def versions_between(old: Position, new: Position) -> int:
-    """Return how many versions were published between the positions: 0 if `new` is not newer, `MAX_STEP` across a reset."""
+    """Return how many versions were published between the positions: 0 if `new` is not newer,
+    `MAX_STEP` across a reset.
+    """
     if old >= new:
         return 0
     return new.step - old.step if old.epoch == new.epoch else MAX_STEP
 
 
 class OpenTicket(NamedTuple):
-    """What the ledger knows of an open ticket. It refers to it weakly: a ticket that everybody else has dropped is lost."""
+    """What the ledger knows of an open ticket. It refers to it weakly: a ticket that everybody else
+    has dropped is lost.
+    """
 
     ref: weakref.ref[Ticket]
     version: int
@@ -131,7 +162,9 @@ class OpenTicket(NamedTuple):
 
 
 class AdmissionLedger:
-    """Counts admitted items, as of the position that it has seen last: call `sync` before reading it."""
+    """Counts admitted items, as of the position that it has seen last: call `sync` before reading
+    it.
+    """
 
     def __init__(self, versions: StepStore, max_lag: int, per_version: int) -> None:
         self.versions: StepStore = versions
@@ -158,7 +191,9 @@ class AdmissionLedger:
     @property
     def room(self) -> int:
         """How many items may be admitted now."""
-        return (self.max_lag + 1) * self.per_version - len(self.open) - self.entering - self.reserved
+        return (
+            (self.max_lag + 1) * self.per_version - len(self.open) - self.entering - self.reserved
+        )
 
     @property
     def reserved(self) -> int:
@@ -181,7 +216,9 @@ class AdmissionLedger:
         """Return the ticket of an item that is admitted now."""
         ahead = (len(self.open) + self.reserved) // self.per_version
         ticket = Ticket(self, self.admitted, self.position, self.position.step + ahead)
-        self.open[ticket.number] = OpenTicket(weakref.ref(ticket), ticket.version, ticket.admitted_by)
+        self.open[ticket.number] = OpenTicket(
+            weakref.ref(ticket), ticket.version, ticket.admitted_by
+        )
         self._open_by_version[ticket.version] += 1
         self.admitted += 1
         return ticket
@@ -194,7 +231,9 @@ class AdmissionLedger:
         self.position = position
         self._used_ahead = 0
         if position.epoch == old.epoch:
-            self.shipped_ahead = max(0, self.shipped_ahead - (position.step - old.step) * self.per_version)
+            self.shipped_ahead = max(
+                0, self.shipped_ahead - (position.step - old.step) * self.per_version
+            )
         else:
             self.shipped_ahead = 0
             for number, (ref, version, _) in tuple(self.open.items()):
@@ -222,10 +261,14 @@ class AdmissionLedger:
         self.sync()
         if ticket.state == "open":
             in_time = ticket.lag <= self.max_lag
-            self.settle_ticket(ticket, "abandoned" if error is not None else "shipped" if in_time else "stale")
+            self.settle_ticket(
+                ticket, "abandoned" if error is not None else "shipped" if in_time else "stale"
+            )
 
     def lose_ticket(self, number: int, version: int, admitted_by: str) -> None:
-        """Abandon an item whose open ticket was collected, soon: that happens in any thread, in the middle of anything."""
+        """Abandon an item whose open ticket was collected, soon: that happens in any thread, in the
+        middle of anything.
+        """
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # the loop is closed, and so is the gate
             self._loop.call_soon_threadsafe(self._abandon_lost, number, version, admitted_by)
@@ -237,8 +280,9 @@ class AdmissionLedger:
         if not self._lost:
             self._lost = True
             logger.warning(
-                "%r: item %d, admitted by task %r, is abandoned because nothing refers to its ticket any more; call use() or "
-                "drop() on each ticket (later ones are only counted)",
+                "%r: item %d, admitted by task %r, is abandoned because nothing refers to its"
+                " ticket any more; call use() or drop() on each ticket (later ones are only"
+                " counted)",
                 self,
                 number,
                 admitted_by,
@@ -263,7 +307,8 @@ class AdmissionLedger:
         return self._loop is not None and running_loop() is self._loop
 
     def enter(self) -> None:
-        """Check that the running event loop is the ledger's own, which is that of the first call; then `sync`.
+        """Check that the running event loop is the ledger's own, which is that of the first call;
+        then `sync`.
 
         Raises:
             WrongLoopError: it is another one, or there is none.
@@ -279,4 +324,7 @@ class AdmissionLedger:
     def __repr__(self) -> str:
         run, step = self.versions.run, self.versions.latest.step
         shipped = f", {self.shipped_ahead} shipped" if self.shipped_ahead else ""
-        return f"<version gate of {run!r} at version {step}, max_lag {self.max_lag}, {len(self.open)} open{shipped}>"
+        return (
+            f"<version gate of {run!r} at version {step}, max_lag {self.max_lag}, {len(self.open)}"
+            f" open{shipped}>"
+        )

@@ -37,7 +37,9 @@ SHAPES: tuple[Shape, ...] = (
 
 
 START_SECS = 60.0
-"""A guard against hanging: how long a program may take until its fault; one of them starts a process first."""
+"""A guard against hanging: how long a program may take until its fault; one of them starts a
+process first.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,12 +58,15 @@ class Outcome:
 
 
 async def _observe(program: Program, bound_secs: float) -> Outcome:
-    # Tasks of the old programs die with an error that is never retrieved; the table needs no log lines of them.
+    # Tasks of the old programs die with an error that is never retrieved; the table needs no log
+    # lines of them.
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)
     fault = Fault()
     task = asyncio.ensure_future(program(fault))
     fault_injected = asyncio.ensure_future(fault.injected.wait())
-    await asyncio.wait([task, fault_injected], timeout=START_SECS, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait(
+        [task, fault_injected], timeout=START_SECS, return_when=asyncio.FIRST_COMPLETED
+    )
     if fault.at is None:
         fault_injected.cancel()
         if task.done():
@@ -75,7 +80,11 @@ async def _observe(program: Program, bound_secs: float) -> Outcome:
     if error is None:
         return Outcome(False, ended - fault.at, "")
     notes = "; ".join(getattr(error, "__notes__", ()))
-    return Outcome(False, ended - fault.at, f"{type(error).__name__}: {error}" + (f" ({notes})" if notes else ""))
+    return Outcome(
+        False,
+        ended - fault.at,
+        f"{type(error).__name__}: {error}" + (f" ({notes})" if notes else ""),
+    )
 
 
 def observe(program: Program, bound_secs: float) -> Outcome:
@@ -89,21 +98,32 @@ def _table(rows: Sequence[Sequence[str]], markdown: bool) -> str:
         lines.insert(1, "|" + "---|" * len(rows[0]))
         return "\n".join(lines)
     return "\n\n".join(
-        "\n".join(f"{title + ':':10} {cell}" for title, cell in zip(rows[0], row, strict=True)) for row in rows[1:]
+        "\n".join(f"{title + ':':10} {cell}" for title, cell in zip(rows[0], row, strict=True))
+        for row in rows[1:]
     )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run all pairs and print how they end."""
     parser = argparse.ArgumentParser(
-        prog="python -m examples.before_after", description=__doc__.split("\n")[0] if __doc__ else ""
+        prog="python -m examples.before_after",
+        description=__doc__.split("\n")[0] if __doc__ else "",
     )
-    parser.add_argument("--bound", type=float, default=2.0, metavar="SECS", help="how long a program may run after the fault")
-    parser.add_argument("--markdown", action="store_true", help="print the table of docs/guides/replace-polling.md")
+    parser.add_argument(
+        "--bound",
+        type=float,
+        default=2.0,
+        metavar="SECS",
+        help="how long a program may run after the fault",
+    )
+    parser.add_argument(
+        "--markdown", action="store_true", help="print the table of docs/guides/replace-polling.md"
+    )
     options = parser.parse_args(arguments)
     if not 0 < options.bound < 3600:
         parser.error(f"--bound is {options.bound}: give seconds, above 0")
-    # Neither warnings about dead publishers nor errors of programs that are cut off at the bound are needed beside the table.
+    # Neither warnings about dead publishers nor errors of programs that are cut off at the bound
+    # are needed beside the table.
     logging.getLogger("aiohooks").setLevel(logging.CRITICAL)
     rows: list[Sequence[str]] = [("shape", "fault", "old code", "old", "our code", "ours")]
     for shape in SHAPES:

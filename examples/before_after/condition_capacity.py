@@ -1,4 +1,6 @@
-"""Generators may be only so far ahead of the trainer: a condition on a capacity that the trainer raises."""
+"""Generators may be only so far ahead of the trainer: a condition on a capacity that the trainer
+raises.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ async def old(fault: Fault) -> None:
 
 
 async def ours(fault: Fault) -> None:
-    """Each item waits for a step of the trainer; the wait raises an error that names the failed trainer."""
+    """Each item waits for a step of the trainer; the wait raises an error that names the failed
+    trainer.
+    """
     steps = ah.MemoryStepStore(run="training")
     coord = ah.Coordinator()
 

@@ -1,4 +1,5 @@
-"""A trainer in another process writes weights into directories, and a program waits for the next one. The trainer is killed.
+"""A trainer in another process writes weights into directories, and a program waits for the next
+one. The trainer is killed.
 
 The polling period is a tenth of a common one.
 """
@@ -23,13 +24,23 @@ ROOT = Path(__file__).parents[2]
 
 @contextlib.asynccontextmanager
 async def trainer(how: str) -> AsyncIterator[tuple[Path, Callable[[], None]]]:
-    """Start a trainer that publishes version 2; yield its directory and a function that kills it."""
+    """Start a trainer that publishes version 2; yield its directory and a function that kills
+    it.
+    """
     with tempfile.TemporaryDirectory() as directory:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "examples.before_after.trainer_process", directory, how,
-            cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        once = contextlib.ExitStack()  # a second kill would poll the process, and asyncio would miss its exit
+            sys.executable,
+            "-m",
+            "examples.before_after.trainer_process",
+            directory,
+            how,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=asyncio.subprocess.PIPE,
+        )
+        once = (
+            contextlib.ExitStack()
+        )  # a second kill would poll the process, and asyncio would miss its exit
         once.callback(process.kill)
         try:
             assert process.stdout is not None
@@ -52,7 +63,10 @@ async def old(fault: Fault) -> None:
 
 async def ours(fault: Fault) -> None:
     """The store is notified of the death of the process that registered as publisher."""
-    async with trainer("store") as (directory, kill), ah.open_step_store(f"local://{directory}", run="training") as versions:
+    async with (
+        trainer("store") as (directory, kill),
+        ah.open_step_store(f"local://{directory}", run="training") as versions,
+    ):
         waiting = asyncio.ensure_future(versions.wait_for(WANTED))
         await asyncio.sleep(0)
         fault.record()

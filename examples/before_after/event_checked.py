@@ -1,4 +1,6 @@
-"""A wait until the version of a policy is new enough: an event that is cleared, checked and awaited."""
+"""A wait until the version of a policy is new enough: an event that is cleared, checked and
+awaited.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A trainer polls a queue, and checks between two polls whether the heartbeat of the worker is recent.
+"""A trainer polls a queue, and checks between two polls whether the heartbeat of the worker is
+recent.
 
 The times are a tenth of common ones: a poll of 0.5 s, and a heartbeat that is stale after 5 s.
 """
@@ -16,7 +17,9 @@ POLL_SECS, STALE_SECS, ITEMS = 0.05, 0.5, 5
 
 
 async def old(fault: Fault) -> None:
-    """The worker is killed: the trainer notices it when the heartbeat is stale, and does not know the reason."""
+    """The worker is killed: the trainer notices it when the heartbeat is stale, and does not know
+    the reason.
+    """
     queue: asyncio.Queue[int] = asyncio.Queue()
     heartbeat = time.monotonic()
 

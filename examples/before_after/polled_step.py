@@ -1,4 +1,5 @@
-"""A worker starts at a step of the chief, which is late. TensorFlow's hook polled the step every half second.
+"""A worker starts at a step of the chief, which is late. TensorFlow's hook polled the step every
+half second.
 
 The period here is a fifth of that.
 """
@@ -49,7 +50,9 @@ async def ours(fault: Fault) -> None:
             await steps.advance(START_AT)
             fault.record()
 
-    async with ah.AsyncMonitoredSession(step, [ah.GlobalStepWaiterHook(START_AT)], global_step=steps) as session:
+    async with ah.AsyncMonitoredSession(
+        step, [ah.GlobalStepWaiterHook(START_AT)], global_step=steps
+    ) as session:
         session.start_soon(train)
         await session.run("loss")
 

@@ -1,4 +1,6 @@
-"""An evaluation waits for a version; the trainer restarts from a checkpoint and publishes lower versions again."""
+"""An evaluation waits for a version; the trainer restarts from a checkpoint and publishes lower
+versions again.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ async def old(fault: Fault) -> None:
 
 
 async def ours(fault: Fault) -> None:
-    """A restart begins a new epoch of the step; with `on_reset="raise"` the wait raises both positions."""
+    """A restart begins a new epoch of the step; with `on_reset="raise"` the wait raises both
+    positions.
+    """
     versions = ah.MemoryStepStore(run="versions of the trainer")
     coord = ah.Coordinator()
 

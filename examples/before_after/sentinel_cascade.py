@@ -1,4 +1,6 @@
-"""A pipeline of loader, workers and trainer that ends by sentinels; a worker that dies does not pass one on."""
+"""A pipeline of loader, workers and trainer that ends by sentinels; a worker that dies does not
+pass one on.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ async def old(fault: Fault) -> None:
             await results.put(item)
         await results.put(None)
 
-    tasks = [asyncio.create_task(load()), *(asyncio.create_task(roll_out(number)) for number in range(WORKERS))]
+    tasks = [
+        asyncio.create_task(load()),
+        *(asyncio.create_task(roll_out(number)) for number in range(WORKERS)),
+    ]
     ended = 0
     while ended < WORKERS:
         if await results.get() is None:
@@ -39,7 +44,9 @@ async def old(fault: Fault) -> None:
 
 
 async def ours(fault: Fault) -> None:
-    """The stages are tasks of the session: the last step is a stop, and the failure of a task ends the session."""
+    """The stages are tasks of the session: the last step is a stop, and the failure of a task ends
+    the session.
+    """
 
     async def train(item: int) -> dict[str, int]:
         return {"loss": item}

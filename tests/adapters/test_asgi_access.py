@@ -1,4 +1,6 @@
-"""Which requests are served, by host, origin, method, token and connection; and what text may be shown."""
+"""Which requests are served, by host, origin, method, token and connection; and what text may be
+shown.
+"""
 
 from __future__ import annotations
 
@@ -44,41 +46,66 @@ ORIGINS = {
     "http://localhost:1": False,
 }
 SITES = {None: True, "same-origin": True, "none": True, "same-site": False, "cross-site": False}
-METHODS = {"GET": True, "HEAD": True, "POST": False, "PUT": False, "DELETE": False, "OPTIONS": False, "PATCH": False}
+METHODS = {
+    "GET": True,
+    "HEAD": True,
+    "POST": False,
+    "PUT": False,
+    "DELETE": False,
+    "OPTIONS": False,
+    "PATCH": False,
+}
 ENDPOINTS = ["/health", "/ready", "/progress", "/steps/0", "/", "/page.js", "/nowhere"]
 SECRET = secrets.token_urlsafe(32)
 
 
 def service_of(**options: Any) -> SessionService:
-    return SessionService(AsyncMonitoredSession(step), allowed_hosts=["Train.Example.com"], **options)
+    return SessionService(
+        AsyncMonitoredSession(step), allowed_hosts=["Train.Example.com"], **options
+    )
 
 
 def is_protected(reply: Reply) -> bool:
     """Return whether a reply has the security headers, and none that opens it to other pages."""
     return (
         reply.headers["x-content-type-options"] == "nosniff"
-        and reply.headers["content-security-policy"].startswith("default-src 'none'; script-src 'self';")
+        and reply.headers["content-security-policy"].startswith(
+            "default-src 'none'; script-src 'self';"
+        )
         and "frame-ancestors 'none'" in reply.headers["content-security-policy"]
         and reply.headers["cache-control"] == "no-store"
-        and not any(name.startswith("access-control") or name in ("location", "set-cookie") for name in reply.headers)
+        and not any(
+            name.startswith("access-control") or name in ("location", "set-cookie")
+            for name in reply.headers
+        )
     )
 
 
 async def test_every_combination_of_host_origin_site_and_method() -> None:
-    """Of 2,520 requests those are served whose every part is right; the others get nothing of the session."""
+    """Of 2,520 requests those are served whose every part is right; the others get nothing of the
+    session.
+    """
     service = service_of(title="canary")
     count = answered = 0
-    for (host, good_host), (origin, good_origin), (site, good_site), (method, good_method) in itertools.product(
-        HOSTS.items(), ORIGINS.items(), SITES.items(), METHODS.items()
-    ):
+    for (host, good_host), (origin, good_origin), (site, good_site), (
+        method,
+        good_method,
+    ) in itertools.product(HOSTS.items(), ORIGINS.items(), SITES.items(), METHODS.items()):
         headers = {"host": host}
         if origin is not None:
-            headers["origin"] = origin.replace("SELFHOST", host).replace("SELF", f"http://{host.lower()}")
+            headers["origin"] = origin.replace("SELFHOST", host).replace(
+                "SELF", f"http://{host.lower()}"
+            )
         if site is not None:
             headers["sec-fetch-site"] = site
         reply = await ask(service, "/progress", method=method, headers=headers)
         good = good_host and good_origin and good_site
-        assert reply.status == (405 if not good_method else 200 if good else 403), (host, origin, site, method)
+        assert reply.status == (405 if not good_method else 200 if good else 403), (
+            host,
+            origin,
+            site,
+            method,
+        )
         assert (b"canary" in reply.body) == (good and good_method)
         assert is_protected(reply)
         count += 1
@@ -88,10 +115,14 @@ async def test_every_combination_of_host_origin_site_and_method() -> None:
 
 @pytest.mark.parametrize("path", ENDPOINTS)
 async def test_every_endpoint_is_guarded(path: str) -> None:
-    """No endpoint serves a page of another site or a method that could change something, and all send the headers."""
+    """No endpoint serves a page of another site or a method that could change something, and all
+    send the headers.
+    """
     service = service_of()
     assert (await ask(service, path, headers={"host": "evil.com"})).status == 403
-    assert (await ask(service, path, headers={"sec-fetch-site": "cross-site", "host": "localhost"})).status == 403
+    assert (
+        await ask(service, path, headers={"sec-fetch-site": "cross-site", "host": "localhost"})
+    ).status == 403
     post = await ask(service, path, method="POST")
     assert (post.status, post.headers["allow"]) == (405, "GET, HEAD")
     good = await ask(service, path)
@@ -101,11 +132,21 @@ async def test_every_endpoint_is_guarded(path: str) -> None:
 
 
 REFUSED: dict[str, list[tuple[bytes, bytes]]] = {
-    "the Host header is localhost, evil.com, which": [(b"host", b"localhost"), (b"host", b"evil.com")],
-    "the Host header is localhost, localhost, which": [(b"host", b"localhost"), (b"HOST", b"localhost")],
+    "the Host header is localhost, evil.com, which": [
+        (b"host", b"localhost"),
+        (b"host", b"evil.com"),
+    ],
+    "the Host header is localhost, localhost, which": [
+        (b"host", b"localhost"),
+        (b"HOST", b"localhost"),
+    ],
     "the Host header is missing": [(b"accept", b"*/*")],
     "the Host header is local": [(b"host", b"local\xffhost")],
-    "(Origin: http://evil.com)": [(b"host", b"localhost"), (b"origin", b"http://localhost"), (b"origin", b"http://evil.com")],
+    "(Origin: http://evil.com)": [
+        (b"host", b"localhost"),
+        (b"origin", b"http://localhost"),
+        (b"origin", b"http://evil.com"),
+    ],
     "(Sec-Fetch-Site: cross-site)": [
         *((b"host", b"localhost"), (b"sec-fetch-site", b"none"), (b"sec-fetch-site", b"cross-site"))
     ],
@@ -119,7 +160,9 @@ REFUSED: dict[str, list[tuple[bytes, bytes]]] = {
     "SessionService(..., allowed_hosts=['ingest.prod.svc'])": [(b"host", b"ingest.prod.svc:8000")],
     "allowed_hosts=['testserver']": [(b"host", b"testserver")],
 }
-"""What a refusal says, and the headers that are refused: repeated, missing, malformed, or of others."""
+"""What a refusal says, and the headers that are refused: repeated, missing, malformed, or of
+others.
+"""
 
 
 @pytest.mark.parametrize("says", REFUSED)
@@ -131,14 +174,24 @@ async def test_a_refusal_names_what_it_refuses(says: str) -> None:
 
 
 async def test_http_1_0_needs_no_host() -> None:
-    """A probe of HTTP/1.0 without a Host is answered; with one, or from a page, it is judged like any other."""
+    """A probe of HTTP/1.0 without a Host is answered; with one, or from a page, it is judged like
+    any other.
+    """
     service = service_of()
-    for name, value in ((b"user-agent", b"probe"), (b"host", b"evil.com"), (b"sec-fetch-site", b"cross-site")):
+    for name, value in (
+        (b"user-agent", b"probe"),
+        (b"host", b"evil.com"),
+        (b"sec-fetch-site", b"cross-site"),
+    ):
         reply = await ask(service, "/progress", headers=[(name, value)], http_version="1.0")
         assert reply.status == (200 if name == b"user-agent" else 403)
-        assert (await ask(service, "/progress", headers=[(name, value)], http_version="1.1")).status == 403
+        assert (
+            await ask(service, "/progress", headers=[(name, value)], http_version="1.1")
+        ).status == 403
     for origin in (b"http://localhost", b"http://", b""):
-        assert (await ask(service, "/progress", headers=[(b"origin", origin)], http_version="1.0")).status == 403
+        assert (
+            await ask(service, "/progress", headers=[(b"origin", origin)], http_version="1.0")
+        ).status == 403
 
 
 async def test_a_token_protects_the_session() -> None:
@@ -146,13 +199,29 @@ async def test_a_token_protects_the_session() -> None:
     service = service_of(token=SECRET, title="canary")
     good = {"host": "localhost", "authorization": f"Bearer {SECRET}"}
     for path in ("/progress", "/steps/0", "/events"):
-        for wrong in (None, "Bearer", f"Bearer {SECRET}x", f"Basic {SECRET}", f"bearer {SECRET}", SECRET, "Bearer \xe9"):
-            headers = {"host": "localhost"} if wrong is None else {"host": "localhost", "authorization": wrong}
+        for wrong in (
+            None,
+            "Bearer",
+            f"Bearer {SECRET}x",
+            f"Basic {SECRET}",
+            f"bearer {SECRET}",
+            SECRET,
+            "Bearer \xe9",
+        ):
+            headers = (
+                {"host": "localhost"}
+                if wrong is None
+                else {"host": "localhost", "authorization": wrong}
+            )
             reply = await ask(service, path, headers=headers)
             assert (reply.status, reply.headers["www-authenticate"]) == (401, "Bearer")
             assert SECRET.encode() not in reply.body
     assert (await ask(service, "/progress", headers=good)).json["title"] == "canary"
-    assert (await ask(service, "/progress", headers=[*((n.encode(), v.encode()) for n, v in good.items())] * 2)).status == 403
+    assert (
+        await ask(
+            service, "/progress", headers=[*((n.encode(), v.encode()) for n, v in good.items())] * 2
+        )
+    ).status == 403
     assert (await ask(service, "/health")).json == {"state": "starting"}
     shown = "state", "step", "doing", "pause_reason", "drain_reason", "stop_reason", "failure"
     assert {*(await ask(service, "/health", headers=good)).json} == {*shown}
@@ -161,8 +230,21 @@ async def test_a_token_protects_the_session() -> None:
     assert SECRET not in repr(service._access)
 
 
-LOCAL = [("127.0.0.1", 80), ("127.8.8.8", 80), ("::1", 80), ("::ffff:127.0.0.1", 80), ("localhost", 80), ("/run/x.sock", None)]
-REMOTE = [("10.0.0.5", 80), ("0.0.0.0", 80), ("2001:db8::1", 80), ("::ffff:10.0.0.5", 80), ("testserver", 80)]
+LOCAL = [
+    ("127.0.0.1", 80),
+    ("127.8.8.8", 80),
+    ("::1", 80),
+    ("::ffff:127.0.0.1", 80),
+    ("localhost", 80),
+    ("/run/x.sock", None),
+]
+REMOTE = [
+    ("10.0.0.5", 80),
+    ("0.0.0.0", 80),
+    ("2001:db8::1", 80),
+    ("::ffff:10.0.0.5", 80),
+    ("testserver", 80),
+]
 
 
 @pytest.mark.parametrize("server", LOCAL)
@@ -173,16 +255,22 @@ async def test_its_own_machine_is_served(server: Any) -> None:
 
 @pytest.mark.parametrize("server", REMOTE)
 async def test_other_machines_need_a_token_and_tls(server: Any) -> None:
-    """Remote clients get the bare state, unless there are a token and TLS, or the operator allows more."""
+    """Remote clients get the bare state, unless there are a token and TLS, or the operator allows
+    more.
+    """
     plain, token, allowed = service_of(), service_of(token=SECRET), service_of(allow_remote=True)
     good = {"host": "10.0.0.5", "authorization": f"Bearer {SECRET}"}
-    for path, service in itertools.product(("/progress", "/steps/0", "/events", "/", "/page.js"), (plain, token)):
+    for path, service in itertools.product(
+        ("/progress", "/steps/0", "/events", "/", "/page.js"), (plain, token)
+    ):
         reply = await ask(service, path, server=server, headers=good)
         assert (reply.status, reply.json["error"]) == (403, "not_local")
     health = await ask(plain, "/health", server=server)
     assert (health.status, health.json) == (200, {"state": "starting"})
     assert (await ask(plain, "/ready", server=server)).status == 503
-    assert (await ask(token, "/progress", server=server, headers=good, scheme="https")).status == 200
+    assert (
+        await ask(token, "/progress", server=server, headers=good, scheme="https")
+    ).status == 200
     assert (await ask(token, "/progress", server=server, scheme="https")).status == 401
     assert (await ask(allowed, "/progress", server=server)).status == 200
 
@@ -203,25 +291,52 @@ FORWARDED: list[tuple[dict[str, str], Any, str]] = [
 
 
 @pytest.mark.parametrize(("headers", "server", "says"), FORWARDED)
-async def test_a_client_behind_a_proxy_is_not_local(headers: dict[str, str], server: Any, says: str) -> None:
-    """A request that was forwarded, also by a proxy on this machine, is a remote one: the refusal says by what it is known."""
+async def test_a_client_behind_a_proxy_is_not_local(
+    headers: dict[str, str], server: Any, says: str
+) -> None:
+    """A request that was forwarded, also by a proxy on this machine, is a remote one: the refusal
+    says by what it is known.
+    """
     client = ("127.0.0.1" if headers else "203.0.113.9", 50_000)
     async with AsyncMonitoredSession(step) as session:
-        service, token = SessionService(session, controls=True), SessionService(session, controls=True, token=SECRET)
-        for path, method in (("/progress", "GET"), ("/steps/0", "GET"), ("/events", "GET"), ("/", "GET"), ("/pause", "POST")):
-            refused = await ask(service, path, method=method, headers=headers, server=server, client=client)
+        service, token = (
+            SessionService(session, controls=True),
+            SessionService(session, controls=True, token=SECRET),
+        )
+        for path, method in (
+            ("/progress", "GET"),
+            ("/steps/0", "GET"),
+            ("/events", "GET"),
+            ("/", "GET"),
+            ("/pause", "POST"),
+        ):
+            refused = await ask(
+                service, path, method=method, headers=headers, server=server, client=client
+            )
             assert (refused.status, refused.json["error"]) == (403, "not_local")
             assert says in refused.json["message"].lower()
         health = await ask(service, "/health", headers=headers, server=server, client=client)
         assert (health.status, health.json) == (200, {"state": "running"})
         mine = {**headers, "authorization": f"Bearer {SECRET}"}
-        paused = await ask(token, "/pause", method="POST", headers=mine, server=server, client=client, scheme="https")
+        paused = await ask(
+            token,
+            "/pause",
+            method="POST",
+            headers=mine,
+            server=server,
+            client=client,
+            scheme="https",
+        )
         assert paused.json["state"] == "paused"
 
 
-@pytest.mark.parametrize("base_url", ["http://testserver", "http://localhost", "http://127.0.0.1:8000"])
+@pytest.mark.parametrize(
+    "base_url", ["http://testserver", "http://localhost", "http://127.0.0.1:8000"]
+)
 def test_the_test_client_of_starlette_is_served(base_url: str) -> None:
-    """Its host and its client are no addresses, and are those of this machine; a name that others claim is not."""
+    """Its host and its client are no addresses, and are those of this machine; a name that others
+    claim is not.
+    """
     with TestClient(make_service(FeedQueue(), controls=True), base_url=base_url) as client:
         for path in ("health", "progress", "steps/0", ""):
             assert client.get(f"/{path}").status_code == 200
@@ -246,7 +361,9 @@ async def test_websockets_are_closed() -> None:
 async def test_refused_requests_do_not_wait() -> None:
     """A refused request does not wait, neither for a step nor for events."""
     async with serving() as one:
-        refused = [await one.begin(path, headers={"host": "evil.com"}) for path in ("/steps/9", "/events")]
+        refused = [
+            await one.begin(path, headers={"host": "evil.com"}) for path in ("/steps/9", "/events")
+        ]
         assert [(each.reply.status, each.task.done()) for each in refused] == [(403, True)] * 2
 
 
@@ -272,7 +389,9 @@ def test_safe_text_is_one_printable_line() -> None:
     """Any text becomes one printable line of limited length; only its beginning is searched."""
     for seed in range(500):
         order = random.Random(seed)
-        text = "".join(order.choice([*SPECIAL, *string.ascii_letters]) for _ in range(order.randint(0, 1000)))
+        text = "".join(
+            order.choice([*SPECIAL, *string.ascii_letters]) for _ in range(order.randint(0, 1000))
+        )
         shown = safe_text(text, 200)
         assert shown.isprintable()
         assert len(shown) <= 200
@@ -298,7 +417,9 @@ def test_safe_text_is_one_printable_line() -> None:
     ],
 )
 def test_passwords_are_left_out(text: str, shown: str) -> None:
-    """User info of URLs, and values of names such as `password`, are replaced; the rest stays readable."""
+    """User info of URLs, and values of names such as `password`, are replaced; the rest stays
+    readable.
+    """
     assert safe_text(text) == shown
 
 
@@ -315,13 +436,19 @@ def test_an_error_is_shown_as_class_and_message() -> None:
 
 
 async def test_controls_pause_and_resume_the_session() -> None:
-    """Only where they are allowed, by POST, from the same origin, with the token; a paused session is healthy and not ready."""
+    """Only where they are allowed, by POST, from the same origin, with the token; a paused session
+    is healthy and not ready.
+    """
     async with AsyncMonitoredSession(step) as session:
         service = SessionService(session, controls=True, token=SECRET)
         mine = {"authorization": f"Bearer {SECRET}", "host": "localhost"}
         for path in ("/pause", "/resume", "/drain"):
             assert (await ask(service, path, method="POST")).status == 401
-            assert (await ask(service, path, method="POST", headers={**mine, "origin": "http://evil.com"})).status == 403
+            assert (
+                await ask(
+                    service, path, method="POST", headers={**mine, "origin": "http://evil.com"}
+                )
+            ).status == 403
             get = await ask(service, path, headers=mine)
             assert (get.status, get.headers["allow"]) == (405, "POST")
             assert (await ask(SessionService(session), path, method="POST")).status == 405
@@ -333,17 +460,23 @@ async def test_controls_pause_and_resume_the_session() -> None:
         ready = await ask(service, "/ready", headers=mine)
         assert (ready.status, ready.json["pause_reason"]) == (503, "a client asked for a pause")
         assert is_protected(paused)
-        assert (await ask(service, "/resume", method="POST", headers=mine)).json["state"] == "running"
+        assert (await ask(service, "/resume", method="POST", headers=mine)).json[
+            "state"
+        ] == "running"
         assert session.pause_reason is None
 
 
 async def test_why_is_for_those_who_may_control_the_session() -> None:
-    """The wait-for graph has lines of the source: with the token, where controls are allowed, and texts are safe."""
+    """The wait-for graph has lines of the source: with the token, where controls are allowed, and
+    texts are safe.
+    """
     async with AsyncMonitoredSession(step, name="chief password=hunter2") as session:
         service = SessionService(session, controls=True, token=SECRET)
         assert (await ask(service, "/why")).status == 401
         assert (await ask(SessionService(session), "/why")).status == 404
-        found = await ask(service, "/why", headers={"authorization": f"Bearer {SECRET}", "host": "localhost"})
+        found = await ask(
+            service, "/why", headers={"authorization": f"Bearer {SECRET}", "host": "localhost"}
+        )
         assert (found.status, is_protected(found)) == (200, True)
         assert WaitGraph.from_json(found.body).nodes[0].name == "session 'chief password=***"
         assert b"hunter2" not in found.body
@@ -351,7 +484,9 @@ async def test_why_is_for_those_who_may_control_the_session() -> None:
 
 @pytest.mark.parametrize("drain_secs", [None, 30.0])
 async def test_a_control_drains_the_session(drain_secs: float | None, clock: ManualClock) -> None:
-    """It is healthy and not ready, finishes what it has, and has ended then; its time is that of the service."""
+    """It is healthy and not ready, finishes what it has, and has ended then; its time is that of
+    the service.
+    """
     queue = asyncio.Queue[float]()
     async with AsyncMonitoredSession(step) as session:
         service = SessionService(session, controls=True, drain_secs=drain_secs)

@@ -41,7 +41,9 @@ async def lifespan_of(app: Any) -> AsyncIterator[None]:
 
 @pytest.mark.parametrize("shape", ["alone", "mounted", "inside another lifespan", "in FastAPI"])
 async def test_a_service_in_an_application(shape: str) -> None:
-    """A service is an application by itself, or is mounted in one whose lifespan is, or contains, the service's."""
+    """A service is an application by itself, or is mounted in one whose lifespan is, or contains,
+    the service's.
+    """
     feeds = FeedQueue()
     service = make_service(feeds)
 
@@ -72,16 +74,23 @@ async def test_a_service_in_an_application(shape: str) -> None:
 
 
 async def test_a_middleware_with_cancel_scopes() -> None:
-    """Starlette's middleware runs the application in a task group: replies, disconnects and the end are the same."""
+    """Starlette's middleware runs the application in a task group: replies, disconnects and the end
+    are the same.
+    """
 
     async def dispatch(request: Any, call_next: Any) -> Any:
         return await call_next(request)
 
     feeds = FeedQueue()
     service = make_service(feeds, refresh_secs=0.001)
-    app = Starlette(routes=[Mount("/training", service)], middleware=[Middleware(BaseHTTPMiddleware, dispatch=dispatch)])
+    app = Starlette(
+        routes=[Mount("/training", service)],
+        middleware=[Middleware(BaseHTTPMiddleware, dispatch=dispatch)],
+    )
     async with service.lifespan():
-        disconnecting = [Exchange(app, f"/training/{path}") for path in ("steps/9", "events", "steps/9")]
+        disconnecting = [
+            Exchange(app, f"/training/{path}") for path in ("steps/9", "events", "steps/9")
+        ]
         staying = [Exchange(app, f"/training/{path}") for path in ("steps/1", "events", "steps/9")]
         await disconnecting[1].wait_received()
         await ticks(20)
@@ -112,7 +121,13 @@ async def test_two_services_share_an_application() -> None:
         *({name: 5} for name in ("session", "run", "timing", "title")),
         *({"allowed_hosts": [host]} for host in ("*.example.com", "example.com:80")),
         *({"token": token} for token in ("short", "with spaces " * 5)),
-        *({"grace_secs": -1}, {"drain_secs": -1}, {"refresh_secs": 0}, {"max_waiters": -1}, {"max_streams": True}),
+        *(
+            {"grace_secs": -1},
+            {"drain_secs": -1},
+            {"refresh_secs": 0},
+            {"max_waiters": -1},
+            {"max_streams": True},
+        ),
     ],
     ids=lambda wrong: "-".join(f"{name}={value}"[:30] for name, value in wrong.items()),
 )

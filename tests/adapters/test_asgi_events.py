@@ -1,4 +1,6 @@
-"""Waits for a step and streams of events over HTTP: every one ends, with a reply that says why, and leaves nothing."""
+"""Waits for a step and streams of events over HTTP: every one ends, with a reply that says why, and
+leaves nothing.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def steps_of(stream: Exchange) -> list[int]:
 
 
 async def test_a_wait_for_a_step() -> None:
-    """A step that is reached is answered immediately; a later one when it is committed, also if the session opens meanwhile."""
+    """A step that is reached is answered immediately; a later one when it is committed, also if the
+    session opens meanwhile.
+    """
     hook = SlowToOpen()
     async with serving([hook], opened=False) as one:
         early = await one.begin("/steps/2", query="timeout=60")
@@ -36,7 +40,11 @@ async def test_a_wait_for_a_step() -> None:
         assert not early.task.done()
         one.feeds.put(1.0)
         await early.task
-        assert early.reply.json == (await one.ask("/steps/2")).json == {"step": 2, "wanted": 2, "epoch": 1}
+        assert (
+            early.reply.json
+            == (await one.ask("/steps/2")).json
+            == {"step": 2, "wanted": 2, "epoch": 1}
+        )
         assert (await one.ask("/steps/0")).json == {"step": 2, "wanted": 0, "epoch": 1}
         assert (await one.ask("/steps/0000000000000002")).status == 200
 
@@ -55,7 +63,9 @@ async def test_500_waiters_are_answered_by_one_advance() -> None:
 
 @pytest.mark.parametrize("is_open", [True, False])
 async def test_a_timeout(is_open: bool) -> None:
-    """After `?timeout=` the reply is 504, with the wanted and the current step; the time of the opening counts, too."""
+    """After `?timeout=` the reply is 504, with the wanted and the current step; the time of the
+    opening counts, too.
+    """
     hook = SlowToOpen()
     async with serving([] if is_open else [hook], opened=is_open) as one:
         waiting = await one.begin("/steps/9", query="timeout=2.5")
@@ -74,21 +84,43 @@ async def test_a_timeout(is_open: bool) -> None:
         hook.released.set()
 
 
-STEPS = ["x", "-1", "1.0", "+1", "1e3", "0x1", " 1", "١", "²", "99999999999999999", "9007199254740992", "9" * 5000, "1%00"]  # noqa: RUF001
+STEPS = [
+    "x",
+    "-1",
+    "1.0",
+    "+1",
+    "1e3",
+    "0x1",
+    " 1",
+    "١",  # noqa: RUF001
+    "²",
+    "99999999999999999",
+    "9007199254740992",
+    "9" * 5000,
+    "1%00",
+]
 SECS = ["x", "-1", "nan", "inf", "", "1e9", "86401", "9" * 5000, "1&timeout=2", "٣"]
 
 
 async def test_an_invalid_number_is_refused() -> None:
     """An invalid step or timeout is refused with 400, in a short reply."""
     async with serving() as one:
-        for path, query in [*((text, "") for text in STEPS), *(("5", f"timeout={secs}") for secs in SECS)]:
+        for path, query in [
+            *((text, "") for text in STEPS),
+            *(("5", f"timeout={secs}") for secs in SECS),
+        ]:
             reply = await one.ask(f"/steps/{path}", query=query)
-            assert (reply.status, reply.json["error"]) == (400, "bad_timeout" if query else "bad_step"), (path, query)
+            assert (reply.status, reply.json["error"]) == (
+                400,
+                "bad_timeout" if query else "bad_step",
+            ), (path, query)
             assert len(reply.body) < 300
 
 
 async def test_the_end_of_a_session_ends_waits_with_its_reason() -> None:
-    """A stop answers waiting and later requests with 410 and its reason; so does a loop that returns."""
+    """A stop answers waiting and later requests with 410 and its reason; so does a loop that
+    returns.
+    """
     for reason in ("enough <of> this", None):
         async with serving() as one:
             waiting = await one.begin("/steps/9")
@@ -96,7 +128,10 @@ async def test_the_end_of_a_session_ends_waits_with_its_reason() -> None:
             await waiting.task
             for reply in (waiting.reply, await one.ask("/steps/9")):
                 assert (reply.status, reply.json["error"]) == (410, "stopped")
-                assert reason is None or reply.json["message"] == f"the session makes no more steps: {reason}"
+                assert (
+                    reason is None
+                    or reply.json["message"] == f"the session makes no more steps: {reason}"
+                )
             await ticks(20)
             assert (await one.ask("/health")).json["stop_reason"] == reason
 
@@ -105,12 +140,19 @@ async def test_the_end_of_a_session_ends_waits_with_its_reason() -> None:
     ("end", "status", "code", "message"),
     [
         ("finish", 410, "publisher_finished", "trainer finished at step 0, wanted 9"),
-        ("fail", 503, "publisher_failed", "trainer failed at step 0, wanted 9: OSError: out of paper"),
+        (
+            "fail",
+            503,
+            "publisher_failed",
+            "trainer failed at step 0, wanted 9: OSError: out of paper",
+        ),
         ("close", 503, "store_closed", None),
     ],
 )
 async def test_errors_of_the_store(end: str, status: int, code: str, message: str | None) -> None:
-    """Clients get the errors of the store: its publishers have finished or failed, or it was closed."""
+    """Clients get the errors of the store: its publishers have finished or failed, or it was
+    closed.
+    """
     store = MemoryStepStore()
 
     async def idle(session: AsyncMonitoredSession) -> None:
@@ -123,7 +165,9 @@ async def test_errors_of_the_store(end: str, status: int, code: str, message: st
             if publisher is not other:
                 publisher.close()
         waiting = await one.begin("/steps/9")
-        await store.aclose() if end == "close" else other.close(OSError("out of paper") if end == "fail" else None)
+        await store.aclose() if end == "close" else other.close(
+            OSError("out of paper") if end == "fail" else None
+        )
         await waiting.task
     assert (waiting.reply.status, waiting.reply.json["error"]) == (status, code)
     assert message is None or waiting.reply.json["message"] == message
@@ -131,7 +175,9 @@ async def test_errors_of_the_store(end: str, status: int, code: str, message: st
 
 @pytest.mark.parametrize("error", [OSError("a peer"), TimeoutError("a peer")])
 async def test_a_failed_background_task_ends_a_wait(error: Exception) -> None:
-    """A client gets the error of a background task, also one that says by its type that the task has waited for too long."""
+    """A client gets the error of a background task, also one that says by its type that the task
+    has waited for too long.
+    """
     async with serving() as one:
         waiting = await one.begin("/steps/9", query="timeout=60")
         one.service._session.start_soon(fail, error)
@@ -142,7 +188,9 @@ async def test_a_failed_background_task_ends_a_wait(error: Exception) -> None:
 
 
 async def test_a_client_that_goes_ends_its_wait() -> None:
-    """When clients disconnect, or the server cancels a request, the wait ends in the store too; a cancellation is raised."""
+    """When clients disconnect, or the server cancels a request, the wait ends in the store too; a
+    cancellation is raised.
+    """
     async with serving() as one:
         waiting = [await one.begin("/steps/9") for _ in range(20)]
         for each in waiting[1:]:
@@ -160,7 +208,11 @@ async def test_the_limit_of_waiters() -> None:
     async with serving(max_waiters=1) as one:
         first = await one.begin("/steps/9")
         reply = await one.ask("/steps/9")
-        assert (reply.status, reply.json["error"], reply.headers["retry-after"]) == (503, "too_many", "1")
+        assert (reply.status, reply.json["error"], reply.headers["retry-after"]) == (
+            503,
+            "too_many",
+            "1",
+        )
         first.disconnect()
         await first.task
         second = await one.begin("/steps/1")
@@ -173,7 +225,9 @@ async def test_the_limit_of_waiters() -> None:
 
 
 async def test_events_come_with_the_steps() -> None:
-    """The first event is sent immediately, others with the next step but not before the pause is over; none is queued."""
+    """The first event is sent immediately, others with the next step but not before the pause is
+    over; none is queued.
+    """
     async with serving(refresh_secs=0.5) as one:
         stream = await one.begin("/events")
         assert stream.reply.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -196,7 +250,11 @@ async def test_events_come_with_the_steps() -> None:
         stream.disconnect()
         await stream.task
         head = await one.ask("/events", method="HEAD")
-        assert (head.status, head.body, head.headers["content-type"]) == (200, b"", "text/event-stream; charset=utf-8")
+        assert (head.status, head.body, head.headers["content-type"]) == (
+            200,
+            b"",
+            "text/event-stream; charset=utf-8",
+        )
 
 
 @pytest.mark.parametrize(
@@ -207,8 +265,12 @@ async def test_events_come_with_the_steps() -> None:
         ("fails", "failed", "OSError: out of paper", "the session failed: OSError('out of paper')"),
     ],
 )
-async def test_the_last_event_has_the_end(how: str, state: str, failure: str | None, stop_reason: str | None) -> None:
-    """However the session ends, the stream ends with one `end` event with the state and the reason."""
+async def test_the_last_event_has_the_end(
+    how: str, state: str, failure: str | None, stop_reason: str | None
+) -> None:
+    """However the session ends, the stream ends with one `end` event with the state and the
+    reason.
+    """
     async with serving(refresh_secs=0.5) as one:
         stream = await one.begin("/events")
         await one.pass_time(0.5)
@@ -225,7 +287,11 @@ async def test_the_last_event_has_the_end(how: str, state: str, failure: str | N
         kinds = [kind for kind, _ in stream.reply.events]
         assert (kinds.count("end"), kinds[-1]) == (1, "end")
         report = stream.reply.events[-1][1]
-        assert (report["state"], report["failure"], report["stop_reason"]) == (state, failure, stop_reason)
+        assert (report["state"], report["failure"], report["stop_reason"]) == (
+            state,
+            failure,
+            stop_reason,
+        )
 
 
 async def test_events_of_a_session_that_opens_late() -> None:
@@ -242,8 +308,12 @@ async def test_events_of_a_session_that_opens_late() -> None:
 
 
 @pytest.mark.parametrize("error", [None, LookupError("elsewhere")])
-async def test_events_of_a_session_that_is_entered_elsewhere(error: Exception | None, clock: ManualClock) -> None:
-    """A session that the service does not run is followed from before it is entered until it is closed, or has failed."""
+async def test_events_of_a_session_that_is_entered_elsewhere(
+    error: Exception | None, clock: ManualClock
+) -> None:
+    """A session that the service does not run is followed from before it is entered until it is
+    closed, or has failed.
+    """
     session = AsyncMonitoredSession(step)
     stream = Exchange(SessionService(session), "/events")
 
@@ -263,7 +333,11 @@ async def test_events_of_a_session_that_is_entered_elsewhere(error: Exception | 
     while not stream.task.done():
         await pass_time()
     states = [report["state"] for _, report in stream.reply.events]
-    assert (states[0], states[-1], "running" in states) == ("starting", "failed" if error else "finished", True)
+    assert (states[0], states[-1], "running" in states) == (
+        "starting",
+        "failed" if error else "finished",
+        True,
+    )
     assert steps_of(stream)[-1] == 1
 
 
@@ -283,7 +357,9 @@ async def test_a_client_that_disconnects_ends_its_stream() -> None:
 
 @pytest.mark.parametrize("reads", [True, False])
 async def test_middleware_may_leave_the_count_of_cancels_too_high(reads: bool) -> None:
-    """Whatever middleware does to `cancelling()` while it sends, a disconnect or the time limit ends the stream, as otherwise."""
+    """Whatever middleware does to `cancelling()` while it sends, a disconnect or the time limit
+    ends the stream, as otherwise.
+    """
 
     async def send_after_a_caught_cancel(app: Any, scope: Any, receive: Any, send: Any) -> None:
         async def counting(message: Any) -> None:
@@ -309,11 +385,17 @@ async def test_middleware_may_leave_the_count_of_cancels_too_high(reads: bool) -
 
 
 async def test_a_client_that_does_not_read_is_dropped() -> None:
-    """A stream whose client takes longer than 30 seconds to read an event ends, and another may start."""
+    """A stream whose client takes longer than 30 seconds to read an event ends, and another may
+    start.
+    """
     async with serving(max_streams=1) as one:
         stalled = await one.begin("/events", reads=False)
         reply = await one.ask("/events")
-        assert (reply.status, reply.json["error"], reply.headers["retry-after"]) == (503, "too_many", "1")
+        assert (reply.status, reply.json["error"], reply.headers["retry-after"]) == (
+            503,
+            "too_many",
+            "1",
+        )
         one.clock.advance(30)
         await stalled.task
         assert not stalled.reply.complete

@@ -35,7 +35,9 @@ async def ignores_stop(session: AsyncMonitoredSession) -> None:
 
 
 async def test_the_session_is_entered_run_and_left_in_one_task() -> None:
-    """Cancel scopes and context variables that are set when the session is entered can be reset when it is left."""
+    """Cancel scopes and context variables that are set when the session is entered can be reset
+    when it is left.
+    """
     tasks: list[asyncio.Task[Any] | None] = []
 
     class Session(AsyncMonitoredSession):
@@ -66,7 +68,9 @@ async def test_the_session_is_entered_run_and_left_in_one_task() -> None:
 
 @pytest.mark.parametrize("error", [None, OSError("no port")])
 async def test_the_end_of_the_server_is_a_clean_end_of_the_session(error: Exception | None) -> None:
-    """The session stops, waits end, and its hooks' `end` and `close` are called; a failure of the server is raised then."""
+    """The session stops, waits end, and its hooks' `end` and `close` are called; a failure of the
+    server is raised then.
+    """
     recorder = EndRecorder()
     with pytest.raises(OSError, match="no port") if error else contextlib.nullcontext():
         async with serving([recorder]) as one:
@@ -80,8 +84,12 @@ async def test_the_end_of_the_server_is_a_clean_end_of_the_session(error: Except
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
-async def test_a_loop_that_does_not_stop_is_cancelled(cancelled: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """After `grace_secs` with a warning, or when the server is cancelled meanwhile, which is raised; the hooks are closed."""
+async def test_a_loop_that_does_not_stop_is_cancelled(
+    cancelled: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After `grace_secs` with a warning, or when the server is cancelled meanwhile, which is
+    raised; the hooks are closed.
+    """
     recorder = EndRecorder()
     service = SessionService(AsyncMonitoredSession(step, [recorder]), ignores_stop, grace_secs=7)
     with pytest.raises(asyncio.CancelledError) if cancelled else contextlib.nullcontext():
@@ -98,7 +106,9 @@ async def test_a_loop_that_does_not_stop_is_cancelled(cancelled: bool, caplog: p
 async def test_a_lifespan_is_entered_once() -> None:
     """Sessions are single-use, so the lifespan of its service is too."""
     async with serving() as one:
-        with pytest.raises(SessionClosedError, match=r"session trainer was started before.* in a function"):
+        with pytest.raises(
+            SessionClosedError, match=r"session trainer was started before.* in a function"
+        ):
             await one.service.lifespan().__aenter__()
         assert (await one.ask("/health")).status == 200
 
@@ -112,7 +122,9 @@ async def test_a_loop_that_is_no_coroutine_function_is_named() -> None:
 
 
 async def test_a_failure_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    """A failed session is logged once with its traceback; no request adds a line, whatever its content."""
+    """A failed session is logged once with its traceback; no request adds a line, whatever its
+    content.
+    """
     caplog.set_level(logging.DEBUG)
     async with serving() as one:
         one.feeds.fail(OSError("out of paper"))
@@ -149,8 +161,12 @@ async def receive(number: signal.Signals = signal.SIGTERM) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("opens", [False, True])
-async def test_a_signal_ends_waits_before_the_server_ends(server: list[int], number: signal.Signals, opens: bool) -> None:
-    """The server gets it, and the session stops immediately, also while it opens: clients are answered, with its reason."""
+async def test_a_signal_ends_waits_before_the_server_ends(
+    server: list[int], number: signal.Signals, opens: bool
+) -> None:
+    """The server gets it, and the session stops immediately, also while it opens: clients are
+    answered, with its reason.
+    """
     hook = SlowToOpen()
     async with serving([hook] if opens else [], opened=not opens) as one:
         waiting = await one.begin("/steps/9")
@@ -164,8 +180,12 @@ async def test_a_signal_ends_waits_before_the_server_ends(server: list[int], num
     assert (one.service.health().state, server) == ("finished", [number])
 
 
-async def test_a_signal_while_a_worker_waits_for_its_chief(server: list[int], caplog: pytest.LogCaptureFixture) -> None:
-    """The session of the worker ends, and with it the streams of its events: the server need not wait for anything."""
+async def test_a_signal_while_a_worker_waits_for_its_chief(
+    server: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The session of the worker ends, and with it the streams of its events: the server need not
+    wait for anything.
+    """
     session = AsyncMonitoredSession(WorkerSessionCreator(Graph(), variables=Variables()))
     async with serving(opened=False, service=SessionService(session, FeedQueue().loop)) as one:
         stream = await one.begin("/events")
@@ -175,7 +195,10 @@ async def test_a_signal_while_a_worker_waits_for_its_chief(server: list[int], ca
         await one.pass_time(0.5)
         await stream.task
         report = stream.reply.events[-1][1]
-        assert (report["state"], report["stop_reason"]) == ("finished", "the server received SIGTERM")
+        assert (report["state"], report["stop_reason"]) == (
+            "finished",
+            "the server received SIGTERM",
+        )
     assert caplog.records == []
 
 
@@ -192,7 +215,9 @@ class Stubborn(SlowToOpen):
 async def test_the_grace_period_begins_at_the_signal(
     server: list[int], hook_class: type[SlowToOpen], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A session that does not end holds up the streams, for which the server waits, for `grace_secs` twice at the most."""
+    """A session that does not end holds up the streams, for which the server waits, for
+    `grace_secs` twice at the most.
+    """
     hook = hook_class()
     async with serving([hook], opened=False, grace_secs=7) as one:
         stream = await one.begin("/events")
@@ -262,7 +287,9 @@ class Draining:
 
 @pytest.mark.parametrize("by_signal", [True, False])
 async def test_the_end_of_the_server_drains_the_session(server: list[int], by_signal: bool) -> None:
-    """With `drain_secs` what is under way is finished, whether a signal came before or the server just ends."""
+    """With `drain_secs` what is under way is finished, whether a signal came before or the server
+    just ends.
+    """
     drained = Draining()
     async with serving(service=drained.service) as one:
         waiting = await one.begin("/steps/9")
@@ -270,7 +297,11 @@ async def test_the_end_of_the_server_drains_the_session(server: list[int], by_si
             await receive()
             await until_true(lambda: drained.service.health().state == "draining")
         leaving = await one.leave()
-        assert (drained.service.health().state, waiting.task.done(), leaving.done()) == ("draining", False, False)
+        assert (drained.service.health().state, waiting.task.done(), leaving.done()) == (
+            "draining",
+            False,
+            False,
+        )
         drained.released.set()
         await leaving
         await waiting.task
@@ -280,8 +311,12 @@ async def test_the_end_of_the_server_drains_the_session(server: list[int], by_si
 
 
 @pytest.mark.parametrize("requested", [None, "before a signal"])
-async def test_a_second_signal_ends_the_drain_of_a_service(server: list[int], requested: str | None) -> None:
-    """It is the stop then, also of a drain that a client or a hook has requested before; clients are answered."""
+async def test_a_second_signal_ends_the_drain_of_a_service(
+    server: list[int], requested: str | None
+) -> None:
+    """It is the stop then, also of a drain that a client or a hook has requested before; clients
+    are answered.
+    """
     drained = Draining()
     async with serving(service=drained.service) as one:
         waiting = await one.begin("/steps/9")
@@ -295,12 +330,19 @@ async def test_a_second_signal_ends_the_drain_of_a_service(server: list[int], re
         drained.released.set()
     assert drained.used == [0]
     reason = "the server received SIGTERM"
-    assert (drained.session.drain_reason, drained.session.stop_reason) == (requested or reason, reason)
+    assert (drained.session.drain_reason, drained.session.stop_reason) == (
+        requested or reason,
+        reason,
+    )
 
 
 @pytest.mark.parametrize("limited", [True, False])
-async def test_the_drain_of_a_service_is_limited(limited: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """After `drain_secs` it is a stop, also of a drain without a limit; after `grace_secs` more the session is cancelled."""
+async def test_the_drain_of_a_service_is_limited(
+    limited: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After `drain_secs` it is a stop, also of a drain without a limit; after `grace_secs` more the
+    session is cancelled.
+    """
     drained = Draining()
     async with serving(service=drained.service) as one:
         await ticks(20)
@@ -316,7 +358,9 @@ async def test_the_drain_of_a_service_is_limited(limited: bool, caplog: pytest.L
 
 
 async def test_handlers_of_others_are_left_alone(server: list[int]) -> None:
-    """A signal that would end the process still does; a handler that other code installs inside the block stays installed."""
+    """A signal that would end the process still does; a handler that other code installs inside the
+    block stays installed.
+    """
     mine = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with notify_on_signals(print):
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -23,7 +23,9 @@ async def probed(service: SessionService) -> tuple[str, int | None, int | None]:
 
 
 async def test_health_and_readiness() -> None:
-    """`health` is 200 up to a clean end; `ready` is 200 only while steps can be made. Before its lifespan nothing waits."""
+    """`health` is 200 up to a clean end; `ready` is 200 only while steps can be made. Before its
+    lifespan nothing waits.
+    """
     hook = SlowToOpen()
     service = make_service(FeedQueue(), [hook])
     assert await probed(service) == ("starting", 200, 503)
@@ -59,8 +61,12 @@ async def test_health_names_the_current_wait() -> None:
         await other.advance(7)
 
 
-async def test_a_crash_turns_health_red_and_the_server_continues(caplog: pytest.LogCaptureFixture) -> None:
-    """When the loop fails, `health` is 503 with the reason, waits end, and requests are answered as before."""
+async def test_a_crash_turns_health_red_and_the_server_continues(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """When the loop fails, `health` is 503 with the reason, waits end, and requests are answered as
+    before.
+    """
     async with serving() as one:
         one.feeds.put(1.0)
         waiting = await one.begin("/steps/5")
@@ -74,11 +80,16 @@ async def test_a_crash_turns_health_red_and_the_server_continues(caplog: pytest.
         assert (await one.ask("/steps/1")).status == 200, "a step that was reached stays reached"
         assert (await one.ask("/steps/2")).status == 503
     (logged,) = [record for record in caplog.records if record.levelname == "ERROR"]
-    assert (logged.name, logged.getMessage()) == ("aiohooks.adapters", "session trainer failed; the server continues without it")
+    assert (logged.name, logged.getMessage()) == (
+        "aiohooks.adapters",
+        "session trainer failed; the server continues without it",
+    )
 
 
 @pytest.mark.parametrize("phase", ["begin", "after_create_session", "end", "close"])
-async def test_a_hook_that_fails_turns_health_red(phase: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_hook_that_fails_turns_health_red(
+    phase: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """A failure while the session opens or closes is reported like one in between."""
 
     async def fails(*_: object) -> None:
@@ -120,14 +131,23 @@ async def test_progress_has_times_and_waiters() -> None:
         await one.ask("/steps/4")
         one.clock.advance(2.0)
         report = (await one.ask("/progress")).json
-    assert (report["title"], report["step"], report["runs"], report["steps_per_sec"]) == ("digits", 4, 4, 2.0)
-    assert ("NanHook", "after_run", 4) in [(each["hook"], each["phase"], each["calls"]) for each in report["hooks"]]
+    assert (report["title"], report["step"], report["runs"], report["steps_per_sec"]) == (
+        "digits",
+        4,
+        4,
+        2.0,
+    )
+    assert ("NanHook", "after_run", 4) in [
+        (each["hook"], each["phase"], each["calls"]) for each in report["hooks"]
+    ]
     assert report["store"]["publishers"] == ["trainer"]
     assert report["loop"]["mean_lag_secs"] == 0
 
 
 async def test_the_first_report_has_a_rate_and_a_title() -> None:
-    """The first report has the steps per second since the session was opened; the title is the session's name."""
+    """The first report has the steps per second since the session was opened; the title is the
+    session's name.
+    """
     async with serving() as one:
         one.feeds.put(1, 2, 3, 4, 5, 6)
         await one.ask("/steps/6")
@@ -137,7 +157,9 @@ async def test_the_first_report_has_a_rate_and_a_title() -> None:
 
 
 async def test_progress_has_what_has_become_of_hooks() -> None:
-    """`GET progress` has each hook's calls, failures and drops, and its last error as one safe line."""
+    """`GET progress` has each hook's calls, failures and drops, and its last error as one safe
+    line.
+    """
 
     class Down(SessionRunHook):
         async def after_run(self, *_: object) -> None:
@@ -146,7 +168,11 @@ async def test_progress_has_what_has_become_of_hooks() -> None:
     async with serving([configure(Down(), on_error="log", disable_after=1)]) as one:
         one.feeds.put(1, 2, 3)
         await one.ask("/steps/3")
-        (report,) = (each for each in (await one.ask("/progress")).json["hook_calls"] if each["name"] == "Down")
+        (report,) = (
+            each
+            for each in (await one.ask("/progress")).json["hook_calls"]
+            if each["name"] == "Down"
+        )
     assert report.pop("disabled_since") > 0
     error = report.pop("last_error")
     assert report == {"name": "Down", "calls": 3, "failures": 1, "dropped": 2, "pending": 0}

@@ -1,4 +1,6 @@
-"""Hooks that overlap under packages which keep their state in context variables: spans of an HTTP client, bound log variables."""
+"""Hooks that overlap under packages which keep their state in context variables: spans of an HTTP
+client, bound log variables.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ async def in_a_session(work: Work) -> None:
 
 @pytest.mark.parametrize("call_hooks", [in_a_group, in_a_session])
 async def test_spans_and_bound_variables(call_hooks: Callable[[Work], Awaitable[None]]) -> None:
-    """Each request is a span within its own hook's, within the caller's; what a hook binds is in its lines only."""
+    """Each request is a span within its own hook's, within the caller's; what a hook binds is in
+    its lines only.
+    """
     telemetry, all_here = Telemetry(), asyncio.Barrier(len(NAMES))
     logged: list[dict[str, object]] = []
 
@@ -47,14 +51,24 @@ async def test_spans_and_bound_variables(call_hooks: Callable[[Work], Awaitable[
         HTTPXClientInstrumentor().instrument_client(client, tracer_provider=telemetry.provider)
 
         async def work(name: str) -> None:
-            with telemetry.tracer.start_as_current_span(name), structlog.contextvars.bound_contextvars(hook=name):
+            with (
+                telemetry.tracer.start_as_current_span(name),
+                structlog.contextvars.bound_contextvars(hook=name),
+            ):
                 await client.get(f"http://service/{name}")
                 logged.append(structlog.contextvars.get_contextvars())
 
-        with telemetry.tracer.start_as_current_span("caller") as span, structlog.contextvars.bound_contextvars(request=7):
+        with (
+            telemetry.tracer.start_as_current_span("caller") as span,
+            structlog.contextvars.bound_contextvars(request=7),
+        ):
             await call_hooks(work)
             assert trace.get_current_span() is span
             assert structlog.contextvars.get_contextvars() == {"request": 7}
-    spans = [("caller", None), *((name, "caller") for name in NAMES), *(("GET", name) for name in NAMES)]
+    spans = [
+        ("caller", None),
+        *((name, "caller") for name in NAMES),
+        *(("GET", name) for name in NAMES),
+    ]
     assert sorted(telemetry.tree(), key=str) == sorted(spans, key=str)
     assert sorted(logged, key=str) == [{"request": 7, "hook": name} for name in NAMES]

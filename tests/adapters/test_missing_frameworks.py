@@ -21,9 +21,16 @@ from tests.support.extras import hide
         ("tensorboardX", "tensorboard", ["trackers.tensorboard"]),
     ],
 )
-def test_the_extra_is_named(package: str, extra: str, modules: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_extra_is_named(
+    package: str, extra: str, modules: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Importing one raises an error with the `pip install` line."""
     names = [f"aiohooks.adapters.{module}" for module in modules]
-    hide(monkeypatch, package, *names, *(["aiohooks.hooks._tensorboard"] if package == "tensorboardX" else []))
+    hide(
+        monkeypatch,
+        package,
+        *names,
+        *(["aiohooks.hooks._tensorboard"] if package == "tensorboardX" else []),
+    )
     with pytest.raises(ImportError, match=rf"pip install 'aiohooks\[{extra}\]'"):
         importlib.import_module(names[-1])

@@ -46,13 +46,21 @@ class Telemetry:
     def tree(self) -> list[tuple[str, str | None]]:
         """The name of each span that has ended, and that of its parent."""
         names = {span.context.span_id: span.name for span in self.spans if span.context is not None}
-        return [(span.name, None if span.parent is None else names.get(span.parent.span_id, "?")) for span in self.spans]
+        return [
+            (span.name, None if span.parent is None else names.get(span.parent.span_id, "?"))
+            for span in self.spans
+        ]
 
     def counts(self) -> dict[tuple[object, ...], int]:
-        """How often each duration was measured: of a `run` or a `wait`, with the values of the attributes."""
+        """How often each duration was measured: of a `run` or a `wait`, with the values of the
+        attributes.
+        """
         data = self._reader.get_metrics_data()
         return {
-            (metric.name.split(".")[1], *(value for _, value in sorted(point.attributes.items()))): point.count  # type: ignore[union-attr]
+            (
+                metric.name.split(".")[1],
+                *(value for _, value in sorted((point.attributes or {}).items())),
+            ): point.count  # type: ignore[union-attr]
             for resource in (data.resource_metrics if data is not None else [])
             for scope in resource.scope_metrics
             for metric in scope.metrics
@@ -78,9 +86,13 @@ class Waits(ah.SessionRunHook):
 
 @pytest.mark.parametrize("shared", [False, True])
 async def test_a_run_is_a_span(telemetry: Telemetry, tmp_path: Path, shared: bool) -> None:
-    """With session, step, attempt and the name of a run that processes share; inside the caller's; hooks have none."""
+    """With session, step, attempt and the name of a run that processes share; inside the caller's;
+    hooks have none.
+    """
     hooks = [telemetry.hook, ah.NanHook("loss")]
-    async with ah.open_step_store(f"local://{tmp_path}" if shared else "memory://", run="digits") as store:
+    async with ah.open_step_store(
+        f"local://{tmp_path}" if shared else "memory://", run="digits"
+    ) as store:
         await store.advance(4)
         async with ah.AsyncMonitoredSession(double, hooks, global_step=store, name="t") as session:
             with telemetry.tracer.start_as_current_span("epoch") as outside:
@@ -94,14 +106,22 @@ async def test_a_run_is_a_span(telemetry: Telemetry, tmp_path: Path, shared: boo
 
 
 async def test_runs_have_links_to_the_other_publishers(tmp_path: Path) -> None:
-    """A run links to the last span that is known of each other publisher of its step store, also in another process."""
+    """A run links to the last span that is known of each other publisher of its step store, also in
+    another process.
+    """
     telemetry = [Telemetry() for _ in range(3)]
     async with (
         ah.open_step_store(f"local://{tmp_path}") as store,
         ah.open_step_store(f"local://{tmp_path}") as elsewhere,
-        ah.AsyncMonitoredSession(double, [telemetry[0].hook], global_step=store, name="chief") as chief,
-        ah.AsyncMonitoredSession(double, [telemetry[1].hook], global_step=store, name="second") as second,
-        ah.AsyncMonitoredSession(double, [telemetry[2].hook], global_step=elsewhere, name="elsewhere") as third,
+        ah.AsyncMonitoredSession(
+            double, [telemetry[0].hook], global_step=store, name="chief"
+        ) as chief,
+        ah.AsyncMonitoredSession(
+            double, [telemetry[1].hook], global_step=store, name="second"
+        ) as second,
+        ah.AsyncMonitoredSession(
+            double, [telemetry[2].hook], global_step=elsewhere, name="elsewhere"
+        ) as third,
     ):
         await chief.run("loss")
         await store.flush()
@@ -113,11 +133,16 @@ async def test_runs_have_links_to_the_other_publishers(tmp_path: Path) -> None:
     first, last, far = (each.spans[0] for each in telemetry)
     assert _links(first) == []
     assert _links(far) == [(_id(first.get_span_context()), "chief")]
-    assert _links(last) == [(_id(first.get_span_context()), "chief"), (_id(far.get_span_context()), "elsewhere")]
+    assert _links(last) == [
+        (_id(first.get_span_context()), "chief"),
+        (_id(far.get_span_context()), "elsewhere"),
+    ]
 
 
 def _links(span: ReadableSpan) -> list[tuple[str, object]]:
-    return [(_id(link.context), (link.attributes or {})["aiohooks.publisher"]) for link in span.links]
+    return [
+        (_id(link.context), (link.attributes or {})["aiohooks.publisher"]) for link in span.links
+    ]
 
 
 def _id(span: trace.SpanContext | None) -> str:
@@ -127,8 +152,14 @@ def _id(span: trace.SpanContext | None) -> str:
 
 
 async def test_spans_that_are_not_collected_are_not_announced() -> None:
-    """Without an SDK, and for a run that is not sampled, there is nothing to link to, and a run is as without the hook."""
-    for provider in (None, trace.NoOpTracerProvider(), TracerProvider(ALWAYS_OFF, shutdown_on_exit=False)):
+    """Without an SDK, and for a run that is not sampled, there is nothing to link to, and a run is
+    as without the hook.
+    """
+    for provider in (
+        None,
+        trace.NoOpTracerProvider(),
+        TracerProvider(ALWAYS_OFF, shutdown_on_exit=False),
+    ):
         store, waits = ah.MemoryStepStore(), Waits()
         hook = OpenTelemetryHook(tracer_provider=provider)
         async with ah.AsyncMonitoredSession(double, [hook, waits], global_step=store) as session:
@@ -138,7 +169,9 @@ async def test_spans_that_are_not_collected_are_not_announced() -> None:
 
 
 async def test_the_span_is_current_inside_the_run(telemetry: Telemetry) -> None:
-    """Spans made in the step and in hooks, also in those that wait, are children of the run's; no span is current after it."""
+    """Spans made in the step and in hooks, also in those that wait, are children of the run's; no
+    span is current after it.
+    """
 
     async def step() -> dict[str, int]:
         with telemetry.tracer.start_as_current_span("step"):
@@ -150,7 +183,9 @@ async def test_the_span_is_current_inside_the_run(telemetry: Telemetry) -> None:
             await asyncio.sleep(0)
             telemetry.tracer.start_span("before").end()
 
-        async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        async def after_run(
+            self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+        ) -> None:
             telemetry.tracer.start_span("after").end()
 
     async with ah.AsyncMonitoredSession(step, [Traced(), Traced(), telemetry.hook]) as session:
@@ -170,7 +205,9 @@ async def test_the_span_is_current_inside_the_run(telemetry: Telemetry) -> None:
 
 
 async def test_what_waited_is_a_span(telemetry: Telemetry) -> None:
-    """Hooks that wait are spans from there to their ends, also where they overlap, and their waits are measured."""
+    """Hooks that wait are spans from there to their ends, also where they overlap, and their waits
+    are measured.
+    """
     hooks = [Waits(), Waits()]
     async with ah.AsyncMonitoredSession(double, [telemetry.hook, *hooks], name="t") as session:
         run = await parked(session.run("loss"))
@@ -180,7 +217,11 @@ async def test_what_waited_is_a_span(telemetry: Telemetry) -> None:
         assert telemetry.tree() == [("Waits#2.before_run", "?")]
         hooks[0].event.set()
         await run
-    assert telemetry.tree() == [("Waits#2.before_run", "run"), ("Waits#1.before_run", "run"), ("run", None)]
+    assert telemetry.tree() == [
+        ("Waits#2.before_run", "run"),
+        ("Waits#1.before_run", "run"),
+        ("run", None),
+    ]
     begun = {span.name: span.start_time or 0 for span in telemetry.spans}
     assert begun["run"] <= begun["Waits#1.before_run"] <= begun["Waits#2.before_run"]
     waits = [("wait", "t", f"Waits#{number}.before_run") for number in (1, 2)]
@@ -188,7 +229,9 @@ async def test_what_waited_is_a_span(telemetry: Telemetry) -> None:
 
 
 async def test_operations_that_waited(telemetry: Telemetry) -> None:
-    """Operations of a graph that wait are spans with their names; one whose inputs are there later begins later."""
+    """Operations of a graph that wait are spans with their names; one whose inputs are there later
+    begins later.
+    """
     graph = ah.Graph()
 
     @graph.operation
@@ -209,7 +252,9 @@ async def test_operations_that_waited(telemetry: Telemetry) -> None:
 
 
 async def test_a_failed_attempt(telemetry: Telemetry) -> None:
-    """An attempt that fails is a span with its error, and the next one is a span of its own, with its number."""
+    """An attempt that fails is a span with its error, and the next one is a span of its own, with
+    its number.
+    """
     failures: list[Exception] = [AbortedError("lost")]
 
     async def step() -> dict[str, int]:
@@ -217,14 +262,19 @@ async def test_a_failed_attempt(telemetry: Telemetry) -> None:
             raise failures.pop()
         return {"loss": 1}
 
-    async with ah.AsyncMonitoredSession(step, [telemetry.hook], recovery=NO_BACKOFF, name="t") as session:
+    async with ah.AsyncMonitoredSession(
+        step, [telemetry.hook], recovery=NO_BACKOFF, name="t"
+    ) as session:
         await session.run("loss")
         failures.append(ah.StopRequestedError("enough"))
         with pytest.raises(ah.StopRequestedError):
             await session.run("loss")
         assert trace.get_current_span() is trace.INVALID_SPAN
     failed, repeated, stopped = telemetry.spans
-    assert (failed.status.status_code, failed.status.description) == (trace.StatusCode.ERROR, "AbortedError: lost")
+    assert (failed.status.status_code, failed.status.description) == (
+        trace.StatusCode.ERROR,
+        "AbortedError: lost",
+    )
     assert [event.name for event in failed.events] == ["exception"]
     assert [(span.attributes or {})["aiohooks.attempt"] for span in telemetry.spans] == [1, 2, 1]
     assert {span.status.status_code for span in (repeated, stopped)} == {trace.StatusCode.UNSET}
@@ -232,14 +282,20 @@ async def test_a_failed_attempt(telemetry: Telemetry) -> None:
 
 
 async def test_a_cancelled_run_ends_all_its_spans(telemetry: Telemetry) -> None:
-    """After a cancellation the spans of the run and of its waits have ended, with the cancellation as their error."""
+    """After a cancellation the spans of the run and of its waits have ended, with the cancellation
+    as their error.
+    """
     async with ah.AsyncMonitoredSession(double, [telemetry.hook, Waits(), Waits()]) as session:
         run = await parked(session.run("loss"))
         await ticks()
         run.cancel("enough")
         with pytest.raises(asyncio.CancelledError, match="enough"):
             await run
-    assert sorted(telemetry.tree()) == [("Waits#1.before_run", "run"), ("Waits#2.before_run", "run"), ("run", None)]
+    assert sorted(telemetry.tree()) == [
+        ("Waits#1.before_run", "run"),
+        ("Waits#2.before_run", "run"),
+        ("run", None),
+    ]
     assert {span.status.status_code for span in telemetry.spans} == {trace.StatusCode.ERROR}
 
 
@@ -255,18 +311,27 @@ async def test_runs_in_a_step_function(telemetry: Telemetry) -> None:
             await session.run_step_fn(fn)
         assert trace.get_current_span() is trace.INVALID_SPAN
     assert telemetry.tree() == [("run", None), ("run", None)]
-    assert [span.status.status_code for span in telemetry.spans] == [trace.StatusCode.UNSET, trace.StatusCode.ERROR]
+    assert [span.status.status_code for span in telemetry.spans] == [
+        trace.StatusCode.UNSET,
+        trace.StatusCode.ERROR,
+    ]
 
 
 async def test_a_hook_that_is_left_running(telemetry: Telemetry) -> None:
-    """The span of a hook that ignores its cancellation ends with the run; its own end is no further span."""
+    """The span of a hook that ignores its cancellation ends with the run; its own end is no further
+    span.
+    """
     stubborn = Stubborn()
 
     class Yields(ah.SessionRunHook):
         async def before_run(self, run_context: ah.SessionRunContext) -> None:
             await asyncio.sleep(0)
 
-    hooks: list[Any] = [telemetry.hook, Yields(), ah.configure(stubborn, timeout=0.01, on_error="log")]
+    hooks: list[Any] = [
+        telemetry.hook,
+        Yields(),
+        ah.configure(stubborn, timeout=0.01, on_error="log"),
+    ]
     async with ah.AsyncMonitoredSession(double, hooks, stop_grace_period_secs=0.01) as session:
         await session.run("loss")
         spans = telemetry.tree()

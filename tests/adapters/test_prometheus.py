@@ -57,7 +57,11 @@ def values(series: Series, *names: str, **labels: str) -> list[float | None]:
 
 
 def shown(
-    registry: CollectorRegistry, *hooks: Any, step: Any = double, shows: dict[str, Any] | None = None, **options: Any
+    registry: CollectorRegistry,
+    *hooks: Any,
+    step: Any = double,
+    shows: dict[str, Any] | None = None,
+    **options: Any,
 ) -> ah.AsyncMonitoredSession:
     """Make a session that is shown, with other hooks."""
     metrics = PrometheusHook(registry=registry, **(shows or {}))
@@ -75,7 +79,9 @@ class Slow(ah.SessionRunHook):
 
 
 async def test_steps_and_rate(clock: ManualClock, registry: CollectorRegistry) -> None:
-    """Runs, step and rate are those of the session, and the durations of its runs are a histogram."""
+    """Runs, step and rate are those of the session, and the durations of its runs are a
+    histogram.
+    """
     store = ah.MemoryStepStore(7)
     async with shown(registry, Slow(clock, 0.25, 0.25, 2.5), global_step=store) as session:
         await make_runs(session, 3, "loss")
@@ -83,26 +89,44 @@ async def test_steps_and_rate(clock: ManualClock, registry: CollectorRegistry) -
     assert values(series, "runs_total", "global_step", "steps_per_second") == [3, 10, 1.0]
     assert values(series, "step_seconds_count", "step_seconds_sum") == [3, 3.0]
     bounds = ("0.1", "0.5", "1.0", "5.0", "+Inf")
-    assert [values(series, "step_seconds_bucket", le=bound) for bound in bounds] == [[0], [2], [2], [3], [3]]
+    assert [values(series, "step_seconds_bucket", le=bound) for bound in bounds] == [
+        [0],
+        [2],
+        [2],
+        [3],
+        [3],
+    ]
 
 
 async def test_what_has_become_of_the_calls_of_hooks(registry: CollectorRegistry) -> None:
-    """Calls, failures and drops are counters of each hook; what is pending and disabled are gauges."""
+    """Calls, failures and drops are counters of each hook; what is pending and disabled are
+    gauges.
+    """
 
     class Down(ah.SessionRunHook):
-        async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        async def after_run(
+            self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+        ) -> None:
             raise ConnectionError("down")
 
     async with shown(registry, ah.configure(Down(), on_error="log", disable_after=2)) as session:
         await make_runs(session, 5, "loss")
         series = scraped(registry)
-    names = ("hook_calls_total", "hook_failures_total", "hook_dropped_total", "hook_pending", "hook_disabled")
+    names = (
+        "hook_calls_total",
+        "hook_failures_total",
+        "hook_dropped_total",
+        "hook_pending",
+        "hook_disabled",
+    )
     assert values(series, *names, hook="Down") == [5, 2, 3, 0, 1]
     assert values(series, "hook_failures_total", hook="PrometheusHook") == [0]
 
 
 async def test_hooks(clock: ManualClock, registry: CollectorRegistry) -> None:
-    """The calls of each watched hook are a histogram, whose classes include their bounds; blocking is counted apart."""
+    """The calls of each watched hook are a histogram, whose classes include their bounds; blocking
+    is counted apart.
+    """
     timing = ah.hooks.HookTimingHook(warn_secs=100)
     slow = Slow(clock, 0.25, 0.5, 5.0, 60.0, 61.0)
     labels = {"hook": "Slow", "method": "before_run"}
@@ -113,7 +137,10 @@ async def test_hooks(clock: ManualClock, registry: CollectorRegistry) -> None:
     bounds = ("0.1", "0.5", "1.0", "5.0", "10.0", "60.0", "+Inf")
     counts = [values(series, "hook_seconds_bucket", **labels, le=bound) for bound in bounds]
     assert counts == [[0], [2], [2], [3], [3], [4], [5]]
-    assert values(series, "hook_seconds_sum", "hook_blocking_seconds_total", **labels) == [126.75, 126.75]
+    assert values(series, "hook_seconds_sum", "hook_blocking_seconds_total", **labels) == [
+        126.75,
+        126.75,
+    ]
 
 
 async def test_waiters(registry: CollectorRegistry) -> None:
@@ -128,19 +155,35 @@ async def test_waiters(registry: CollectorRegistry) -> None:
 
 
 async def test_checkpoints(clock: ManualClock, registry: CollectorRegistry, tmp_path: Path) -> None:
-    """Age, size and step are those of the last checkpoint that was written; before it there are none."""
-    saver = ah.CheckpointSaverHook(tmp_path, every=ah.Every(steps=2), save_on_begin=False, background=False)
+    """Age, size and step are those of the last checkpoint that was written; before it there are
+    none.
+    """
+    saver = ah.CheckpointSaverHook(
+        tmp_path, every=ah.Every(steps=2), save_on_begin=False, background=False
+    )
     async with shown(registry, saver, shows={"saver": saver}) as session:
         await session.run("loss")
-        assert values(scraped(registry), "checkpoints_saved_total", "checkpoint_age_seconds") == [0, None]
+        assert values(scraped(registry), "checkpoints_saved_total", "checkpoint_age_seconds") == [
+            0,
+            None,
+        ]
         await session.run("loss")
         clock.advance(30.0)
         await session.run("loss")
         series = scraped(registry)
-    kept = next(one for one in await ah.checkpoint.Saver(tmp_path, read_only=True).checkpoints() if one.step == 2)
+    kept = next(
+        one
+        for one in await ah.checkpoint.Saver(tmp_path, read_only=True).checkpoints()
+        if one.step == 2
+    )
     size = sum(each.stat().st_size for each in kept.path.iterdir() if each.name != "manifest.json")
     assert kept.size == size > 0
-    names = ("checkpoints_saved_total", "checkpoints_failed_total", "checkpoint_age_seconds", "checkpoint_step")
+    names = (
+        "checkpoints_saved_total",
+        "checkpoints_failed_total",
+        "checkpoint_age_seconds",
+        "checkpoint_step",
+    )
     assert values(series, *names, "checkpoint_size_bytes") == [1, 0, 30.0, 2, size]
 
 
@@ -156,7 +199,10 @@ async def test_version_gates(registry: CollectorRegistry) -> None:
     async with shown(registry, gate, step=step, shows={"gates": [gate]}) as session:
         assert values(scraped(registry), "version_lag", versions="policy") == [None]
         await session.run("loss")
-        assert values(scraped(registry), "version_lag", "versions_ahead", versions="policy") == [3, 0]
+        assert values(scraped(registry), "version_lag", "versions_ahead", versions="policy") == [
+            3,
+            0,
+        ]
 
 
 async def test_a_failed_run_is_not_a_step(clock: ManualClock, registry: CollectorRegistry) -> None:
@@ -171,11 +217,15 @@ async def test_a_failed_run_is_not_a_step(clock: ManualClock, registry: Collecto
 
     async with shown(registry, step=step, recovery=NO_BACKOFF) as session:
         await session.run("loss")
-        assert values(scraped(registry), "recoveries_total", "step_seconds_count", "step_seconds_sum") == [1, 1, 1.0]
+        assert values(
+            scraped(registry), "recoveries_total", "step_seconds_count", "step_seconds_sum"
+        ) == [1, 1, 1.0]
 
 
 async def test_sessions_share_a_registry(registry: CollectorRegistry) -> None:
-    """Each session has series of its own from its creation to its end; a second one of the same name is refused."""
+    """Each session has series of its own from its creation to its end; a second one of the same
+    name is refused.
+    """
     Counter("requests", "Another metric.", registry=registry)
     hook = PrometheusHook(registry=registry)
     for _ in range(2):  # a hook may be used again
@@ -185,18 +235,29 @@ async def test_sessions_share_a_registry(registry: CollectorRegistry) -> None:
                 await other.run("loss")
                 await other.run("loss")
                 series = scraped(registry)
-                assert values(series, "runs_total") + values(series, "runs_total", session="other") == [1, 2]
+                assert values(series, "runs_total") + values(
+                    series, "runs_total", session="other"
+                ) == [1, 2]
                 with pytest.raises(InvalidArgumentError, match="named 'trainer' already"):
                     await shown(registry).__aenter__()
             series = scraped(registry)
-            assert values(series, "runs_total") + values(series, "runs_total", session="other") == [1, None]
-        assert [name for name, labels in scraped(registry) if ("session", "trainer") in labels] == []
+            assert values(series, "runs_total") + values(series, "runs_total", session="other") == [
+                1,
+                None,
+            ]
+        assert [
+            name for name, labels in scraped(registry) if ("session", "trainer") in labels
+        ] == []
     with pytest.raises(ValueError, match="Duplicated timeseries"):
         Counter("aiohooks_runs", "The name is taken.", registry=registry)
 
 
-async def test_a_scrape_in_another_thread_reads_in_the_event_loop(registry: CollectorRegistry) -> None:
-    """A scrape of another thread waits for the loop, and one of a loop that has been closed goes without the session."""
+async def test_a_scrape_in_another_thread_reads_in_the_event_loop(
+    registry: CollectorRegistry,
+) -> None:
+    """A scrape of another thread waits for the loop, and one of a loop that has been closed goes
+    without the session.
+    """
     async with shown(registry) as session:
         await session.run("loss")
         assert values(await to_thread(scraped, registry), "runs_total") == [1]
@@ -216,33 +277,52 @@ async def test_a_scrape_in_another_thread_reads_in_the_event_loop(registry: Coll
 
 
 @pytest.mark.slow
-async def test_a_scrape_goes_without_the_session_of_a_blocked_loop(registry: CollectorRegistry) -> None:
-    """A scrape of another thread ends without the series of a loop that does not answer; the next one has them again."""
+async def test_a_scrape_goes_without_the_session_of_a_blocked_loop(
+    registry: CollectorRegistry,
+) -> None:
+    """A scrape of another thread ends without the series of a loop that does not answer; the next
+    one has them again.
+    """
     async with shown(registry):
         with ThreadPoolExecutor(1) as pool:
-            assert values(pool.submit(scraped, registry).result(), "runs_total") == [None]  # blocks the event loop meanwhile
+            assert values(pool.submit(scraped, registry).result(), "runs_total") == [
+                None
+            ]  # blocks the event loop meanwhile
         assert values(await to_thread(scraped, registry), "runs_total") == [0]
 
 
-@pytest.mark.asyncio(loop_factories=["asyncio"])  # which loop the server is in makes no difference to a scrape
+@pytest.mark.asyncio(
+    loop_factories=["asyncio"]
+)  # which loop the server is in makes no difference to a scrape
 async def test_prometheus_scrapes_a_service(tmp_path: Path, registry: CollectorRegistry) -> None:
-    """`/metrics` of a service under uvicorn answers a scrape over HTTP, in both text formats, with the session's series."""
+    """`/metrics` of a service under uvicorn answers a scrape over HTTP, in both text formats, with
+    the session's series.
+    """
     feeds, timing = FeedQueue(), ah.hooks.HookTimingHook()
     saver = ah.CheckpointSaverHook(tmp_path, every=ah.Every(steps=2))
     metrics = PrometheusHook(registry=registry, timing=timing, saver=saver)
     service = make_service(feeds, [metrics, *timing.watch([saver])], metrics=metrics, timing=timing)
-    async with under_uvicorn(service) as url, httpx.AsyncClient(base_url=url, trust_env=False) as client:
+    async with (
+        under_uvicorn(service) as url,
+        httpx.AsyncClient(base_url=url, trust_env=False) as client,
+    ):
         feeds.put(1.0, 2.0, 3.0)
         assert (await client.get("/steps/3")).status_code == 200
         await until_true(lambda: saver.saved == 2 and timing.statistics().phases)
         formats = ("text/plain", "application/openmetrics-text; version=1.0.0")
-        plain, openmetrics = [await client.get("/metrics", headers={"accept": each}) for each in formats]
+        plain, openmetrics = [
+            await client.get("/metrics", headers={"accept": each}) for each in formats
+        ]
     assert plain.status_code == openmetrics.status_code == 200
     assert plain.headers["content-type"].startswith("text/plain; version=")
-    assert openmetrics.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert openmetrics.headers["content-type"].startswith(
+        "application/openmetrics-text; version=1.0.0"
+    )
     series = parsed(plain.text)
     assert values(series, "global_step", "step_seconds_count", "checkpoint_step") == [3, 3, 2]
-    asked_three_times = values(series, "hook_seconds_count", hook="CheckpointSaverHook", method="after_run")
+    asked_three_times = values(
+        series, "hook_seconds_count", hook="CheckpointSaverHook", method="after_run"
+    )
     assert asked_three_times == [1]
     families = {family.name: family for family in parse_openmetrics(openmetrics.text)}  # type: ignore[no-untyped-call]
     assert families["aiohooks_step_seconds"].type == "histogram"
@@ -255,10 +335,14 @@ async def test_metrics_are_for_clients_with_access(registry: CollectorRegistry) 
     token = "t" * 40
     service = make_service(FeedQueue(), metrics=PrometheusHook(registry=registry), token=token)
     assert (await ask(service, "/metrics")).status == 401
-    assert (await ask(service, "/metrics", headers={"authorization": f"Bearer {token}"})).status == 200
+    assert (
+        await ask(service, "/metrics", headers={"authorization": f"Bearer {token}"})
+    ).status == 200
 
 
-@pytest.mark.parametrize("wrong", [{"registry": 5}, {"timing": 5}, {"saver": 5}, {"gates": [5]}], ids=str)
+@pytest.mark.parametrize(
+    "wrong", [{"registry": 5}, {"timing": 5}, {"saver": 5}, {"gates": [5]}], ids=str
+)
 def test_invalid_arguments_are_refused(wrong: dict[str, Any]) -> None:
     """The error names the argument and what to give."""
     with pytest.raises(InvalidArgumentError, match="give"):

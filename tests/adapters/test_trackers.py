@@ -1,4 +1,6 @@
-"""TrackerHook: every metric reaches the tracker or the file, once, and nothing waits for the tracker."""
+"""TrackerHook: every metric reaches the tracker or the file, once, and nothing waits for the
+tracker.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,14 @@ from aiohooks.hooks._line_file import LineFile
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook, RestoringHook
-from tests.support.sessions import NO_BACKOFF, counting_graph, going_back, make_runs, run_session, train
+from tests.support.sessions import (
+    NO_BACKOFF,
+    counting_graph,
+    going_back,
+    make_runs,
+    run_session,
+    train,
+)
 from tests.support.trackers import ScriptedTracker, kept
 from tests.support.waiting import ticks, until_true
 
@@ -54,7 +63,9 @@ class Adding(ah.SessionRunHook):
     async def before_run(self, run_context: ah.SessionRunContext) -> None:
         run_context.metrics["lr"] = 0.5
 
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+    async def after_run(
+        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+    ) -> None:
         run_context.metrics["seen"] = np.float32(run_context.global_step)
 
 
@@ -64,7 +75,9 @@ async def run_set_back(hook: TrackerHook, *others: Any, runs: int = 6, to: int =
         await make_runs(session, runs, "train")
 
 
-async def end_hanging(session: asyncio.Task[None], tracker: ScriptedTracker, clock: ManualClock, secs: float = 5.0) -> None:
+async def end_hanging(
+    session: asyncio.Task[None], tracker: ScriptedTracker, clock: ManualClock, secs: float = 5.0
+) -> None:
     """Let the time pass that the end of a session waits for a tracker that hangs."""
     await until_true(lambda: session.done() or (tracker.is_hanging.is_set() and clock.pending))
     await ticks(20)  # the end of the session has a time limit before the hook is closed
@@ -72,7 +85,9 @@ async def end_hanging(session: asyncio.Task[None], tracker: ScriptedTracker, clo
     await session
 
 
-async def close_hanging(hook: TrackerHook, tracker: ScriptedTracker, clock: ManualClock, runs: int) -> None:
+async def close_hanging(
+    hook: TrackerHook, tracker: ScriptedTracker, clock: ManualClock, runs: int
+) -> None:
     """Make so many runs, the tracker hanging, and end the session when it has waited for that."""
     await end_hanging(asyncio.create_task(train(hook, runs=runs)), tracker, clock)
 
@@ -81,14 +96,18 @@ async def close_hanging(hook: TrackerHook, tracker: ScriptedTracker, clock: Manu
 
 
 async def test_values_and_metrics_of_due_runs_are_sent(path: Path, clock: ManualClock) -> None:
-    """The tracker gets the fetched values and what other hooks added, with step and time, and is closed."""
+    """The tracker gets the fetched values and what other hooks added, with step and time, and is
+    closed.
+    """
     tracker = ScriptedTracker()
     hook = TrackerHook(tracker, {"train/loss": "loss"}, every=ah.Every(steps=2), unsent_path=path)
     async with ah.AsyncMonitoredSession(counting_graph(), [hook, Adding()]) as session:
         for _ in range(5):
             clock.advance(10)
             await session.run("train")
-    assert tracker.metrics == [(step, {"lr": 0.5, "seen": step, "train/loss": 10.0}) for step in (2, 4)]
+    assert tracker.metrics == [
+        (step, {"lr": 0.5, "seen": step, "train/loss": 10.0}) for step in (2, 4)
+    ]
     assert tracker.times[1] - tracker.times[0] == 20
     assert tracker.calls == ["start 0", "log 2", "log 4", "close"]
     assert tracker.closed == [None]
@@ -97,12 +116,16 @@ async def test_values_and_metrics_of_due_runs_are_sent(path: Path, clock: Manual
 
 
 async def test_metrics_alone_are_enough(path: Path) -> None:
-    """Without values the metrics of other hooks are sent, a run without any sends nothing; a value hides that name."""
+    """Without values the metrics of other hooks are sent, a run without any sends nothing; a value
+    hides that name.
+    """
     tracker = ScriptedTracker()
     await train(TrackerHook(tracker, every=EACH, unsent_path=path), runs=2)
     assert tracker.calls == ["close"]
     await train(TrackerHook(tracker, every=EACH, unsent_path=path), Adding(), runs=1)
-    await train(TrackerHook(tracker, {"lr": "loss"}, every=EACH, unsent_path=path), Adding(), runs=2)
+    await train(
+        TrackerHook(tracker, {"lr": "loss"}, every=EACH, unsent_path=path), Adding(), runs=2
+    )
     assert tracker.metrics == [(1, {"lr": 0.5, "seen": 1.0}), (2, {"lr": 10.0, "seen": 2.0})]
 
 
@@ -139,7 +162,9 @@ def test_invalid_arguments_are_refused(options: dict[str, Any], says: str) -> No
 async def test_a_session_does_not_wait_for_a_tracker_that_hangs(
     hanging: ScriptedTracker, path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What does not fit into the queue, and what is left at the end, is in the file; the thread ends with the call that hangs."""
+    """What does not fit into the queue, and what is left at the end, is in the file; the thread
+    ends with the call that hangs.
+    """
     hook = hook_of(hanging, path, max_queue=3)
     await close_hanging(hook, hanging, clock, runs=20)
     assert hanging.steps == [1]
@@ -148,7 +173,11 @@ async def test_a_session_does_not_wait_for_a_tracker_that_hangs(
     assert hook.statistics() == TrackerStatistics(sent=1, pending=0, unsent=19, lost=0, error=error)
     assert clock.now() == 5.0
     assert "ScriptedTracker() is busy with step 2 5.0 s after the end of the session" in caplog.text
-    messages = [record.getMessage() for record in caplog.records if "could not be sent" in record.getMessage()]
+    messages = [
+        record.getMessage()
+        for record in caplog.records
+        if "could not be sent" in record.getMessage()
+    ]
     assert len(messages) == 2
     assert "3 wait already, and the tracker " in messages[0]
     assert "of 10 steps" in messages[1]
@@ -157,9 +186,16 @@ async def test_a_session_does_not_wait_for_a_tracker_that_hangs(
     assert hook.statistics().sent == 1
 
 
-@pytest.mark.parametrize(("where", "what"), [(-1, "is busy with step 1"), (0, "has not been closed")])
+@pytest.mark.parametrize(
+    ("where", "what"), [(-1, "is busy with step 1"), (0, "has not been closed")]
+)
 async def test_start_and_close_may_hang(
-    hanging: ScriptedTracker, where: int, what: str, path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
+    hanging: ScriptedTracker,
+    where: int,
+    what: str,
+    path: Path,
+    clock: ManualClock,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Nothing waits for them longer than for a step, and the log says which it was."""
     hanging.hangs_at = where
@@ -185,16 +221,32 @@ async def test_a_slow_tracker_is_waited_for_at_the_end(
     assert kept(path) is None
 
 
-@pytest.mark.parametrize("error", [ConnectionError("refused"), SystemExit(1)], ids=["an error", "SystemExit"])
-async def test_a_tracker_that_fails_stops_nothing(error: BaseException, path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What it does not take is counted, kept in the file, and reported at the first, the tenth and the hundredth step."""
+@pytest.mark.parametrize(
+    "error", [ConnectionError("refused"), SystemExit(1)], ids=["an error", "SystemExit"]
+)
+async def test_a_tracker_that_fails_stops_nothing(
+    error: BaseException, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it does not take is counted, kept in the file, and reported at the first, the tenth and
+    the hundredth step.
+    """
     tracker = ScriptedTracker({0: error})
     hook = hook_of(tracker, path)
     await train(hook, runs=120)
     assert kept(path) == list(range(1, 121))
-    assert hook.statistics() == TrackerStatistics(unsent=120, error=f"{type(error).__name__}: {error}")
-    messages = [record.getMessage() for record in caplog.records if "could not be sent" in record.getMessage()]
-    assert [message.split("the metrics of ")[1].split(" steps")[0] for message in messages] == ["1", "10", "100"]
+    assert hook.statistics() == TrackerStatistics(
+        unsent=120, error=f"{type(error).__name__}: {error}"
+    )
+    messages = [
+        record.getMessage()
+        for record in caplog.records
+        if "could not be sent" in record.getMessage()
+    ]
+    assert [message.split("the metrics of ")[1].split(" steps")[0] for message in messages] == [
+        "1",
+        "10",
+        "100",
+    ]
     assert all(str(error) in message and str(path) in message for message in messages)
 
 
@@ -213,7 +265,9 @@ async def test_start_is_tried_again_with_the_next_metrics(path: Path) -> None:
     assert kept(path) == [1, 2]
 
 
-async def test_what_fails_at_the_end_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_fails_at_the_end_stops_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A `close` that fails is logged; a file that cannot be written is counted."""
     tracker = ScriptedTracker({0: OSError("no room")})
     hook = hook_of(tracker, tmp_path / "missing" / "unsent.jsonl")
@@ -226,7 +280,9 @@ async def test_what_fails_at_the_end_stops_nothing(tmp_path: Path, caplog: pytes
 async def test_memory_is_bounded_when_the_disk_hangs_too(
     hanging: ScriptedTracker, path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A session waits for the disk of the file, not for the tracker, when as many lines wait as may be queued."""
+    """A session waits for the disk of the file, not for the tracker, when as many lines wait as may
+    be queued.
+    """
     disk, append = threading.Event(), LineFile.append
 
     def wait_and_append(file: LineFile, lines: list[dict[str, Any]]) -> None:
@@ -240,10 +296,14 @@ async def test_memory_is_bounded_when_the_disk_hangs_too(
         made.append(context.global_step)
         await until_true(lambda: context.global_step != 3 or hanging.is_hanging.is_set())
 
-    session = asyncio.create_task(train(hook_of(hanging, path, max_queue=3), PhaseHook("before_run", count), runs=30))
+    session = asyncio.create_task(
+        train(hook_of(hanging, path, max_queue=3), PhaseHook("before_run", count), runs=30)
+    )
     await until_true(lambda: len(made) == 7)
     await ticks(100)
-    assert made[-1] == 7  # 1 was sent, 2 is being sent, 3 and 4 wait for that, and 5 to 7 for the disk
+    assert (
+        made[-1] == 7
+    )  # 1 was sent, 2 is being sent, 3 and 4 wait for that, and 5 to 7 for the disk
     disk.set()
     await until_true(lambda: len(made) == 30 and clock.pending > 1)  # the closing has time limits
     await ticks(20)
@@ -257,7 +317,9 @@ async def test_memory_is_bounded_when_the_disk_hangs_too(
 
 
 async def test_a_tracker_learns_how_the_session_ended(path: Path) -> None:
-    """`close` gets the error that ended it; without a session there is no thread, and the tracker is not used."""
+    """`close` gets the error that ended it; without a session there is no thread, and the tracker
+    is not used.
+    """
     tracker, error = ScriptedTracker(), ZeroDivisionError()
     for fault in (("before_run", 3), ("begin", 1)):
         with pytest.raises(ZeroDivisionError):
@@ -269,8 +331,12 @@ async def test_a_tracker_learns_how_the_session_ended(path: Path) -> None:
 
 @pytest.mark.every_python
 @pytest.mark.parametrize("end", ["cancelled", "cancelled twice at the end", "a short grace period"])
-async def test_what_cuts_the_end_loses_nothing(hanging: ScriptedTracker, path: Path, clock: ManualClock, end: str) -> None:
-    """It passes through, waits as long for a tracker that hangs as a clean end or its own limit, and the file is complete."""
+async def test_what_cuts_the_end_loses_nothing(
+    hanging: ScriptedTracker, path: Path, clock: ManualClock, end: str
+) -> None:
+    """It passes through, waits as long for a tracker that hangs as a clean end or its own limit,
+    and the file is complete.
+    """
     parked = asyncio.Event()
 
     async def wait() -> None:
@@ -283,7 +349,9 @@ async def test_what_cuts_the_end_loses_nothing(hanging: ScriptedTracker, path: P
     async def run() -> None:
         hooks = [hook, FaultInjectionHook({("before_run", 4): wait})]
         grace_secs = 1.0 if short else 10.0
-        async with ah.AsyncMonitoredSession(counting_graph(), hooks, stop_grace_period_secs=grace_secs) as session:
+        async with ah.AsyncMonitoredSession(
+            counting_graph(), hooks, stop_grace_period_secs=grace_secs
+        ) as session:
             await make_runs(session, 4, "train")
 
     session = asyncio.create_task(run())
@@ -309,13 +377,17 @@ class Suspending(ah.SessionRunHook):
     async def before_run(self, run_context: ah.SessionRunContext) -> None:
         await asyncio.sleep(0)
 
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+    async def after_run(
+        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+    ) -> None:
         await asyncio.sleep(0)
 
 
 @pytest.mark.every_python
 async def test_a_session_cancelled_anywhere_has_each_step_once(tmp_path: Path) -> None:
-    """In the tracker or in the file, up to the last one; the tracker is closed, unless the session was never created."""
+    """In the tracker or in the file, up to the last one; the tracker is closed, unless the session
+    was never created.
+    """
     for turns in range(60):
         tracker, path = ScriptedTracker(), tmp_path / f"{turns}.jsonl"
         tracker.failures = {2: OSError("lost"), 5: OSError("lost")}
@@ -330,7 +402,9 @@ async def test_a_session_cancelled_anywhere_has_each_step_once(tmp_path: Path) -
         assert steps == [] or tracker.closed
 
 
-async def test_sessions_in_turn_use_the_tracker_in_turn(hanging: ScriptedTracker, path: Path, clock: ManualClock) -> None:
+async def test_sessions_in_turn_use_the_tracker_in_turn(
+    hanging: ScriptedTracker, path: Path, clock: ManualClock
+) -> None:
     """While it still hangs with an earlier session's metrics, it is not called for a later one."""
     hook = hook_of(hanging, path)
     await close_hanging(hook, hanging, clock, runs=3)
@@ -339,14 +413,25 @@ async def test_sessions_in_turn_use_the_tracker_in_turn(hanging: ScriptedTracker
     await ticks(100)
     hanging.release()
     await later
-    assert hanging.calls == ["start 0", "log 1", "log 2", "close", "start 3", "log 4", "log 5", "close"]
+    assert hanging.calls == [
+        "start 0",
+        "log 1",
+        "log 2",
+        "close",
+        "start 3",
+        "log 4",
+        "log 5",
+        "close",
+    ]
 
 
 # -- recoveries and restarts
 
 
 @pytest.mark.parametrize("replaces", [False, True], ids=["removes nothing", "replaces"])
-async def test_a_recovery_repeats_no_step(replaces: bool, path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_recovery_repeats_no_step(
+    replaces: bool, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Steps that are made again are sent again only to a tracker that has dropped them."""
     tracker = ScriptedTracker(replaces=replaces)
     hook = hook_of(tracker, path)
@@ -357,7 +442,18 @@ async def test_a_recovery_repeats_no_step(replaces: bool, path: Path, caplog: py
     await run_set_back(hook, PhaseHook("after_create_session", all_sent), runs=8)
     assert tracker.steps == [1, 2, 3, 4, 5, 6]
     again = ["log 3", "log 4"] if replaces else []
-    assert tracker.calls == ["start 0", "log 1", "log 2", "log 3", "log 4", "start 2", *again, "log 5", "log 6", "close"]
+    assert tracker.calls == [
+        "start 0",
+        "log 1",
+        "log 2",
+        "log 3",
+        "log 4",
+        "start 2",
+        *again,
+        "log 5",
+        "log 6",
+        "close",
+    ]
     assert kept(path) is None
     assert ("steps up to 4 are not sent again" in caplog.text) is not replaces
     assert caplog.text.count("not sent again") == (not replaces)
@@ -370,7 +466,9 @@ async def test_a_recovery_that_does_not_set_back_changes_nothing(path: Path) -> 
     assert tracker.calls == ["start 0", "log 1", "log 2", "log 3", "log 4", "log 5", "close"]
 
 
-async def test_queued_steps_that_are_made_again_are_dropped(hanging: ScriptedTracker, path: Path) -> None:
+async def test_queued_steps_that_are_made_again_are_dropped(
+    hanging: ScriptedTracker, path: Path
+) -> None:
     """What waits when a recovery sets the run back is sent once."""
 
     async def release(session: ah.Session, coord: ah.Coordinator) -> None:
@@ -386,14 +484,23 @@ async def test_queued_steps_that_are_made_again_are_dropped(hanging: ScriptedTra
             self.runs += 1
             run_context.metrics["run"] = self.runs
 
-    releases = ah.configure(PhaseHook("after_create_session", release), order=91)  # after the hook, which is set back first
+    releases = ah.configure(
+        PhaseHook("after_create_session", release), order=91
+    )  # after the hook, which is set back first
     await run_set_back(hook_of(hanging, path), Counts(), releases)
-    assert [(step, metrics["run"]) for step, metrics in hanging.metrics] == [(1, 1), (2, 2), (3, 6), (4, 7)]
+    assert [(step, metrics["run"]) for step, metrics in hanging.metrics] == [
+        (1, 1),
+        (2, 2),
+        (3, 6),
+        (4, 7),
+    ]
     assert kept(path) is None
 
 
 @pytest.mark.parametrize("replaces", [False, True], ids=["removes nothing", "replaces"])
-async def test_unsent_steps_that_are_made_again_and_sent_are_not_kept(replaces: bool, path: Path) -> None:
+async def test_unsent_steps_that_are_made_again_and_sent_are_not_kept(
+    replaces: bool, path: Path
+) -> None:
     """A step is in the tracker or in the file, also when it was not sent the first time."""
     tracker = ScriptedTracker({3: OSError("lost"), 4: OSError("lost")}, replaces=replaces)
     hook = hook_of(tracker, path)
@@ -409,8 +516,13 @@ async def test_unsent_steps_that_are_made_again_and_sent_are_not_kept(replaces: 
 
 
 async def test_a_process_that_resumes_repeats_no_step(path: Path) -> None:
-    """Killed at step 7, resumed from the checkpoint of step 5: what was sent stays, what was not is in the checkpoint."""
-    tracker, hook_state = ScriptedTracker(), {"pending": [[4, 1.0, {"loss": 40.0}], [5, 2.0, {"loss": 50.0}]]}
+    """Killed at step 7, resumed from the checkpoint of step 5: what was sent stays, what was not is
+    in the checkpoint.
+    """
+    tracker, hook_state = (
+        ScriptedTracker(),
+        {"pending": [[4, 1.0, {"loss": 40.0}], [5, 2.0, {"loss": 50.0}]]},
+    )
     tracker.metrics = [(step, {}) for step in (1, 2, 3)]
     hook = hook_of(tracker, path)
     await train(hook, RestoringHook(hook, hook_state), runs=2, start=5)
@@ -427,7 +539,9 @@ async def test_a_process_that_resumes_continues_its_period(path: Path, clock: Ma
     for start, secs in ((0, 6), (1, 5)):
         hook = hook_of(tracker, path, every=ah.Every(secs=10))
         async with ah.AsyncMonitoredSession(
-            counting_graph(), [hook, *([RestoringHook(hook, state)] if state else [])], global_step=ah.MemoryStepStore(start)
+            counting_graph(),
+            [hook, *([RestoringHook(hook, state)] if state else [])],
+            global_step=ah.MemoryStepStore(start),
         ) as session:
             clock.advance(secs)
             await session.run("train")
@@ -435,7 +549,9 @@ async def test_a_process_that_resumes_continues_its_period(path: Path, clock: Ma
     assert tracker.steps == [2]
 
 
-async def test_a_process_that_resumes_voids_what_it_sends_now(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_process_that_resumes_voids_what_it_sends_now(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Steps that an earlier process could not send, and that are made again, are not sent twice."""
     tracker = ScriptedTracker({step: OSError("lost") for step in (2, 4, 5)})
     await train(hook_of(tracker, path), runs=5)
@@ -448,7 +564,9 @@ async def test_a_process_that_resumes_voids_what_it_sends_now(path: Path, caplog
 
 
 async def test_a_recovery_before_the_tracker_is_reached_forgets_nothing(path: Path) -> None:
-    """What an earlier process had sent behind its checkpoint is replaced from the first step that this one has to send."""
+    """What an earlier process had sent behind its checkpoint is replaced from the first step that
+    this one has to send.
+    """
     tracker, store = ScriptedTracker(replaces=True), ah.MemoryStepStore(5)
     tracker.metrics = [(step, {}) for step in range(1, 10)]
     tracker.failures[-1] = ConnectionError("not yet")
@@ -462,14 +580,20 @@ async def test_a_recovery_before_the_tracker_is_reached_forgets_nothing(path: Pa
 
     state = {"pending": [[4, 1.0, {"loss": 40.0}], [5, 2.0, {"loss": 50.0}]]}
     hooks = [hook, RestoringHook(hook, state), FaultInjectionHook({("before_run", 3): back})]
-    await run_session(ah.AsyncMonitoredSession(counting_graph(), hooks, global_step=store, recovery=NO_BACKOFF), 4, "train")
+    await run_session(
+        ah.AsyncMonitoredSession(counting_graph(), hooks, global_step=store, recovery=NO_BACKOFF),
+        4,
+        "train",
+    )
     assert tracker.calls == ["start 3", "log 6", "log 7", "close"]
     assert tracker.steps == [1, 2, 3, 6, 7]
     assert kept(path) == [4, 5]
 
 
 def test_what_was_abandoned_is_reported_before_or_never(path: Path) -> None:
-    """`take_back` waits for a report that is under way: no record comes out of both, and none after it."""
+    """`take_back` waits for a report that is under way: no record comes out of both, and none after
+    it.
+    """
     tracker = ScriptedTracker()
     tracker.failures[0] = ConnectionError("refused")
     reporting, go = threading.Event(), threading.Event()
@@ -485,7 +609,9 @@ def test_what_was_abandoned_is_reported_before_or_never(path: Path) -> None:
     for step in (1, 2):
         sender.add(Record(step, 0.0, {}))
     reporting.wait()
-    thread = threading.Thread(target=lambda: order.append([record.step for record in sender.take_back()]))
+    thread = threading.Thread(
+        target=lambda: order.append([record.step for record in sender.take_back()])
+    )
     thread.start()
     go.set()
     thread.join()
@@ -511,7 +637,11 @@ async def test_a_checkpoint_has_what_is_not_sent(
             states.append([step for step, _, _ in hook.state_dict()["pending"]])
 
     saver = ah.CheckpointSaverHook(
-        tmp_path / "checkpoints", every=ah.Every(steps=3), listeners=[Saving()], save_on_begin=False, background=False
+        tmp_path / "checkpoints",
+        every=ah.Every(steps=3),
+        listeners=[Saving()],
+        save_on_begin=False,
+        background=False,
     )
 
     async def run() -> None:
@@ -530,7 +660,9 @@ def test_the_hook_is_stateful_by_its_name() -> None:
     """Two hooks in a session need names of their own."""
     assert TrackerHook(ScriptedTracker()).name == "TrackerHook"
     assert TrackerHook(ScriptedTracker(), name="second").name == "second"
-    assert repr(TrackerHook(ScriptedTracker(), ["loss"])).startswith("TrackerHook(ScriptedTracker(), ['loss'], every=")
+    assert repr(TrackerHook(ScriptedTracker(), ["loss"])).startswith(
+        "TrackerHook(ScriptedTracker(), ['loss'], every="
+    )
     assert TrackerHook(ScriptedTracker()).statistics() == TrackerStatistics()
 
 

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 import mlflow
 import pytest
 import wandb
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
+from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
+    EventAccumulator,
+)
 from wandb.proto import wandb_internal_pb2
 
 import aiohooks as ah
@@ -34,7 +36,9 @@ Points = list[tuple[int, float]]
 
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let no package reach a server. What wandb has started ends with `wandb.teardown`, also if a test fails before."""
+    """Let no package reach a server. What wandb has started ends with `wandb.teardown`, also if a
+    test fails before.
+    """
     for name in ("MLFLOW_ALLOW_FILE_STORE", "MLFLOW_DISABLE_TELEMETRY", "WANDB_SILENT"):
         monkeypatch.setenv(name, "true")
     for name, value in {"MODE": "offline", "CONSOLE": "off", "ERROR_REPORTING": "false"}.items():
@@ -45,21 +49,41 @@ def _offline(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def hook_of(tracker: Any, folder: Path) -> TrackerHook:
     """Make a hook that sends the loss and the total of each step."""
-    return TrackerHook(tracker, ["loss", "total"], every=ah.Every(steps=1), unsent_path=folder / "unsent.jsonl", drain_secs=60)
+    return TrackerHook(
+        tracker,
+        ["loss", "total"],
+        every=ah.Every(steps=1),
+        unsent_path=folder / "unsent.jsonl",
+        drain_secs=60,
+    )
 
 
-async def train(*hooks: ah.SessionRunHook, runs: int, start: int = 0, back_to: int | None = None) -> None:
-    """Make so many runs, and before the fifth one a recovery; the end waits for a package on a busy machine."""
+async def train(
+    *hooks: ah.SessionRunHook, runs: int, start: int = 0, back_to: int | None = None
+) -> None:
+    """Make so many runs, and before the fifth one a recovery; the end waits for a package on a busy
+    machine.
+    """
     store = ah.MemoryStepStore(start)
 
     async def back() -> None:
-        await until_true(lambda: not any(hook.statistics().pending for hook in hooks if isinstance(hook, TrackerHook)))
+        await until_true(
+            lambda: (
+                not any(
+                    hook.statistics().pending for hook in hooks if isinstance(hook, TrackerHook)
+                )
+            )
+        )
         await store.reset(2)
         raise ah.AbortedError("lost")
 
     faults = [] if back_to is None else [FaultInjectionHook({("before_run", 5): back})]
     async with ah.AsyncMonitoredSession(
-        counting_graph(), [*hooks, *faults], global_step=store, recovery=NO_BACKOFF, stop_grace_period_secs=90
+        counting_graph(),
+        [*hooks, *faults],
+        global_step=store,
+        recovery=NO_BACKOFF,
+        stop_grace_period_secs=90,
     ) as session:
         await make_runs(session, runs, "train")
 
@@ -91,7 +115,9 @@ def wandb_tracker(folder: Path) -> WandbTracker:
 
 
 def wandb_records(folder: Path, kind: str) -> Iterator[Any]:
-    """Yield the records of a kind in the files of all runs, in the order of the runs: blocks of 32 KiB, as in LevelDB's log."""
+    """Yield the records of a kind in the files of all runs, in the order of the runs: blocks of 32
+    KiB, as in LevelDB's log.
+    """
     wandb.teardown()
     for path in sorted(folder.parent.glob("wandb/offline-run-*/*.wandb")):
         data, position, whole = path.read_bytes(), 7, b""
@@ -116,7 +142,9 @@ def wandb_points(folder: Path, tag: str) -> Points:
         {item.key or item.nested_key[0]: json.loads(item.value_json) for item in history.item}
         for history in wandb_records(folder, "history")
     ]
-    return [(row["global_step"], row[tag]) for row in rows if tag in row and row["_timestamp"] > 1.6e9]
+    return [
+        (row["global_step"], row[tag]) for row in rows if tag in row and row["_timestamp"] > 1.6e9
+    ]
 
 
 def tensorboard_points(folder: Path, tag: str) -> Points:
@@ -129,7 +157,9 @@ def tensorboard_points(folder: Path, tag: str) -> Points:
 
 
 class Package(NamedTuple):
-    """A package: how a tracker is made, what is read back, and the totals after a recovery and after another session."""
+    """A package: how a tracker is made, what is read back, and the totals after a recovery and
+    after another session.
+    """
 
     tracker: Callable[[Path], Any]
     points: Callable[[Path, str], Points]
@@ -148,14 +178,20 @@ PACKAGES = {
     ),
 }
 EACH = pytest.mark.parametrize(
-    "package", [pytest.param(one, id=name, marks=[pytest.mark.slow] if name == "wandb" else []) for name, one in PACKAGES.items()]
+    "package",
+    [
+        pytest.param(one, id=name, marks=[pytest.mark.slow] if name == "wandb" else [])
+        for name, one in PACKAGES.items()
+    ],
 )
 
 
 @EACH
 @one_loop
 async def test_each_step_is_there_once(package: Package, tmp_path: Path) -> None:
-    """With its time, also a step that a recovery and a later session make again; what is sent late changes nothing else."""
+    """With its time, also a step that a recovery and a later session make again; what is sent late
+    changes nothing else.
+    """
     folder = tmp_path / "package"
     tracker = package.tracker(folder)
     await train(hook_of(tracker, tmp_path), runs=7, back_to=2)
@@ -164,13 +200,19 @@ async def test_each_step_is_there_once(package: Package, tmp_path: Path) -> None
         tracker = package.tracker(folder)
     await train(hook_of(tracker, tmp_path), runs=3, start=3)
     assert package.points(folder, "total") == package.continued
-    (tmp_path / "unsent.jsonl").write_text(json.dumps({"step": 1, "time": 1.7e9, "metrics": {"late": 0.5}}) + "\n")
+    (tmp_path / "unsent.jsonl").write_text(
+        json.dumps({"step": 1, "time": 1.7e9, "metrics": {"late": 0.5}}) + "\n"
+    )
     assert send_unsent(tmp_path / "unsent.jsonl", package.tracker(folder)) == 1
     assert package.points(folder, "late") == [(1, 0.5)]
     assert sorted(step for step, _ in package.points(folder, "loss")) == [1, 2, 3, 4, 5, 6]
     if package.tracker is mlflow_tracker:
         (run,) = mlflow_runs(folder)
-        assert (run.info.status, run.info.run_name, run.info.run_id) == ("FINISHED", "first", tracker.run_id)
+        assert (run.info.status, run.info.run_name, run.info.run_id) == (
+            "FINISHED",
+            "first",
+            tracker.run_id,
+        )
         assert run.data.tags["aiohooks.step"] == "6"
 
 
@@ -193,12 +235,16 @@ async def test_mlflow_has_the_end_of_the_run(tmp_path: Path, how: str) -> None:
         session.cancel()
     with pytest.raises(ZeroDivisionError if how == "fails" else asyncio.CancelledError):
         await session
-    assert [run.info.status for run in mlflow_runs(tmp_path)] == ["FAILED" if how == "fails" else "KILLED"]
+    assert [run.info.status for run in mlflow_runs(tmp_path)] == [
+        "FAILED" if how == "fails" else "KILLED"
+    ]
 
 
 @one_loop
 async def test_what_mlflow_did_not_get_is_sent_later(tmp_path: Path) -> None:
-    """A server that refuses connections costs the session nothing; the file is sent to a store that works."""
+    """A server that refuses connections costs the session nothing; the file is sent to a store that
+    works.
+    """
     hook = hook_of(MLflowTracker("digits", "first", tracking_uri="no-such-scheme://host"), tmp_path)
     await train(hook, runs=3)
     assert "no-such-scheme" in (hook.statistics().error or "")
@@ -209,7 +255,9 @@ async def test_what_mlflow_did_not_get_is_sent_later(tmp_path: Path) -> None:
 @pytest.mark.slow
 @one_loop
 async def test_wandb_has_the_end_of_the_run_which_is_there_for_others(tmp_path: Path) -> None:
-    """`tracker.run` is the run while it is open; without an id each session has a new one, and one that fails says so."""
+    """`tracker.run` is the run while it is open; without an id each session has a new one, and one
+    that fails says so.
+    """
     tracker = WandbTracker(project="digits", dir=str(tmp_path))
     hook = hook_of(tracker, tmp_path)
     runs: list[Any] = []
@@ -222,7 +270,11 @@ async def test_wandb_has_the_end_of_the_run_which_is_there_for_others(tmp_path: 
     await train(hook, PhaseHook("after_run", look), runs=2)
     assert (runs[0].project, tracker.run) == ("digits", None)
     with pytest.raises(ZeroDivisionError):
-        await train(hook_of(tracker, tmp_path), FaultInjectionHook({("before_run", 2): ZeroDivisionError()}), runs=2)
+        await train(
+            hook_of(tracker, tmp_path),
+            FaultInjectionHook({("before_run", 2): ZeroDivisionError()}),
+            runs=2,
+        )
     assert sorted(one.exit_code for one in wandb_records(tmp_path / "package", "exit")) == [0, 1]
 
 

@@ -47,7 +47,11 @@ async def test_what_was_kept_is_sent_and_the_file_removed(path: Path) -> None:
     check_json(path)
     later = ScriptedTracker()
     assert send_unsent(path, later) == 4
-    assert [(step, metrics["loss"]) for step, metrics in later.metrics[:3]] == [(1, 1.5), (2, math.inf), (3, -math.inf)]
+    assert [(step, metrics["loss"]) for step, metrics in later.metrics[:3]] == [
+        (1, 1.5),
+        (2, math.inf),
+        (3, -math.inf),
+    ]
     assert math.isnan(later.metrics[3][1]["loss"])
     assert later.times == sorted(later.times)
     assert later.calls == ["log 1", "log 2", "log 3", "log 4", "close"]
@@ -57,7 +61,9 @@ async def test_what_was_kept_is_sent_and_the_file_removed(path: Path) -> None:
 
 def test_steps_are_sent_once_and_in_order(path: Path) -> None:
     """Of several lines of a step the last one counts, and none from before it was sent."""
-    path.write_text(line(5, 1) + line(3) + line(5, 2) + line(4) + '{"sent": 4}\n{"sent": 9}\n' + line(9))
+    path.write_text(
+        line(5, 1) + line(3) + line(5, 2) + line(4) + '{"sent": 4}\n{"sent": 9}\n' + line(9)
+    )
     tracker = ScriptedTracker()
     assert send_unsent(path, tracker) == 3
     assert tracker.metrics == [(3, {"loss": 0.5}), (5, {"loss": 2.0}), (9, {"loss": 0.5})]
@@ -70,7 +76,9 @@ def test_what_cannot_be_sent_stays_in_the_file(path: Path) -> None:
     tracker.failures[3] = error
     with pytest.raises(ConnectionError) as caught:
         send_unsent(path, tracker)
-    assert caught.value.__notes__ == [f"raised after 2 of the metrics in {path} were sent; the file has the others"]
+    assert caught.value.__notes__ == [
+        f"raised after 2 of the metrics in {path} were sent; the file has the others"
+    ]
     assert tracker.closed == [error]
     later = ScriptedTracker()
     assert send_unsent(path, later) == 3
@@ -88,13 +96,21 @@ def test_torn_lines_are_left_out(torn: str, path: Path, caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize("text", ["", line(1) + line(2)[:-9]], ids=["no file", "a torn line"])
-async def test_sessions_append_to_one_file(text: str, path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A later session leaves the lines of an earlier one as they are, nothing between them, and a torn one for itself."""
+async def test_sessions_append_to_one_file(
+    text: str, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A later session leaves the lines of an earlier one as they are, nothing between them, and a
+    torn one for itself.
+    """
     if text:
         path.write_text(text)  # noqa: ASYNC240 - a test
     for start in (2, 4):
         tracker = ScriptedTracker({0: ConnectionError("refused")})
-        await train(TrackerHook(tracker, ["loss"], every=ah.Every(steps=1), unsent_path=path), runs=2, start=start)
+        await train(
+            TrackerHook(tracker, ["loss"], every=ah.Every(steps=1), unsent_path=path),
+            runs=2,
+            start=start,
+        )
     assert kept(path) == [*([1] if text else []), 3, 4, 5, 6]
     assert ("line 2 is left out" in caplog.text) == bool(text)
     assert "line 3 is left out" not in caplog.text

@@ -1,4 +1,6 @@
-"""Ends of waits that others cause: time limits, shielded cleanup and threads, seen by their caller."""
+"""Ends of waits that others cause: time limits, shielded cleanup and threads, seen by their
+caller.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ async def test_a_time_limit_in_cleanup_after_a_cancel(clock: ManualClock) -> Non
 
 @pytest.mark.parametrize("cancelled", ["never", "before", "after"])
 async def test_a_time_limit_waits_for_the_end(cancelled: str, clock: ManualClock) -> None:
-    """What took too long has ended when TimeoutError is raised; a cancel of the caller is raised instead, whenever it came."""
+    """What took too long has ended when TimeoutError is raised; a cancel of the caller is raised
+    instead, whenever it came.
+    """
     leave, ends = asyncio.Event(), list[str]()
 
     async def slow() -> None:
@@ -63,7 +67,9 @@ async def test_a_time_limit_waits_for_the_end(cancelled: str, clock: ManualClock
 
 
 async def test_what_ends_in_time_is_returned(clock: ManualClock) -> None:
-    """So is the result of what ignores that its time is up, or has no limit; its own errors are raised as they are."""
+    """So is the result of what ignores that its time is up, or has no limit; its own errors are
+    raised as they are.
+    """
 
     async def ignores() -> int:
         with contextlib.suppress(asyncio.CancelledError):
@@ -84,7 +90,9 @@ async def test_what_ends_in_time_is_returned(clock: ManualClock) -> None:
 
 
 async def test_shielded_cleanup_is_finished_in_spite_of_several_cancels(clock: ManualClock) -> None:
-    """The caller is cancelled again and again, and leaves when the cleanup has ended, with its error in the context."""
+    """The caller is cancelled again and again, and leaves when the cleanup has ended, with its
+    error in the context.
+    """
     released = asyncio.Event()
     cancels: list[str] = []
 
@@ -92,7 +100,9 @@ async def test_shielded_cleanup_is_finished_in_spite_of_several_cancels(clock: M
         await released.wait()
         raise OSError("of the cleanup")
 
-    waiting = shielded(cleanup(), grace_secs=9, what="cleanup", on_cancel=lambda: cancels.append("noticed"))
+    waiting = shielded(
+        cleanup(), grace_secs=9, what="cleanup", on_cancel=lambda: cancels.append("noticed")
+    )
     task = asyncio.create_task(waiting)
     for _ in range(3):
         await ticks()
@@ -107,8 +117,12 @@ async def test_shielded_cleanup_is_finished_in_spite_of_several_cancels(clock: M
 
 
 @pytest.mark.may_leak
-async def test_shielded_cleanup_that_ignores_everything(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
-    """It is cancelled after the grace period and left running after another, with a warning; its late error is not lost."""
+async def test_shielded_cleanup_that_ignores_everything(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is cancelled after the grace period and left running after another, with a warning; its
+    late error is not lost.
+    """
     released = asyncio.Event()
     lost: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: lost.append(context))
@@ -135,7 +149,10 @@ async def test_shielded_cleanup_that_ignores_everything(clock: ManualClock, capl
     with pytest.raises(asyncio.CancelledError):
         await task
     (record,) = [one for one in caplog.records if one.levelno == logging.WARNING]
-    assert record.getMessage() == "the cleanup still runs 9 s after its cancellation; continuing without it"
+    assert (
+        record.getMessage()
+        == "the cleanup still runs 9 s after its cancellation; continuing without it"
+    )
     released.set()
     await ticks()
     gc.collect()
@@ -145,7 +162,9 @@ async def test_shielded_cleanup_that_ignores_everything(clock: ManualClock, capl
 
 
 async def test_waiting_for_tasks_leaves_nothing_with_them(clock: ManualClock) -> None:
-    """`wait_done` says whether all are done, and cancels none; what it had registered is gone, also after a cancel."""
+    """`wait_done` says whether all are done, and cancels none; what it had registered is gone, also
+    after a cancel.
+    """
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     done.set_result(None)
@@ -164,7 +183,9 @@ async def test_waiting_for_tasks_leaves_nothing_with_them(clock: ManualClock) ->
 
 
 async def test_a_wait_that_is_over_keeps_nothing() -> None:
-    """A future that many wait for in turn, as for the end of a long task, does not collect what they have left behind."""
+    """A future that many wait for in turn, as for the end of a long task, does not collect what
+    they have left behind.
+    """
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     references: set[int] = set()
     for _ in range(3):

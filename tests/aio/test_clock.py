@@ -40,7 +40,11 @@ async def test_sleep_waits_on_the_clock_that_it_is_given() -> None:
     """By default on the current one; a sleep that is cancelled leaves no timer."""
     given = ManualClock()
     with ManualClock() as current:
-        sleeps = [asyncio.create_task(sleep(5)), asyncio.create_task(sleep(5, given)), asyncio.create_task(sleep(5))]
+        sleeps = [
+            asyncio.create_task(sleep(5)),
+            asyncio.create_task(sleep(5, given)),
+            asyncio.create_task(sleep(5)),
+        ]
         await ticks()
         sleeps[2].cancel()
         await ticks()
@@ -99,7 +103,13 @@ def test_manual_clock_calls_in_order_each_at_its_time() -> None:
     clock.call_later(9, call("later"))
     clock.call_later(-1, call("immediately"))
     clock.advance(3)
-    assert calls == [("immediately", 0), ("first", 1), ("first, too", 1), ("second", 2), ("third", 3)]
+    assert calls == [
+        ("immediately", 0),
+        ("first", 1),
+        ("first, too", 1),
+        ("second", 2),
+        ("third", 3),
+    ]
     assert (clock.now(), clock.pending) == (3, 1)
 
 
@@ -120,7 +130,9 @@ def test_manual_clock_calls_what_a_callback_scheduled() -> None:
 
 
 def test_manual_clock_cancel() -> None:
-    """A cancelled call is not made, even if a callback of the same time cancels it; once made, it is too late."""
+    """A cancelled call is not made, even if a callback of the same time cancels it; once made, it
+    is too late.
+    """
     clock = ManualClock()
     calls: list[tuple[str, float]] = []
     call = recorder(calls, clock)
@@ -136,7 +148,9 @@ def test_manual_clock_cancel() -> None:
 
 
 def test_manual_clock_moved_by_a_callback() -> None:
-    """A callback may move the clock itself: nothing is called twice or before its time, and time never goes back."""
+    """A callback may move the clock itself: nothing is called twice or before its time, and time
+    never goes back.
+    """
     clock = ManualClock()
     calls: list[tuple[str, float]] = []
     call = recorder(calls, clock)
@@ -147,7 +161,9 @@ def test_manual_clock_moved_by_a_callback() -> None:
 
 
 def test_manual_clock_keeps_the_context_of_the_call() -> None:
-    """A callback sees the context variables as they were when the call was scheduled, as on a loop."""
+    """A callback sees the context variables as they were when the call was scheduled, as on a
+    loop.
+    """
     variable = ContextVar("variable", default="none")
     clock = ManualClock()
     seen: list[str] = []
@@ -176,7 +192,9 @@ def test_manual_clock_raises_a_callbacks_error() -> None:
 
 
 def test_manual_clock_is_current_inside_its_block() -> None:
-    """It is the current clock inside `with`, the innermost one wins, and the previous one comes back."""
+    """It is the current clock inside `with`, the innermost one wins, and the previous one comes
+    back.
+    """
     outside = current_clock()
     with ManualClock() as outer:
         assert current_clock() is outer

@@ -40,13 +40,17 @@ async def slow_double(batch: int = 1) -> dict[str, int]:
 @pytest.mark.parametrize("turns", [(0, 0), (0, 1), (1, 0), (2, 2)], ids=str)
 @pytest.mark.parametrize("how", ["hooks", "group", "operations"])
 async def test_overlapping_hooks_run_one_other_session(turns: tuple[int, int], how: str) -> None:
-    """Two hooks of a session, two hooks of a group or two operations that overlap each make a run of one other session."""
+    """Two hooks of a session, two hooks of a group or two operations that overlap each make a run
+    of one other session.
+    """
     async with ah.AsyncMonitoredSession(slow_double, name="other") as other:
         calls = [Running(_Named(other), count) for count in turns]  # type: ignore[arg-type]
         if how == "group":
             await ah.compose(Calls, calls).on()
         elif how == "hooks":
-            async with ah.AsyncMonitoredSession(double, [BeforeRunHook(one.on) for one in calls]) as session:
+            async with ah.AsyncMonitoredSession(
+                double, [BeforeRunHook(one.on) for one in calls]
+            ) as session:
                 await session.run("double")
         else:
             graph = ah.Graph()
@@ -66,7 +70,9 @@ class _Named:
 
 
 async def test_a_run_inside_a_hook_keeps_context_variables() -> None:
-    """What the hooks of the inner run set is seen by the hook that made it, and by the steps after it."""
+    """What the hooks of the inner run set is seen by the hook that made it, and by the steps after
+    it.
+    """
     variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="")
     seen: list[str] = []
 
@@ -89,7 +95,9 @@ async def test_a_run_inside_a_hook_keeps_context_variables() -> None:
 
 
 async def test_a_publisher_is_not_taken_for_one_that_waits() -> None:
-    """Overlapping hooks that run one other session do not make its publisher look as if it waited for itself."""
+    """Overlapping hooks that run one other session do not make its publisher look as if it waited
+    for itself.
+    """
     steps = ah.MemoryStepStore()
     async with ah.AsyncMonitoredSession(slow_double, global_step=steps) as other:
 
@@ -106,7 +114,8 @@ async def test_a_publisher_is_not_taken_for_one_that_waits() -> None:
 
 
 def test_hooks_under_nest_asyncio() -> None:
-    """A hook that runs the loop again from inside it, with nest_asyncio, neither hangs nor disturbs the hooks beside it.
+    """A hook that runs the loop again from inside it, with nest_asyncio, neither hangs nor disturbs
+    the hooks beside it.
 
     Variables that hooks set are the caller's.
     """
@@ -138,5 +147,11 @@ async def main():
 nest_asyncio.apply()
 asyncio.run(main())
 """
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG_SECS, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECS,
+        check=False,
+    )
     assert (ran.stdout, ran.returncode) == ("[2, 2]\n", 0), ran.stderr

@@ -31,7 +31,9 @@ hold_during_fork(LOCK)
 
 
 def test_an_error_of_one_object_does_not_keep_the_others(capfd: pytest.CaptureFixture[str]) -> None:
-    """Every object is called in the child and none in the parent; locks are free on both sides; the error is reported."""
+    """Every object is called in the child and none in the parent; locks are free on both sides; the
+    error is reported.
+    """
     owners = [Owner(fails=number % 2 == 0) for number in range(6)]
     child = os.fork()
     if child == 0:

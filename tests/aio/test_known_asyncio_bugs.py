@@ -1,7 +1,8 @@
 """Known bugs of asyncio and of code that uses it, each tried on the library's own operations.
 
-The library does not use `asyncio.wait_for`, `Condition` and `TaskGroup` (tests/project/test_architecture.py): tests of their bugs
-are of the waits, locks and overlaps in their place. `tests/fuzz/random_programs` runs under eager tasks.
+The library does not use `asyncio.wait_for`, `Condition` and `TaskGroup`
+(tests/project/test_architecture.py): tests of their bugs are of the waits, locks and overlaps in
+their place. `tests/fuzz/random_programs` runs under eager tasks.
 """
 
 from __future__ import annotations
@@ -71,13 +72,24 @@ def overlapping_run() -> tuple[Awaitable[Any], Release]:
 
 
 WAITS = [
-    wait_for_step, wait_for_variables, wait_for_stop, wait_until_future, wait_until_event, join, hooked_run, overlapping_run,
-]  # fmt: skip
+    wait_for_step,
+    wait_for_variables,
+    wait_for_stop,
+    wait_until_future,
+    wait_until_event,
+    join,
+    hooked_run,
+    overlapping_run,
+]
 
 
 @pytest.mark.parametrize("make", WAITS)
-async def test_a_cancel_that_meets_the_result_is_not_lost(make: Callable[[], tuple[Awaitable[Any], Release]]) -> None:
-    """A cancel in the tick in which the result is set and the wake-up queued still cancels (gh-86296)."""
+async def test_a_cancel_that_meets_the_result_is_not_lost(
+    make: Callable[[], tuple[Awaitable[Any], Release]],
+) -> None:
+    """A cancel in the tick in which the result is set and the wake-up queued still cancels
+    (gh-86296).
+    """
     waiting, release = make()
     task = asyncio.ensure_future(waiting)
     await ticks()
@@ -110,14 +122,20 @@ async def test_a_task_factory_gets_only_documented_options() -> None:
     finally:
         loop.set_task_factory(None)
     # uvloop adds of its own accord what Python's own loop adds only from 3.13.3 on.
-    assert options <= {"context", "name", *(() if isinstance(loop, asyncio.SelectorEventLoop) else ("eager_start",))}
+    assert options <= {
+        "context",
+        "name",
+        *(() if isinstance(loop, asyncio.SelectorEventLoop) else ("eager_start",)),
+    }
 
 
 # -- references to tasks and threads
 
 
 async def test_tasks_referenced_only_by_the_library_survive() -> None:
-    """The collector runs while hooks, operations and background tasks wait, and none of them is lost."""
+    """The collector runs while hooks, operations and background tasks wait, and none of them is
+    lost.
+    """
     done: list[str] = []
 
     async def collects(name: str) -> None:
@@ -135,7 +153,9 @@ async def test_tasks_referenced_only_by_the_library_survive() -> None:
 
 
 async def test_iterations_left_by_break_leave_nothing() -> None:
-    """`steps` and `changes` are not async generators, so that nothing is finalised in another task."""
+    """`steps` and `changes` are not async generators, so that nothing is finalised in another
+    task.
+    """
     store = ah.MemoryStepStore()
     async with no_leaks(stores=[store]):
         async with ah.AsyncMonitoredSession(double, global_step=store) as session:
@@ -170,7 +190,9 @@ def test_keyboard_interrupt_closes_the_hooks(strikes: int) -> None:
 
 
 async def test_awaitables_other_than_coroutines_are_awaited() -> None:
-    """`until` takes objects with `__await__` and generators marked as coroutines, which tasks refuse from 3.12 on."""
+    """`until` takes objects with `__await__` and generators marked as coroutines, which tasks
+    refuse from 3.12 on.
+    """
 
     class Patient:
         def __await__(self) -> Generator[Any, Any, int]:

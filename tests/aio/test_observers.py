@@ -50,8 +50,14 @@ async def test_each_observer_is_notified_of_a_call(names: str, error: ValueError
         return number
 
     calling = observed_call(call, "hook", "H.end", observers, 5)
-    assert await asyncio.gather(asyncio.ensure_future(calling), return_exceptions=True) == [error or 5]
-    happened: list[tuple[object, ...]] = [("started", "hook", "H.end"), ("suspended",), ("ended", error)]
+    assert await asyncio.gather(asyncio.ensure_future(calling), return_exceptions=True) == [
+        error or 5
+    ]
+    happened: list[tuple[object, ...]] = [
+        ("started", "hook", "H.end"),
+        ("suspended",),
+        ("ended", error),
+    ]
     assert events == [(name, *one) for one in happened for name in names]
 
 
@@ -59,15 +65,23 @@ async def test_a_call_may_return_any_awaitable() -> None:
     """As under a plain `await`."""
     events: list[tuple[object, ...]] = []
     future = asyncio.get_running_loop().create_future()
-    calling = await parked(awaited(observed_call(lambda: future, "operation", "loss", [Recorder("a", events)])))
+    calling = await parked(
+        awaited(observed_call(lambda: future, "operation", "loss", [Recorder("a", events)]))
+    )
     future.set_result(5)
     assert await calling == 5
-    assert events == [("a", "started", "operation", "loss"), ("a", "suspended"), ("a", "ended", None)]
+    assert events == [
+        ("a", "started", "operation", "loss"),
+        ("a", "suspended"),
+        ("a", "ended", None),
+    ]
 
 
 @pytest.mark.parametrize("thrown_away", [False, True])
 async def test_an_observed_call_is_ended_from_outside(thrown_away: bool) -> None:
-    """A cancel reaches what is awaited; where the caller is thrown away it is closed. Both are its end."""
+    """A cancel reaches what is awaited; where the caller is thrown away it is closed. Both are its
+    end.
+    """
     events: list[tuple[object, ...]] = []
     ends: list[str] = []
 

@@ -32,7 +32,12 @@ class Calls(Overlap):
         return HookCancelledError(f"call {number} was cancelled")
 
 
-async def overlapped(*calls: Call, secs: float | None = None, grace_secs: float | None = 9, waits: RunWaits | None = None) -> Any:
+async def overlapped(
+    *calls: Call,
+    secs: float | None = None,
+    grace_secs: float | None = 9,
+    waits: RunWaits | None = None,
+) -> Any:
     overlap = Calls([None] * len(calls), grace_secs, waits)
     for number, call in enumerate(calls):
         overlap.start(number, call, (), {}, f"call {number}", secs)
@@ -68,7 +73,12 @@ def test_what_may_wait(function: object, waits: bool) -> None:
 async def test_results_are_in_order_of_the_calls() -> None:
     """Whichever ends first; no task is left."""
     before = asyncio.all_tasks()
-    assert await overlapped(lambda: ticks(9), never, functools.partial(perhaps, True), perhaps) == [None, 5, 6, 6]
+    assert await overlapped(lambda: ticks(9), never, functools.partial(perhaps, True), perhaps) == [
+        None,
+        5,
+        6,
+        6,
+    ]
     assert asyncio.all_tasks() == before
 
 
@@ -97,7 +107,9 @@ async def test_an_error_after_the_success_of_a_call_is_raised_in_the_caller() ->
     assert asyncio.all_tasks() == before
 
 
-@pytest.mark.parametrize("when", ["before it waits", "before it starts", "while it waits", "at its end"])
+@pytest.mark.parametrize(
+    "when", ["before it waits", "before it starts", "while it waits", "at its end"]
+)
 async def test_a_call_that_others_cancel_is_reported(when: str) -> None:
     """At every moment of its life."""
 
@@ -130,7 +142,9 @@ class CountingTask(asyncio.Task[None]):
 
 
 async def test_a_scope_of_anyio_is_left_once() -> None:
-    """It repeats its cancel at every turn, but not while the cleanup of a call is waited for; it catches what comes out."""
+    """It repeats its cancel at every turn, but not while the cleanup of a call is waited for; it
+    catches what comes out.
+    """
     scope, cleans, gate = anyio.CancelScope(), asyncio.Event(), asyncio.Event()
 
     async def cleans_up() -> None:
@@ -156,7 +170,9 @@ async def test_a_scope_of_anyio_is_left_once() -> None:
 
 
 async def test_a_time_limit_and_the_grace_period() -> None:
-    """A call that exceeds its limit is cancelled; one that ignores this is left running, and ends by itself."""
+    """A call that exceeds its limit is cancelled; one that ignores this is left running, and ends
+    by itself.
+    """
     gate, ended = asyncio.Event(), list[str]()
 
     async def ignores() -> None:
@@ -208,7 +224,9 @@ async def test_the_time_of_a_call_begins_with_it() -> None:
         overlap = Calls([None], 9)
         overlap.start(0, call, (), {}, None, 1.0)
         clock.advance(2)
-        with contextlib.suppress(TimeoutError) if began else contextlib.nullcontext():  # eager tasks have begun before
+        with (
+            contextlib.suppress(TimeoutError) if began else contextlib.nullcontext()
+        ):  # eager tasks have begun before
             await overlap.wait()
         assert began
 
@@ -230,7 +248,9 @@ async def test_an_error_that_meets_a_cancel_is_not_reported_as_lost() -> None:
 
 
 async def test_a_run_is_ended_from_outside() -> None:
-    """In what it awaits, or in what it awaits next; a result that is there counts, and a given task continues."""
+    """In what it awaits, or in what it awaits next; a result that is there counts, and a given task
+    continues.
+    """
     waits, error = RunWaits(), ValueError("outside")
     task = await parked(overlapped(forever, forever, waits=waits), 5)
     waits.end(error)
@@ -251,8 +271,14 @@ async def test_a_run_is_ended_from_outside() -> None:
 
 
 def test_what_is_hidden_is_kept() -> None:
-    """Errors that another one hides are at the end of its context, with their own, and without a circle."""
-    raised, hidden, own = ValueError("raised"), [KeyError("one"), OSError("two")], LookupError("own")
+    """Errors that another one hides are at the end of its context, with their own, and without a
+    circle.
+    """
+    raised, hidden, own = (
+        ValueError("raised"),
+        [KeyError("one"), OSError("two")],
+        LookupError("own"),
+    )
     hidden[0].__context__ = own
     keep_errors(raised, [*hidden])
     assert isinstance(raised.__context__, BaseExceptionGroup)

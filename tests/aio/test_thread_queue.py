@@ -19,7 +19,11 @@ class Numbers(ThreadQueue[int]):
 
     def __init__(self, max_queue: int = 3, max_batch: int | None = None) -> None:
         super().__init__("numbers", max_queue, max_batch)
-        self.gate, self.reporting, self.may_report = threading.Semaphore(0), threading.Event(), threading.Event()
+        self.gate, self.reporting, self.may_report = (
+            threading.Semaphore(0),
+            threading.Event(),
+            threading.Event(),
+        )
         self.may_report.set()
         self.record: list[Any] = []
 
@@ -45,7 +49,9 @@ async def finished(queue: Numbers) -> list[Any]:
     return queue.record
 
 
-@pytest.mark.parametrize(("max_batch", "batches"), [(None, [[1], [2, -3]]), (1, [[1], [2], [-3]]), (2, [[1], [2, -3]])])
+@pytest.mark.parametrize(
+    ("max_batch", "batches"), [(None, [[1], [2, -3]]), (1, [[1], [2], [-3]]), (2, [[1], [2, -3]])]
+)
 async def test_items_are_done_in_order(max_batch: int | None, batches: list[list[int]]) -> None:
     """All that wait together, or so many; a failure ends nothing."""
     queue = Numbers(max_batch=max_batch)
@@ -60,7 +66,9 @@ async def test_items_are_done_in_order(max_batch: int | None, batches: list[list
 
 
 async def test_room_and_what_waits_for_it() -> None:
-    """The queue is full with what is not done, also what is being done; nothing keeps an item out that is added all the same."""
+    """The queue is full with what is not done, also what is being done; nothing keeps an item out
+    that is added all the same.
+    """
     queue = Numbers(max_queue=2, max_batch=1)
     await queue.wait_for_room()
     queue.add(1)
@@ -132,7 +140,9 @@ async def test_nothing_is_queued_after_the_end() -> None:
 
 
 async def test_a_report_is_made_when_the_queue_does_not_wait() -> None:
-    """What logs it may wait for the event loop, which uses the queue; a drain waits for the report, and room does not."""
+    """What logs it may wait for the event loop, which uses the queue; a drain waits for the report,
+    and room does not.
+    """
 
     class Reporting(Numbers):
         def done(self, items: list[int], error: BaseException | None) -> Any:

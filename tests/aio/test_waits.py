@@ -1,4 +1,6 @@
-"""Waits of a session that is opened, which a stop ends: those for others, and for an engine that does not answer."""
+"""Waits of a session that is opened, which a stop ends: those for others, and for an engine that
+does not answer.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ pytestmark = pytest.mark.every_python
 
 
 async def test_an_engine_that_does_not_answer_is_waited_for_like_others() -> None:
-    """Only in an outage, and only while a session is opened; after the outage the wait is for an answer again."""
+    """Only in an outage, and only while a session is opened; after the outage the wait is for an
+    answer again.
+    """
     waits: list[Awaitable[Any]] = []
 
     async def until(awaitable: Awaitable[Any]) -> Any:

@@ -8,7 +8,14 @@ from aiohooks._aio.waits import Backoff
 def test_pauses_double_up_to_the_longest() -> None:
     """The first attempt waits for `initial_secs`; a long series of attempts stays at `max_secs`."""
     backoff = Backoff(0.5, 5.0, jitter=False)
-    assert [backoff.pause_secs(attempt) for attempt in (1, 2, 3, 4, 5, 10**6)] == [0.5, 1.0, 2.0, 4.0, 5.0, 5.0]
+    assert [backoff.pause_secs(attempt) for attempt in (1, 2, 3, 4, 5, 10**6)] == [
+        0.5,
+        1.0,
+        2.0,
+        4.0,
+        5.0,
+        5.0,
+    ]
 
 
 def test_a_random_part_of_each_pause() -> None:

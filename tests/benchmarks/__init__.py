@@ -1,1 +1,3 @@
-"""The library's costs, measured side by side with the same work without it: `python -m tests.benchmarks`."""
+"""The library's costs, measured side by side with the same work without it: `python -m
+tests.benchmarks`.
+"""

@@ -1,10 +1,12 @@
-"""Measures what the library costs, prints a table with each bar and figure, and fails if a bar is missed.
+"""Measures what the library costs, prints a table with each bar and figure, and fails if a bar is
+missed.
 
     python -m tests.benchmarks --loop both --json figures.json
     python -m tests.benchmarks --rows stores --json stores.json
     python -m tests.benchmarks --page docs/reference/benchmarks.md figures.json stores.json
 
-The last one puts what was measured into the page; a section of which nothing was measured stays as it is.
+The last one puts what was measured into the page; a section of which nothing was measured stays as
+it is.
 """
 
 from __future__ import annotations
@@ -27,24 +29,57 @@ def main(argv: list[str] | None = None) -> int:
     """Measure, or write the page; return 1 if a bar is missed."""
     defaults = Counts()
     parser = argparse.ArgumentParser(
-        prog="python -m tests.benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tests.benchmarks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--loop", choices=[*LOOPS, "both"], default="both", help="both: those that are installed")
-    rows = f"{', '.join(ROWS)}; or all of {', '.join(GROUPS)} (default: dispatch and session)"
-    parser.add_argument("--rows", nargs="+", choices=[*GROUPS, *ROWS], default=["dispatch", "session"], metavar="ROW", help=rows)
-    parser.add_argument("--rounds", type=int, default=defaults.rounds, help="how often each lane runs")
     parser.add_argument(
-        "--slice", type=float, default=defaults.slice_secs * 1e3, metavar="MS", help="how long a lane runs in one round"
+        "--loop", choices=[*LOOPS, "both"], default="both", help="both: those that are installed"
     )
-    parser.add_argument("--parked", type=int, default=defaults.parked, help="waiters that an advance passes by")
-    parser.add_argument("--woken", type=int, default=defaults.woken, help="waiters woken at one step")
-    parser.add_argument("--checkpoint-mb", type=float, default=defaults.checkpoint_bytes / 1e6, help="size of a checkpoint")
+    rows = f"{', '.join(ROWS)}; or all of {', '.join(GROUPS)} (default: dispatch and session)"
+    parser.add_argument(
+        "--rows",
+        nargs="+",
+        choices=[*GROUPS, *ROWS],
+        default=["dispatch", "session"],
+        metavar="ROW",
+        help=rows,
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=defaults.rounds, help="how often each lane runs"
+    )
+    parser.add_argument(
+        "--slice",
+        type=float,
+        default=defaults.slice_secs * 1e3,
+        metavar="MS",
+        help="how long a lane runs in one round",
+    )
+    parser.add_argument(
+        "--parked", type=int, default=defaults.parked, help="waiters that an advance passes by"
+    )
+    parser.add_argument(
+        "--woken", type=int, default=defaults.woken, help="waiters woken at one step"
+    )
+    parser.add_argument(
+        "--checkpoint-mb",
+        type=float,
+        default=defaults.checkpoint_bytes / 1e6,
+        help="size of a checkpoint",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file")
-    parser.add_argument("--page", type=Path, metavar="PAGE", help="put the figures of FILES into a page; measures nothing")
+    parser.add_argument(
+        "--page",
+        type=Path,
+        metavar="PAGE",
+        help="put the figures of FILES into a page; measures nothing",
+    )
     parser.add_argument("files", nargs="*", type=Path, help="what --json has written")
     options = parser.parse_args(argv)
     if options.page is not None:
-        write_page(options.page, SECTIONS, [report for file in options.files for report in load(file)])
+        write_page(
+            options.page, SECTIONS, [report for file in options.files for report in load(file)]
+        )
         return 0
     counts = dataclasses.replace(
         defaults,

@@ -1,10 +1,12 @@
-"""What dispatchers of async hooks promise, seen by calling them: ours and the published ones, in one run.
+"""What dispatchers of async hooks promise, seen by calling them: ours and the published ones, in
+one run.
 
     python -m tests.benchmarks.dispatchers
     python -m tests.benchmarks.dispatchers --markdown
     python -m tests.benchmarks.dispatchers --page docs/reference/benchmarks.md
 
-Each one calls the same hooks through its own package. The times are medians of rounds in which all take turns.
+Each one calls the same hooks through its own package. The times are medians of rounds in which all
+take turns.
 """
 
 from __future__ import annotations
@@ -19,7 +21,13 @@ import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -57,7 +65,9 @@ class Events:
 
 
 @asynccontextmanager
-async def aiohooks_group(hooks: Sequence[Hook], timeout: float | None = None) -> AsyncIterator[Call]:
+async def aiohooks_group(
+    hooks: Sequence[Hook], timeout: float | None = None
+) -> AsyncIterator[Call]:
     """A `HookGroup`; with `timeout` each hook has this time limit."""
     made: list[Any] = [type("Hook", (), {"on_event": hook})() for hook in hooks]
     if timeout is not None:
@@ -72,7 +82,10 @@ async def langchain(hooks: Sequence[Hook], raise_error: bool = False) -> AsyncIt
     """`ahandle_event` of langchain-core, with its handlers."""
     base = imported("langchain-core", "langchain_core.callbacks.base").AsyncCallbackHandler
     dispatch = imported("langchain-core", "langchain_core.callbacks.manager").ahandle_event
-    handlers = [type("Handler", (base,), {"on_custom_event": hook, "raise_error": raise_error})() for hook in hooks]
+    handlers = [
+        type("Handler", (base,), {"on_custom_event": hook, "raise_error": raise_error})()
+        for hook in hooks
+    ]
     run_id = uuid.uuid4()
     yield lambda: dispatch(handlers, "on_custom_event", None, "event", None, run_id=run_id)
 
@@ -88,8 +101,13 @@ async def llama_index(hooks: Sequence[Hook]) -> AsyncIterator[Call]:
     def handle(self: object, event: object) -> None:
         """Called for events that are dispatched without awaiting."""
 
-    made = [type(base)("Handler", (base,), {"ahandle": hook, "handle": handle, "__module__": __name__}) for hook in hooks]
-    connected = dispatcher(name="events", event_handlers=[handler() for handler in made], propagate=False)
+    made = [
+        type(base)("Handler", (base,), {"ahandle": hook, "handle": handle, "__module__": __name__})
+        for hook in hooks
+    ]
+    connected = dispatcher(
+        name="events", event_handlers=[handler() for handler in made], propagate=False
+    )
     yield lambda: connected.aevent(event)
 
 
@@ -154,7 +172,9 @@ async def in_turn(hooks: Sequence[Hook]) -> AsyncIterator[Call]:
 
 @dataclass(frozen=True, slots=True)
 class Dispatcher:
-    """One line of the table: how hooks are connected, and connected with a time limit, if it has such."""
+    """One line of the table: how hooks are connected, and connected with a time limit, if it has
+    such.
+    """
 
     name: str
     connect: Connect
@@ -207,7 +227,9 @@ async def overlap(connect: Connect) -> str:
 
 async def variables(connect: Connect) -> str:
     """Return whether the caller sees the context variables that its hooks have set."""
-    seen: list[contextvars.ContextVar[bool]] = [contextvars.ContextVar(f"variable_{number}") for number in range(2)]
+    seen: list[contextvars.ContextVar[bool]] = [
+        contextvars.ContextVar(f"variable_{number}") for number in range(2)
+    ]
 
     def setting(variable: contextvars.ContextVar[bool]) -> Hook:
         async def hook(*args: object, **keywords: object) -> None:
@@ -222,7 +244,9 @@ async def variables(connect: Connect) -> str:
 
 
 async def failure(connect: Connect) -> tuple[str, str]:
-    """Return what the caller gets of an error after 20 ms, and what becomes of a hook of 200 ms beside the one that failed."""
+    """Return what the caller gets of an error after 20 ms, and what becomes of a hook of 200 ms
+    beside the one that failed.
+    """
     error = ValueError("a hook failed")
     states: list[str] = []
 
@@ -280,14 +304,21 @@ def _silent() -> Hook:
 # -- the table
 
 
-async def cost(dispatchers: Sequence[Dispatcher], make: Callable[[], Hook], counts: Counts) -> dict[str, float]:
-    """Return the seconds of a call of eight hooks, by dispatcher; all of them are measured in turns."""
+async def cost(
+    dispatchers: Sequence[Dispatcher], make: Callable[[], Hook], counts: Counts
+) -> dict[str, float]:
+    """Return the seconds of a call of eight hooks, by dispatcher; all of them are measured in
+    turns.
+    """
 
     @asynccontextmanager
     async def row(_: Counts) -> AsyncIterator[Setup]:
         async with AsyncExitStack() as stack:
             hooks = [make() for _ in range(COST_HOOKS)]
-            lanes = {one.name: repeated(await stack.enter_async_context(one.connect(hooks))) for one in dispatchers}
+            lanes = {
+                one.name: repeated(await stack.enter_async_context(one.connect(hooks)))
+                for one in dispatchers
+            }
             yield Setup(lanes, [Figure(name, None, name, BASELINE) for name in lanes])
 
     return {result.work: result.ours_secs or 0.0 for result in await measure(SECTION, row, counts)}
@@ -297,11 +328,19 @@ async def behaviour(one: Dispatcher) -> tuple[str, str, str, str, str]:
     """Return what the table says of a dispatcher before its costs."""
     with _quiet_logs():
         kept, sibling = await failure(one.connect)
-        return await overlap(one.connect), await variables(one.connect), kept, sibling, await timeout(one.with_timeout)
+        return (
+            await overlap(one.connect),
+            await variables(one.connect),
+            kept,
+            sibling,
+            await timeout(one.with_timeout),
+        )
 
 
 async def look(counts: Counts) -> tuple[list[Line], list[str]]:
-    """Return a line for each dispatcher that is installed, and the names of the packages that are not."""
+    """Return a line for each dispatcher that is installed, and the names of the packages that are
+    not.
+    """
     there: list[Dispatcher] = []
     missing: dict[str, None] = {}
     for one in DISPATCHERS:
@@ -310,12 +349,16 @@ async def look(counts: Counts) -> tuple[list[Line], list[str]]:
                 there.append(one)
         except MissingError as error:
             missing[str(error)] = None
-    # Each in a task of its own: on Python 3.11 a failed TaskGroup leaves its task with a cancel that is not taken back.
+    # Each in a task of its own: on Python 3.11 a failed TaskGroup leaves its task with a cancel
+    # that is not taken back.
     seen = {one.name: await asyncio.create_task(behaviour(one)) for one in there}
     with _quiet_logs():
         quick = await cost(there, _silent, counts)
         suspending = await cost(there, lambda: _waiting(0), counts)
-    return [Line(name, *cells, quick[name] * 1e6, suspending[name] * 1e6) for name, cells in seen.items()], list(missing)
+    return [
+        Line(name, *cells, quick[name] * 1e6, suspending[name] * 1e6)
+        for name, cells in seen.items()
+    ], list(missing)
 
 
 @contextmanager
@@ -345,12 +388,17 @@ def table(lines: Sequence[Line], markdown: bool) -> str:
     rows = [HEADINGS]
     for one in lines:
         costs = f"{one.quick_us:.1f} us", f"{one.suspending_us:.0f} us"
-        rows.append((one.name, one.overlap, one.variables, one.error, one.sibling, one.timeout, *costs))
+        rows.append(
+            (one.name, one.overlap, one.variables, one.error, one.sibling, one.timeout, *costs)
+        )
     if markdown:
         first, *rest = (f"| {' | '.join(row)} |" for row in rows)
         return "\n".join([first, f"|{' --- |' * 6}{' ---: |' * 2}", *rest])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
 
 
 def versions(loop: str) -> str:
@@ -365,10 +413,14 @@ def versions(loop: str) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Print the table, or put it into a page."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.benchmarks.dispatchers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tests.benchmarks.dispatchers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--loop", choices=LOOPS, default="asyncio")
-    parser.add_argument("--rounds", type=int, default=Counts().rounds, help="how often each cost is measured")
+    parser.add_argument(
+        "--rounds", type=int, default=Counts().rounds, help="how often each cost is measured"
+    )
     parser.add_argument("--markdown", action="store_true", help="print a table for a page")
     parser.add_argument("--page", type=Path, metavar="PAGE", help="put the table into a page")
     options = parser.parse_args(argv)

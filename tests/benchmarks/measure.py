@@ -1,9 +1,10 @@
 """Measuring lanes side by side on a machine that others use too.
 
-A row runs its lanes in many short rounds: each round runs every lane once, in an order that is turned round each time. The
-lanes of one round are a few milliseconds apart and so see the same machine; a figure is the median, over all rounds, of the
-ratio within a round. A slice during which another process took the core away is run again: the operating system counts that
-(`ru_nivcsw`). The garbage collector is off while a lane runs and is called between the rounds.
+A row runs its lanes in many short rounds: each round runs every lane once, in an order that is
+turned round each time. The lanes of one round are a few milliseconds apart and so see the same
+machine; a figure is the median, over all rounds, of the ratio within a round. A slice during which
+another process took the core away is run again: the operating system counts that (`ru_nivcsw`). The
+garbage collector is off while a lane runs and is called between the rounds.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ Times = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How much is measured. The defaults are for figures; a test that only checks that a row works uses `TINY`."""
+    """How much is measured. The defaults are for figures; a test that only checks that a row works
+    uses `TINY`.
+    """
 
     rounds: int = 300
     slice_secs: float = 0.001
@@ -47,21 +50,26 @@ TINY = Counts(rounds=1, slice_secs=0.0, parked=20, woken=20, checkpoint_bytes=4_
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One line of the table: `ours` in relation to `theirs`, each a lane or made of several; without a bar for information."""
+    """One line of the table: `ours` in relation to `theirs`, each a lane or made of several;
+    without a bar for information.
+    """
 
     work: str
     bar: float | None
     ours: str | Callable[[Times], float]
     theirs: str | Callable[[Times], float]
     unit: str = "us"
-    """What the times are printed in; a row about memory has bytes in place of seconds, and prints "MB"."""
+    """What the times are printed in; a row about memory has bytes in place of seconds, and prints
+    "MB".
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
     """What a row has ready: its lanes by name, and the figures made of them.
 
-    `most_times` bounds how often a lane does its work in one round, `most_rounds` the rounds, where once takes long.
+    `most_times` bounds how often a lane does its work in one round, `most_rounds` the rounds, where
+    once takes long.
     """
 
     lanes: Mapping[str, Lane]
@@ -92,7 +100,9 @@ def imported(package: str, module: str) -> ModuleType:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One line of the table, measured; or, with `missing`, why it was not. Seconds are for doing the work once."""
+    """One line of the table, measured; or, with `missing`, why it was not. Seconds are for doing
+    the work once.
+    """
 
     row: str
     work: str
@@ -133,7 +143,10 @@ async def measure(name: str, row: Row, counts: Counts) -> list[Result]:
     try:
         async with row(counts) as setup:
             with _quiet_collector():
-                times = {lane: await _calibrated(work, setup, counts) for lane, work in setup.lanes.items()}
+                times = {
+                    lane: await _calibrated(work, setup, counts)
+                    for lane, work in setup.lanes.items()
+                }
                 rounds = await _rounds(setup, times, min(counts.rounds, setup.most_rounds))
     except MissingError as error:
         return [Result(name, f"against {error}", missing=str(error))]
@@ -165,7 +178,9 @@ async def _calibrated(lane: Lane, setup: Setup, counts: Counts) -> int:
 
 
 def _counter_of_disturbances() -> Callable[[], int]:
-    """Return a function that counts how often this thread lost its core; where that is not known, always 0."""
+    """Return a function that counts how often this thread lost its core; where that is not known,
+    always 0.
+    """
     if importlib.util.find_spec("resource") is None:
         return lambda: 0
     resource = importlib.import_module("resource")
@@ -177,7 +192,9 @@ disturbances = _counter_of_disturbances()
 
 
 async def _undisturbed(lane: Lane, times: int) -> float:
-    """Return the seconds of the first slice that ran undisturbed, or of the quickest if there is none."""
+    """Return the seconds of the first slice that ran undisturbed, or of the quickest if there is
+    none.
+    """
     tried: list[float] = []
     until = time.perf_counter() + MOST_SECS
     while True:
@@ -194,7 +211,12 @@ async def _rounds(setup: Setup, times: Mapping[str, int], rounds: int) -> list[T
     measured: list[Times] = []
     order = list(setup.lanes)
     for _ in range(rounds):
-        measured.append({name: await _undisturbed(setup.lanes[name], times[name]) / times[name] for name in order})
+        measured.append(
+            {
+                name: await _undisturbed(setup.lanes[name], times[name]) / times[name]
+                for name in order
+            }
+        )
         order.reverse()
         gc.collect()
     return measured
@@ -202,10 +224,13 @@ async def _rounds(setup: Setup, times: Mapping[str, int], rounds: int) -> list[T
 
 def _result(row: str, figure: Figure, rounds: Sequence[Times]) -> Result:
     ours, theirs = (
-        [times[one] if isinstance(one, str) else one(times) for times in rounds] for one in (figure.ours, figure.theirs)
+        [times[one] if isinstance(one, str) else one(times) for times in rounds]
+        for one in (figure.ours, figure.theirs)
     )
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-    low, middle, high = statistics.quantiles(ratios, method="inclusive") if len(ratios) > 1 else ratios * 3
+    low, middle, high = (
+        statistics.quantiles(ratios, method="inclusive") if len(ratios) > 1 else ratios * 3
+    )
     return Result(
         row,
         figure.work,

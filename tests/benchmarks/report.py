@@ -35,7 +35,9 @@ class Report:
     @classmethod
     def here(cls, loop: str, results: Iterable[Result]) -> Report:
         """Make a report about this interpreter."""
-        return cls(platform.python_version(), loop, os.cpu_count(), dict(_versions()), list(results))
+        return cls(
+            platform.python_version(), loop, os.cpu_count(), dict(_versions()), list(results)
+        )
 
     @property
     def missed(self) -> list[Result]:
@@ -85,7 +87,10 @@ def line(result: Result) -> str:
 
 def _line(cells: Sequence[str]) -> str:
     row, work, bar, figure, spread, verdict, ours, theirs, rounds = cells
-    return f"{row:<14}{work:<90}{bar:>7}{figure:>8}{spread:>14}  {verdict:<7}{ours:>10}{theirs:>11}{rounds:>7}".rstrip()
+    return (
+        f"{row:<14}{work:<90}{bar:>7}{figure:>8}{spread:>14} "
+        f" {verdict:<7}{ours:>10}{theirs:>11}{rounds:>7}".rstrip()
+    )
 
 
 def _bar(result: Result) -> str:
@@ -103,17 +108,26 @@ def _amount(value: float | None, unit: str) -> str:
 
 def save(reports: Sequence[Report], file: Path) -> None:
     """Write reports as JSON."""
-    file.write_text(json.dumps([dataclasses.asdict(report) for report in reports], indent=1) + "\n", encoding="utf-8")
+    file.write_text(
+        json.dumps([dataclasses.asdict(report) for report in reports], indent=1) + "\n",
+        encoding="utf-8",
+    )
 
 
 def load(file: Path) -> list[Report]:
     """Read the reports that `save` has written."""
     found: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
-    return [Report(**{**one, "results": [Result(**result) for result in one["results"]]}) for one in found]
+    return [
+        Report(**{**one, "results": [Result(**result) for result in one["results"]]})
+        for one in found
+    ]
 
 
-def write_page(page: Path, sections: Mapping[str, Container[str]], reports: Sequence[Report]) -> None:
-    """Puts the figures of these reports between the marks of a page, each section's into its own place.
+def write_page(
+    page: Path, sections: Mapping[str, Container[str]], reports: Sequence[Report]
+) -> None:
+    """Puts the figures of these reports between the marks of a page, each section's into its own
+    place.
 
     Args:
         page: it stays as it is where there is nothing about a section in the reports.
@@ -148,13 +162,20 @@ def merged(reports: Sequence[Report], rows: Container[str]) -> list[Report]:
         if results := [result for result in report.results if result.row in rows]:
             before = found.get(report.title, dataclasses.replace(report, results=[]))
             packages = before.packages | report.packages
-            found[report.title] = dataclasses.replace(report, packages=packages, results=before.results + results)
+            found[report.title] = dataclasses.replace(
+                report, packages=packages, results=before.results + results
+            )
     return list(found.values())
 
 
 def markdown(reports: Sequence[Report], compared: Sequence[str]) -> str:
     """Format a table of the figures, with a column for each report, and the times of the first."""
-    works = dict.fromkeys((result.row, result.work) for report in reports for result in report.results if result.missing is None)
+    works = dict.fromkeys(
+        (result.row, result.work)
+        for report in reports
+        for result in report.results
+        if result.missing is None
+    )
     cores = max(report.cores or 0 for report in reports)
     packages = {name: version for report in reports for name, version in report.packages.items()}
     versions = ", ".join(f"{name} {packages[name]}" for name in compared if name in packages)
@@ -162,9 +183,13 @@ def markdown(reports: Sequence[Report], compared: Sequence[str]) -> str:
     figures = [["work: ours / theirs", "bar", *titles, f"us, {titles[0]}"]]
     for row, work in works:
         found = [_result(report, row, work) for report in reports]
-        bars = [f"{result.bar:.3g}" for result in found if result is not None and result.bar is not None]
+        bars = [
+            f"{result.bar:.3g}" for result in found if result is not None and result.bar is not None
+        ]
         shown = ", ".join(bars if len(set(bars)) > 1 else bars[:1])
-        figures.append([work, shown and f"≤ {shown}", *map(_figure_cell, found), _times_cell(found[0])])
+        figures.append(
+            [work, shown and f"≤ {shown}", *map(_figure_cell, found), _times_cell(found[0])]
+        )
     measured = (
         f"Measured on {cores} cores shared with other work; {versions}. **Bold** is above the bar, "
         "of which some differ by column; - was not measured there."
@@ -173,7 +198,9 @@ def markdown(reports: Sequence[Report], compared: Sequence[str]) -> str:
 
 
 def _result(report: Report, row: str, work: str) -> Result | None:
-    return next((result for result in report.results if (result.row, result.work) == (row, work)), None)
+    return next(
+        (result for result in report.results if (result.row, result.work) == (row, work)), None
+    )
 
 
 def _figure_cell(result: Result | None) -> str:

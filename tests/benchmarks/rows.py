@@ -6,7 +6,12 @@ from collections.abc import Mapping
 from functools import partial
 
 from tests.benchmarks.measure import Row
-from tests.benchmarks.rows_checkpoint import background_checkpoint, checkpoint_memory, checkpoint_mirror, checkpoint_restore
+from tests.benchmarks.rows_checkpoint import (
+    background_checkpoint,
+    checkpoint_memory,
+    checkpoint_mirror,
+    checkpoint_restore,
+)
 from tests.benchmarks.rows_dispatch import (
     against_aiosignal,
     background_observer,
@@ -70,14 +75,16 @@ SESSION: Mapping[str, Row] = {
 
 OF_EACH_STORE = {"wake": wake, "callers": callers, "crowd": crowd, "poll": poll}
 STORES: Mapping[str, Mapping[str, Row]] = {
-    store: {f"{store}-{name}": partial(row, store) for name, row in OF_EACH_STORE.items()} for store in ("local", "redis", "ray")
+    store: {f"{store}-{name}": partial(row, store) for name, row in OF_EACH_STORE.items()}
+    for store in ("local", "redis", "ray")
 }
 """Over processes."""
 
 SECTIONS: Mapping[str, Mapping[str, Row]] = {
     "dispatch": DISPATCH,
     "session": SESSION,
-    "stores": {name: row for rows in STORES.values() for name, row in rows.items()} | {"local-redis": local_and_redis},
+    "stores": {name: row for rows in STORES.values() for name, row in rows.items()}
+    | {"local-redis": local_and_redis},
 }
 ROWS: Mapping[str, Row] = {name: row for rows in SECTIONS.values() for name, row in rows.items()}
 GROUPS: Mapping[str, Mapping[str, Row]] = {**SECTIONS, **STORES}

@@ -1,4 +1,6 @@
-"""Rows about checkpoints: what a save costs the training that continues meanwhile, and its memory."""
+"""Rows about checkpoints: what a save costs the training that continues meanwhile, and its
+memory.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,15 @@ import numpy.typing as npt
 import aiohooks as ah
 from aiohooks.checkpoint import Saver
 from aiohooks.testing import ManualClock
-from tests.benchmarks.measure import Counts, Figure, Lane, Setup, blocking_writes, imported, repeated
+from tests.benchmarks.measure import (
+    Counts,
+    Figure,
+    Lane,
+    Setup,
+    blocking_writes,
+    imported,
+    repeated,
+)
 
 Array = npt.NDArray[np.float64]
 BATCH = 4096
@@ -29,18 +39,33 @@ LAYER = 500
 PERIOD_SECS = 60.0
 """By a clock that the row moves: a save is due when it wants one."""
 FEW = 20
-"""Steps before a save that are looked at, and after it, at least; fewer where there are fewer rounds."""
+"""Steps before a save that are looked at, and after it, at least; fewer where there are fewer
+rounds.
+"""
 
 
 class Training:
     """A session that trains step by step, with a `CheckpointSaverHook` that saves on request."""
 
-    def __init__(self, graph: ah.Graph, few: int, clock: ManualClock, saver: Saver, **tracked: ah.checkpoint.Stateful) -> None:
-        """Takes a graph whose train operations are run in turn, and what they change besides its variables."""
+    def __init__(
+        self,
+        graph: ah.Graph,
+        few: int,
+        clock: ManualClock,
+        saver: Saver,
+        **tracked: ah.checkpoint.Stateful,
+    ) -> None:
+        """Takes a graph whose train operations are run in turn, and what they change besides its
+        variables.
+        """
         self.variables = ah.Variables()
         self.saver = saver
-        creator = ah.ChiefSessionCreator(graph, variables=self.variables, scaffold=ah.Scaffold(tracked=tracked))
-        self.hook = ah.CheckpointSaverHook(saver, every=ah.Every(secs=PERIOD_SECS), save_on_begin=False, save_on_end=False)
+        creator = ah.ChiefSessionCreator(
+            graph, variables=self.variables, scaffold=ah.Scaffold(tracked=tracked)
+        )
+        self.hook = ah.CheckpointSaverHook(
+            saver, every=ah.Every(secs=PERIOD_SECS), save_on_begin=False, save_on_end=False
+        )
         self.session = ah.AsyncMonitoredSession(creator, [self.hook])
         self._operations = [name for name in graph.nodes if name.startswith("train")]
         self._feeds = {name: value for name, value in _feeds().items() if name in graph.nodes}
@@ -52,7 +77,9 @@ class Training:
         """Run so many steps; return the seconds they took."""
         began = time.perf_counter()
         for _ in range(number):
-            await self.session.run(self._operations[next(self._numbers) % len(self._operations)], self._feeds)
+            await self.session.run(
+                self._operations[next(self._numbers) % len(self._operations)], self._feeds
+            )
             await asyncio.sleep(0)  # a training loop that waits for its data lets others in, too
         return time.perf_counter() - began
 
@@ -65,7 +92,9 @@ class Training:
         return made, secs
 
     async def saved(self) -> tuple[int, float]:
-        """Run steps, the first of which is saved, until the checkpoint is durable, and in the mirror if there is one."""
+        """Run steps, the first of which is saved, until the checkpoint is durable, and in the
+        mirror if there is one.
+        """
         before = self.hook.saved
         self._clock.advance(PERIOD_SECS)
 
@@ -76,7 +105,9 @@ class Training:
         return await self.steps_until(is_complete)
 
     def lost_to(self, saved: Callable[[], Awaitable[tuple[int, float]]]) -> Lane:
-        """Return a lane: how much longer the steps during saves took than as many before and after would have taken."""
+        """Return a lane: how much longer the steps during saves took than as many before and after
+        would have taken.
+        """
 
         async def lane(times: int) -> float:
             lost, few = 0.0, self._few
@@ -95,7 +126,10 @@ def lookups(size: int) -> ah.Graph:
     graph = ah.Graph()
     graph.placeholder("rows")
     graph.placeholder("labels")
-    graph.variable("table", np.random.default_rng(0).standard_normal((max(1, size // (8 * FEATURES)), FEATURES)))
+    graph.variable(
+        "table",
+        np.random.default_rng(0).standard_normal((max(1, size // (8 * FEATURES)), FEATURES)),
+    )
     graph.variable("head", np.zeros(FEATURES))
 
     @graph.train_op(adds_to="head")
@@ -108,7 +142,9 @@ def lookups(size: int) -> ah.Graph:
 
 
 def layers(size: int) -> ah.Graph:
-    """Train one layer a step, in turn, so that a save soon holds the old values of all; matrix products use every core."""
+    """Train one layer a step, in turn, so that a save soon holds the old values of all; matrix
+    products use every core.
+    """
     graph = ah.Graph()
     graph.placeholder("inputs")
     for number in range(max(1, size // (8 * LAYER * LAYER))):
@@ -129,7 +165,9 @@ def _add_layer(graph: ah.Graph, name: str, train: str) -> None:
 
 def _takes(fn: Any, *names: str) -> None:
     """Rename the parameters: the graph feeds them by name."""
-    fn.__signature__ = inspect.Signature([inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names])
+    fn.__signature__ = inspect.Signature(
+        [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+    )
 
 
 def _feeds() -> dict[str, Any]:
@@ -147,9 +185,14 @@ async def opened_training(
 ) -> AsyncIterator[Training]:
     """Open the session of a training, and make a few steps."""
     few = min(FEW, counts.rounds)
-    with tempfile.TemporaryDirectory(prefix="aiohooks-benchmark-") as directory, ManualClock() as clock:
+    with (
+        tempfile.TemporaryDirectory(prefix="aiohooks-benchmark-") as directory,
+        ManualClock() as clock,
+    ):
         mirror = f"file://{directory}/mirror" if mirrored else None
-        async with Saver(Path(directory, "run"), keep=ah.checkpoint.KeepNewest(1), mirror=mirror) as saver:
+        async with Saver(
+            Path(directory, "run"), keep=ah.checkpoint.KeepNewest(1), mirror=mirror
+        ) as saver:
             training = Training(graph, few, clock, saver, **tracked)
             async with training.session:
                 await training.steps(few)
@@ -158,25 +201,38 @@ async def opened_training(
 
 @asynccontextmanager
 async def background_checkpoint(counts: Counts) -> AsyncIterator[Setup]:
-    """Training time lost to a save in the background, against a blocking one of the same variables."""
+    """Training time lost to a save in the background, against a blocking one of the same
+    variables.
+    """
     async with AsyncExitStack() as stack:
-        one_core = await stack.enter_async_context(opened_training(lookups(counts.checkpoint_bytes), counts))
-        all_cores = await stack.enter_async_context(opened_training(layers(counts.checkpoint_bytes), counts))
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aiohooks-benchmark-")))
+        one_core = await stack.enter_async_context(
+            opened_training(lookups(counts.checkpoint_bytes), counts)
+        )
+        all_cores = await stack.enter_async_context(
+            opened_training(layers(counts.checkpoint_bytes), counts)
+        )
+        directory = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="aiohooks-benchmark-"))
+        )
         work = f"training time lost to a checkpoint of {counts.checkpoint_bytes / 1e6:,.3g} MB"
         yield Setup(
             {
                 "one core": one_core.lost_to(one_core.saved),
-                "savez": blocking_writes(directory, lambda file: np.savez(file, **dict[str, Any](one_core.variables.snapshot()))),
+                "savez": blocking_writes(
+                    directory,
+                    lambda file: np.savez(file, **dict[str, Any](one_core.variables.snapshot())),
+                ),
                 "all cores": all_cores.lost_to(all_cores.saved),
                 "savez of layers": blocking_writes(
-                    directory, lambda file: np.savez(file, **dict[str, Any](all_cores.variables.snapshot()))
+                    directory,
+                    lambda file: np.savez(file, **dict[str, Any](all_cores.variables.snapshot())),
                 ),
             },
             [
                 Figure(f"{work} / a blocking np.savez and fsync", 0.15, "one core", "savez"),
                 Figure(
-                    "the same, where training uses every core and replaces every variable meanwhile",
+                    "the same, where training uses every core and replaces every variable"
+                    " meanwhile",
                     None,
                     "all cores",
                     "savez of layers",
@@ -189,20 +245,36 @@ async def background_checkpoint(counts: Counts) -> AsyncIterator[Setup]:
 
 @asynccontextmanager
 async def checkpoint_mirror(counts: Counts) -> AsyncIterator[Setup]:
-    """Training time lost to a save and its copy to a mirror, until that is verified, and to a save without a mirror."""
+    """Training time lost to a save and its copy to a mirror, until that is verified, and to a save
+    without a mirror.
+    """
     async with AsyncExitStack() as stack:
-        mirrored = await stack.enter_async_context(opened_training(lookups(counts.checkpoint_bytes), counts, mirrored=True))
-        plain = await stack.enter_async_context(opened_training(lookups(counts.checkpoint_bytes), counts))
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aiohooks-benchmark-")))
+        mirrored = await stack.enter_async_context(
+            opened_training(lookups(counts.checkpoint_bytes), counts, mirrored=True)
+        )
+        plain = await stack.enter_async_context(
+            opened_training(lookups(counts.checkpoint_bytes), counts)
+        )
+        directory = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="aiohooks-benchmark-"))
+        )
         work = f"training time lost to a checkpoint of {counts.checkpoint_bytes / 1e6:,.3g} MB"
         yield Setup(
             {
                 "mirrored": mirrored.lost_to(mirrored.saved),
                 "plain": plain.lost_to(plain.saved),
-                "savez": blocking_writes(directory, lambda file: np.savez(file, **dict[str, Any](plain.variables.snapshot()))),
+                "savez": blocking_writes(
+                    directory,
+                    lambda file: np.savez(file, **dict[str, Any](plain.variables.snapshot())),
+                ),
             },
             [
-                Figure(f"{work} and its mirror / a blocking np.savez and fsync", None, "mirrored", "savez"),
+                Figure(
+                    f"{work} and its mirror / a blocking np.savez and fsync",
+                    None,
+                    "mirrored",
+                    "savez",
+                ),
                 Figure("the same without a mirror", None, "plain", "savez"),
             ],
             most_times=1,
@@ -212,18 +284,25 @@ async def checkpoint_mirror(counts: Counts) -> AsyncIterator[Setup]:
 
 @asynccontextmanager
 async def checkpoint_restore(counts: Counts) -> AsyncIterator[Setup]:
-    """Reading a checkpoint, which is verified, against safetensors, which is not: large arrays, and small ones."""
+    """Reading a checkpoint, which is verified, against safetensors, which is not: large arrays, and
+    small ones.
+    """
     load_file = imported("safetensors", "safetensors.numpy").load_file
     random = np.random.default_rng(0)
     many = counts.checkpoint_bytes // 2000
     states: dict[str, dict[str, Any]] = {
-        "large": {f"layer{number}": random.standard_normal(counts.checkpoint_bytes // 80) for number in range(10)},
+        "large": {
+            f"layer{number}": random.standard_normal(counts.checkpoint_bytes // 80)
+            for number in range(10)
+        },
         "small": {f"layer{number}": np.ones(4, np.float32) for number in range(many)},
     }
     async with AsyncExitStack() as stack:
         lanes: dict[str, Lane] = {}
         for name, state in states.items():
-            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="aiohooks-benchmark-"))
+            directory = stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="aiohooks-benchmark-")
+            )
             saver = await stack.enter_async_context(Saver(directory))
             path = (await saver.save(state, 1)).path / "arrays.safetensors"
             lanes[name] = repeated(saver.restore)
@@ -232,7 +311,12 @@ async def checkpoint_restore(counts: Counts) -> AsyncIterator[Setup]:
         yield Setup(
             lanes,
             [
-                Figure(f"restore of {size}, verified / safetensors' load_file", 1.3, "large", "large by safetensors"),
+                Figure(
+                    f"restore of {size}, verified / safetensors' load_file",
+                    1.3,
+                    "large",
+                    "large by safetensors",
+                ),
                 Figure(f"the same of {many:,} small arrays", 1.5, "small", "small by safetensors"),
             ],
             most_times=1,
@@ -242,7 +326,9 @@ async def checkpoint_restore(counts: Counts) -> AsyncIterator[Setup]:
 
 @asynccontextmanager
 async def checkpoint_memory(counts: Counts) -> AsyncIterator[Setup]:
-    """Memory that a write takes itself, and that a save in flight holds when every variable is replaced meanwhile."""
+    """Memory that a write takes itself, and that a save in flight holds when every variable is
+    replaced meanwhile.
+    """
     async with opened_training(layers(counts.checkpoint_bytes), counts) as training:
         variables = training.variables.snapshot()
         size = float(sum(value.nbytes for value in variables.values()))
@@ -250,7 +336,9 @@ async def checkpoint_memory(counts: Counts) -> AsyncIterator[Setup]:
         async def write(times: int) -> float:
             with tempfile.TemporaryDirectory(prefix="aiohooks-benchmark-") as directory:
                 async with Saver(directory) as saver:
-                    return await _most_memory(lambda: saver.save({"variables": variables}, 1)) * times
+                    return (
+                        await _most_memory(lambda: saver.save({"variables": variables}, 1)) * times
+                    )
 
         async def in_flight(times: int) -> float:
             return await _most_memory(training.saved) * times
@@ -262,8 +350,20 @@ async def checkpoint_memory(counts: Counts) -> AsyncIterator[Setup]:
         yield Setup(
             {"write": write, "in flight": in_flight, "variables": all_of_it},
             [
-                Figure(f"memory that the write of {name} takes / its size", 0.05, "write", "variables", "MB"),
-                Figure("the same, and the old values of all variables, replaced meanwhile", 1.1, "in flight", "variables", "MB"),
+                Figure(
+                    f"memory that the write of {name} takes / its size",
+                    0.05,
+                    "write",
+                    "variables",
+                    "MB",
+                ),
+                Figure(
+                    "the same, and the old values of all variables, replaced meanwhile",
+                    1.1,
+                    "in flight",
+                    "variables",
+                    "MB",
+                ),
             ],
             most_times=1,
             most_rounds=3,

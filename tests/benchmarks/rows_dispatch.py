@@ -1,4 +1,6 @@
-"""Rows about groups of hooks: a call of a group, a run beside awaiting everything in turn, a hook in the background."""
+"""Rows about groups of hooks: a call of a group, a run beside awaiting everything in turn, a hook
+in the background.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ def calling(hooks: list[Events], kind: type[Any] = Events) -> Callable[[], Await
 
 
 def bar(new: float, old: float, uvloop: float) -> float:
-    """Choose the bar: of Python 3.12 and newer, on which tasks start eagerly, of 3.11, or of uvloop."""
+    """Choose the bar: of Python 3.12 and newer, on which tasks start eagerly, of 3.11, or of
+    uvloop.
+    """
     if type(asyncio.get_running_loop()).__module__.partition(".")[0] == "uvloop":
         return uvloop
     return new if sys.version_info >= (3, 12) else old
@@ -76,7 +80,9 @@ def bar(new: float, old: float, uvloop: float) -> float:
 
 @asynccontextmanager
 async def against_aiosignal(counts: Counts) -> AsyncIterator[Setup]:
-    """Hooks that cannot wait: all that a group promises, beside a dispatcher that awaits one after the other."""
+    """Hooks that cannot wait: all that a group promises, beside a dispatcher that awaits one after
+    the other.
+    """
     aiosignal = imported("aiosignal", "aiosignal")
     hooks: list[Events] = [Silent() for _ in range(HOOKS)]
     signal = aiosignal.Signal(None)
@@ -89,8 +95,18 @@ async def against_aiosignal(counts: Counts) -> AsyncIterator[Setup]:
             "aiosignal": repeated(partial(signal.send, "started")),
         },
         [
-            Figure("a group of 5 hooks that cannot wait / aiosignal calls the same five in turn", 1.1, "group", "aiosignal"),
-            Figure("the same, where the class does not say what is returned", 1.1, "unannotated", "aiosignal"),
+            Figure(
+                "a group of 5 hooks that cannot wait / aiosignal calls the same five in turn",
+                1.1,
+                "group",
+                "aiosignal",
+            ),
+            Figure(
+                "the same, where the class does not say what is returned",
+                1.1,
+                "unannotated",
+                "aiosignal",
+            ),
         ],
     )
 
@@ -117,10 +133,16 @@ async def silent_group(counts: Counts) -> AsyncIterator[Setup]:
             "seldom gathered": repeated(partial(gathered, seldom)),
         },
         [
-            Figure("a group of 5 hooks that cannot wait / asyncio.gather of the same five", 0.06, "group", "gather"),
+            Figure(
+                "a group of 5 hooks that cannot wait / asyncio.gather of the same five",
+                0.06,
+                "group",
+                "gather",
+            ),
             Figure("the same / awaiting the five in turn", None, "group", "in turn"),
             Figure(
-                "a group of 5 hooks with an await that is not reached / asyncio.gather of the same five",
+                "a group of 5 hooks with an await that is not reached / asyncio.gather of the same"
+                " five",
                 bar(0.3, 0.9, 0.45 if sys.version_info >= (3, 12) else 0.95),
                 "seldom",
                 "seldom gathered",
@@ -131,7 +153,9 @@ async def silent_group(counts: Counts) -> AsyncIterator[Setup]:
 
 @asynccontextmanager
 async def suspending_group(counts: Counts) -> AsyncIterator[Setup]:
-    """Hooks that suspend once, beside starting them in an `asyncio.TaskGroup`, and gathering them."""
+    """Hooks that suspend once, beside starting them in an `asyncio.TaskGroup`, and gathering
+    them.
+    """
     hooks: list[Events] = [Suspending() for _ in range(HOOKS)]
     waiting: list[Events] = [Waiting() for _ in range(HOOKS)]
 
@@ -153,16 +177,28 @@ async def suspending_group(counts: Counts) -> AsyncIterator[Setup]:
             "waiting TaskGroup": repeated(partial(task_group, waiting)),
         },
         [
-            Figure("a group of 5 hooks that suspend once / an asyncio.TaskGroup of the same five", most, "group", "TaskGroup"),
+            Figure(
+                "a group of 5 hooks that suspend once / an asyncio.TaskGroup of the same five",
+                most,
+                "group",
+                "TaskGroup",
+            ),
             Figure("the same, each waits for a future", most, "waiting", "waiting TaskGroup"),
-            Figure("5 hooks that suspend once / asyncio.gather of the same five", None, "group", "gather"),
+            Figure(
+                "5 hooks that suspend once / asyncio.gather of the same five",
+                None,
+                "group",
+                "gather",
+            ),
         ],
     )
 
 
 @asynccontextmanager
 async def making_groups(counts: Counts) -> AsyncIterator[Setup]:
-    """Making a group, as programs do for each request, beside asking for the signatures of its hooks; and of many hooks."""
+    """Making a group, as programs do for each request, beside asking for the signatures of its
+    hooks; and of many hooks.
+    """
     few, many = 100, 4_000
 
     async def make(number: int) -> None:
@@ -181,10 +217,17 @@ async def making_groups(counts: Counts) -> AsyncIterator[Setup]:
         },
         [
             Figure(
-                "making a group of 5 hooks of a class seen before / five calls of inspect.signature", 3.0, "group", "signatures"
+                "making a group of 5 hooks of a class seen before / five calls of"
+                " inspect.signature",
+                3.0,
+                "group",
+                "signatures",
             ),
             Figure(
-                "one hook of a group of 4,000 / of 100", 1.5, lambda times: times["many"] / many, lambda times: times["few"] / few
+                "one hook of a group of 4,000 / of 100",
+                1.5,
+                lambda times: times["many"] / many,
+                lambda times: times["few"] / few,
             ),
         ],
     )
@@ -197,7 +240,9 @@ async def step(batch: float) -> float:
 
 @asynccontextmanager
 async def run_in_turn(counts: Counts) -> AsyncIterator[Setup]:
-    """A run with hooks that do nothing, beside awaiting the step and the ten coroutines one after the other."""
+    """A run with hooks that do nothing, beside awaiting the step and the ten coroutines one after
+    the other.
+    """
     hooks = [NoOpHook() for _ in range(HOOKS)]
     context = ah.SessionRunContext(ah.SessionRunArgs(), ah.Session(ah.Graph()))
     values = ah.SessionRunValues(None, None, None)
@@ -211,15 +256,27 @@ async def run_in_turn(counts: Counts) -> AsyncIterator[Setup]:
 
     async with ah.AsyncMonitoredSession(step, hooks) as session:
         yield Setup(
-            {"run": repeated(partial(session.run, "step", {"batch": 1.0})), "by hand": repeated(by_hand)},
-            [Figure("a run with 5 no-op hooks / awaiting the step and the ten coroutines in turn", 7.0, "run", "by hand")],
+            {
+                "run": repeated(partial(session.run, "step", {"batch": 1.0})),
+                "by hand": repeated(by_hand),
+            },
+            [
+                Figure(
+                    "a run with 5 no-op hooks / awaiting the step and the ten coroutines in turn",
+                    7.0,
+                    "run",
+                    "by hand",
+                )
+            ],
         )
 
 
 class Observer(ah.SessionRunHook):
     """Takes as long for each run as the step itself."""
 
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+    async def after_run(
+        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+    ) -> None:
         await asyncio.sleep(WAIT_SECS)
 
 
@@ -235,7 +292,14 @@ async def background_observer(counts: Counts) -> AsyncIterator[Setup]:
     async with ah.AsyncMonitoredSession(slow_step, [observer]) as session:
         yield Setup(
             {"observed": repeated(partial(session.run, "slow_step")), "alone": repeated(slow_step)},
-            [Figure("a step of 10 ms, observed as long in the background / the step alone", 1.1, "observed", "alone")],
+            [
+                Figure(
+                    "a step of 10 ms, observed as long in the background / the step alone",
+                    1.1,
+                    "observed",
+                    "alone",
+                )
+            ],
             most_times=10,
             most_rounds=20,
         )
@@ -256,7 +320,9 @@ async def fed_step(batch: float) -> float:
 
 @asynccontextmanager
 async def feeds_ahead(counts: Counts) -> AsyncIterator[Setup]:
-    """A loop whose feeds and observer take as long as its step, all of them overlapping, beside the steps alone."""
+    """A loop whose feeds and observer take as long as its step, all of them overlapping, beside the
+    steps alone.
+    """
     steps = min(100, counts.woken)  # fewer where it is only tried
 
     async def loop() -> None:
@@ -278,7 +344,8 @@ async def feeds_ahead(counts: Counts) -> AsyncIterator[Setup]:
         {"loop": repeated(loop), "alone": repeated(alone), "in turn": repeated(in_turn)},
         [
             Figure(
-                "step, feed and observer of 10 ms each, 100 steps with prefetch=1 and background=True / the steps alone",
+                "step, feed and observer of 10 ms each, 100 steps with prefetch=1 and"
+                " background=True / the steps alone",
                 1.15,
                 "loop",
                 "alone",

@@ -1,4 +1,6 @@
-"""Rows about other engines, where they are installed: pytorch-ignite and TensorFlow's MonitoredSession."""
+"""Rows about other engines, where they are installed: pytorch-ignite and TensorFlow's
+MonitoredSession.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,18 @@ async def against_ignite(counts: Counts) -> AsyncIterator[Setup]:
                 "two events": _iterating(engines.Engine, completed, started),
             },
             [
-                Figure("a run with 5 no-op hooks / an iteration of pytorch-ignite with 5 handlers", 1.0, "aiohooks", "one event"),
-                Figure("the same / 5 handlers before and 5 after the iteration", 1.0, "aiohooks", "two events"),
+                Figure(
+                    "a run with 5 no-op hooks / an iteration of pytorch-ignite with 5 handlers",
+                    1.0,
+                    "aiohooks",
+                    "one event",
+                ),
+                Figure(
+                    "the same / 5 handlers before and 5 after the iteration",
+                    1.0,
+                    "aiohooks",
+                    "two events",
+                ),
             ],
         )
 
@@ -62,7 +74,9 @@ def _iterating(new_engine: Callable[[Callable[..., Any]], Any], *events: Any) ->
 
 @asynccontextmanager
 async def against_tensorflow(counts: Counts) -> AsyncIterator[Setup]:
-    """A run of TensorFlow's MonitoredSession, whose train operation only adds to the global step."""
+    """A run of TensorFlow's MonitoredSession, whose train operation only adds to the global
+    step.
+    """
     tf = _tensorflow()
     async with ah.AsyncMonitoredSession(nothing, [NoOpHook() for _ in range(HOOKS)]) as session:
         with tf.Graph().as_default():
@@ -72,7 +86,8 @@ async def against_tensorflow(counts: Counts) -> AsyncIterator[Setup]:
                     {"aiohooks": _stepping(session), "original": _running(original, train)},
                     [
                         Figure(
-                            "a run with 5 no-op hooks / TensorFlow's MonitoredSession with 5 no-op hooks",
+                            "a run with 5 no-op hooks / TensorFlow's MonitoredSession with 5 no-op"
+                            " hooks",
                             0.2,
                             "aiohooks",
                             "original",
@@ -83,7 +98,9 @@ async def against_tensorflow(counts: Counts) -> AsyncIterator[Setup]:
 
 @asynccontextmanager
 async def tensorflow_hooks(counts: Counts) -> AsyncIterator[Setup]:
-    """Five no-op hooks of TensorFlow over its graph, in a session of this library and in its own."""
+    """Five no-op hooks of TensorFlow over its graph, in a session of this library and in its
+    own.
+    """
     tf = _tensorflow()
     adapter = importlib.import_module("aiohooks.adapters.tensorflow")
     with tf.Graph().as_default():
@@ -102,12 +119,18 @@ async def tensorflow_hooks(counts: Counts) -> AsyncIterator[Setup]:
                     },
                     [
                         Figure(
-                            "a step over TensorFlow's graph with 5 no-op hooks of TensorFlow / in its MonitoredSession",
+                            "a step over TensorFlow's graph with 5 no-op hooks of TensorFlow / in"
+                            " its MonitoredSession",
                             1.2,
                             "step",
                             "original step",
                         ),
-                        Figure("the same with a step that only adds 1 to the global step", None, "empty", "original empty"),
+                        Figure(
+                            "the same with a step that only adds 1 to the global step",
+                            None,
+                            "empty",
+                            "original empty",
+                        ),
                     ],
                     most_times=200,
                 )

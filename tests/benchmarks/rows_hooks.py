@@ -1,4 +1,6 @@
-"""Rows about hooks: a hooked run against the same work with `asyncio.gather`, and what a hook adds to a run."""
+"""Rows about hooks: a hooked run against the same work with `asyncio.gather`, and what a hook adds
+to a run.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class NoOpHook(ah.SessionRunHook):
     async def before_run(self, run_context: ah.SessionRunContext) -> None:
         pass
 
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+    async def after_run(
+        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+    ) -> None:
         pass
 
 
@@ -46,7 +50,9 @@ class FetchingHook(ah.SessionRunHook):
     async def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs:
         return ah.SessionRunArgs(self.name)
 
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+    async def after_run(
+        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+    ) -> None:
         self.seen = run_values.results
 
 
@@ -56,7 +62,9 @@ class SuspendingHook(ah.SessionRunHook):
     async def before_run(self, run_context: ah.SessionRunContext) -> None:
         await asyncio.sleep(0)
 
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+    async def after_run(
+        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+    ) -> None:
         await asyncio.sleep(0)
 
 
@@ -67,7 +75,9 @@ class SuspendingFetchingHook(FetchingHook):
         await asyncio.sleep(0)
         return ah.SessionRunArgs(self.name)
 
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+    async def after_run(
+        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+    ) -> None:
         await asyncio.sleep(0)
         self.seen = run_values.results
 
@@ -89,7 +99,9 @@ async def train(loss: float) -> None:
 
 
 def graph_of(names: Sequence[str]) -> ah.Graph:
-    """Make a graph of a placeholder, an operation for each name, and the train operation, which needs the first of them."""
+    """Make a graph of a placeholder, an operation for each name, and the train operation, which
+    needs the first of them.
+    """
     graph = ah.Graph()
     graph.placeholder("batch")
     for name in names:
@@ -99,9 +111,11 @@ def graph_of(names: Sequence[str]) -> ah.Graph:
 
 
 class ByHand:
-    """The same work without the library: two gathers, and between them the graph's functions awaited one by one.
+    """The same work without the library: two gathers, and between them the graph's functions
+    awaited one by one.
 
-    What a hook gets in `after_run` is put together by the fetch it asked for; the context is made once, not for each run.
+    What a hook gets in `after_run` is put together by the fetch it asked for; the context is made
+    once, not for each run.
     """
 
     def __init__(self, hooks: Sequence[ah.SessionRunHook], names: Sequence[str]) -> None:
@@ -121,7 +135,12 @@ class ByHand:
         self.step += 1
         await asyncio.gather(
             *[
-                hook.after_run(context, ah.SessionRunValues(None if request is None else values[request.fetches], None, None))
+                hook.after_run(
+                    context,
+                    ah.SessionRunValues(
+                        None if request is None else values[request.fetches], None, None
+                    ),
+                )
                 for hook, request in zip(self.hooks, requests, strict=True)
             ]
         )
@@ -130,7 +149,9 @@ class ByHand:
 async def opened(
     stack: AsyncExitStack, hooks: Sequence[ah.SessionRunHook], names: Sequence[str] = NAMES[:1]
 ) -> Callable[[], Awaitable[Any]]:
-    """Open a session over `graph_of(names)` until the stack ends; return a function that makes one run."""
+    """Open a session over `graph_of(names)` until the stack ends; return a function that makes one
+    run.
+    """
     session = await stack.enter_async_context(ah.AsyncMonitoredSession(graph_of(names), hooks))
     return partial(session.run, "train", {"batch": 1.0})
 
@@ -149,16 +170,21 @@ async def hooked_run(counts: Counts) -> AsyncIterator[Setup]:
                 "one each": repeated(await opened(stack, fetching(NAMES), NAMES)),
                 "one each by hand": repeated(partial(ByHand(fetching(NAMES), NAMES).run, 1.0)),
                 "one for all": repeated(await opened(stack, fetching(NAMES[:1]))),
-                "one for all by hand": repeated(partial(ByHand(fetching(NAMES[:1]), NAMES[:1]).run, 1.0)),
+                "one for all by hand": repeated(
+                    partial(ByHand(fetching(NAMES[:1]), NAMES[:1]).run, 1.0)
+                ),
             },
             [
                 _figure(
-                    "5 hooks, both phases, each fetches its own value / gather and the graph by hand",
+                    "5 hooks, both phases, each fetches its own value / gather and the graph by"
+                    " hand",
                     0.25,
                     "one each",
                     "one each by hand",
                 ),
-                _figure("the same, all fetch the same value", 0.25, "one for all", "one for all by hand"),
+                _figure(
+                    "the same, all fetch the same value", 0.25, "one for all", "one for all by hand"
+                ),
             ],
         )
 
@@ -183,14 +209,24 @@ async def no_effects(counts: Counts) -> AsyncIterator[Setup]:
     async def deliver(effect: ah.dispatch.Effect) -> None:
         pass
 
-    hooks = [ah.EffectsHook({"publish": deliver, "charge": deliver}, when="commit"), *(NoOpHook() for _ in range(HOOKS))]
+    hooks = [
+        ah.EffectsHook({"publish": deliver, "charge": deliver}, when="commit"),
+        *(NoOpHook() for _ in range(HOOKS)),
+    ]
     async with AsyncExitStack() as stack:
         yield Setup(
             {
                 "effects": repeated(await opened(stack, hooks)),
                 "no-op": repeated(await opened(stack, [NoOpHook() for _ in range(HOOKS + 1)])),
             },
-            [_figure("5 no-op hooks and an EffectsHook without effects / 6 no-op hooks", 1.05, "effects", "no-op")],
+            [
+                _figure(
+                    "5 no-op hooks and an EffectsHook without effects / 6 no-op hooks",
+                    1.05,
+                    "effects",
+                    "no-op",
+                )
+            ],
         )
 
 
@@ -215,7 +251,8 @@ async def asked_why(counts: Counts) -> AsyncIterator[Setup]:
             {"can be asked": can_be_asked, "cannot": warm},
             [
                 _figure(
-                    "5 no-op hooks in a process that can be asked why it waits / in one that cannot",
+                    "5 no-op hooks in a process that can be asked why it waits / in one that"
+                    " cannot",
                     1.01,
                     "can be asked",
                     "cannot",
@@ -257,7 +294,9 @@ async def marginal_cost(counts: Counts) -> AsyncIterator[Setup]:
 
 @asynccontextmanager
 async def suspending_hooks(counts: Counts) -> AsyncIterator[Setup]:
-    """Hooks that all suspend, against gathering their coroutines: a whole run, and its two phases alone."""
+    """Hooks that all suspend, against gathering their coroutines: a whole run, and its two phases
+    alone.
+    """
     quiet: list[ah.SessionRunHook] = [SuspendingHook() for _ in range(HOOKS)]
     asking: list[ah.SessionRunHook] = [SuspendingFetchingHook(name) for name in NAMES]
     context = ah.SessionRunContext(ah.SessionRunArgs(), ah.Session(ah.Graph()))
@@ -273,7 +312,12 @@ async def suspending_hooks(counts: Counts) -> AsyncIterator[Setup]:
                 "phases by hand": repeated(partial(_gathered_phases, quiet, context, values)),
             },
             [
-                _figure("5 hooks suspend in both phases / gather and the graph by hand", 0.95, "run", "run by hand"),
+                _figure(
+                    "5 hooks suspend in both phases / gather and the graph by hand",
+                    0.95,
+                    "run",
+                    "run by hand",
+                ),
                 _figure("the same, each fetches its own value", 0.95, "asking", "asking by hand"),
                 _figure("the two phases alone / two gathers", 0.95, "phases", "phases by hand"),
             ],
@@ -287,7 +331,13 @@ def _both_phases(
 
     async def both() -> None:
         await call_groups(checked.before_run, (context,), step=1, waits=waits)
-        await call_groups(checked.after_run, (context,), seconds=iter([(values,) * len(hooks)]), step=1, waits=waits)
+        await call_groups(
+            checked.after_run,
+            (context,),
+            seconds=iter([(values,) * len(hooks)]),
+            step=1,
+            waits=waits,
+        )
         waits.reset()
 
     return both
@@ -306,7 +356,14 @@ async def waiting_hooks(counts: Counts) -> AsyncIterator[Setup]:
     async with AsyncExitStack() as stack:
         yield Setup(
             {"run": repeated(await opened(stack, [WaitingHook() for _ in range(HOOKS)]))},
-            [Figure("a run with 5 hooks that wait 10 ms in before_run / 10 ms", 1.3, "run", lambda times: WAIT_SECS)],
+            [
+                Figure(
+                    "a run with 5 hooks that wait 10 ms in before_run / 10 ms",
+                    1.3,
+                    "run",
+                    lambda times: WAIT_SECS,
+                )
+            ],
             most_times=1,
             most_rounds=100,
         )

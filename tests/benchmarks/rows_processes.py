@@ -1,4 +1,6 @@
-"""Rows about step stores of several processes: each engine against its bare client, and two stores side by side."""
+"""Rows about step stores of several processes: each engine against its bare client, and two stores
+side by side.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,13 @@ class EngineLanes:
         return await self._stack.enter_async_context(opened(self._engine, kind, self._url))
 
     async def waking(self, kind: str, processes: int, each: int) -> Lane:
-        """Make a lane from calling `advance` here until the last of so many waiters in so many other processes has been woken."""
+        """Make a lane from calling `advance` here until the last of so many waiters in so many
+        other processes has been woken.
+        """
         counter = await self._opened(kind)
-        others = await self._stack.enter_async_context(peers(self._name, kind, self._url, processes, each))
+        others = await self._stack.enter_async_context(
+            peers(self._name, kind, self._url, processes, each)
+        )
         step = await counter.advance()
 
         async def lane(times: int) -> float:
@@ -92,32 +98,55 @@ async def crowd(name: str, counts: Counts) -> AsyncIterator[Setup]:
     processes = min(PROCESSES, 1 + counts.woken // 20)
     count = max(1, min(CROWD, counts.woken) // processes)
     async with lanes_of(name) as (engine, row):
-        what = f"{engine.title}: the last of {processes * count:,} waiters in {processes} processes / the same by hand"
+        what = (
+            f"{engine.title}: the last of {processes * count:,} waiters in {processes} processes /"
+            " the same by hand"
+        )
         lanes = {kind: await row.waking(kind, processes, count) for kind in ("ours", "bare")}
-        yield Setup(lanes, [Figure(what, engine.crowd_bar, OURS, BARE)], most_times=1, most_rounds=30)
+        yield Setup(
+            lanes, [Figure(what, engine.crowd_bar, OURS, BARE)], most_times=1, most_rounds=30
+        )
 
 
 @asynccontextmanager
 async def poll(name: str, _: Counts) -> AsyncIterator[Setup]:
     """A wake-up, against a waiter that polls twice a second."""
     async with lanes_of(name) as (engine, row):
-        what = f"{engine.title}: a wake in another process / a waiter that looks every 0.5 s, as TensorFlow's"
+        what = (
+            f"{engine.title}: a wake in another process / a waiter that looks every 0.5 s, as"
+            " TensorFlow's"
+        )
         lanes = {kind: await row.waking(kind, 1, 1) for kind in ("ours", "poll")}
         yield Setup(lanes, [Figure(what, None, OURS, "poll")], most_times=1, most_rounds=20)
 
 
 @asynccontextmanager
 async def callers(name: str, _: Counts) -> AsyncIterator[Setup]:
-    """Many callers of a process advance at the same time, and one alone; without waiters. The times are for one advance."""
+    """Many callers of a process advance at the same time, and one alone; without waiters. The times
+    are for one advance.
+    """
     async with lanes_of(name) as (engine, row):
-        many, one = f"{engine.title}: {CALLERS} callers advance together", f"{engine.title}: one caller advances"
+        many, one = (
+            f"{engine.title}: {CALLERS} callers advance together",
+            f"{engine.title}: one caller advances",
+        )
         together, alone = each("ours together"), each("ours alone")
         yield Setup(
             {**await row.advancing("ours", "ours"), **await row.advancing("bare", "bare")},
             [
-                Figure(f"{many} / {engine.one_call} each", engine.together_bar, together, each("bare together")),
+                Figure(
+                    f"{many} / {engine.one_call} each",
+                    engine.together_bar,
+                    together,
+                    each("bare together"),
+                ),
                 Figure(f"{many} / one after the other", engine.together_bar, together, alone),
-                Figure(f"{one} / {engine.one_call} each time", engine.alone_bar, alone, each("bare alone")),
+                Figure(
+                    f"{one} / {engine.one_call} each time",
+                    engine.alone_bar,
+                    alone,
+                    each("bare alone"),
+                ),
             ],
             most_rounds=100,
         )
@@ -125,14 +154,23 @@ async def callers(name: str, _: Counts) -> AsyncIterator[Setup]:
 
 @asynccontextmanager
 async def local_and_redis(_: Counts) -> AsyncIterator[Setup]:
-    """Advances of the local store and of the one on Redis, side by side: it is to make five times as many a second."""
+    """Advances of the local store and of the one on Redis, side by side: it is to make five times
+    as many a second.
+    """
     async with lanes_of("local") as (local, here), lanes_of("redis") as (redis, there):
         what = f"{local.title} / {redis.title}"
         yield Setup(
             {**await here.advancing("ours", "local"), **await there.advancing("ours", "redis")},
             [
-                Figure(f"{what}: one caller advances", 1 / 5, each("local alone"), each("redis alone")),
-                Figure(f"{what}: {CALLERS} callers advance together", 1 / 5, each("local together"), each("redis together")),
+                Figure(
+                    f"{what}: one caller advances", 1 / 5, each("local alone"), each("redis alone")
+                ),
+                Figure(
+                    f"{what}: {CALLERS} callers advance together",
+                    1 / 5,
+                    each("local together"),
+                    each("redis together"),
+                ),
             ],
             most_rounds=100,
         )

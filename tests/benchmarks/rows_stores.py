@@ -25,7 +25,14 @@ async def advance_past_waiters(counts: Counts) -> AsyncIterator[Setup]:
     try:
         yield Setup(
             {"crowded": repeated(crowded.advance), "lonely": repeated(lonely.advance)},
-            [Figure(f"advance with {counts.parked:,} parked waiters, none due / with none parked", 1.2, "crowded", "lonely")],
+            [
+                Figure(
+                    f"advance with {counts.parked:,} parked waiters, none due / with none parked",
+                    1.2,
+                    "crowded",
+                    "lonely",
+                )
+            ],
         )
     finally:
         await crowded.aclose()
@@ -35,7 +42,9 @@ async def advance_past_waiters(counts: Counts) -> AsyncIterator[Setup]:
 
 @asynccontextmanager
 async def wake_waiters(counts: Counts) -> AsyncIterator[Setup]:
-    """Waking many at one step, against as many futures that tasks await: the call, and until all of them have run."""
+    """Waking many at one step, against as many futures that tasks await: the call, and until all of
+    them have run.
+    """
     store = ah.MemoryStepStore()
     try:
         yield Setup(
@@ -47,12 +56,18 @@ async def wake_waiters(counts: Counts) -> AsyncIterator[Setup]:
             },
             [
                 Figure(
-                    f"waking {counts.woken:,} waiters at one step, until all have run / setting as many futures",
+                    f"waking {counts.woken:,} waiters at one step, until all have run / setting as"
+                    " many futures",
                     2.0,
                     "store",
                     "futures",
                 ),
-                Figure("the call alone: advance / set_result of each", 2.0, "store's call", "futures' calls"),
+                Figure(
+                    "the call alone: advance / set_result of each",
+                    2.0,
+                    "store's call",
+                    "futures' calls",
+                ),
             ],
             most_times=1,
             most_rounds=40,
@@ -97,7 +112,9 @@ def _setting(count: int, *, whole: bool) -> Lane:
 
 
 async def _until_run(waits: Sequence[asyncio.Task[Any]], began: float, whole: bool) -> float:
-    """Seconds from `began` until now, or, for the whole of it, until the last of the waits has run."""
+    """Seconds from `began` until now, or, for the whole of it, until the last of the waits has
+    run.
+    """
     secs = time.perf_counter() - began
     while not waits[-1].done():  # noqa: ASYNC110 - ticks of the loop are what is measured
         await asyncio.sleep(0)

@@ -1,4 +1,6 @@
-"""Rows about telemetry: the spans of a hook against spans made by hand, and steps with a timeline against steps without one."""
+"""Rows about telemetry: the spans of a hook against spans made by hand, and steps with a timeline
+against steps without one.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ async def train(batch: float) -> dict[str, float]:
 
 @asynccontextmanager
 async def opentelemetry_spans(counts: Counts) -> AsyncIterator[Setup]:
-    """A run with `OpenTelemetryHook` against one with the same spans around it and in its hooks, made by hand."""
+    """A run with `OpenTelemetryHook` against one with the same spans around it and in its hooks,
+    made by hand.
+    """
     exporter = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -64,8 +68,13 @@ async def opentelemetry_spans(counts: Counts) -> AsyncIterator[Setup]:
     async with AsyncExitStack() as stack:
 
         async def ours(waiting: int) -> Lane:
-            hooks = [OpenTelemetryHook(tracer_provider=provider), *(Waiting() for _ in range(waiting))]
-            session = await stack.enter_async_context(ah.AsyncMonitoredSession(train, hooks, name="trainer"))
+            hooks = [
+                OpenTelemetryHook(tracer_provider=provider),
+                *(Waiting() for _ in range(waiting)),
+            ]
+            session = await stack.enter_async_context(
+                ah.AsyncMonitoredSession(train, hooks, name="trainer")
+            )
             return lane(lambda: session.run("loss", {"batch": 1.0}))
 
         async def by_hand(waiting: int) -> Lane:
@@ -74,7 +83,11 @@ async def opentelemetry_spans(counts: Counts) -> AsyncIterator[Setup]:
 
             async def run() -> None:
                 step = session.global_step.latest.step + 1
-                attributes: dict[str, str | int] = {"aiohooks.session": "trainer", "aiohooks.step": step, "aiohooks.attempt": 1}
+                attributes: dict[str, str | int] = {
+                    "aiohooks.session": "trainer",
+                    "aiohooks.step": step,
+                    "aiohooks.attempt": 1,
+                }
                 with tracer.start_as_current_span("run", attributes=attributes):
                     await session.run("loss", {"batch": 1.0})
 
@@ -88,8 +101,15 @@ async def opentelemetry_spans(counts: Counts) -> AsyncIterator[Setup]:
                 "waits by hand": await by_hand(WAITING),
             },
             [
-                Figure("a run with OpenTelemetryHook / a span around it by hand", BAR, "quick", "quick by hand"),
-                Figure("the same, 2 hooks wait / a span in each by hand", BAR, "waits", "waits by hand"),
+                Figure(
+                    "a run with OpenTelemetryHook / a span around it by hand",
+                    BAR,
+                    "quick",
+                    "quick by hand",
+                ),
+                Figure(
+                    "the same, 2 hooks wait / a span in each by hand", BAR, "waits", "waits by hand"
+                ),
             ],
         )
 
@@ -116,9 +136,11 @@ def add(count: int) -> float:
 
 @asynccontextmanager
 async def timeline(counts: Counts) -> AsyncIterator[Setup]:
-    """A step of 1 ms with three hooks, one of which waits, recorded by `ProfilerHook`, against the same without it; in CPU time.
+    """A step of 1 ms with three hooks, one of which waits, recorded by `ProfilerHook`, against the
+    same without it; in CPU time.
 
-    Nothing waits for anything but the loop, so CPU time is what the run takes, without what other processes do meanwhile.
+    Nothing waits for anything but the loop, so CPU time is what the run takes, without what other
+    processes do meanwhile.
     """
     additions = additions_in(STEP_SECS)
 
@@ -143,5 +165,12 @@ async def timeline(counts: Counts) -> AsyncIterator[Setup]:
 
         yield Setup(
             {"on": await steps(profiler), "off": await steps()},
-            [Figure("CPU of a step of 1 ms and 3 hooks recorded / not recorded", TIMELINE_BAR, "on", "off")],
+            [
+                Figure(
+                    "CPU of a step of 1 ms and 3 hooks recorded / not recorded",
+                    TIMELINE_BAR,
+                    "on",
+                    "off",
+                )
+            ],
         )

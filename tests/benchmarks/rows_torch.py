@@ -1,4 +1,6 @@
-"""Rows about PyTorch: a training loop with everything against a bare one, and what a save costs the training."""
+"""Rows about PyTorch: a training loop with everything against a bare one, and what a save costs the
+training.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ BATCH = 64
 
 @contextlib.contextmanager
 def _one_thread(torch: Any) -> Iterator[None]:
-    """Compute with one thread, which leaves a core for the write; more make steps of a millisecond slower."""
+    """Compute with one thread, which leaves a core for the write; more make steps of a millisecond
+    slower.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -42,10 +46,14 @@ class Network:
     """A network and its optimizer."""
 
     def __init__(self, torch: Any, frozen_bytes: int = 0, batch: int = BATCH) -> None:
-        """`frozen_bytes` is the size of a table in it that is not trained, and saved with the rest."""
+        """`frozen_bytes` is the size of a table in it that is not trained, and saved with the
+        rest.
+        """
         nn, functional = torch.nn, torch.nn.functional
         torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10))
+        self.model = nn.Sequential(
+            nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10)
+        )
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=1e-6
         )  # what has converged has denormal numbers, and is slower
@@ -97,8 +105,14 @@ async def torch_loop(counts: Counts) -> AsyncIterator[Setup]:
         return time.perf_counter() - began
 
     with _one_thread(torch), tempfile.TemporaryDirectory(prefix="aiohooks-benchmark-") as directory:
-        tracked: dict[str, Any] = {"model": trained.model, "optimizer": trained.optimizer, "random": ah.checkpoint.RandomState()}
-        creator = ah.ChiefSessionCreator(train_step, scaffold=ah.Scaffold(tracked=tracked), checkpoint_dir=f"{directory}/run")
+        tracked: dict[str, Any] = {
+            "model": trained.model,
+            "optimizer": trained.optimizer,
+            "random": ah.checkpoint.RandomState(),
+        }
+        creator = ah.ChiefSessionCreator(
+            train_step, scaffold=ah.Scaffold(tracked=tracked), checkpoint_dir=f"{directory}/run"
+        )
         hooks = [
             ah.CheckpointSaverHook(every=ah.Every(steps=STEPS)),
             ah.LoggingHook({"loss": "loss"}, every=ah.Every(steps=100)),
@@ -117,7 +131,8 @@ async def torch_loop(counts: Counts) -> AsyncIterator[Setup]:
                 {"session": in_session, "by hand": by_hand},
                 [
                     Figure(
-                        "500 steps of 1 ms in torch, with a checkpoint, log and records / the bare loop",
+                        "500 steps of 1 ms in torch, with a checkpoint, log and records / the bare"
+                        " loop",
                         1.1,
                         "session",
                         "by hand",
@@ -130,7 +145,9 @@ async def torch_loop(counts: Counts) -> AsyncIterator[Setup]:
 
 @asynccontextmanager
 async def torch_checkpoint(counts: Counts) -> AsyncIterator[Setup]:
-    """Training time lost to a save of a module and its optimizer, against a blocking `torch.save` of them."""
+    """Training time lost to a save of a module and its optimizer, against a blocking `torch.save`
+    of them.
+    """
     torch = imported("torch", "torch")
     network = Network(torch, counts.checkpoint_bytes)
     graph = ah.Graph()
@@ -148,26 +165,45 @@ async def torch_checkpoint(counts: Counts) -> AsyncIterator[Setup]:
             opened_training(graph, counts, model=network.model, optimizer=network.optimizer)
         )
         await training.saved()  # the first copy needs new memory; the others use it again
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aiohooks-benchmark-")))
+        directory = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="aiohooks-benchmark-"))
+        )
         stack.enter_context(_process_group(torch))
         checkpoint: Any = imported("torch", "torch.distributed.checkpoint")
         by_hand = ByHand([tensor.numpy() for tensor in network.model.state_dict().values()])
         stack.callback(by_hand.threads.shutdown)
-        work = f"training time lost to a checkpoint of {counts.checkpoint_bytes / 1e6:,.3g} MB of torch state"
+        work = (
+            f"training time lost to a checkpoint of {counts.checkpoint_bytes / 1e6:,.3g} MB of"
+            " torch state"
+        )
         theirs = "torch.save"
         yield Setup(
             {
                 "hook": training.lost_to(training.saved),
                 "torch.save": blocking_writes(directory, lambda file: torch.save(state(), file)),
-                "async_save": _saving(lambda path: checkpoint.async_save(state(), checkpoint_id=path), training, directory),
+                "async_save": _saving(
+                    lambda path: checkpoint.async_save(state(), checkpoint_id=path),
+                    training,
+                    directory,
+                ),
                 "by hand": _saving(by_hand.save, training, directory),
                 "copy": by_hand.copy_alone,
             },
             [
                 Figure(f"{work} / a blocking torch.save and fsync", 0.15, "hook", theirs),
-                Figure("the same by hand: a copy, and a thread that writes and syncs it", None, "by hand", theirs),
+                Figure(
+                    "the same by hand: a copy, and a thread that writes and syncs it",
+                    None,
+                    "by hand",
+                    theirs,
+                ),
                 Figure("that copy alone", None, "copy", theirs),
-                Figure("the same with torch.distributed.checkpoint.async_save", None, "async_save", theirs),
+                Figure(
+                    "the same with torch.distributed.checkpoint.async_save",
+                    None,
+                    "async_save",
+                    theirs,
+                ),
             ],
             most_times=1,
             most_rounds=15,
@@ -175,7 +211,9 @@ async def torch_checkpoint(counts: Counts) -> AsyncIterator[Setup]:
 
 
 class ByHand:
-    """The least that a save in the background does: a copy in memory that is used again, and a thread that writes it."""
+    """The least that a save in the background does: a copy in memory that is used again, and a
+    thread that writes it.
+    """
 
     def __init__(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
         """Takes the memory of the tensors."""

@@ -1,4 +1,6 @@
-"""The interface of an engine for the rows about stores of several processes: a server, and a bare client."""
+"""The interface of an engine for the rows about stores of several processes: a server, and a bare
+client.
+"""
 
 from __future__ import annotations
 
@@ -81,14 +83,18 @@ def engine_of(name: str) -> Engine:
 
 
 class _Polling:
-    """Polls as TensorFlow's GlobalStepWaiterHook does: it looks, sleeps for half a second, and looks again."""
+    """Polls as TensorFlow's GlobalStepWaiterHook does: it looks, sleeps for half a second, and
+    looks again.
+    """
 
     def __init__(self, store: StepStore) -> None:
         self._store = store
         self.advance = store.advance
 
     async def wait_for(self, step: int) -> None:
-        await asyncio.sleep(POLL_SECS * random.random())  # it has begun whenever it has, and not just now
+        await asyncio.sleep(
+            POLL_SECS * random.random()
+        )  # it has begun whenever it has, and not just now
         while (await self._store.value()).step < step:  # noqa: ASYNC110 - that is what it does
             await asyncio.sleep(POLL_SECS)
 

@@ -27,9 +27,11 @@ def serve() -> Iterator[str]:
 
 
 class Bare:
-    """A number in a file, watched: a lock, a read and a write to advance; an event, a read and a future to be woken.
+    """A number in a file, watched: a lock, a read and a write to advance; an event, a read and a
+    future to be woken.
 
-    Every advance wakes all processes, publishers are not known, and damaged or deleted files are not noticed.
+    Every advance wakes all processes, publishers are not known, and damaged or deleted files are
+    not noticed.
     """
 
     def __init__(self, file: Path) -> None:

@@ -1,9 +1,10 @@
-"""The other processes of the rows about stores: waiters, which print when the last of them was woken.
+"""The other processes of the rows about stores: waiters, which print when the last of them was
+woken.
 
     python -m tests.benchmarks.store_peers ENGINE KIND URL COUNT LOOP
 
-Each line of the input of such a process is a step: so many waiters wait for it, the process prints `armed`, and then the time
-at which the last one was woken. It ends with its input.
+Each line of the input of such a process is a step: so many waiters wait for it, the process prints
+`armed`, and then the time at which the last one was woken. It ends with its input.
 """
 
 from __future__ import annotations
@@ -34,23 +35,40 @@ class Peers:
         assert set(await self.read_lines()) == {b"armed\n"}
 
     async def woken(self) -> float:
-        """Return the time at which the last waiter of all was woken; all processes have the same clock."""
+        """Return the time at which the last waiter of all was woken; all processes have the same
+        clock.
+        """
         return max(map(float, await self.read_lines()))
 
     async def read_lines(self) -> list[bytes]:
         """Read a line of each."""
-        return await asyncio.gather(*(one.stdout.readline() for one in self._processes if one.stdout is not None))
+        return await asyncio.gather(
+            *(one.stdout.readline() for one in self._processes if one.stdout is not None)
+        )
 
 
 @asynccontextmanager
 async def peers(name: str, kind: str, url: str, processes: int, count: int) -> AsyncIterator[Peers]:
     """Start so many processes with so many waiters each, on the same event loop as this one."""
-    loop = "uvloop" if type(asyncio.get_running_loop()).__module__.startswith("uvloop") else "asyncio"
-    command = [sys.executable, "-m", "tests.benchmarks.store_peers", name, kind, url, str(count), loop]
+    loop = (
+        "uvloop" if type(asyncio.get_running_loop()).__module__.startswith("uvloop") else "asyncio"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "tests.benchmarks.store_peers",
+        name,
+        kind,
+        url,
+        str(count),
+        loop,
+    ]
     async with AsyncExitStack() as stack:
         started: list[Process] = []
         for _ in range(processes):
-            process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, cwd=ROOT)
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=PIPE, stdout=PIPE, cwd=ROOT
+            )
             assert process.stdin is not None
             stack.push_async_callback(process.wait)
             stack.callback(process.stdin.close)
@@ -60,7 +78,9 @@ async def peers(name: str, kind: str, url: str, processes: int, count: int) -> A
         try:
             yield found
         except BaseException:
-            for process in started:  # waiters of a step that does not come would never see the end of their input
+            for process in (
+                started
+            ):  # waiters of a step that does not come would never see the end of their input
                 process.kill()
             raise
 
@@ -68,7 +88,9 @@ async def peers(name: str, kind: str, url: str, processes: int, count: int) -> A
 async def serve(name: str, kind: str, url: str, count: int) -> None:
     """Be such a process, until its input ends."""
     lines = asyncio.StreamReader()
-    pipe, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(lines), sys.stdin
+    )
     last = 0.0
 
     async def waiter(step: int) -> None:

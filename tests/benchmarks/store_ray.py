@@ -24,7 +24,9 @@ NAMESPACE = "bench"
 
 @contextmanager
 def serve() -> Iterator[str]:
-    """Run a cluster on the loopback, or use that of the tests; this process and those that it starts are members."""
+    """Run a cluster on the loopback, or use that of the tests; this process and those that it
+    starts are members.
+    """
     with ExitStack() as stack:
         address = os.environ.get("AIOHOOKS_TEST_RAY") or stack.enter_context(ray_cluster())
         os.environ["RAY_ADDRESS"] = address

@@ -21,12 +21,17 @@ STREAM = "bare"
 @contextmanager
 def serve() -> Iterator[str]:
     """Run a server that writes nothing to the disk."""
-    with tempfile.TemporaryDirectory() as directory, running("valkey", Path(directory), keeps=False) as server:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        running("valkey", Path(directory), keeps=False) as server,
+    ):
         yield server.url
 
 
 class Bare:
-    """A stream of one entry, which the server numbers; one blocking read from below the lowest step that is waited for."""
+    """A stream of one entry, which the server numbers; one blocking read from below the lowest step
+    that is waited for.
+    """
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
         self._client = client
@@ -35,7 +40,9 @@ class Bare:
         self._seen = 0
 
     async def advance(self) -> int:
-        found: Any = await self._client.xadd(STREAM, {"s": ""}, id="1-*", maxlen=1, approximate=False)
+        found: Any = await self._client.xadd(
+            STREAM, {"s": ""}, id="1-*", maxlen=1, approximate=False
+        )
         return int(found.partition(b"-")[2])
 
     async def wait_for(self, step: int) -> None:
@@ -48,7 +55,9 @@ class Bare:
         while True:
             await self._begun.wait()
             self._begun.clear()
-            reply: Any = await self._client.xread({STREAM: f"1-{min(self._waits.steps.values()) - 1}"}, block=0)
+            reply: Any = await self._client.xread(
+                {STREAM: f"1-{min(self._waits.steps.values()) - 1}"}, block=0
+            )
             self._seen = int(reply[0][1][-1][0].partition(b"-")[2])
             self._waits.wake(self._seen)
 
@@ -64,7 +73,12 @@ async def bare(url: str) -> AsyncIterator[Bare]:
 
 
 ENGINE = Engine(
-    title="Valkey", serve=serve, bare=bare, by_hand="XADD and a blocking XREAD by hand", one_call="one XADD", settled_secs=0.01
+    title="Valkey",
+    serve=serve,
+    bare=bare,
+    by_hand="XADD and a blocking XREAD by hand",
+    one_call="one XADD",
+    settled_secs=0.01,
 )
 
 if __name__ == "__main__":

@@ -38,12 +38,19 @@ def test_good_ones_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         "12000         2  20 B  accuracy=0.875 loss=nan  good",
         "    5         1  20 B  -                        good",
         "",
-        "A restore would read step 12000 (step-000000012000.000002), which was saved last and is good.",
+        (
+            "A restore would read step 12000 (step-000000012000.000002), which was saved last and"
+            " is good."
+        ),
     ]
 
 
-def test_damage_is_listed_with_what_a_restore_would_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The exit code is 1, and nothing is changed; after a restore has set the damage aside it is 0 again."""
+def test_damage_is_listed_with_what_a_restore_would_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The exit code is 1, and nothing is changed; after a restore has set the damage aside it is 0
+    again.
+    """
     paths = saved(tmp_path, 1, 2, 3)
     (paths[2] / "state.msgpack").unlink()
     (paths[0] / "manifest.json").write_bytes(b"")
@@ -54,7 +61,11 @@ def test_damage_is_listed_with_what_a_restore_would_do(tmp_path: Path, capsys: p
     assert lines[2].endswith("good")
     assert "-  -" in lines[3]
     assert "manifest.json is not a manifest" in lines[3]
-    assert lines[-1] == f"A restore would read step 2 ({paths[1].name}), the newest good one, and set aside {paths[2].name}."
+    assert (
+        lines[-1]
+        == f"A restore would read step 2 ({paths[1].name}), the newest good one, and set aside"
+        f" {paths[2].name}."
+    )
     assert names(tmp_path) == before
     one = directory(tmp_path)
     one.restore(None)
@@ -120,7 +131,14 @@ try:
 except ImportError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECS, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECS,
+        check=True,
+    )
     assert "pip install 'aiohooks[checkpoint]'" in done.stdout
 
 
@@ -153,9 +171,16 @@ def test_a_mirror_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         "2 2 164 B - arrays.safetensors does not have the checksum in the manifest",
         "1 1 164 B - good",
         "",
-        "A restore would read step 1 (step-000000000001.000001), the newest good one, and skip step-000000000002.000002.",
+        (
+            "A restore would read step 1 (step-000000000001.000001), the newest good one, and skip"
+            " step-000000000002.000002."
+        ),
     ]
-    assert names(tmp_path) == ["step-000000000001.000001", "step-000000000002.000002", "step-000000000003.000003"]
+    assert names(tmp_path) == [
+        "step-000000000001.000001",
+        "step-000000000002.000002",
+        "step-000000000003.000003",
+    ]
     assert checkpoints(f"{url}/missing") == 1
     assert "missing does not exist, and may not be mounted" in capsys.readouterr().err
     (tmp_path / "empty").mkdir()

@@ -1,4 +1,6 @@
-"""A state comes back equal to the last bit, or is refused with a hint; files that no writer makes are refused."""
+"""A state comes back equal to the last bit, or is refused with a hint; files that no writer makes
+are refused.
+"""
 
 from __future__ import annotations
 
@@ -82,13 +84,21 @@ LEAVES = st.one_of(
     st.text(),
     st.binary(),
     ARRAYS,
-    npst.arrays(npst.floating_dtypes(endianness="<"), ()).map(lambda array: array[()]).filter(lambda one: one.dtype.itemsize < 9),
+    npst.arrays(npst.floating_dtypes(endianness="<"), ())
+    .map(lambda array: array[()])
+    .filter(lambda one: one.dtype.itemsize < 9),
 )
 KEYS = st.one_of(
-    st.text(), st.integers(min_value=-(2**63), max_value=2**64 - 1), st.sampled_from(["", "__metadata__", "a/b", "~1"])
+    st.text(),
+    st.integers(min_value=-(2**63), max_value=2**64 - 1),
+    st.sampled_from(["", "__metadata__", "a/b", "~1"]),
 )
 TREES = st.recursive(
-    LEAVES, lambda inner: st.one_of(st.lists(inner), st.lists(inner).map(tuple), st.dictionaries(KEYS, inner)), max_leaves=6
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner), st.lists(inner).map(tuple), st.dictionaries(KEYS, inner)
+    ),
+    max_leaves=6,
 )
 
 
@@ -107,7 +117,9 @@ def test_any_array_comes_back_the_same(array: np.ndarray[Any, Any]) -> None:
     assert same(there_and_back({"a": array})["a"], array)
 
 
-BITS = np.array([0x7FF8000000000001, 0xFFF800000000BEEF, 0x7FF0000000000001, 0x8000000000000000, 1], np.uint64)
+BITS = np.array(
+    [0x7FF8000000000001, 0xFFF800000000BEEF, 0x7FF0000000000001, 0x8000000000000000, 1], np.uint64
+)
 EXACTLY = {
     "NaN payloads": BITS.view(np.float64),
     "half NaN payloads": np.arange(2**16, dtype=np.uint16).view(np.float16),
@@ -135,7 +147,14 @@ EXACTLY = {
     "floats": [float("nan"), float("inf"), -0.0, 5e-324, 1.7976931348623157e308],
     "a complex one": complex(-0.0, float("nan")),
     "tuples": ((), ((),), [(1, [(2,)])]),
-    "keys": {1: "int", "1": "str", "": 0, -5: {"__metadata__": None}, -(2**63): "least", 2**64 - 1: "most"},
+    "keys": {
+        1: "int",
+        "1": "str",
+        "": 0,
+        -5: {"__metadata__": None},
+        -(2**63): "least",
+        2**64 - 1: "most",
+    },
     "many tuples side by side": [((1,), (2,))] * 100,
     "the generator's state": np.random.default_rng(3).bit_generator.state,
     "the old generator's state": np.random.RandomState(3).get_state(),
@@ -159,10 +178,18 @@ def test_arrays_that_come_back_belong_to_the_caller() -> None:
 
 
 def test_what_comes_back_as_another_type(tmp_path: Any) -> None:
-    """An OrderedDict and a mapping proxy keep their items and order; a `memmap` is an array whose memory is a file."""
+    """An OrderedDict and a mapping proxy keep their items and order; a `memmap` is an array whose
+    memory is a file.
+    """
     mapped = np.memmap(tmp_path / "raw", np.float32, "w+", shape=(5,))
-    state = {"b": collections.OrderedDict(z=1, a=2), "a": types.MappingProxyType({"x": 1}), "c": mapped}
-    assert same(there_and_back(state), {"b": {"z": 1, "a": 2}, "a": {"x": 1}, "c": np.zeros(5, np.float32)})
+    state = {
+        "b": collections.OrderedDict(z=1, a=2),
+        "a": types.MappingProxyType({"x": 1}),
+        "c": mapped,
+    }
+    assert same(
+        there_and_back(state), {"b": {"z": 1, "a": 2}, "a": {"x": 1}, "c": np.zeros(5, np.float32)}
+    )
 
 
 def test_arrays_are_named_by_their_place_in_the_state() -> None:
@@ -179,8 +206,16 @@ def test_arrays_are_named_by_their_place_in_the_state() -> None:
     _, arrays = _encoding.encode(state)
     found = json.loads(arrays.header[8:])
     assert set(found) == {
-        "a/b", "a/c~1d", "a~1b", "e/0", "e/1/0", "e/1/0~3", "__metadata__~2", "~2", "x" * 5000,
-    }  # fmt: skip
+        "a/b",
+        "a/c~1d",
+        "a~1b",
+        "e/0",
+        "e/1/0",
+        "e/1/0~3",
+        "__metadata__~2",
+        "~2",
+        "x" * 5000,
+    }
     assert same(there_and_back(state), state)
 
 
@@ -205,7 +240,10 @@ class Point(tuple[int, int]):
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "objects": (np.array([None, {}], object), r"state\['a'\]\[0\] has the dtype object.*give a list"),
+    "objects": (
+        np.array([None, {}], object),
+        r"state\['a'\]\[0\] has the dtype object.*give a list",
+    ),
     "fields": (np.zeros(2, [("x", "f4")]), "give a dict of its fields"),
     "bare bytes": (np.zeros(2, "V2"), "give its bits"),
     "a time without a unit": (np.zeros(2, "m8"), "give it a unit"),
@@ -254,25 +292,37 @@ def test_a_state_is_a_mapping() -> None:
             _encoding.encode(state)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("wrap", [lambda inner: [inner], lambda inner: {"k": inner}, lambda inner: (inner,)])
+@pytest.mark.parametrize(
+    "wrap", [lambda inner: [inner], lambda inner: {"k": inner}, lambda inner: (inner,)]
+)
 def test_the_depth_of_a_state_has_a_limit(wrap: Callable[[Any], Any]) -> None:
-    """63 levels below the state come back; one more is refused, long before the stack is full, with its place."""
+    """63 levels below the state come back; one more is refused, long before the stack is full, with
+    its place.
+    """
     value: Any = np.float32(1)
     for _ in range(63):
         value = wrap(value)
     assert there_and_back({"a": value}) == {"a": value}
-    with pytest.raises(InvalidArgumentError, match=r"a.*\.\.\. is nested deeper than 64 levels, or in itself; flatten it"):
+    with pytest.raises(
+        InvalidArgumentError,
+        match=r"a.*\.\.\. is nested deeper than 64 levels, or in itself; flatten it",
+    ):
         _encoding.encode({"a": wrap(value)})
 
 
 def test_the_number_of_arrays_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a checkpoint can hold, it holds; a state with more arrays is refused before it is written."""
+    """What a checkpoint can hold, it holds; a state with more arrays is refused before it is
+    written.
+    """
     state = {"a": np.arange(3), "b": np.arange(4)}
     longest = len(_encoding.encode(state)[1].header) - 8
     monkeypatch.setattr(_encoding, "_MAX_HEADER_BYTES", longest)
     assert there_and_back(state)["b"].tolist() == [0, 1, 2, 3]
     monkeypatch.setattr(_encoding, "_MAX_HEADER_BYTES", longest - 1)
-    with pytest.raises(InvalidArgumentError, match="the state has 2 arrays, more than a checkpoint can hold; join small ones"):
+    with pytest.raises(
+        InvalidArgumentError,
+        match="the state has 2 arrays, more than a checkpoint can hold; join small ones",
+    ):
         _encoding.encode(state)
 
 
@@ -280,7 +330,9 @@ def test_the_number_of_arrays_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_states_that_no_writer_makes_are_refused() -> None:
-    """Checksums do not prove that a writer of ours made a file: every part of both files is checked."""
+    """Checksums do not prove that a writer of ours made a file: every part of both files is
+    checked.
+    """
     data, arrays = _encoding.encode({"a": np.arange(4, dtype=np.int32)})
     good = b"".join(map(bytes, arrays.chunks()))
     assert decode(data, good)["a"].tolist() == [0, 1, 2, 3]
@@ -296,28 +348,79 @@ def test_states_that_no_writer_makes_are_refused() -> None:
         deep = msgspec.msgpack.Ext(1, msgspec.msgpack.encode([deep]))
     plain = msgspec.msgpack.Ext
     wrong = [
-        b"", b"\xc1", data[:-1], data + b"\0", msgspec.msgpack.encode([1]), b"\x91" * 1_000_000, b"\xdf\xff\xff\xff\xff",
-        b"\xc6\xff\xff\xff\xff", b"\x81\xa1\xff\x00", b"\x81\x80\x00", tree(deep),
-        tree(plain(99, b"")), tree(plain(1, b"\x81\xa1a\x00")), tree(plain(2, b"\1\0\0\0\0")), tree(plain(2, b"")),
-        ext(9, "a", "<i4", [4]), ext(9, "<i4", b"1234"),
-        tree(plain(3, b"123")), ext(4, "a"), ext(4, "b", "<i4", [4]), ext(4, 5, "<i4", [4]), ext(4, "a", None, [4]),
-        ext(5, "<i4", b"123"), ext(5, "<U1", b"1234"), ext(5, "<i4", "1234"), ext(5, "|O", b"12345678"),
-    ]  # fmt: skip
+        b"",
+        b"\xc1",
+        data[:-1],
+        data + b"\0",
+        msgspec.msgpack.encode([1]),
+        b"\x91" * 1_000_000,
+        b"\xdf\xff\xff\xff\xff",
+        b"\xc6\xff\xff\xff\xff",
+        b"\x81\xa1\xff\x00",
+        b"\x81\x80\x00",
+        tree(deep),
+        tree(plain(99, b"")),
+        tree(plain(1, b"\x81\xa1a\x00")),
+        tree(plain(2, b"\1\0\0\0\0")),
+        tree(plain(2, b"")),
+        ext(9, "a", "<i4", [4]),
+        ext(9, "<i4", b"1234"),
+        tree(plain(3, b"123")),
+        ext(4, "a"),
+        ext(4, "b", "<i4", [4]),
+        ext(4, 5, "<i4", [4]),
+        ext(4, "a", None, [4]),
+        ext(5, "<i4", b"123"),
+        ext(5, "<U1", b"1234"),
+        ext(5, "<i4", "1234"),
+        ext(5, "|O", b"12345678"),
+    ]
     bytes_key, list_key = b"\xc4\x01k", b"\x91\x01"
     wrong += [
         # Timestamps; keys of other types, also deeper; a key twice.
-        tree(datetime.datetime.now(datetime.UTC)), tree([{"y": datetime.datetime.now(datetime.UTC)}]), tree(plain(-1, bytes(4))),
-        b"\x82" + data[1:] + bytes_key + b"\x00", b"\x82" + data[1:] + list_key + b"\x00",
-        b"\x82" + data[1:] + b"\xa1y\x81" + bytes_key + b"\x00", b"\x82" + data[1:] + b"\xc0\x00",
+        tree(datetime.datetime.now(datetime.UTC)),
+        tree([{"y": datetime.datetime.now(datetime.UTC)}]),
+        tree(plain(-1, bytes(4))),
+        b"\x82" + data[1:] + bytes_key + b"\x00",
+        b"\x82" + data[1:] + list_key + b"\x00",
+        b"\x82" + data[1:] + b"\xa1y\x81" + bytes_key + b"\x00",
+        b"\x82" + data[1:] + b"\xc0\x00",
         b"\x82" + data[1:] + b"\xc3\x00",
-        b"\x82" + data[1:] + data[1:], b"\x83" + data[1:] + b"\xa1y\x00\xa1y\x00",
-        b"\x82" + data[1:] + b"\xa1y" + msgspec.msgpack.encode(plain(1, b"\x91\x82\xa1y\x00\xa1y\x00")),
+        b"\x82" + data[1:] + data[1:],
+        b"\x83" + data[1:] + b"\xa1y\x00\xa1y\x00",
+        b"\x82"
+        + data[1:]
+        + b"\xa1y"
+        + msgspec.msgpack.encode(plain(1, b"\x91\x82\xa1y\x00\xa1y\x00")),
         b"\x82" + data[1:] + b"\xcb" + struct.pack(">d", 1.5) + b"\x00",
-    ]  # fmt: skip
-    shapes: list[Any] = [[5], [2, 2], [-4], [True, 4], "4", [2**62, 2**62, 0], [1] * 100 + [4], [[4]], None]
+    ]
+    shapes: list[Any] = [
+        [5],
+        [2, 2],
+        [-4],
+        [True, 4],
+        "4",
+        [2**62, 2**62, 0],
+        [1] * 100 + [4],
+        [[4]],
+        None,
+    ]
     dtypes = [
-        "<u4", "<f4", "|O", "O", "<i4,<i4", "|V16", "<i3", "=i4", "i4", "os.system", "<U4", "<U" + "9" * 30, "<M8[foo]", "<M8",
-    ]  # fmt: skip
+        "<u4",
+        "<f4",
+        "|O",
+        "O",
+        "<i4,<i4",
+        "|V16",
+        "<i3",
+        "=i4",
+        "i4",
+        "os.system",
+        "<U4",
+        "<U" + "9" * 30,
+        "<M8[foo]",
+        "<M8",
+    ]
     wrong += [ext(4, "a", "<i4", shape) for shape in shapes]
     wrong += [ext(4, "a", dtype, shape) for dtype in dtypes for shape in ([4], [1], [0])]
     for one in wrong:
@@ -344,15 +447,31 @@ def test_array_files_that_no_writer_makes_are_refused() -> None:
         return struct.pack("<Q", len(text)) + text + body
 
     def entry(begin: int, end: int, shape: list[int] | None = None) -> dict[str, Any]:
-        return {"dtype": "I32", "shape": [4] if shape is None else shape, "data_offsets": [begin, end]}
+        return {
+            "dtype": "I32",
+            "shape": [4] if shape is None else shape,
+            "data_offsets": [begin, end],
+        }
 
     wrong = [
-        b"", good[:-1], good + b"\0", file(b"["), file(b"{" * 10_000), file({}),
+        b"",
+        good[:-1],
+        good + b"\0",
+        file(b"["),
+        file(b"{" * 10_000),
+        file({}),
         file({"a": entry(0, 16), "b": entry(16, 16, [0])}),
-        file({"a": entry(0, 16, [2**62, 4])}), file({"b": entry(0, 16)}), file({"a": {**entry(0, 16), "dtype": "PICKLE"}}),
-        file({"a": {**entry(0, 16), "dtype": "F32"}}), file({"a": {**entry(0, 16), "more": 1}}), file({"a": [1]}),
-        file({"a": entry(-16, 0)}), file({"a": {**entry(0, 16), "data_offsets": [0, 16, 0]}}), good[:7], good[:20],
-    ]  # fmt: skip
+        file({"a": entry(0, 16, [2**62, 4])}),
+        file({"b": entry(0, 16)}),
+        file({"a": {**entry(0, 16), "dtype": "PICKLE"}}),
+        file({"a": {**entry(0, 16), "dtype": "F32"}}),
+        file({"a": {**entry(0, 16), "more": 1}}),
+        file({"a": [1]}),
+        file({"a": entry(-16, 0)}),
+        file({"a": {**entry(0, 16), "data_offsets": [0, 16, 0]}}),
+        good[:7],
+        good[:20],
+    ]
     for one in wrong:
         with pytest.raises(DamagedError, match=r"^(state\.msgpack|arrays\.safetensors) "):
             decode(data, one)
@@ -365,10 +484,22 @@ def _entry(begin: int, end: int) -> dict[str, Any]:
 FAULTS = {
     "a header of 2**63 bytes": (2**63, {}, "its header is too long"),
     "a header that is longer than the file": (100, {}, "its header is too long"),
-    "arrays that overlap": (None, {"a": _entry(0, 4), "b": _entry(2, 6)}, "its arrays overlap, or have gaps"),
+    "arrays that overlap": (
+        None,
+        {"a": _entry(0, 4), "b": _entry(2, 6)},
+        "its arrays overlap, or have gaps",
+    ),
     "a gap": (None, {"a": _entry(0, 2), "b": _entry(4, 6)}, "its arrays overlap, or have gaps"),
-    "an array that ends before it begins": (None, {"a": _entry(0, 6), "b": _entry(6, 2)}, "its arrays overlap, or have gaps"),
-    "bytes that belong to no array": (None, {"a": _entry(0, 4)}, "has 6 bytes of arrays, and 4 in its header"),
+    "an array that ends before it begins": (
+        None,
+        {"a": _entry(0, 6), "b": _entry(6, 2)},
+        "its arrays overlap, or have gaps",
+    ),
+    "bytes that belong to no array": (
+        None,
+        {"a": _entry(0, 4)},
+        "has 6 bytes of arrays, and 4 in its header",
+    ),
 }
 
 
@@ -383,9 +514,14 @@ def test_the_reason_why_an_array_file_is_refused(what: str) -> None:
 
 
 def test_arrays_of_one_name_are_told_apart() -> None:
-    """Each gets the next number, without a search among the others: 30,000 of them take no longer than of different names."""
+    """Each gets the next number, without a search among the others: 30,000 of them take no longer
+    than of different names.
+    """
     rows: list[dict[Any, Any]] = [{1: np.ones(1), "1": np.zeros(1)}] * 15_000
-    state = {"1": {key: row for key, row in enumerate(rows)}, 1: {str(key): row for key, row in enumerate(rows)}}
+    state = {
+        "1": {key: row for key, row in enumerate(rows)},
+        1: {str(key): row for key, row in enumerate(rows)},
+    }
     _, arrays = _encoding.encode(cast("Any", state))
     header = json.loads(arrays.header[8:])
     assert len(header) == 60_000
@@ -408,10 +544,15 @@ def in_itself() -> list[Any]:
 
 @pytest.mark.parametrize(
     ("make", "reason"),
-    [(doubled, "the same lists or dicts again and again"), (in_itself, "is nested deeper than 64 levels, or in itself")],
+    [
+        (doubled, "the same lists or dicts again and again"),
+        (in_itself, "is nested deeper than 64 levels, or in itself"),
+    ],
 )
 def test_what_would_have_no_end_is_refused(make: Callable[[], Any], reason: str) -> None:
-    """Parts of a state that are in it again and again, or in themselves; a snapshot of them, which seeks tensors, ends."""
+    """Parts of a state that are in it again and again, or in themselves; a snapshot of them, which
+    seeks tensors, ends.
+    """
     with pytest.raises(InvalidArgumentError, match=reason):
         _encoding.encode({"x": make()})
     snapshot({"x": make()}, HostMemory())
@@ -422,12 +563,18 @@ def test_how_much_may_be_there_again_has_a_limit(monkeypatch: pytest.MonkeyPatch
     part = [1, 2]
     for most in (3, 2):
         monkeypatch.setattr(_encoding, "_MOST_REPEATED", most)
-        with pytest.raises(InvalidArgumentError, match="again and again") if most == 2 else contextlib.nullcontext():
+        with (
+            pytest.raises(InvalidArgumentError, match="again and again")
+            if most == 2
+            else contextlib.nullcontext()
+        ):
             assert there_and_back({"x": [part, part]}) == {"x": [[1, 2], [1, 2]]}
 
 
 def test_a_state_that_is_too_deep_for_a_copy_is_refused() -> None:
-    """The copy that is made of the states of hooks and tracked objects is no bare RecursionError."""
+    """The copy that is made of the states of hooks and tracked objects is no bare
+    RecursionError.
+    """
     state: Any = {}
     for _ in range(100_000):
         state = [state]
@@ -443,7 +590,13 @@ def test_a_forged_shape_is_damage(sizes: list[int]) -> None:
     data, arrays = _encoding.encode({"x": np.zeros((0, 2), np.int8)})
     file = b"".join(map(bytes, arrays.chunks()))
     code = msgspec.msgpack.decode(data)["x"].code
-    for number, content in ((code, ["x", "|i1", sizes]), (6, ["x", "int8", sizes]), (6, ["x", "int8", [1], sizes, 0])):
-        forged = msgspec.msgpack.encode({"x": msgspec.msgpack.Ext(number, msgspec.msgpack.encode(content))})
+    for number, content in (
+        (code, ["x", "|i1", sizes]),
+        (6, ["x", "int8", sizes]),
+        (6, ["x", "int8", [1], sizes, 0]),
+    ):
+        forged = msgspec.msgpack.encode(
+            {"x": msgspec.msgpack.Ext(number, msgspec.msgpack.encode(content))}
+        )
         with pytest.raises(DamagedError):
             decode(forged, file)

@@ -14,7 +14,9 @@ from tests.support.checkpoint_files import sealed_manifest
 
 NAME = _format.Name(sequence=3, step=7)
 ENTRY = _format.FileEntry(5, 0)
-SOUND = _format.encode(_format.Manifest(NAME, {"loss": 0.5, "bad": float("inf")}, dict.fromkeys(_format.FILES, ENTRY)))
+SOUND = _format.encode(
+    _format.Manifest(NAME, {"loss": 0.5, "bad": float("inf")}, dict.fromkeys(_format.FILES, ENTRY))
+)
 
 
 def changed(**changes: Any) -> bytes:
@@ -23,9 +25,15 @@ def changed(**changes: Any) -> bytes:
 
 
 def test_a_sound_manifest_is_read() -> None:
-    """And `changed` without changes returns it unchanged, so that the tests below test their changes."""
+    """And `changed` without changes returns it unchanged, so that the tests below test their
+    changes.
+    """
     found = _format.decode(SOUND, NAME)
-    assert (found.name, dict(found.metrics), found.size) == (NAME, {"loss": 0.5, "bad": float("inf")}, 10)
+    assert (found.name, dict(found.metrics), found.size) == (
+        NAME,
+        {"loss": 0.5, "bad": float("inf")},
+        10,
+    )
     assert changed() == SOUND
 
 
@@ -48,7 +56,8 @@ HOSTILE: dict[str, bytes] = {
     "a space": SOUND.replace(b":", b": ", 1),
     "a newline": SOUND + b"\n",
     "said twice": SOUND.replace(b'"step":7', b'"step":7,"step":7'),
-    "another order": json.dumps(json.loads(SOUND), separators=(",", ":")).encode()[:-1] + b',"a":1}',
+    "another order": json.dumps(json.loads(SOUND), separators=(",", ":")).encode()[:-1]
+    + b',"a":1}',
     "escaped letters": SOUND.replace(b'"loss"', b'"\\u006coss"'),
     "capital digits": SOUND.replace(b'"checksum":"', b'"checksum":"A'),
     "no checksum": SOUND.replace(b"checksum", b"checksun"),
@@ -99,13 +108,33 @@ def test_a_manifest_in_another_form_is_refused(what: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "../state.msgpack", "..", ".", "/etc/passwd", "a/b", "a\\b", "a\0b", "A", ".hidden", "-x", "x" * 65, "", "\u2024\u2024",
-        "con\n", "e\u0301", "state.msgpack ", "x" * 10_000, "state.msgpack/.", "\ud800",
+        "../state.msgpack",
+        "..",
+        ".",
+        "/etc/passwd",
+        "a/b",
+        "a\\b",
+        "a\0b",
+        "A",
+        ".hidden",
+        "-x",
+        "x" * 65,
+        "",
+        "\u2024\u2024",
+        "con\n",
+        "e\u0301",
+        "state.msgpack ",
+        "x" * 10_000,
+        "state.msgpack/.",
+        "\ud800",
     ],
-)  # fmt: skip
+)
 def test_a_name_from_a_manifest_is_never_a_path(name: str) -> None:
     """It is refused before any file is opened, alone and beside the two valid names."""
-    for wrong in ({name: {"size": 1, "crc32": "0" * 8}}, {**files(), name: {"size": 1, "crc32": "0" * 8}}):
+    for wrong in (
+        {name: {"size": 1, "crc32": "0" * 8}},
+        {**files(), name: {"size": 1, "crc32": "0" * 8}},
+    ):
         with pytest.raises(DamagedError, match="does not name the files"):
             _format.decode(changed(files=wrong), NAME)
 
@@ -113,7 +142,11 @@ def test_a_name_from_a_manifest_is_never_a_path(name: str) -> None:
 def test_metrics_may_fill_a_manifest() -> None:
     """One byte more is refused, before a manifest is written that could not be read again."""
     most = _format.MAX_MANIFEST_BYTES - 4096 - len('{"":0.5}')
-    full = _format.encode(_format.Manifest(NAME, _format.check_metrics({"x" * most: 0.5}), dict.fromkeys(_format.FILES, ENTRY)))
+    full = _format.encode(
+        _format.Manifest(
+            NAME, _format.check_metrics({"x" * most: 0.5}), dict.fromkeys(_format.FILES, ENTRY)
+        )
+    )
     assert _format.MAX_MANIFEST_BYTES - 4096 < len(full) <= _format.MAX_MANIFEST_BYTES
     with pytest.raises(InvalidArgumentError, match="metrics has 1 entries, too many"):
         _format.check_metrics({"x" * (most + 1): 0.5})
@@ -127,6 +160,10 @@ def test_every_changed_bit_of_a_manifest_is_found() -> None:
             wrong[place] ^= 1 << bit
             with pytest.raises(DamagedError):
                 _format.decode(bytes(wrong), NAME)
-        for other in (SOUND[:place], SOUND[:place] + b"0" + SOUND[place:], SOUND[:place] + SOUND[place + 1 :]):
+        for other in (
+            SOUND[:place],
+            SOUND[:place] + b"0" + SOUND[place:],
+            SOUND[:place] + SOUND[place + 1 :],
+        ):
             with pytest.raises(DamagedError):
                 _format.decode(other, NAME)

@@ -1,6 +1,7 @@
 """Version 1 of the format is always read, and written with the same bytes on every Python.
 
-`python -m tests.checkpoint.test_format_version_1` writes the files again; only before the release of a new version.
+`python -m tests.checkpoint.test_format_version_1` writes the files again; only before the release
+of a new version.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ from tests.support.source import ROOT
 GOLDEN = ROOT / "tests" / "checkpoint" / "data" / "checkpoint-v1"
 NAME = "step-000000001234.000001"
 FILES = ("arrays.safetensors", "manifest.json", "state.msgpack")
-METRICS = {"loss": 0.1, "größe": 1e300, "astray": float("nan"), "over": float("inf"), "under": float("-inf"), "zero": -0.0}
+METRICS = {
+    "loss": 0.1,
+    "größe": 1e300,
+    "astray": float("nan"),
+    "over": float("inf"),
+    "under": float("-inf"),
+    "zero": -0.0,
+}
 
 
 def golden_state() -> dict[str, Any]:
@@ -46,11 +54,36 @@ def golden_state() -> dict[str, Any]:
             "strided": np.arange(12).reshape(3, 4).T[::2],
             "a/b~c": np.zeros(1, np.uint8),
         },
-        "tracked": {"generator": np.random.PCG64(5).state, "counts": {0: "zero", -1: None, 2**40: True}},
+        "tracked": {
+            "generator": np.random.PCG64(5).state,
+            "counts": {0: "zero", -1: None, 2**40: True},
+        },
         "hooks": {
-            "EarlyStopping": {"best": float("nan"), "waited": 3, "history": [0.5, -0.0, 1e-310], "seen": (1, (2, [3]))},
-            "größe": [b"\x00\xff", "text \u0000 \U0001f600", 1 - 0.5j, -(2**70), 2**64 - 1, -(2**63), 255, 256, 65536, 2**32],
-            "numbers": [np.float32(0.1), np.int64(-5), np.bool_(True), np.datetime64("2021-01-01", "D"), np.complex128(1j)],
+            "EarlyStopping": {
+                "best": float("nan"),
+                "waited": 3,
+                "history": [0.5, -0.0, 1e-310],
+                "seen": (1, (2, [3])),
+            },
+            "größe": [
+                b"\x00\xff",
+                "text \u0000 \U0001f600",
+                1 - 0.5j,
+                -(2**70),
+                2**64 - 1,
+                -(2**63),
+                255,
+                256,
+                65536,
+                2**32,
+            ],
+            "numbers": [
+                np.float32(0.1),
+                np.int64(-5),
+                np.bool_(True),
+                np.datetime64("2021-01-01", "D"),
+                np.complex128(1j),
+            ],
             "long": list(range(20)),
             "many": {f"key {number:02}": number for number in range(20)},
             "longer": "x" * 300,
@@ -74,7 +107,11 @@ def test_version_1_is_read() -> None:
     assert restored is not None
     assert same(restored.state, golden_state())
     assert same(dict(restored.checkpoint.metrics), dict(sorted(METRICS.items())))
-    assert (restored.checkpoint.step, restored.checkpoint.sequence, restored.set_aside) == (1234, 1, ())
+    assert (restored.checkpoint.step, restored.checkpoint.sequence, restored.set_aside) == (
+        1234,
+        1,
+        (),
+    )
 
 
 def test_the_same_bytes_are_written(tmp_path: Path) -> None:
@@ -88,7 +125,15 @@ def test_the_same_bytes_are_written(tmp_path: Path) -> None:
 def test_the_manifest_has_no_other_entries() -> None:
     """No time, host or path; metrics that are not valid JSON numbers are text."""
     content = json.loads((GOLDEN / NAME / "manifest.json").read_bytes())
-    assert sorted(content) == ["checksum", "files", "format", "metrics", "sequence", "step", "version"]
+    assert sorted(content) == [
+        "checksum",
+        "files",
+        "format",
+        "metrics",
+        "sequence",
+        "step",
+        "version",
+    ]
     assert (content["format"], content["version"]) == ("aiohooks-checkpoint", 1)
     assert content["metrics"]["astray"] == "nan"
     assert sorted(content["files"]) == ["arrays.safetensors", "state.msgpack"]

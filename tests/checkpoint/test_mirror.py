@@ -1,4 +1,6 @@
-"""Mirrors: what is copied there and when, faults of the file system, and that a run never waits for it."""
+"""Mirrors: what is copied there and when, faults of the file system, and that a run never waits for
+it.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ async def mirrored(path: Path, disk: Disk, *steps: int, keep: KeepPolicy = KeepN
 
 
 @contextlib.asynccontextmanager
-async def hanging(path: Path, disk: Disk, operation: str = "write", **options: Any) -> AsyncIterator[tuple[Saver, Hang]]:
+async def hanging(
+    path: Path, disk: Disk, operation: str = "write", **options: Any
+) -> AsyncIterator[tuple[Saver, Hang]]:
     """Yield a Saver whose copy of step 1 hangs in an operation until it is released."""
     keep = options.pop("keep", KeepNewest(5))
     async with Saver(path, mirror=disk.mirror(**options), keep=keep) as saver:
@@ -75,7 +79,9 @@ async def hanging(path: Path, disk: Disk, operation: str = "write", **options: A
 
 def order_of_uploads(disk: Disk) -> list[int]:
     """Return the steps in the order in which their files were opened."""
-    return list(dict.fromkeys(int(path[5:17]) for operation, path in disk.log if operation == "open wb"))
+    return list(
+        dict.fromkeys(int(path[5:17]) for operation, path in disk.log if operation == "open wb")
+    )
 
 
 async def test_a_forked_child_copies_nothing(tmp_path: Path) -> None:
@@ -92,12 +98,22 @@ async def test_a_forked_child_copies_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["memory", "directory"])
 async def test_a_lost_directory_is_restored_from_the_mirror(tmp_path: Path, kind: str) -> None:
-    """Each committed checkpoint is copied; a Saver of an empty directory continues from the newest, in the same order."""
-    url = f"memory://{tmp_path.name}/run" if kind == "memory" else str(tmp_path / "missing" / "mirror")
+    """Each committed checkpoint is copied; a Saver of an empty directory continues from the newest,
+    in the same order.
+    """
+    url = (
+        f"memory://{tmp_path.name}/run"
+        if kind == "memory"
+        else str(tmp_path / "missing" / "mirror")
+    )
     async with Saver(tmp_path / "a", mirror=url) as saver:
         assert await saver.restore(missing_ok=True) is None
         for step in (10, 20, 15):
-            await saver.save({**state_of(step), "second version": Counter("aab")}, step, metrics={"loss": step / 2})
+            await saver.save(
+                {**state_of(step), "second version": Counter("aab")},
+                step,
+                metrics={"loss": step / 2},
+            )
             assert await saver.flush_mirror(30)
         assert saver.mirror_status == MirrorStatus(url, latest_step=15, copied=3)
     fs, root = fsspec.core.url_to_fs(url)
@@ -118,22 +134,41 @@ async def test_a_lost_directory_is_restored_from_the_mirror(tmp_path: Path, kind
 
 
 async def test_the_manifest_is_written_last_and_read_back(tmp_path: Path) -> None:
-    """First the files, each verified; then the manifest, which is read back: only then is it a checkpoint."""
+    """First the files, each verified; then the manifest, which is read back: only then is it a
+    checkpoint.
+    """
     disk = Disk()
     await mirrored(tmp_path, disk, 7)
     name = "step-000000000007.000001"
-    done = [(operation, path.removeprefix(f"{name}/")) for operation, path in disk.log if path.startswith(name)]
+    done = [
+        (operation, path.removeprefix(f"{name}/"))
+        for operation, path in disk.log
+        if path.startswith(name)
+    ]
     arrays, manifest, state = FILES
-    written = [("open wb", arrays), ("write", arrays), ("close", arrays), ("open wb", state), ("write", state), ("close", state)]
+    written = [
+        ("open wb", arrays),
+        ("write", arrays),
+        ("close", arrays),
+        ("open wb", state),
+        ("write", state),
+        ("close", state),
+    ]
     last = [("open wb", manifest), ("write", manifest), ("close", manifest), ("read", manifest)]
     assert done == [*written, ("read", arrays), ("read", state), *last]
 
 
 async def test_old_ones_are_removed_after_the_new_one_is_there(tmp_path: Path) -> None:
-    """By the Saver's policy, the manifest of each first; other files stay, also inside a checkpoint."""
+    """By the Saver's policy, the manifest of each first; other files stay, also inside a
+    checkpoint.
+    """
     disk = Disk()
     await mirrored(tmp_path, disk, 1, 2)
-    strange = {"disk/run/notes.txt": b"mine", "disk/run/step-1/manifest.json": b"", "disk/other/step-000000000001.000001/x": b""}
+    strange = {
+        "disk/run/notes.txt": b"mine",
+        "disk/run/step-1/manifest.json": b"",
+        "disk/other/step-000000000001.000001/x": b"",
+    }
     inside = {"disk/run/step-000000000001.000001/mine": b"mine"}
     disk.files.update({**strange, **inside})
     disk.log.clear()
@@ -145,7 +180,10 @@ async def test_old_ones_are_removed_after_the_new_one_is_there(tmp_path: Path) -
     ]
     assert {path: disk.files.get(path) for path in {**strange, **inside}} == {**strange, **inside}
     removed = [path for operation, path in disk.log if operation == "remove"]
-    assert removed == [f"step-000000000002.000002/{file}" for file in ("manifest.json", "arrays.safetensors", "state.msgpack")]
+    assert removed == [
+        f"step-000000000002.000002/{file}"
+        for file in ("manifest.json", "arrays.safetensors", "state.msgpack")
+    ]
     later = disk.log[disk.log.index(("remove", removed[0])) :]
     assert {operation for operation, path in later} == {"remove"}
     await mirrored(tmp_path, disk, 5, keep=KeepNewest(1))
@@ -153,7 +191,9 @@ async def test_old_ones_are_removed_after_the_new_one_is_there(tmp_path: Path) -
     assert {path: disk.files.get(path) for path in {**strange, **inside}} == {**strange, **inside}
 
 
-async def test_a_policy_that_fails_removes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_policy_that_fails_removes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """It is logged, and the copy is complete."""
     disk, failing = Disk(), KeepPolicy()
     await mirrored(tmp_path, disk, 1, 2, keep=failing)
@@ -161,13 +201,17 @@ async def test_a_policy_that_fails_removes_nothing(tmp_path: Path, caplog: pytes
     assert "old checkpoints could not be removed (NotImplementedError)" in caplog.text
 
 
-async def test_one_that_others_remove_after_its_upload(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_one_that_others_remove_after_its_upload(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """It is not missed: the next one is copied, and old ones are removed."""
     disk = Disk()
 
     def remove(operation: str, path: str) -> None:
         if operation == "read" and "step-000000000003." in path:
-            disk.files = {path: data for path, data in disk.files.items() if "step-000000000002." not in path}
+            disk.files = {
+                path: data for path, data in disk.files.items() if "step-000000000002." not in path
+            }
 
     disk.before = remove
     await mirrored(tmp_path, disk, 1, 2, 3, 4, keep=KeepNewest(1))
@@ -185,9 +229,11 @@ async def count_of_operations(path: Path) -> int:
 
 @pytest.mark.parametrize("partial", [False, True])
 async def test_any_operation_may_fail_or_be_the_last(tmp_path: Path, partial: bool) -> None:
-    """Whichever fails, the copy is made again until it is complete; what could not be removed is removed after the next one.
+    """Whichever fails, the copy is made again until it is complete; what could not be removed is
+    removed after the next one.
 
-    After each operation that is the last of a process, the older checkpoint is restored or the new one, and it is complete.
+    After each operation that is the last of a process, the older checkpoint is restored or the new
+    one, and it is complete.
     """
     total = await count_of_operations(tmp_path / "count")
     assert total > 15
@@ -197,7 +243,9 @@ async def test_any_operation_may_fail_or_be_the_last(tmp_path: Path, partial: bo
         await mirrored(path, disk, 1)
         failing = len(disk.log) + number + 1
 
-        def fail(operation: str, where: str, disk: Disk = disk, failing: int = failing, dies: bool = dies) -> None:
+        def fail(
+            operation: str, where: str, disk: Disk = disk, failing: int = failing, dies: bool = dies
+        ) -> None:
             if len(disk.log) == failing or (dies and len(disk.log) > failing):
                 raise OSError(f"{operation} {where}")
 
@@ -210,7 +258,11 @@ async def test_any_operation_may_fail_or_be_the_last(tmp_path: Path, partial: bo
                 await saver.aclose(grace_secs=0)
             else:
                 assert await saver.flush_mirror(30)
-                assert (status_of(saver).latest_step, status_of(saver).pending, status_of(saver).error) == (2, 0, None)
+                assert (
+                    status_of(saver).latest_step,
+                    status_of(saver).pending,
+                    status_of(saver).error,
+                ) == (2, 0, None)
                 disk.heal()
                 await saver.save(state_of(3), 3)
         disk.heal()
@@ -252,8 +304,12 @@ def is_settled(saver: Saver) -> bool:
 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("loss", ["missing", "truncated", "longer", "changed"])
-async def test_what_is_lost_in_an_upload_is_uploaded_again(tmp_path: Path, file: str, loss: str) -> None:
-    """A file that the file system took and did not keep is noticed before the manifest is written, or when that is read back."""
+async def test_what_is_lost_in_an_upload_is_uploaded_again(
+    tmp_path: Path, file: str, loss: str
+) -> None:
+    """A file that the file system took and did not keep is noticed before the manifest is written,
+    or when that is read back.
+    """
     disk, lost = Disk(), False
 
     def lose(operation: str, path: str) -> None:
@@ -262,7 +318,11 @@ async def test_what_is_lost_in_an_upload_is_uploaded_again(tmp_path: Path, file:
         if found is not None and not lost and operation == "read" and path.endswith(file):
             lost = True
             data = disk.files.pop(found)
-            changed = {"truncated": data[:-1], "longer": data + b"x", "changed": bytes([data[0] ^ 1]) + data[1:]}
+            changed = {
+                "truncated": data[:-1],
+                "longer": data + b"x",
+                "changed": bytes([data[0] ^ 1]) + data[1:],
+            }
             if loss != "missing":
                 disk.files[found] = changed[loss]
 
@@ -278,12 +338,16 @@ async def test_what_is_lost_in_an_upload_is_uploaded_again(tmp_path: Path, file:
 
 @pytest.mark.parametrize("missing", [False, True])
 async def test_without_reading_back_sizes_are_compared(tmp_path: Path, missing: bool) -> None:
-    """`read_back=False` reads nothing but the manifest; a file of another size is noticed all the same, and one that is lost."""
+    """`read_back=False` reads nothing but the manifest; a file of another size is noticed all the
+    same, and one that is lost.
+    """
     disk = Disk()
     async with Saver(tmp_path, mirror=disk.mirror(read_back=False, backoff=QUICKLY)) as saver:
         await saver.save(state_of(1), 1)
         assert await saver.flush_mirror(30)
-        assert {path.rpartition("/")[2] for operation, path in disk.log if operation == "read"} == {"manifest.json"}
+        assert {path.rpartition("/")[2] for operation, path in disk.log if operation == "read"} == {
+            "manifest.json"
+        }
 
         def lose(operation: str, path: str) -> None:
             if operation == "ls" and len(disk.log) < 80:
@@ -298,22 +362,30 @@ async def test_without_reading_back_sizes_are_compared(tmp_path: Path, missing: 
 
 
 async def test_a_slow_mirror_holds_nothing_up(tmp_path: Path) -> None:
-    """Saves continue while one is being copied; of those that wait the newest stays, and is copied next."""
+    """Saves continue while one is being copied; of those that wait the newest stays, and is copied
+    next.
+    """
     disk = Disk()
     async with hanging(tmp_path, disk, keep=KeepNewest(1)) as (saver, hang):
         for step in (2, 3, 4):
             await saver.save(state_of(step), step)
-        assert names(tmp_path) == ["step-000000000004.000004"]  # the first is read to its end all the same
+        assert names(tmp_path) == [
+            "step-000000000004.000004"
+        ]  # the first is read to its end all the same
         assert saver.mirror_status == MirrorStatus("faulty://disk/run", pending=2, replaced=2)
         hang.released.set()
         assert await saver.flush_mirror(30)
-        assert saver.mirror_status == MirrorStatus("faulty://disk/run", latest_step=4, copied=2, replaced=2)
+        assert saver.mirror_status == MirrorStatus(
+            "faulty://disk/run", latest_step=4, copied=2, replaced=2
+        )
     assert disk.steps() == [4]
     assert order_of_uploads(disk) == [1, 4]
 
 
 async def test_more_may_wait(tmp_path: Path) -> None:
-    """Up to `max_pending`, oldest first; at the end the newest comes first, because there may be no time for the others."""
+    """Up to `max_pending`, oldest first; at the end the newest comes first, because there may be no
+    time for the others.
+    """
     disk = Disk()
     async with hanging(tmp_path, disk, max_pending=3) as (saver, hang):
         for step in (2, 3, 4, 5):
@@ -331,7 +403,9 @@ async def test_one_that_was_removed_here_before_its_upload_is_left_out(tmp_path:
         shutil.rmtree((await saver.save(state_of(2), 2)).path)
         hang.released.set()
         assert await saver.flush_mirror(30)
-        assert saver.mirror_status == MirrorStatus("faulty://disk/run", latest_step=1, copied=1, replaced=1)
+        assert saver.mirror_status == MirrorStatus(
+            "faulty://disk/run", latest_step=1, copied=1, replaced=1
+        )
 
 
 async def test_one_that_is_damaged_here_is_not_copied(tmp_path: Path) -> None:
@@ -342,14 +416,20 @@ async def test_one_that_is_damaged_here_is_not_copied(tmp_path: Path) -> None:
         arrays.write_bytes(arrays.read_bytes()[:-1] + b"\xff")
         hang.released.set()
         await until_true(lambda: status_of(saver).failures)
-        assert status_of(saver).error == "arrays.safetensors does not have the checksum in the manifest"
+        assert (
+            status_of(saver).error
+            == "arrays.safetensors does not have the checksum in the manifest"
+        )
         await saver.save(state_of(3), 3)
         assert await saver.flush_mirror(30)
     assert disk.steps() == [1, 3]
 
 
-async def test_a_mirror_that_refuses_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture, clock: ManualClock) -> None:
-    """With its reason, which the status has too; attempts come after pauses, and the newest is copied when it works again.
+async def test_a_mirror_that_refuses_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, clock: ManualClock
+) -> None:
+    """With its reason, which the status has too; attempts come after pauses, and the newest is
+    copied when it works again.
 
     From `flush_mirror` on the pauses between attempts begin with the shortest again.
     """
@@ -365,13 +445,16 @@ async def test_a_mirror_that_refuses_is_logged_once(tmp_path: Path, caplog: pyte
             clock.advance(pause - 1)
             await asyncio.sleep(0)
             assert saver.mirror_status == MirrorStatus(
-                "faulty://disk/run", pending=1, failures=count, error="ConnectionRefusedError: refused"
+                "faulty://disk/run",
+                pending=1,
+                failures=count,
+                error="ConnectionRefusedError: refused",
             )
             clock.advance(1)
         await failures(saver, 5)
         assert [record.message for record in caplog.records] == [
-            "mirror faulty://disk/run: the checkpoint of step 1 was not copied (ConnectionRefusedError: refused); trying again, "
-            "and training continues"
+            "mirror faulty://disk/run: the checkpoint of step 1 was not copied"
+            " (ConnectionRefusedError: refused); trying again, and training continues"
         ]
         await saver.save(state_of(2), 2)
         flushing = asyncio.create_task(saver.flush_mirror())  # ends the pause
@@ -381,18 +464,27 @@ async def test_a_mirror_that_refuses_is_logged_once(tmp_path: Path, caplog: pyte
         disk.heal()
         clock.advance(20)
         assert await flushing
-        assert saver.mirror_status == MirrorStatus("faulty://disk/run", latest_step=2, copied=1, replaced=1, failures=7)
+        assert saver.mirror_status == MirrorStatus(
+            "faulty://disk/run", latest_step=2, copied=1, replaced=1, failures=7
+        )
     assert (len(caplog.records), clock.pending) == (2, 0)
-    assert caplog.records[-1].message == "mirror faulty://disk/run: the checkpoint of step 2 was copied; it works again"
+    assert (
+        caplog.records[-1].message
+        == "mirror faulty://disk/run: the checkpoint of step 2 was copied; it works again"
+    )
 
 
 @pytest.mark.parametrize("operation", ["open wb", "write", "close", "read"])
 async def test_a_mirror_that_hangs_is_left_behind(
     tmp_path: Path, operation: str, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """After `timeout_secs` without progress a call has failed; the next has a new connection, and the old one changes nothing."""
+    """After `timeout_secs` without progress a call has failed; the next has a new connection, and
+    the old one changes nothing.
+    """
     disk = Disk()
-    async with hanging(tmp_path, disk, operation, timeout_secs=30, backoff=QUICKLY, keep=KeepNewest(1)) as (saver, hang):
+    async with hanging(
+        tmp_path, disk, operation, timeout_secs=30, backoff=QUICKLY, keep=KeepNewest(1)
+    ) as (saver, hang):
         await saver.save(state_of(2), 2)
         opened = disk.opened
         while not caplog.records:
@@ -404,7 +496,9 @@ async def test_a_mirror_that_hangs_is_left_behind(
         done = len(disk.log)
         hang.released.set()
         await until_true(no_threads)
-        assert not [path for each, path in disk.log[done:] if each in ("open wb", "write", "remove")]
+        assert not [
+            path for each, path in disk.log[done:] if each in ("open wb", "write", "remove")
+        ]
         assert disk.steps() == [2]
 
 
@@ -428,8 +522,12 @@ async def test_progress_is_no_stall(tmp_path: Path, clock: ManualClock) -> None:
         assert saver.mirror_status == MirrorStatus("faulty://disk/run", latest_step=1, copied=1)
 
 
-async def test_the_end_waits_for_a_limited_time(tmp_path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
-    """After the grace period the steps that are missing are named; the next Saver copies the newest after its restore."""
+async def test_the_end_waits_for_a_limited_time(
+    tmp_path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After the grace period the steps that are missing are named; the next Saver copies the newest
+    after its restore.
+    """
     disk = Disk()
     async with hanging(tmp_path, disk) as (saver, _):
         await saver.save(state_of(2), 2)
@@ -440,7 +538,8 @@ async def test_the_end_waits_for_a_limited_time(tmp_path: Path, clock: ManualClo
         clock.advance(1)
         await closing
         assert caplog.messages == [
-            "mirror faulty://disk/run: not copied within 7 s: the checkpoints of the steps 1, 2 (it is slow)"
+            "mirror faulty://disk/run: not copied within 7 s: the checkpoints of the steps 1, 2 (it"
+            " is slow)"
         ]
     await until_true(no_threads)
     assert disk.checkpoints() == []
@@ -450,7 +549,9 @@ async def test_the_end_waits_for_a_limited_time(tmp_path: Path, clock: ManualClo
 
 @pytest.mark.parametrize("call", ["flush_mirror", "aclose"])
 async def test_waiting_can_be_cancelled(tmp_path: Path, call: str) -> None:
-    """A cancelled `flush_mirror` leaves the upload alone; a cancelled `aclose` gives it up and releases the directory."""
+    """A cancelled `flush_mirror` leaves the upload alone; a cancelled `aclose` gives it up and
+    releases the directory.
+    """
     disk = Disk()
     async with hanging(tmp_path, disk) as (saver, hang):
         task = await parked(getattr(saver, call)())
@@ -465,7 +566,9 @@ async def test_waiting_can_be_cancelled(tmp_path: Path, call: str) -> None:
 
 
 async def test_another_checkpoint_of_the_same_name_is_not_replaced(tmp_path: Path) -> None:
-    """Two runs that write to one mirror: the second gets an error, and what the first has written stays."""
+    """Two runs that write to one mirror: the second gets an error, and what the first has written
+    stays.
+    """
     disk = Disk()
     await mirrored(tmp_path / "a", disk, 1)
     before = dict(disk.files)
@@ -474,7 +577,10 @@ async def test_another_checkpoint_of_the_same_name_is_not_replaced(tmp_path: Pat
     async with Saver(tmp_path / "b", mirror=disk.mirror(backoff=QUICKLY)) as saver:
         await saver.restore()
         await until_true(lambda: status_of(saver).failures)
-        assert "another checkpoint has the name step-000000000001.000001: a mirror has one writer" in str(status_of(saver))
+        assert (
+            "another checkpoint has the name step-000000000001.000001: a mirror has one writer"
+            in str(status_of(saver))
+        )
         assert disk.files == before
         assert (await saver.save({"other": 2}, 2)).sequence == 2
         assert await saver.flush_mirror(30)
@@ -482,9 +588,14 @@ async def test_another_checkpoint_of_the_same_name_is_not_replaced(tmp_path: Pat
 
 
 async def test_unfinished_uploads_are_removed(tmp_path: Path) -> None:
-    """What a killed process has left is removed by the next upload; a later one may be in progress elsewhere, and stays."""
+    """What a killed process has left is removed by the next upload; a later one may be in progress
+    elsewhere, and stays.
+    """
     disk = Disk()
-    left = {f"disk/run/step-000000000001.00000{sequence}/arrays.safetensors": b"half" for sequence in (1, 9)}
+    left = {
+        f"disk/run/step-000000000001.00000{sequence}/arrays.safetensors": b"half"
+        for sequence in (1, 9)
+    }
     disk.files.update(left)
     async with Saver(tmp_path / "a") as saver:
         for step in (1, 2):
@@ -499,8 +610,14 @@ def test_arguments_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     calls: list[tuple[Callable[[], object], str]] = [
         (lambda: Saver(tmp_path, mirror=3), "mirror is 3; give a Mirror"),  # type: ignore[arg-type]
         (lambda: Saver(tmp_path, mirror=""), "the URL of a mirror is ''; give a str"),
-        (lambda: Saver(tmp_path, mirror="nothing://x"), "mirror has the protocol 'nothing', which fsspec does not know"),
-        (lambda: Saver(tmp_path, mirror="memory://x", read_only=True), "read_only=True and a mirror exclude each other"),
+        (
+            lambda: Saver(tmp_path, mirror="nothing://x"),
+            "mirror has the protocol 'nothing', which fsspec does not know",
+        ),
+        (
+            lambda: Saver(tmp_path, mirror="memory://x", read_only=True),
+            "read_only=True and a mirror exclude each other",
+        ),
         (lambda: Mirror("memory://x", max_pending=0), "max_pending is 0"),
         (lambda: Mirror("memory://x", timeout_secs=0), "timeout_secs is 0"),
         (lambda: Mirror("memory://x", backoff=1.0), "backoff is 1.0"),  # type: ignore[arg-type]

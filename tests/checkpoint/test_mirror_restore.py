@@ -15,7 +15,14 @@ import pytest
 from aiohooks.checkpoint import KeepNewest, Mirror, Saver, _remote
 from aiohooks.errors import CheckpointBusyError, CheckpointError, CorruptCheckpointError
 from aiohooks.testing import ManualClock
-from tests.checkpoint.test_mirror import FILES, QUICKLY, mirrored, no_threads, reached, restored_step
+from tests.checkpoint.test_mirror import (
+    FILES,
+    QUICKLY,
+    mirrored,
+    no_threads,
+    reached,
+    restored_step,
+)
 from tests.fuzz.checkpoints.operations import Failing
 from tests.support.checkpoint_files import WatchedFs, names, saver_over, state_of, step_of
 from tests.support.faulty_files import Disk, status_of
@@ -29,7 +36,9 @@ async def damaged(disk: Disk, step: int, file: str = "arrays.safetensors") -> No
 
 
 async def test_the_newer_one_wins(tmp_path: Path) -> None:
-    """The one in the mirror if that is later, which is downloaded; the one here if that is, which is then copied there."""
+    """The one in the mirror if that is later, which is downloaded; the one here if that is, which
+    is then copied there.
+    """
     disk = Disk()
     await mirrored(tmp_path / "a", disk, 1, 2)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
@@ -60,8 +69,12 @@ async def test_a_step_is_found_in_the_mirror(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("steps", [(2,), (1, 2)])
-async def test_what_is_damaged_here_is_restored_from_there(tmp_path: Path, steps: tuple[int, ...]) -> None:
-    """It is set aside, and the same one is downloaded; `set_aside` says so. That happens in a recovery, too."""
+async def test_what_is_damaged_here_is_restored_from_there(
+    tmp_path: Path, steps: tuple[int, ...]
+) -> None:
+    """It is set aside, and the same one is downloaded; `set_aside` says so. That happens in a
+    recovery, too.
+    """
     disk = Disk()
     async with Saver(tmp_path, mirror=disk.mirror()) as saver:
         await saver.restore()
@@ -69,26 +82,39 @@ async def test_what_is_damaged_here_is_restored_from_there(tmp_path: Path, steps
             await saver.save(state_of(step), step)
             assert await saver.flush_mirror(30)
         for step in steps:
-            (tmp_path / f"step-{step:012d}.{step:06d}" / "arrays.safetensors").write_bytes(b"nothing")
+            (tmp_path / f"step-{step:012d}.{step:06d}" / "arrays.safetensors").write_bytes(
+                b"nothing"
+            )
         restored = await saver.restore()
         assert step_of(restored) == 2
         aside = [f"step-{step:012d}.{step:06d}" for step in steps]
         if restored is not None and len(steps) == 1:
-            assert restored.set_aside == ((aside[0], "arrays.safetensors has 7 bytes instead of 104"),)
-    there = [*(f"damaged-{name}" for name in aside), *(["step-000000000001.000001"] if len(steps) == 1 else [])]
+            assert restored.set_aside == (
+                (aside[0], "arrays.safetensors has 7 bytes instead of 104"),
+            )
+    there = [
+        *(f"damaged-{name}" for name in aside),
+        *(["step-000000000001.000001"] if len(steps) == 1 else []),
+    ]
     assert names(tmp_path) == [*there, "step-000000000002.000002"]
 
 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("damage", ["missing", "truncated", "longer", "changed"])
 async def test_one_that_is_damaged_there_is_skipped(tmp_path: Path, file: str, damage: str) -> None:
-    """Whatever is wrong with it, the one before is downloaded, nothing is left of it here, and there it stays as it is."""
+    """Whatever is wrong with it, the one before is downloaded, nothing is left of it here, and
+    there it stays as it is.
+    """
     disk = Disk()
     await mirrored(tmp_path / "a", disk, 1, 2)
     path = f"disk/run/step-000000000002.000002/{file}"
     data = disk.files.pop(path)
     if damage != "missing":
-        disk.files[path] = {"truncated": data[:-1], "longer": data + b"x", "changed": b"?" + data[1:]}[damage]
+        disk.files[path] = {
+            "truncated": data[:-1],
+            "longer": data + b"x",
+            "changed": b"?" + data[1:],
+        }[damage]
     before = dict(disk.files)
     async with Saver(tmp_path / "b", mirror=disk.mirror()) as saver:
         assert step_of(await saver.restore()) == 1
@@ -98,41 +124,55 @@ async def test_one_that_is_damaged_there_is_skipped(tmp_path: Path, file: str, d
 
 
 async def test_none_is_good(tmp_path: Path) -> None:
-    """Damaged checkpoints there are an error, like those here: a run does not begin again by mistake."""
+    """Damaged checkpoints there are an error, like those here: a run does not begin again by
+    mistake.
+    """
     disk = Disk()
     await mirrored(tmp_path / "a", disk, 1)
     await damaged(disk, 1)
     async with Saver(tmp_path / "b", mirror=disk.mirror()) as saver:
-        with pytest.raises(CorruptCheckpointError, match="the mirror faulty://disk/run has checkpoints and none of them is good"):
+        with pytest.raises(
+            CorruptCheckpointError,
+            match="the mirror faulty://disk/run has checkpoints and none of them is good",
+        ):
             await saver.restore()
     (tmp_path / "a" / "step-000000000001.000001" / "state.msgpack").unlink()
     async with Saver(tmp_path / "a", mirror=disk.mirror()) as saver:
         with pytest.raises(
-            CorruptCheckpointError, match=r"none of them is good: step-000000000001\.000001: state\.msgpack is missing"
+            CorruptCheckpointError,
+            match=r"none of them is good: step-000000000001\.000001: state\.msgpack is missing",
         ):
             await saver.restore()
 
 
-async def test_a_mirror_that_cannot_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """With a checkpoint here the run continues from it, and what it saves is later than what may be there; without, it fails."""
+async def test_a_mirror_that_cannot_be_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a checkpoint here the run continues from it, and what it saves is later than what may be
+    there; without, it fails.
+    """
     disk = Disk()
     await mirrored(tmp_path / "a", disk, 1)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     await mirrored(tmp_path / "a", disk, 2, 3)
     disk.fail("ls")
     async with Saver(tmp_path / "new", mirror=disk.mirror(backoff=QUICKLY)) as saver:
-        with pytest.raises(CheckpointError, match="could not be read: ConnectionRefusedError: refused; try again") as raised:
+        with pytest.raises(
+            CheckpointError, match="could not be read: ConnectionRefusedError: refused; try again"
+        ) as raised:
             await saver.restore()
         assert raised.value.errno == errno.EIO
     caplog.clear()
     async with Saver(tmp_path / "b", mirror=disk.mirror(backoff=QUICKLY)) as saver:
         assert step_of(await saver.restore()) == 1
         assert caplog.messages == [
-            "the mirror faulty://disk/run could not be read (ConnectionRefusedError: refused): continuing with step 1, "
-            "the newest here"
+            "the mirror faulty://disk/run could not be read (ConnectionRefusedError: refused):"
+            " continuing with step 1, the newest here"
         ]
         assert await saver.restore() is not None
-        assert "could not be read" not in "".join(caplog.messages[1:])  # a recovery does not ask again
+        assert "could not be read" not in "".join(
+            caplog.messages[1:]
+        )  # a recovery does not ask again
         disk.heal()
         await saver.save(state_of(2), 2)
         assert await saver.flush_mirror(30)
@@ -141,20 +181,34 @@ async def test_a_mirror_that_cannot_be_read(tmp_path: Path, caplog: pytest.LogCa
 
 
 @pytest.mark.parametrize("missing_ok", [False, True])
-@pytest.mark.parametrize("url", ["faulty://disk/run", "file://{}/mount/backup/run", "memory://{}/mount/backup/run"])
-async def test_a_missing_bucket_or_mount_is_an_error(tmp_path: Path, url: str, missing_ok: bool) -> None:
+@pytest.mark.parametrize(
+    "url", ["faulty://disk/run", "file://{}/mount/backup/run", "memory://{}/mount/backup/run"]
+)
+async def test_a_missing_bucket_or_mount_is_an_error(
+    tmp_path: Path, url: str, missing_ok: bool
+) -> None:
     """It says nothing about what is in the mirror: a run does not begin again by mistake."""
     disk = Disk()
     disk.is_missing = True
-    mirror = Mirror(url.format(tmp_path), storage_options={"disk": disk} if "disk" in url else None, backoff=QUICKLY)
+    mirror = Mirror(
+        url.format(tmp_path),
+        storage_options={"disk": disk} if "disk" in url else None,
+        backoff=QUICKLY,
+    )
     async with Saver(tmp_path / "here", mirror=mirror) as saver:
-        with pytest.raises(CheckpointError, match=r"the mirror .* could not be read: .* does not exist"):
+        with pytest.raises(
+            CheckpointError, match=r"the mirror .* could not be read: .* does not exist"
+        ):
             await saver.restore(missing_ok=missing_ok)
 
 
 @pytest.mark.parametrize("kind", ["file", "memory"])
-async def test_a_directory_that_was_there_is_away(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A new one is made by the first copy, if that is wanted, and this is said; one that was there is not made again."""
+async def test_a_directory_that_was_there_is_away(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A new one is made by the first copy, if that is wanted, and this is said; one that was there
+    is not made again.
+    """
     root = tmp_path / "mirror" / "run" if kind == "file" else Path("/", tmp_path.name)
     mirror = Mirror(f"{kind}://{root}", backoff=QUICKLY)
     async with Saver(tmp_path / "a", mirror=mirror) as saver:
@@ -163,7 +217,9 @@ async def test_a_directory_that_was_there_is_away(tmp_path: Path, kind: str, cap
         assert await saver.restore(missing_ok=True) is None
         assert (await saver.save(state_of(1), 1)).sequence == 1
         assert await saver.flush_mirror(30)
-    assert caplog.text.count("it counts as new, and the first copy makes it; is a mount missing?") == 1
+    assert (
+        caplog.text.count("it counts as new, and the first copy makes it; is a mount missing?") == 1
+    )
     fs: Any = fsspec.filesystem(kind)
     fs.rm(str(root.parent if kind == "file" else root), recursive=True)
     async with Saver(tmp_path / "b", mirror=mirror) as saver:
@@ -176,8 +232,12 @@ async def test_a_directory_that_was_there_is_away(tmp_path: Path, kind: str, cap
 @pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.parametrize("lost", ["missing", "unreadable"])
 @pytest.mark.parametrize("restored_first", [False, True])
-async def test_a_mirror_that_comes_back_loses_nothing(tmp_path: Path, lost: str, killed: bool, restored_first: bool) -> None:
-    """What was saved while it was away is the newest, also after a kill, and no newer copy is removed for an older one."""
+async def test_a_mirror_that_comes_back_loses_nothing(
+    tmp_path: Path, lost: str, killed: bool, restored_first: bool
+) -> None:
+    """What was saved while it was away is the newest, also after a kill, and no newer copy is
+    removed for an older one.
+    """
     mirror = Mirror(f"file://{tmp_path}/mount/run", backoff=QUICKLY, max_pending=3)
     mount, hidden = tmp_path / "mount", tmp_path / "hidden"
     async with Saver(tmp_path / "a", mirror=mirror) as saver:
@@ -207,15 +267,21 @@ async def test_a_mirror_that_comes_back_loses_nothing(tmp_path: Path, lost: str,
         for step in (11, 12):
             await saver.save(state_of(step), step)
             assert await saver.flush_mirror(30)
-    assert [int(name[5:17]) for name in sorted(names(mount / "run"), key=lambda name: name[18:])] == [3, 10, 11, 12]
+    assert [
+        int(name[5:17]) for name in sorted(names(mount / "run"), key=lambda name: name[18:])
+    ] == [3, 10, 11, 12]
     assert await restored_step(tmp_path / "c", mirror) == 12
 
 
 async def test_saves_without_a_restore_are_later_than_what_is_there(tmp_path: Path) -> None:
-    """In their own order, though the last one is copied first at the end, and though their sequences here begin at 1."""
+    """In their own order, though the last one is copied first at the end, and though their
+    sequences here begin at 1.
+    """
     disk = Disk()
     await mirrored(tmp_path / "a", disk, 1, 2, 3)
-    async with Saver(tmp_path / "b", mirror=disk.mirror(max_pending=3), keep=KeepNewest(3)) as saver:
+    async with Saver(
+        tmp_path / "b", mirror=disk.mirror(max_pending=3), keep=KeepNewest(3)
+    ) as saver:
         with disk.hang("ls", once=True) as hang:
             for step in (10, 11, 12):
                 assert (await saver.save(state_of(step), step)).sequence == step - 9
@@ -244,7 +310,9 @@ async def test_a_mount_that_is_lost_in_a_run_is_not_made(tmp_path: Path) -> None
 
 
 async def test_reading_is_tried_again(tmp_path: Path) -> None:
-    """A link that is cut once in a download, anywhere, does not keep the newest from being restored."""
+    """A link that is cut once in a download, anywhere, does not keep the newest from being
+    restored.
+    """
     disk = Disk()
     await mirrored(tmp_path / "a", disk, 1, 2)
     disk.log.clear()
@@ -261,8 +329,12 @@ async def test_reading_is_tried_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("operation", ["ls", "read"])
-async def test_a_mirror_that_hangs_is_not_waited_for(tmp_path: Path, operation: str, clock: ManualClock) -> None:
-    """After `timeout_secs` the run continues from what is here, in spite of an unfinished download, of which nothing is left."""
+async def test_a_mirror_that_hangs_is_not_waited_for(
+    tmp_path: Path, operation: str, clock: ManualClock
+) -> None:
+    """After `timeout_secs` the run continues from what is here, in spite of an unfinished download,
+    of which nothing is left.
+    """
     disk = Disk()
     await mirrored(tmp_path / "a", disk, 1)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
@@ -281,7 +353,9 @@ async def test_a_mirror_that_hangs_is_not_waited_for(tmp_path: Path, operation: 
 
 
 async def test_a_cancelled_download_leaves_nothing(tmp_path: Path) -> None:
-    """A restore that is cancelled while the mirror hangs ends without it, and the directory can be used again."""
+    """A restore that is cancelled while the mirror hangs ends without it, and the directory can be
+    used again.
+    """
     disk = Disk()
     await mirrored(tmp_path / "a", disk, 1)
     async with Saver(tmp_path / "b", mirror=disk.mirror()) as saver:
@@ -296,7 +370,9 @@ async def test_a_cancelled_download_leaves_nothing(tmp_path: Path) -> None:
 
 
 async def test_any_failure_here_leaves_nothing(tmp_path: Path) -> None:
-    """A full disk in the middle of a download is an error of the restore; the reader of the mirror ends as well."""
+    """A full disk in the middle of a download is an error of the restore; the reader of the mirror
+    ends as well.
+    """
     disk = Disk()
     await mirrored(tmp_path / "a", disk, 1)
     for number in itertools.count():
@@ -313,7 +389,9 @@ async def test_any_failure_here_leaves_nothing(tmp_path: Path) -> None:
     await until_true(no_threads)
 
 
-async def test_a_download_that_fails_here_reads_no_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_download_that_fails_here_reads_no_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The reader is a few pieces ahead of what is written, and ends with it."""
     monkeypatch.setattr(_remote, "_MIN_BLOCK_BYTES", 16)
     disk = Disk()
@@ -327,7 +405,13 @@ async def test_a_download_that_fails_here_reads_no_further(tmp_path: Path, monke
         with pytest.raises(CheckpointError, match="full"):
             await saver.restore()
     await until_true(no_threads)
-    assert 1 <= [path.rpartition("/")[2] for operation, path in disk.log if operation == "read"].count(FILES[0]) <= 5
+    assert (
+        1
+        <= [path.rpartition("/")[2] for operation, path in disk.log if operation == "read"].count(
+            FILES[0]
+        )
+        <= 5
+    )
 
 
 def test_a_long_listing_of_s3_has_all_its_pages() -> None:
@@ -344,7 +428,11 @@ def test_a_long_listing_of_s3_has_all_its_pages() -> None:
         def call_s3(self, method: str, options: object, **given: Any) -> dict[str, Any]:
             requests.append((given.get("ContinuationToken"), given["Prefix"]))
             page = len(requests)
-            more = {"IsTruncated": True, "NextContinuationToken": f"after {page}"} if page < 3 else {"IsTruncated": False}
+            more = (
+                {"IsTruncated": True, "NextContinuationToken": f"after {page}"}
+                if page < 3
+                else {"IsTruncated": False}
+            )
             return {"CommonPrefixes": [{"Prefix": f"run/{page}/"}], **more}
 
     assert _remote._s3_prefixes(Paged(), "bucket/run") == ["run/1/", "run/2/", "run/3/"]

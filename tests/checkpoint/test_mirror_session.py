@@ -1,4 +1,6 @@
-"""A session whose checkpoints are mirrored: it never waits for the mirror, except at its end and for a limited time."""
+"""A session whose checkpoints are mirrored: it never waits for the mirror, except at its end and
+for a limited time.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +33,21 @@ async def train(saver: ah.Saver, last_step: int, grace_secs: float = 10) -> Mirr
     """Train to a step with a save after each; return the status of the mirror before the end."""
     creator = ah.ChiefSessionCreator(graph(), checkpoint_dir=saver)
     hooks = [ah.CheckpointSaverHook(every=ah.Every(steps=1), save_on_begin=False)]
-    async with ah.AsyncMonitoredSession(creator, hooks, stop_grace_period_secs=grace_secs) as session:
+    async with ah.AsyncMonitoredSession(
+        creator, hooks, stop_grace_period_secs=grace_secs
+    ) as session:
         while session.global_step.latest.step < last_step:
             await session.run("train")
-        assert (str(session.status().mirror) in str(session.status())) is (saver.mirror_status is not None)
+        assert (str(session.status().mirror) in str(session.status())) is (
+            saver.mirror_status is not None
+        )
         status = session.status().mirror
     return status
 
 
 async def test_a_run_continues_on_another_machine(tmp_path: Path) -> None:
-    """The end of a session waits until its newest checkpoint is there, also for a Saver that it does not close.
+    """The end of a session waits until its newest checkpoint is there, also for a Saver that it
+    does not close.
 
     Without a mirror there is no status, and nothing to wait for.
     """
@@ -62,15 +69,21 @@ async def test_a_run_continues_on_another_machine(tmp_path: Path) -> None:
 async def test_a_mirror_that_hangs_costs_the_grace_period(
     tmp_path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """All steps are made and saved; the end waits for the grace period of the session, and names what is missing."""
+    """All steps are made and saved; the end waits for the grace period of the session, and names
+    what is missing.
+    """
     disk = Disk()
-    mirror = disk.mirror(timeout_secs=1e9)  # the clock may be moved far while the last save is written
+    mirror = disk.mirror(
+        timeout_secs=1e9
+    )  # the clock may be moved far while the last save is written
     async with ah.Saver(tmp_path, mirror=mirror) as saver:
         await saver.restore()
         with disk.hang("open wb") as hang:
             training = asyncio.create_task(train(saver, 20, grace_secs=4))
             await reached(hang.reached)
-            await until_true(lambda: len(saved_steps(tmp_path)) == 5 and 20 in saved_steps(tmp_path))
+            await until_true(
+                lambda: len(saved_steps(tmp_path)) == 5 and 20 in saved_steps(tmp_path)
+            )
             while not training.done():
                 clock.advance(1)
                 await asyncio.sleep(0)

@@ -15,11 +15,19 @@ from aiohooks.checkpoint import Checkpoint, KeepBest, KeepEvery, KeepNewest, Kee
 
 
 def made(*steps: int, losses: Sequence[float | None] = ()) -> list[Checkpoint]:
-    """Return checkpoints of these steps in the order of their commits, with a loss where one is given."""
+    """Return checkpoints of these steps in the order of their commits, with a loss where one is
+    given.
+    """
     found: list[Checkpoint] = []
     for place, step in enumerate(steps):
         loss = losses[place] if place < len(losses) else None
-        found.append(Checkpoint(step=step, sequence=place + 1, metrics=MappingProxyType({} if loss is None else {"loss": loss})))
+        found.append(
+            Checkpoint(
+                step=step,
+                sequence=place + 1,
+                metrics=MappingProxyType({} if loss is None else {"loss": loss}),
+            )
+        )
     return found
 
 
@@ -38,7 +46,9 @@ def test_the_newest_are_those_committed_last() -> None:
 
 
 def test_the_best_by_a_metric_and_the_newest() -> None:
-    """Lower is better with "min", higher with "max"; the newer of equals; never one without a number."""
+    """Lower is better with "min", higher with "max"; the newer of equals; never one without a
+    number.
+    """
     losses = [2.0, 1.0, math.nan, None, 1.0, -math.inf, 3.0]
     these = made(*range(7), losses=losses)
     assert kept(KeepBest(2, "loss"), these) == [5, 6, 7]
@@ -84,7 +94,9 @@ POLICIES = st.recursive(
 
 
 @given(POLICIES, st.lists(st.tuples(st.integers(0, 200), st.none() | st.floats()), max_size=20))
-def test_every_policy_keeps_the_newest_and_only_existing_ones(policy: KeepPolicy, what: list[tuple[int, float | None]]) -> None:
+def test_every_policy_keeps_the_newest_and_only_existing_ones(
+    policy: KeepPolicy, what: list[tuple[int, float | None]]
+) -> None:
     """Applied again to what it kept, it keeps all of it."""
     these = made(*(step for step, _ in what), losses=[loss for _, loss in what])
     found = policy.kept(these)

@@ -1,4 +1,6 @@
-"""Saver: saving, restoring the newest good checkpoint, setting damaged ones aside, and what is kept."""
+"""Saver: saving, restoring the newest good checkpoint, setting damaged ones aside, and what is
+kept.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,15 @@ import pytest
 
 from aiohooks.checkpoint import Checkpoint, KeepBest, KeepNewest, KeepPolicy, Saver
 from aiohooks.errors import CheckpointError, CorruptCheckpointError, InvalidArgumentError
-from tests.support.checkpoint_files import WatchedFs, directory, names, same, saved, saver_over, state_of
+from tests.support.checkpoint_files import (
+    WatchedFs,
+    directory,
+    names,
+    same,
+    saved,
+    saver_over,
+    state_of,
+)
 from tests.support.checks import refused
 
 
@@ -29,7 +39,9 @@ def damage(path: Path, file: str = "arrays.safetensors") -> None:
 async def test_a_saved_state_is_restored(tmp_path: Path) -> None:
     """Another Saver restores what one has saved, with step, sequence, metrics and path."""
     async with Saver(tmp_path / "a" / "b") as saver:
-        one = await saver.save(state_of(3), 3, metrics={"loss": np.float32(0.5), "acc": float("nan")})
+        one = await saver.save(
+            state_of(3), 3, metrics={"loss": np.float32(0.5), "acc": float("nan")}
+        )
     assert (one.step, one.sequence, one.path.name) == (3, 1, "step-000000000003.000001")
     async with Saver(str(tmp_path / "a" / "b")) as saver:
         restored = await saver.restore()
@@ -41,7 +53,9 @@ async def test_a_saved_state_is_restored(tmp_path: Path) -> None:
 
 
 async def test_nothing_saved_is_none(tmp_path: Path) -> None:
-    """A directory that is new, empty or has other entries restores None, and the entries are kept."""
+    """A directory that is new, empty or has other entries restores None, and the entries are
+    kept.
+    """
     async with Saver(tmp_path) as saver:
         assert await saver.restore() is None
         for other in (
@@ -63,7 +77,11 @@ async def test_the_newest_is_the_one_saved_last(tmp_path: Path) -> None:
     async with Saver(tmp_path) as saver:
         for step in (10, 20, 15):
             await saver.save(state_of(step), step)
-        assert [(each.step, each.sequence) for each in await saver.checkpoints()] == [(15, 3), (20, 2), (10, 1)]
+        assert [(each.step, each.sequence) for each in await saver.checkpoints()] == [
+            (15, 3),
+            (20, 2),
+            (10, 1),
+        ]
         restored = await saver.restore()
         assert restored is not None
         assert restored.state["step"] == 15
@@ -75,7 +93,9 @@ async def test_the_newest_is_the_one_saved_last(tmp_path: Path) -> None:
 async def test_a_missing_step_is_an_error_that_lists_the_others(tmp_path: Path) -> None:
     """It is not damage, so the error is a plain CheckpointError."""
     async with Saver(tmp_path) as saver:
-        with pytest.raises(CheckpointError, match="no checkpoint of step 7; there are: none at all"):
+        with pytest.raises(
+            CheckpointError, match="no checkpoint of step 7; there are: none at all"
+        ):
             await saver.restore(7)
         await saver.save({}, 3)
         await saver.save({}, 4)
@@ -93,7 +113,9 @@ async def test_a_missing_step_is_an_error_that_lists_the_others(tmp_path: Path) 
 async def test_a_damaged_one_is_skipped_set_aside_and_reported(
     tmp_path: Path, file: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The one before is restored; the damaged one is renamed, not removed; the log names file and reason."""
+    """The one before is restored; the damaged one is renamed, not removed; the log names file and
+    reason.
+    """
     paths = saved(tmp_path, 1, 2)
     damage(paths[1], file)
     with caplog.at_level(logging.WARNING, "aiohooks"):
@@ -105,14 +127,23 @@ async def test_a_damaged_one_is_skipped_set_aside_and_reported(
             assert name == paths[1].name
             assert file in reason
             assert names(tmp_path) == [f"damaged-{name}", paths[0].name]
-            assert sorted(os.listdir(tmp_path / f"damaged-{name}")) == ["arrays.safetensors", "manifest.json", "state.msgpack"]
+            assert sorted(os.listdir(tmp_path / f"damaged-{name}")) == [
+                "arrays.safetensors",
+                "manifest.json",
+                "state.msgpack",
+            ]
             assert (await saver.save({}, 9)).sequence == 3
-    assert [record.message for record in caplog.records if name in record.message and file in record.message]
+    assert [
+        record.message
+        for record in caplog.records
+        if name in record.message and file in record.message
+    ]
 
 
 @pytest.mark.parametrize("count", [2, 5, 6])
 async def test_if_none_is_good_it_is_an_error_now_and_later(tmp_path: Path, count: int) -> None:
-    """A run whose checkpoints are all damaged does not silently start from the beginning, also at the second attempt.
+    """A run whose checkpoints are all damaged does not silently start from the beginning, also at
+    the second attempt.
 
     The error lists the newest five, and whether there are more.
     """
@@ -120,13 +151,23 @@ async def test_if_none_is_good_it_is_an_error_now_and_later(tmp_path: Path, coun
     for name in newest_first:
         damage(tmp_path / name)
     for attempt in range(2):
-        reason = "was set aside as damaged before" if attempt else "arrays.safetensors does not have the checksum in the manifest"
+        reason = (
+            "was set aside as damaged before"
+            if attempt
+            else "arrays.safetensors does not have the checksum in the manifest"
+        )
         listed = [f"{'damaged-' * attempt}{name}: {reason}" for name in newest_first]
         async with Saver(tmp_path) as saver:
             with pytest.raises(CorruptCheckpointError) as caught:
                 await saver.restore()
-        assert f"none of them is good: {'; '.join(listed[:5])}{'; ...' if count > 5 else ''}; to start" in str(caught.value)
-        assert (caught.value.path, caught.value.reason) == (tmp_path / listed[0].partition(":")[0], reason)
+        assert (
+            f"none of them is good: {'; '.join(listed[:5])}{'; ...' if count > 5 else ''}; to start"
+            in str(caught.value)
+        )
+        assert (caught.value.path, caught.value.reason) == (
+            tmp_path / listed[0].partition(":")[0],
+            reason,
+        )
     assert len(names(tmp_path)) == count
     async with Saver(tmp_path) as saver:
         assert (await saver.save({}, 3)).sequence == count + 1
@@ -134,7 +175,9 @@ async def test_if_none_is_good_it_is_an_error_now_and_later(tmp_path: Path, coun
 
 
 async def test_a_reader_does_not_list_what_it_has_found_damaged(tmp_path: Path) -> None:
-    """Also where it was good when it was listed before, and stays there because nothing may be set aside."""
+    """Also where it was good when it was listed before, and stays there because nothing may be set
+    aside.
+    """
     newest = saved(tmp_path, 1, 2)[1]
     reader = Saver(tmp_path, read_only=True)
     assert [each.step for each in await reader.checkpoints()] == [2, 1]
@@ -148,7 +191,9 @@ async def test_a_damaged_one_of_the_requested_step_is_an_error(tmp_path: Path) -
     paths = saved(tmp_path, 1, 2)
     damage(paths[1])
     async with Saver(tmp_path) as saver:
-        with pytest.raises(CorruptCheckpointError, match=r"arrays\.safetensors does not have the checksum"):
+        with pytest.raises(
+            CorruptCheckpointError, match=r"arrays\.safetensors does not have the checksum"
+        ):
             await saver.restore(2)
         assert (await saver.restore(1)) is not None
 
@@ -163,11 +208,17 @@ async def test_a_name_set_aside_before_gets_a_number(tmp_path: Path) -> None:
             await saver.restore()
         if copy.exists():
             copy.rename(path)
-    assert names(tmp_path) == [f"damaged-{path.name}", f"damaged-{path.name}-2", "step-000000000001.000001"]
+    assert names(tmp_path) == [
+        f"damaged-{path.name}",
+        f"damaged-{path.name}-2",
+        "step-000000000001.000001",
+    ]
 
 
 async def test_verify_reads_all_and_changes_nothing(tmp_path: Path) -> None:
-    """It needs no lock, so it works beside a writer. Those that were set aside come behind the others, the newest first."""
+    """It needs no lock, so it works beside a writer. Those that were set aside come behind the
+    others, the newest first.
+    """
     paths = saved(tmp_path, 1, 2, 3, 4)
     for path in paths[:2]:
         path.rename(tmp_path / f"damaged-{path.name}")
@@ -181,7 +232,10 @@ async def test_verify_reads_all_and_changes_nothing(tmp_path: Path) -> None:
         ("step-000000000006.000006", None),
         ("step-000000000005.000005", "is not a directory"),
         ("step-000000000004.000004", None),
-        ("step-000000000003.000003", "arrays.safetensors does not have the checksum in the manifest"),
+        (
+            "step-000000000003.000003",
+            "arrays.safetensors does not have the checksum in the manifest",
+        ),
         ("damaged-step-000000000002.000002", "was set aside as damaged"),
         ("damaged-step-000000000001.000001", "was set aside as damaged"),
     ]
@@ -224,7 +278,9 @@ async def test_what_the_policy_does_not_keep_is_removed(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-000000000001.000002", "step-000000000005.000006"]
 
 
-async def test_a_checkpoint_removed_by_the_user_during_a_save(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_checkpoint_removed_by_the_user_during_a_save(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The others that the policy does not keep are removed all the same, without a warning."""
     [path, _] = saved(tmp_path, 1, 2)
     fs = WatchedFs()
@@ -256,7 +312,9 @@ class Own(KeepPolicy):
 async def test_a_policy_never_costs_the_newest(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, error: Exception | None, steps: list[int]
 ) -> None:
-    """One that keeps nothing does not remove it. One that fails removes nothing: the save succeeds, and the error is logged."""
+    """One that keeps nothing does not remove it. One that fails removes nothing: the save succeeds,
+    and the error is logged.
+    """
     async with Saver(tmp_path, keep=Own(error)) as saver:
         await saver.save({}, 1)
         await saver.save({}, 2)
@@ -269,7 +327,9 @@ async def test_a_policy_never_costs_the_newest(
 
 @pytest.mark.parametrize("mirrored", [False, True])
 async def test_later_metrics_are_those_of_the_checkpoint(tmp_path: Path, mirrored: bool) -> None:
-    """They are added to the others, on the disk and in the mirror, and what is no longer the best is removed."""
+    """They are added to the others, on the disk and in the mirror, and what is no longer the best
+    is removed.
+    """
     mirror = f"memory://{tmp_path.name}" if mirrored else None
     async with Saver(tmp_path / "here", keep=KeepBest(1, "score"), mirror=mirror) as saver:
         await saver.save({"weights": 1}, 1, metrics={"score": 3})
@@ -284,7 +344,10 @@ async def test_later_metrics_are_those_of_the_checkpoint(tmp_path: Path, mirrore
         assert await saver.flush_mirror()
         assert saver.mirror_status is None or saver.mirror_status.failures == 0
     assert restored is not None
-    assert (restored.checkpoint.step, dict(restored.checkpoint.metrics)) == (2, {"loss": 5, "score": 2})
+    assert (restored.checkpoint.step, dict(restored.checkpoint.metrics)) == (
+        2,
+        {"loss": 5, "score": 2},
+    )
     assert restored.state == {"weights": 2}
 
 
@@ -303,7 +366,9 @@ async def test_metrics_that_cannot_be_added_are_refused(tmp_path: Path) -> None:
 
 
 async def test_a_save_lists_the_directory_once(tmp_path: Path) -> None:
-    """One listing serves the leftovers, the sequence, the policy and the removal; a restore that sets one aside has one, too."""
+    """One listing serves the leftovers, the sequence, the policy and the removal; a restore that
+    sets one aside has one, too.
+    """
     (tmp_path / ".tmp-step-000000000001.000001").mkdir()
     listings: list[bool] = []
 
@@ -322,7 +387,9 @@ async def test_a_save_lists_the_directory_once(tmp_path: Path) -> None:
 
 
 async def test_arrays_are_written_from_their_own_memory(tmp_path: Path) -> None:
-    """Arrays are not copied: the bytes written are in the array, and a save does not allocate memory of its size."""
+    """Arrays are not copied: the bytes written are in the array, and a save does not allocate
+    memory of its size.
+    """
     array = np.zeros(8 << 20, np.uint8)
     start = array.ctypes.data
     fs = WatchedFs()
@@ -335,7 +402,9 @@ async def test_arrays_are_written_from_their_own_memory(tmp_path: Path) -> None:
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
-    places = [np.frombuffer(piece, np.uint8).ctypes.data for piece in fs.written if len(piece) == 1 << 20]
+    places = [
+        np.frombuffer(piece, np.uint8).ctypes.data for piece in fs.written if len(piece) == 1 << 20
+    ]
     assert places == [start + (number << 20) for number in range(8)]
     assert peak < 1 << 20
 
@@ -368,15 +437,22 @@ async def test_the_largest_step_is_kept(tmp_path: Path) -> None:
 
 INVALID: list[tuple[Any, Any, Any, str]] = [
     *(({}, step, None, "step is") for step in (-1, 1.0, "1", None, True, 2**63)),
-    *(({}, 1, metrics, "metrics") for metrics in ([1], {"a": "1"}, {"a": None}, {1: 1.0}, {"a": True}, {"a": np.zeros(2)})),
+    *(
+        ({}, 1, metrics, "metrics")
+        for metrics in ([1], {"a": "1"}, {"a": None}, {1: 1.0}, {"a": True}, {"a": np.zeros(2)})
+    ),
     ({}, 1, {"a" * 5_000_000: 0.0}, "metrics has 1 entries, too many for a manifest"),
     ({"a": object()}, 1, None, r"state\['a'\]"),
 ]
 
 
 @pytest.mark.parametrize(("state", "step", "metrics", "says"), INVALID)
-async def test_what_is_invalid_touches_nothing(tmp_path: Path, state: Any, step: Any, metrics: Any, says: str) -> None:
-    """A step is an int of 0 or more; metrics are numbers by name, as many as a manifest can have; a state is checked first."""
+async def test_what_is_invalid_touches_nothing(
+    tmp_path: Path, state: Any, step: Any, metrics: Any, says: str
+) -> None:
+    """A step is an int of 0 or more; metrics are numbers by name, as many as a manifest can have; a
+    state is checked first.
+    """
     with pytest.raises(InvalidArgumentError, match=says):
         await Saver(tmp_path / "a").save(state, step, metrics=metrics)
     assert not (tmp_path / "a").exists()

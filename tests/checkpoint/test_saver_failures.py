@@ -1,4 +1,6 @@
-"""Trouble of the system: what it means, and what is said. `tests.fuzz.checkpoints` has all operations that may fail."""
+"""Trouble of the system: what it means, and what is said. `tests.fuzz.checkpoints` has all
+operations that may fail.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,15 @@ def raising(error: Exception) -> Callable[..., Any]:
 
 
 async def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
-    """The message says that it is to be written to, also when nothing is there that could be restored."""
+    """The message says that it is to be written to, also when nothing is there that could be
+    restored.
+    """
     (tmp_path / "file").touch()
-    with refused(CheckpointError, "cannot use the checkpoint directory", "file, where this process must be able to write"):
+    with refused(
+        CheckpointError,
+        "cannot use the checkpoint directory",
+        "file, where this process must be able to write",
+    ):
         await ah.Saver(tmp_path / "file").restore()
 
 
@@ -55,7 +63,11 @@ def test_short_reads_and_writes_are_continued(tmp_path: Path) -> None:
     """Also of several arrays together; and an interrupted close has closed."""
     fs = Slow()
     one = directory(tmp_path, fs)
-    state = {"a": np.arange(500.0), "b": "c" * 3000, **{str(number): np.arange(number) for number in range(5)}}
+    state = {
+        "a": np.arange(500.0),
+        "b": "c" * 3000,
+        **{str(number): np.arange(number) for number in range(5)},
+    }
     one.save(state, 1, {})
     restored = one.restore(None)
     assert restored is not None
@@ -68,19 +80,29 @@ def test_short_reads_and_writes_are_continued(tmp_path: Path) -> None:
     ("operation", "kind", "says"),
     [
         ({"write": lambda fd, data: 0}, CheckpointError, "a write wrote nothing"),
-        ({"readv": lambda fd, buffers: 0}, CorruptCheckpointError, r"manifest\.json ends \d+ bytes early"),
+        (
+            {"readv": lambda fd, buffers: 0},
+            CorruptCheckpointError,
+            r"manifest\.json ends \d+ bytes early",
+        ),
         ({"readv": raising(MemoryError())}, CheckpointError, "not enough memory"),
     ],
 )
-def test_what_trouble_means(tmp_path: Path, operation: dict[str, Any], kind: type[CheckpointError], says: str) -> None:
-    """A write of nothing is not tried indefinitely; a file that ends early is damage; too little memory is not."""
+def test_what_trouble_means(
+    tmp_path: Path, operation: dict[str, Any], kind: type[CheckpointError], says: str
+) -> None:
+    """A write of nothing is not tried indefinitely; a file that ends early is damage; too little
+    memory is not.
+    """
     [path] = saved(tmp_path, 1)
     one = directory(tmp_path, WatchedFs(**operation))
     with pytest.raises(kind, match=says) as caught:
         one.save({}, 2, {}) if "write" in operation else one.restore(None)
     one.close()
     assert type(caught.value) is kind
-    assert names(tmp_path) == [f"damaged-{path.name}" if kind is CorruptCheckpointError else path.name]
+    assert names(tmp_path) == [
+        f"damaged-{path.name}" if kind is CorruptCheckpointError else path.name
+    ]
 
 
 def test_a_save_takes_the_space_that_it_says_it_needs(tmp_path: Path) -> None:
@@ -91,7 +113,10 @@ def test_a_save_takes_the_space_that_it_says_it_needs(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         one.save(state, 1, {})
     assert (caught.value.errno, names(tmp_path)) == (errno.ENOSPC, [])
-    numbers = re.search(r"needs (\d+) bytes and min_free_bytes is 500: the disk has (\d+) bytes too few", str(caught.value))
+    numbers = re.search(
+        r"needs (\d+) bytes and min_free_bytes is 500: the disk has (\d+) bytes too few",
+        str(caught.value),
+    )
     assert numbers is not None
     needed, missing = map(int, numbers.groups())
     assert missing == needed + 500
@@ -105,23 +130,42 @@ def test_a_save_takes_the_space_that_it_says_it_needs(tmp_path: Path) -> None:
 
 
 UNDONE = {
-    "old ones": ("rmdir", "old checkpoints could not be removed ([Errno 1] not allowed); the next save tries again"),
-    "a failed save": ("write rmdir", "a failed save left .tmp-step-000000000002.000003 behind ([Errno 1] not allowed); the next"),
-    "old ones that cannot be read": ("open-old", "no old checkpoint is removed: the existing ones could not be read ([Errno 1]"),
-    "damage": ("rename", "is damaged and could not be set aside ([Errno 1] not allowed): state.msgpack is missing"),
-    "damage, read only": ("", "step-000000000001.000002 is damaged and was skipped: state.msgpack is missing"),
+    "old ones": (
+        "rmdir",
+        "old checkpoints could not be removed ([Errno 1] not allowed); the next save tries again",
+    ),
+    "a failed save": (
+        "write rmdir",
+        "a failed save left .tmp-step-000000000002.000003 behind ([Errno 1] not allowed); the next",
+    ),
+    "old ones that cannot be read": (
+        "open-old",
+        "no old checkpoint is removed: the existing ones could not be read ([Errno 1]",
+    ),
+    "damage": (
+        "rename",
+        "is damaged and could not be set aside ([Errno 1] not allowed): state.msgpack is missing",
+    ),
+    "damage, read only": (
+        "",
+        "step-000000000001.000002 is damaged and was skipped: state.msgpack is missing",
+    ),
 }
 
 
 @pytest.mark.parametrize("what", UNDONE)
-def test_what_is_left_undone_is_logged(what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_left_undone_is_logged(
+    what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """With the name, and the reason of the system. Nothing is lost by it."""
     prevented, says = UNDONE[what]
     oldest, newest = saved(tmp_path, 0, 1)
     fs, not_allowed = WatchedFs(), raising(PermissionError(errno.EPERM, "not allowed"))
     vars(fs).update(dict.fromkeys(prevented.split(), not_allowed))
     if prevented == "open-old":
-        vars(fs)["open"] = lambda path, *args, **kwargs: (not_allowed if path == oldest.name else os.open)(path, *args, **kwargs)
+        vars(fs)["open"] = lambda path, *args, **kwargs: (
+            not_allowed if path == oldest.name else os.open
+        )(path, *args, **kwargs)
     one = directory(tmp_path, fs, KeepNewest(1), read_only=not prevented)
     if "damage" in what:
         (newest / "state.msgpack").unlink()
@@ -138,11 +182,15 @@ def test_what_is_left_undone_is_logged(what: str, tmp_path: Path, caplog: pytest
 
 @pytest.mark.parametrize("existing", range(4))
 def test_the_name_of_the_directory_is_durable(tmp_path: Path, existing: int) -> None:
-    """And so are those of the parents that are made with it; one that is there may be so since a crash only."""
+    """And so are those of the parents that are made with it; one that is there may be so since a
+    crash only.
+    """
     path = tmp_path / "a" / "b" / "c"
     [tmp_path, *reversed(path.parents[:2]), path][existing].mkdir(parents=True, exist_ok=True)
     synced: list[str] = []
-    one = directory(path, WatchedFs(fsync=lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}"))))
+    one = directory(
+        path, WatchedFs(fsync=lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    )
     one.save({}, 1, {})
     one.close()
     parents = [str(each) for each in (tmp_path, tmp_path / "a", tmp_path / "a" / "b")]
@@ -172,7 +220,9 @@ def test_a_directory_whose_name_is_not_durable_is_not_used(tmp_path: Path) -> No
 
 
 def test_what_was_set_aside_stays_so(tmp_path: Path) -> None:
-    """The new name is durable before anything else is read or written: a power cut does not bring the damage back."""
+    """The new name is durable before anything else is read or written: a power cut does not bring
+    the damage back.
+    """
     newest = saved(tmp_path, 1, 2)[1]
     (newest / "state.msgpack").write_bytes(b"")
     fs = WatchedFs()

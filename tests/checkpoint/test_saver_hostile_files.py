@@ -1,8 +1,11 @@
-"""What is on disk is not trusted: anything changed or forged is detected, with a typed error and without delay."""
+"""What is on disk is not trusted: anything changed or forged is detected, with a typed error and
+without delay.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import sys
 import zlib
@@ -15,7 +18,15 @@ import pytest
 
 from aiohooks.checkpoint._format import Name
 from aiohooks.errors import CheckpointError, CorruptCheckpointError
-from tests.support.checkpoint_files import OTHER_ENTRIES, WatchedFs, directory, names, replace_entry, saved, sealed_manifest
+from tests.support.checkpoint_files import (
+    OTHER_ENTRIES,
+    WatchedFs,
+    directory,
+    names,
+    replace_entry,
+    saved,
+    sealed_manifest,
+)
 
 
 def test_every_changed_byte_of_a_checkpoint_is_found(tmp_path: Path) -> None:
@@ -37,17 +48,25 @@ def test_every_changed_byte_of_a_checkpoint_is_found(tmp_path: Path) -> None:
 
 
 def test_damage_is_named_by_the_checksum_wherever_it_is(tmp_path: Path) -> None:
-    """Also where the header of the arrays cannot be read; what the system says of a file comes first."""
+    """Also where the header of the arrays cannot be read; what the system says of a file comes
+    first.
+    """
     path = saved(tmp_path, 1)[0] / "arrays.safetensors"
     good = path.read_bytes()
     for data, reason in (
-        (good[:8] + b"[" + good[9:], "arrays.safetensors does not have the checksum in the manifest"),
+        (
+            good[:8] + b"[" + good[9:],
+            "arrays.safetensors does not have the checksum in the manifest",
+        ),
         (good[:-1] + b"\xff", "arrays.safetensors does not have the checksum in the manifest"),
         (good[:-1], f"arrays.safetensors has {len(good) - 1} bytes instead of {len(good)}"),
     ):
         path.write_bytes(data)
         one = directory(tmp_path, read_only=True)
-        for call in (lambda: one.restore(None), lambda: one.read(Name(1, 1))):  # noqa: B023 - called immediately
+        for call in (
+            functools.partial(one.restore, None),
+            functools.partial(one.read, Name(1, 1)),
+        ):
             with pytest.raises(CorruptCheckpointError) as raised:
                 call()
             assert raised.value.reason == reason
@@ -68,7 +87,9 @@ def test_a_restore_reads_in_pieces(tmp_path: Path) -> None:
 
 
 def test_a_later_version_is_not_damage(tmp_path: Path) -> None:
-    """It is kept, and no older one is silently restored: the error says to install a later aiohooks."""
+    """It is kept, and no older one is silently restored: the error says to install a later
+    aiohooks.
+    """
     path = saved(tmp_path, 1, 2)[1]
     file = path / "manifest.json"
     file.write_bytes(sealed_manifest(json.loads(file.read_bytes()), version=3, more="unknown"))
@@ -86,14 +107,19 @@ def test_a_later_version_is_not_damage(tmp_path: Path) -> None:
 # In an empty directory in place of the checkpoint's own, the manifest is missing.
 @pytest.mark.parametrize("kind", OTHER_ENTRIES)
 @pytest.mark.parametrize("file", ["arrays.safetensors", "state.msgpack", "manifest.json", "."])
-def test_anything_but_a_plain_file_of_the_right_size_is_damage(tmp_path: Path, file: str, kind: str) -> None:
+def test_anything_but_a_plain_file_of_the_right_size_is_damage(
+    tmp_path: Path, file: str, kind: str
+) -> None:
     """It is not followed or waited for, and no memory of its size is allocated."""
     newest = saved(tmp_path / "a", 1, 2)[1]
     replace_entry(newest / file if file != "." else newest, kind, tmp_path)
     sizes: list[int] = []
     fs = WatchedFs()
     fs.before = lambda name, args: sizes.append(sum(map(len, args[1]))) if name == "readv" else None
-    for read_only in (True, False):  # to a reader, too, it is no checkpoint that a writer has removed meanwhile
+    for read_only in (
+        True,
+        False,
+    ):  # to a reader, too, it is no checkpoint that a writer has removed meanwhile
         one = directory(tmp_path / "a", fs, read_only=read_only)
         restored = one.restore(None)
         one.close()
@@ -118,14 +144,17 @@ AUDITED: list[str] = []
         b"cos\nsystem\n(S'true'\ntR.",
         b"\x80\x04\x95\x1c\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x94\x8c\x06system\x94\x93\x94\x8c\x04true\x94\x85\x94R\x94.",
         b"PK\x03\x04" + bytes(100),
-        b"\x93NUMPY\x01\x00v\x00{'descr': '|O', 'fortran_order': False, 'shape': (1,), }" + b" " * 50,
+        b"\x93NUMPY\x01\x00v\x00{'descr': '|O', 'fortran_order': False, 'shape': (1,), }"
+        + b" " * 50,
         b"!!python/object/apply:os.system ['true']",
         b'{"class_name":"Lambda","config":{"function":"true"}}',
         b"\xe3" + bytes(60),
     ],
 )
 @pytest.mark.parametrize("file", ["arrays.safetensors", "state.msgpack", "manifest.json"])
-def test_no_file_is_ever_executed(tmp_path: Path, file: str, gadget: bytes, audited: Callable[[], list[str]]) -> None:
+def test_no_file_is_ever_executed(
+    tmp_path: Path, file: str, gadget: bytes, audited: Callable[[], list[str]]
+) -> None:
     """Whatever a file contains: no code is loaded or executed, and no process is started."""
     [path] = saved(tmp_path, 1)
     (path / file).write_bytes(gadget)
@@ -143,7 +172,16 @@ def test_no_file_is_ever_executed(tmp_path: Path, file: str, gadget: bytes, audi
 @pytest.fixture(scope="module")
 def audited() -> Callable[[], list[str]]:
     """Return a function that returns the dangerous events since its last call."""
-    dangerous = ("import", "exec", "compile", "os.system", "os.exec", "subprocess.Popen", "pickle.find_class", "socket.connect")
+    dangerous = (
+        "import",
+        "exec",
+        "compile",
+        "os.system",
+        "os.exec",
+        "subprocess.Popen",
+        "pickle.find_class",
+        "socket.connect",
+    )
     on = True
     directory(Path.cwd(), read_only=True).checkpoints()
 

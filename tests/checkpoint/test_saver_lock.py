@@ -1,4 +1,6 @@
-"""A directory has one writer, across processes, forks and kills; leftovers; and the owner of the directory."""
+"""A directory has one writer, across processes, forks and kills; leftovers; and the owner of the
+directory.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,15 @@ from aiohooks import Backoff
 from aiohooks.checkpoint import Checkpoint, KeepNewest, Saver
 from aiohooks.errors import CheckpointBusyError, CheckpointError, CorruptCheckpointError
 from tests.checkpoint.test_mirror_session import graph
-from tests.support.checkpoint_files import WatchedFs, directory, names, saved, saver_over, state_of, step_of
+from tests.support.checkpoint_files import (
+    WatchedFs,
+    directory,
+    names,
+    saved,
+    saver_over,
+    state_of,
+    step_of,
+)
 from tests.support.faulty_files import Disk, status_of
 from tests.support.source import ROOT
 from tests.support.waiting import HANG_SECS
@@ -45,7 +55,13 @@ def program(code: str) -> list[str]:
 async def test_a_second_writer_is_refused_until_the_first_has_died(tmp_path: Path) -> None:
     """Saving and restoring; when the process that has the directory is killed, both succeed."""
     holder = subprocess.Popen(  # noqa: ASYNC220 - it is quick, and the test has nothing else to do
-        [*program("one = directory(path); one.save({}, 1, {}); print('ready', flush=True); signal.pause()"), str(tmp_path)],
+        [
+            *program(
+                "one = directory(path); one.save({}, 1, {}); print('ready', flush=True);"
+                " signal.pause()"
+            ),
+            str(tmp_path),
+        ],
         cwd=ROOT,
         stdout=subprocess.PIPE,
     )
@@ -54,7 +70,9 @@ async def test_a_second_writer_is_refused_until_the_first_has_died(tmp_path: Pat
         assert holder.stdout.readline() == b"ready\n"
         saver = Saver(tmp_path)
         for call in (lambda: saver.save({}, 2), saver.restore):
-            with pytest.raises(CheckpointBusyError, match=f"in use by process {holder.pid};") as caught:
+            with pytest.raises(
+                CheckpointBusyError, match=f"in use by process {holder.pid};"
+            ) as caught:
                 await call()
             assert caught.value.pid == holder.pid
         assert len(await saver.checkpoints()) == 1
@@ -74,13 +92,19 @@ async def test_a_second_writer_is_refused_until_the_first_has_died(tmp_path: Pat
         pytest.param(f"{os.getpid()}\n".encode(), os.getpid(), id="own"),
     ],
 )
-async def test_a_holder_is_known_by_its_number(tmp_path: Path, note: bytes, pid: int | None) -> None:
-    """Of up to ten digits, in a file of up to 64 bytes. It is only for the message: a second writer is refused in any case."""
+async def test_a_holder_is_known_by_its_number(
+    tmp_path: Path, note: bytes, pid: int | None
+) -> None:
+    """Of up to ten digits, in a file of up to 64 bytes. It is only for the message: a second writer
+    is refused in any case.
+    """
     with (tmp_path / ".lock").open("wb") as file:
         file.write(note)
         file.flush()
         fcntl.flock(file, fcntl.LOCK_EX)
-        holder = {None: "another writer", os.getpid(): "this process itself"}.get(pid, f"process {pid}")
+        holder = {None: "another writer", os.getpid(): "this process itself"}.get(
+            pid, f"process {pid}"
+        )
         with pytest.raises(CheckpointBusyError, match=f"in use by {holder};") as caught:
             await Saver(tmp_path).save({}, 1)
     assert caught.value.pid == pid
@@ -96,7 +120,9 @@ def test_the_note_of_an_earlier_holder_is_replaced(tmp_path: Path) -> None:
 
 
 async def test_a_reader_needs_no_lock_and_changes_nothing(tmp_path: Path) -> None:
-    """`read_only=True` reads beside the writer, skips damage without setting it aside, and refuses to save."""
+    """`read_only=True` reads beside the writer, skips damage without setting it aside, and refuses
+    to save.
+    """
     paths = saved(tmp_path, 1, 2)
     (paths[1] / "state.msgpack").unlink()
     reader = Saver(tmp_path, read_only=True)
@@ -104,7 +130,9 @@ async def test_a_reader_needs_no_lock_and_changes_nothing(tmp_path: Path) -> Non
         await writer.save({}, 3)
         assert step_of(await reader.restore()) == 3
         for one in (reader, Saver(tmp_path / "unused", read_only=True)):
-            with pytest.raises(CheckpointError, match="has read_only=True, so it cannot save") as caught:
+            with pytest.raises(
+                CheckpointError, match="has read_only=True, so it cannot save"
+            ) as caught:
                 await one.save({}, 4)
             assert caught.value.errno == errno.EROFS
         with pytest.raises(CorruptCheckpointError, match=r"state\.msgpack is missing"):
@@ -113,8 +141,12 @@ async def test_a_reader_needs_no_lock_and_changes_nothing(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("indefinitely", [False, True])
-def test_a_reader_that_races_a_removal_reads_the_newer_one(tmp_path: Path, indefinitely: bool) -> None:
-    """A checkpoint that is removed while it is read is not damaged: the reader lists the directory again, some times."""
+def test_a_reader_that_races_a_removal_reads_the_newer_one(
+    tmp_path: Path, indefinitely: bool
+) -> None:
+    """A checkpoint that is removed while it is read is not damaged: the reader lists the directory
+    again, some times.
+    """
     [path] = saved(tmp_path, 1)
     writer, steps = directory(tmp_path, keep=KeepNewest(1)), iter(range(2, 100))
     fs = WatchedFs()
@@ -167,7 +199,9 @@ FORKS = {
     "has none of its files": (
         """
         one.save({}, 1, {})
-        held = lambda: [fd for fd in os.listdir("/proc/self/fd") if str(path) in os.path.realpath(f"/proc/self/fd/{fd}")]
+        folder = "/proc/self/fd"
+        paths = lambda: [os.path.realpath(f"{folder}/{fd}") for fd in os.listdir(folder)]
+        held = lambda: [opened for opened in paths() if str(path) in opened]
         assert held()
         child = os.fork()
         if child == 0:
@@ -185,7 +219,7 @@ FORKS = {
             if name == "write" and not children:
                 children.append(os.fork())
                 if children == [0]:
-                    signal.alarm(30)                # ends a child that waits for the thread that saves in its parent
+                    signal.alarm(30)  # ends a child that waits for a thread of its parent
                     os._exit(len(one.checkpoints()))
                 assert os.waitpid(children[0], 0)[1] == 0
 
@@ -199,16 +233,25 @@ FORKS = {
 
 @pytest.mark.parametrize("what", FORKS)
 def test_a_forked_child_is_not_the_holder(tmp_path: Path, what: str) -> None:
-    """It must take the lock like any other process, and neither takes it from its parent nor keeps it for the parent."""
+    """It must take the lock like any other process, and neither takes it from its parent nor keeps
+    it for the parent.
+    """
     code, steps = FORKS[what]
-    begin, end = "fs = WatchedFs()\none = directory(path, fs)\n", "\nprint([each.step for each in one.checkpoints()])"
+    begin, end = (
+        "fs = WatchedFs()\none = directory(path, fs)\n",
+        "\nprint([each.step for each in one.checkpoints()])",
+    )
     command = [*program(begin + textwrap.dedent(code) + end), str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECS, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECS, check=False
+    )
     assert (done.stdout.strip(), done.stderr) == (steps, "")
 
 
 def test_the_lock_is_released_though_another_descriptor_of_its_file_is_open(tmp_path: Path) -> None:
-    """A child that was forked without Python's knowledge has one: closing the holder's would not release the lock."""
+    """A child that was forked without Python's knowledge has one: closing the holder's would not
+    release the lock.
+    """
     fs = WatchedFs()
     one = directory(tmp_path, fs)
     one.save({}, 1, {})
@@ -244,8 +287,12 @@ LOST: list[Callable[[Path], None]] = [rename, shutil.rmtree, replace_by_copy, re
 
 @pytest.mark.parametrize("made_anew", [False, True])
 @pytest.mark.parametrize("lose", LOST)
-async def test_a_directory_that_is_another_one_is_an_error(tmp_path: Path, lose: Callable[[Path], None], made_anew: bool) -> None:
-    """Whatever calls come next, until the Saver is closed: nothing is written where it would not be found."""
+async def test_a_directory_that_is_another_one_is_an_error(
+    tmp_path: Path, lose: Callable[[Path], None], made_anew: bool
+) -> None:
+    """Whatever calls come next, until the Saver is closed: nothing is written where it would not be
+    found.
+    """
     path = tmp_path / "run"
     async with Saver(path) as saver:
         await saver.save(state_of(1), 1)
@@ -253,7 +300,9 @@ async def test_a_directory_that_is_another_one_is_an_error(tmp_path: Path, lose:
         if made_anew and not path.exists():
             path.mkdir()
         for call in (lambda: saver.save({}, 2), saver.restore, saver.checkpoints, saver.verify):
-            with pytest.raises(CheckpointError, match=rf"{path} is not the directory that this Saver has locked") as caught:
+            with pytest.raises(
+                CheckpointError, match=rf"{path} is not the directory that this Saver has locked"
+            ) as caught:
                 await call()
             assert caught.value.errno == errno.ESTALE
         where = path.with_suffix(".old") if lose is rename else "deleted"
@@ -283,7 +332,9 @@ async def test_a_directory_that_was_mounted_over_is_an_error(tmp_path: Path) -> 
 
 
 def test_a_directory_that_is_moved_during_a_save_is_an_error(tmp_path: Path) -> None:
-    """At any operation, after which nothing of the save is left, or before the lock was looked at."""
+    """At any operation, after which nothing of the save is left, or before the lock was looked
+    at.
+    """
     number, failed = 0, True
     while failed:
         number, failed = number + 1, False
@@ -292,7 +343,13 @@ def test_a_directory_that_is_moved_during_a_save_is_an_error(tmp_path: Path) -> 
         one.save({}, 1, {})
         moved = tmp_path / f"{number}.moved"
 
-        def move(name: str, args: object, fs: WatchedFs = fs, last: int = len(fs.log) + number, path: Path = path) -> None:
+        def move(
+            name: str,
+            args: object,
+            fs: WatchedFs = fs,
+            last: int = len(fs.log) + number,
+            path: Path = path,
+        ) -> None:
             if len(fs.log) == last and path.exists():
                 path.rename(path.with_suffix(".moved"))
 
@@ -327,13 +384,17 @@ async def test_a_lock_whose_file_was_removed_is_taken_again(tmp_path: Path, repl
 
 @pytest.mark.parametrize("made_anew", [False, True])
 async def test_a_session_whose_directory_is_lost_fails(tmp_path: Path, made_anew: bool) -> None:
-    """The run after the next save raises, and the mirror does not count as replaced what it could not read."""
+    """The run after the next save raises, and the mirror does not count as replaced what it could
+    not read.
+    """
     disk, path = Disk(), tmp_path / "run"
 
     async def train() -> None:
         creator = ah.ChiefSessionCreator(graph(), checkpoint_dir=saver)
         hooks = [ah.CheckpointSaverHook(every=ah.Every(steps=1))]
-        async with ah.AsyncMonitoredSession(creator, hooks, stop_grace_period_secs=0) as session:  # no time for the mirror
+        async with ah.AsyncMonitoredSession(
+            creator, hooks, stop_grace_period_secs=0
+        ) as session:  # no time for the mirror
             await session.run("train")
             disk.fail("open wb")
             await saver.flush_mirror(0)
@@ -346,7 +407,9 @@ async def test_a_session_whose_directory_is_lost_fails(tmp_path: Path, made_anew
                 await asyncio.sleep(0)
 
     async with Saver(path, mirror=disk.mirror(backoff=Backoff(0, 0))) as saver:
-        with pytest.raises(CheckpointError, match="is not the directory that this Saver has locked"):
+        with pytest.raises(
+            CheckpointError, match="is not the directory that this Saver has locked"
+        ):
             await train()
         status = status_of(saver)
         await saver.aclose(grace_secs=0)
@@ -355,11 +418,15 @@ async def test_a_session_whose_directory_is_lost_fails(tmp_path: Path, made_anew
 
 @pytest.mark.parametrize("read_only", [False, True])
 async def test_a_directory_that_does_not_exist_is_an_error(tmp_path: Path, read_only: bool) -> None:
-    """Its name may be wrong. `missing_ok` allows it, as a session does, whose directory is made; an empty one has None."""
+    """Its name may be wrong. `missing_ok` allows it, as a session does, whose directory is made; an
+    empty one has None.
+    """
     path = tmp_path / "typo" / "run"
     async with Saver(path, read_only=read_only) as saver:
         for step in (None, 3):
-            with pytest.raises(CheckpointError, match=f"{path} does not exist, so there is nothing to restore") as caught:
+            with pytest.raises(
+                CheckpointError, match=f"{path} does not exist, so there is nothing to restore"
+            ) as caught:
                 await saver.restore(step)
             assert caught.value.errno == errno.ENOENT
         assert not path.parent.exists()
@@ -379,12 +446,22 @@ def test_only_our_own_leftovers_are_removed(tmp_path: Path) -> None:
     (other / "file").write_text("mine")
     root = tmp_path / "checkpoints"
     root.mkdir(mode=0o700)
-    for name in (".tmp-step-000000000001.000001", ".tmp-drop-step-000000000001.000002", ".tmp-step-000000000001.000003-2"):
+    for name in (
+        ".tmp-step-000000000001.000001",
+        ".tmp-drop-step-000000000001.000002",
+        ".tmp-step-000000000001.000003-2",
+    ):
         (root / name).mkdir()
         (root / name / "arrays.safetensors").write_bytes(b"half")
     (root / ".tmp-step-000000000009.000009").symlink_to(other)
     (root / ".tmp-step-000000000008.000008").write_text("a file")
-    stays = [".tmp-x", ".tmp-step-1.1", ".tmp-step-000000000001.000001.old", "tmp-step-000000000001.000001", ".tmpstep"]
+    stays = [
+        ".tmp-x",
+        ".tmp-step-1.1",
+        ".tmp-step-000000000001.000001.old",
+        "tmp-step-000000000001.000001",
+        ".tmpstep",
+    ]
     for name in stays:
         (root / name).mkdir()
     one = directory(root)
@@ -394,8 +471,12 @@ def test_only_our_own_leftovers_are_removed(tmp_path: Path) -> None:
     assert (other / "file").read_text() == "mine"
 
 
-def test_leftovers_that_cannot_be_removed_do_not_prevent_a_save(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A leftover that contains a directory is kept, with a warning, and the save uses another name."""
+def test_leftovers_that_cannot_be_removed_do_not_prevent_a_save(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A leftover that contains a directory is kept, with a warning, and the save uses another
+    name.
+    """
     (tmp_path / ".tmp-step-000000000001.000001" / "inside").mkdir(parents=True)
     saved(tmp_path, 1)
     assert names(tmp_path) == [".tmp-step-000000000001.000001", "step-000000000001.000001"]
@@ -419,7 +500,9 @@ def test_nothing_is_removed_without_the_lock(tmp_path: Path) -> None:
 
 
 def test_only_the_owner_can_read(tmp_path: Path) -> None:
-    """Directories are 0700 and files 0600, whatever the umask; a parent that is made as well is not the Saver's own."""
+    """Directories are 0700 and files 0600, whatever the umask; a parent that is made as well is not
+    the Saver's own.
+    """
     old = os.umask(0)
     try:
         one = directory(tmp_path / "a" / "b")
@@ -427,10 +510,16 @@ def test_only_the_owner_can_read(tmp_path: Path) -> None:
         one.close()
     finally:
         os.umask(old)
-    modes = {each.relative_to(tmp_path).as_posix(): each.stat().st_mode & 0o777 for each in tmp_path.rglob("*")}
+    modes = {
+        each.relative_to(tmp_path).as_posix(): each.stat().st_mode & 0o777
+        for each in tmp_path.rglob("*")
+    }
     assert modes == {
         **{"a": 0o777, "a/b": 0o700, f"a/b/{path.name}": 0o700, "a/b/.lock": 0o600},
-        **{f"a/b/{path.name}/{file}": 0o600 for file in ("arrays.safetensors", "state.msgpack", "manifest.json")},
+        **{
+            f"a/b/{path.name}/{file}": 0o600
+            for file in ("arrays.safetensors", "state.msgpack", "manifest.json")
+        },
     }
 
 
@@ -448,10 +537,15 @@ class Foreign(WatchedFs):
 
 
 @pytest.mark.parametrize(
-    ("mode", "refused"), [(0o777, True), (0o775, True), (0o757, True), (0o755, False), (0o1777, False), (0o700, False)]
+    ("mode", "refused"),
+    [(0o777, True), (0o775, True), (0o757, True), (0o755, False), (0o1777, False), (0o700, False)],
 )
-async def test_a_directory_that_others_may_change_is_refused(tmp_path: Path, mode: int, refused: bool) -> None:
-    """If it belongs to another user, others may write to it, and it has no sticky bit; the message says what to do."""
+async def test_a_directory_that_others_may_change_is_refused(
+    tmp_path: Path, mode: int, refused: bool
+) -> None:
+    """If it belongs to another user, others may write to it, and it has no sticky bit; the message
+    says what to do.
+    """
     fs = Foreign(mode)
     async with saver_over(fs, tmp_path / "a") as saver:
         if refused:

@@ -55,16 +55,27 @@ def test_given_generators_continue() -> None:
 
 def test_other_generators_are_refused() -> None:
     """A state of other generators is not loaded in part."""
-    one, other = ah.checkpoint.RandomState(random.Random(1)), ah.checkpoint.RandomState(random.Random(1), random.Random(2))
-    with pytest.raises(CheckpointMismatchError, match="has the states of 2 random generators, and RandomState has 1"):
+    one, other = (
+        ah.checkpoint.RandomState(random.Random(1)),
+        ah.checkpoint.RandomState(random.Random(1), random.Random(2)),
+    )
+    with pytest.raises(
+        CheckpointMismatchError,
+        match="has the states of 2 random generators, and RandomState has 1",
+    ):
         one.load_state_dict(other.state_dict())
     with pytest.raises(CheckpointMismatchError, match="has the states of 0"):
         one.load_state_dict(ah.checkpoint.RandomState().state_dict())
     before = random.getstate()
-    with pytest.raises(CheckpointMismatchError, match="has the random state of generators, and here RandomState has python"):
+    with pytest.raises(
+        CheckpointMismatchError,
+        match="has the random state of generators, and here RandomState has python",
+    ):
         ah.checkpoint.RandomState().load_state_dict(one.state_dict())
     with pytest.raises(CheckpointMismatchError, match="has the random state of jax"):
-        ah.checkpoint.RandomState().load_state_dict({"python": random.Random(5).getstate(), "jax": 1})
+        ah.checkpoint.RandomState().load_state_dict(
+            {"python": random.Random(5).getstate(), "jax": 1}
+        )
     assert random.getstate() == before
 
 
@@ -74,14 +85,20 @@ def test_what_is_no_generator_is_refused() -> None:
         with pytest.raises(InvalidArgumentError, match="give instances of random"):
             ah.checkpoint.RandomState(wrong)
     with pytest.raises(
-        InvalidArgumentError, match=r"tracked\['r'\] .* such as checkpoint.RandomState\(generator\) for a random generator"
+        InvalidArgumentError,
+        match=(
+            r"tracked\['r'\] .* such as checkpoint.RandomState\(generator\) for a random generator"
+        ),
     ):
         ah.Scaffold(tracked={"r": random.Random()})  # type: ignore[dict-item]
 
 
 def test_the_class_in_place_of_the_object_is_refused() -> None:
     """A class has the methods as well, and no state."""
-    with pytest.raises(InvalidArgumentError, match=r"tracked\['r'\] is <class .*RandomState'>; give a name and an object with"):
+    with pytest.raises(
+        InvalidArgumentError,
+        match=r"tracked\['r'\] is <class .*RandomState'>; give a name and an object with",
+    ):
         ah.Scaffold(tracked={"r": ah.checkpoint.RandomState})  # type: ignore[dict-item]
 
 
@@ -93,4 +110,6 @@ def test_nothing_is_imported_for_it() -> None:
         assert list(ah.checkpoint.RandomState().state_dict()) == ["python"]
         assert "numpy" not in sys.modules and "torch" not in sys.modules
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], cwd=ROOT, check=True, timeout=HANG_SECS)
+    subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], cwd=ROOT, check=True, timeout=HANG_SECS
+    )

@@ -33,8 +33,12 @@ def test_a_given_generator_continues() -> None:
 
 
 @pytest.mark.parametrize(("is_there", "is_used"), [(True, True), (True, False), (False, False)])
-def test_generators_of_devices_continue(is_there: bool, is_used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of all devices, where the program has used one: asking for them would begin to use it."""
+def test_generators_of_devices_continue(
+    is_there: bool, is_used: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of all devices, where the program has used one: asking for them would begin to use
+    it.
+    """
     states, given = [torch.arange(16, dtype=torch.uint8)], list[Any]()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: is_there)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: is_used)
@@ -43,4 +47,6 @@ def test_generators_of_devices_continue(is_there: bool, is_used: bool, monkeypat
     one = ah.checkpoint.RandomState()
     state = there_and_back(one.state_dict())
     one.load_state_dict(state)
-    assert [[each.tolist() for each in all_devices] for all_devices in given] == ([[states[0].tolist()]] if is_used else [])
+    assert [[each.tolist() for each in all_devices] for all_devices in given] == (
+        [[states[0].tolist()]] if is_used else []
+    )

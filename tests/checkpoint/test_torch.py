@@ -1,4 +1,6 @@
-"""Tensors come back as tensors, equal to the last bit; those that share memory share it afterwards; others are refused."""
+"""Tensors come back as tensors, equal to the last bit; those that share memory share it afterwards;
+others are refused.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def taken(state: Any) -> Any:
     return snapshot(state, HostMemory())
 
 
-WAYS = pytest.mark.parametrize("way", [there_and_back, taken, lambda state: there_and_back(taken(state))])
+WAYS = pytest.mark.parametrize(
+    "way", [there_and_back, taken, lambda state: there_and_back(taken(state))]
+)
 """To a checkpoint and back, into a snapshot, and both."""
 
 
@@ -56,7 +60,13 @@ WAYS = pytest.mark.parametrize("way", [there_and_back, taken, lambda state: ther
 def test_each_dtype_comes_back(dtype: str, way: Callable[[Any], Any]) -> None:
     """With all bits, also those that are no number, as a scalar, and without elements."""
     tensor = tensor_of(dtype)
-    state = {"whole": tensor, "scalar": tensor[1, 2], "empty": tensor[:, :0], "turned": tensor.T, "part": tensor_of(dtype)[1:]}
+    state = {
+        "whole": tensor,
+        "scalar": tensor[1, 2],
+        "empty": tensor[:, :0],
+        "turned": tensor.T,
+        "part": tensor_of(dtype)[1:],
+    }
     assert same_tensors(way(state), state)
 
 
@@ -64,7 +74,9 @@ def test_shared_memory_is_stored_once() -> None:
     """A model whose weights are tied, and views of one buffer, take the space of one."""
     whole = torch.randn(100, 100)
     assert len(written({"a": whole, "b": whole, "c": whole[5], "d": whole.T})) < 1.1 * whole.nbytes
-    assert len(written({"part": whole[:5]})) < 0.2 * whole.nbytes  # and not the memory around a view
+    assert (
+        len(written({"part": whole[:5]})) < 0.2 * whole.nbytes
+    )  # and not the memory around a view
     assert len(written({"a": whole[:5], "b": whole[50:55]})) < 0.2 * whole.nbytes
     neighbours = place({0: whole[:5], 1: whole[5:]})
     assert neighbours[0].block is not neighbours[1].block  # each is an array for other programs
@@ -73,21 +85,32 @@ def test_shared_memory_is_stored_once() -> None:
 def test_only_memory_with_something_between_the_elements_is_copied() -> None:
     """A tensor that fills its memory, in whatever order, is written from there."""
     whole = torch.arange(24.0).reshape(2, 3, 4)
-    for tensor in (whole, whole[1], whole.permute(2, 0, 1), whole[:, :1, :1].expand(2, 1, 1)[1], torch.tensor(1.0), whole[:0]):
+    for tensor in (
+        whole,
+        whole[1],
+        whole.permute(2, 0, 1),
+        whole[:, :1, :1].expand(2, 1, 1)[1],
+        torch.tensor(1.0),
+        whole[:0],
+    ):
         assert not place({0: tensor})[0].block.has_gaps
     for tensor in (whole[:, 1], whole[..., ::2], whole.permute(2, 0, 1)[1]):
         assert place({0: tensor})[0].block.has_gaps
 
 
 def test_memory_between_the_elements_is_not_stored() -> None:
-    """Between the elements of a view lie others, which are no part of the state: zeros are stored for them."""
+    """Between the elements of a view lie others, which are no part of the state: zeros are stored
+    for them.
+    """
     memory = torch.full((4, 6), 7.0)
     file = written({"column": memory[:, 1], "again": memory[1:3, 1]})
     assert np.frombuffer(file[-4 * 19 :], np.float32).tolist() == [7, *[0] * 5] * 3 + [7]
     inside = torch.full((9,), 7.0)
     file = written({"spread": inside[::4], "dense": inside[5:7]})
     assert np.frombuffer(file[-4 * 9 :], np.float32).tolist() == [7, 0, 0, 0, 7, 7, 7, 0, 7]
-    assert written({"x": torch.arange(9)[::2]}) == written({"x": torch.tensor([0, 8, 2, 8, 4, 8, 6, 8, 8])[::2]})
+    assert written({"x": torch.arange(9)[::2]}) == written(
+        {"x": torch.tensor([0, 8, 2, 8, 4, 8, 6, 8, 8])[::2]}
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,8 +123,12 @@ def test_memory_between_the_elements_is_not_stored() -> None:
     ],
     ids=["one element", "rows", "rows that are one", "windows"],
 )
-def test_a_tensor_that_is_larger_than_its_memory_costs_its_memory(tensor: torch.Tensor, size: int) -> None:
-    """The elements that are the same ones are not looked at one by one; what lies between is not stored."""
+def test_a_tensor_that_is_larger_than_its_memory_costs_its_memory(
+    tensor: torch.Tensor, size: int
+) -> None:
+    """The elements that are the same ones are not looked at one by one; what lies between is not
+    stored.
+    """
     data, arrays = _encoding.encode({"x": tensor})
     stored = b"".join(map(bytes, arrays.chunks()))
     assert len(stored) - len(arrays.header) == size
@@ -115,7 +142,9 @@ def test_a_tensor_that_is_larger_than_its_memory_costs_its_memory(tensor: torch.
 
 @WAYS
 def test_an_empty_tensor_may_have_sizes_of_any_product(way: Callable[[Any], Any]) -> None:
-    """Torch expands a tensor without elements to sizes for which a new one could have no strides; it is saved like others."""
+    """Torch expands a tensor without elements to sizes for which a new one could have no strides;
+    it is saved like others.
+    """
     tensor = torch.empty(0, 1, 1).expand(0, 2**62, 2**62)
     found = way({"x": tensor})["x"]
     assert (found.shape, found.stride()) == (tensor.shape, tensor.stride())
@@ -123,7 +152,10 @@ def test_an_empty_tensor_may_have_sizes_of_any_product(way: Callable[[Any], Any]
 
 def _offsets(tensor: torch.Tensor) -> list[Any]:
     """Return where the elements are along the two last dimensions, at most a thousand each."""
-    dims = [np.arange(min(n, 1000)) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)]
+    dims = [
+        np.arange(min(n, 1000)) * step
+        for n, step in zip(tensor.shape, tensor.stride(), strict=True)
+    ]
     return [*([np.zeros(1, int)] if len(dims) == 1 else []), *dims]
 
 
@@ -134,10 +166,14 @@ def test_any_views_of_any_memory(data: st.DataObject) -> None:
     storages = [torch.randint(0, 256, (96,), dtype=torch.uint8) for _ in range(2)]
     state: dict[str, Any] = {}
     for number in range(data.draw(st.integers(1, 6))):
-        dtype = data.draw(st.sampled_from([torch.uint8, torch.bfloat16, torch.float32, torch.complex64]))
+        dtype = data.draw(
+            st.sampled_from([torch.uint8, torch.bfloat16, torch.float32, torch.complex64])
+        )
         shape = data.draw(st.lists(st.integers(0, 4), max_size=3))
         strides = data.draw(st.lists(st.integers(0, 4), min_size=len(shape), max_size=len(shape)))
-        room = 96 // dtype.itemsize - (1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True)))
+        room = 96 // dtype.itemsize - (
+            1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
+        )
         if room >= 0 or 0 in shape:
             storage = data.draw(st.sampled_from(storages)).untyped_storage()
             offset = data.draw(st.integers(0, max(0, min(room, 20))))
@@ -145,7 +181,10 @@ def test_any_views_of_any_memory(data: st.DataObject) -> None:
     for way in (there_and_back, taken):
         found = way(state)
         assert same_tensors(found, state)
-        for tree in (found, state):  # a change of one tensor is seen in the others that share its memory
+        for tree in (
+            found,
+            state,
+        ):  # a change of one tensor is seen in the others that share its memory
             for tensor in tree.values():
                 tensor[(slice(None, 1),) * tensor.dim()].fill_(1)
         assert same_tensors(found, state)
@@ -166,13 +205,19 @@ class Taken(HostMemory):
 def test_a_snapshot_takes_the_memory_of_its_tensors() -> None:
     """Each block begins at a multiple of 64 bytes; what is shared is there once."""
     memory, whole = Taken(), torch.arange(100, dtype=torch.uint8)
-    for state in ({"a": whole[:1], "b": whole[64:]}, {"a": whole, "b": whole[5:]}, {"a": whole[:0]}):
+    for state in (
+        {"a": whole[:1], "b": whole[64:]},
+        {"a": whole, "b": whole[5:]},
+        {"a": whole[:0]},
+    ):
         assert same_tensors(snapshot(state, memory), state)
     assert memory.sizes == [128, 128, 1]
 
 
 def test_memory_is_used_again_when_the_snapshot_before_is_gone() -> None:
-    """A snapshot that is still used keeps its values; after that, one that is not larger takes no new memory."""
+    """A snapshot that is still used keeps its values; after that, one that is not larger takes no
+    new memory.
+    """
     memory, state = HostMemory(), {"x": torch.arange(1000)}
     first = snapshot(state, memory)
     state["x"] += 1
@@ -208,12 +253,20 @@ def test_tensors_of_a_device_are_copied_to_the_host(monkeypatch: pytest.MonkeyPa
 
 
 def test_other_programs_can_read_the_tensors(tmp_path: Path) -> None:
-    """The reader of safetensors finds them under their place in the state, with their dtypes where it has a name for them."""
-    state = {"model": {name: tensor_of(name) for name in ("float32", "bfloat16", "float8_e4m3fn", "int64", "bool")}}
+    """The reader of safetensors finds them under their place in the state, with their dtypes where
+    it has a name for them.
+    """
+    state = {
+        "model": {
+            name: tensor_of(name)
+            for name in ("float32", "bfloat16", "float8_e4m3fn", "int64", "bool")
+        }
+    }
     (tmp_path / "file").write_bytes(written(state))
     found = safetensors.torch.load_file(tmp_path / "file")
     assert same_tensors(
-        {key.removeprefix("model/"): value for key, value in sorted(found.items())}, dict(sorted(state["model"].items()))
+        {key.removeprefix("model/"): value for key, value in sorted(found.items())},
+        dict(sorted(state["model"].items())),
     )
 
 
@@ -246,7 +299,9 @@ def test_lazy_conjugates_and_negatives_come_back() -> None:
 OPTIMIZERS = [
     name
     for name, kind in vars(torch.optim).items()
-    if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and name not in ("Optimizer", "SparseAdam", "Muon")
+    if isinstance(kind, type)
+    and issubclass(kind, torch.optim.Optimizer)
+    and name not in ("Optimizer", "SparseAdam", "Muon")
 ]
 
 
@@ -264,7 +319,10 @@ def test_each_optimizer_continues(name: str) -> None:
             optimizer.step(loss)
 
     one, other = (torch.nn.Parameter(torch.linspace(-2, 2, 12).reshape(4, 3)) for _ in range(2))
-    first, second = getattr(torch.optim, name)([one], lr=0.1), getattr(torch.optim, name)([other], lr=0.1)
+    first, second = (
+        getattr(torch.optim, name)([one], lr=0.1),
+        getattr(torch.optim, name)([other], lr=0.1),
+    )
     steps(first, one)
     state = there_and_back(taken({"optimizer": first.state_dict(), "weights": one}))
     second.load_state_dict(state["optimizer"])
@@ -276,13 +334,19 @@ def test_each_optimizer_continues(name: str) -> None:
 
 
 SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
-    "MultiStepLR": lambda one: torch.optim.lr_scheduler.MultiStepLR(one, [2, 2, 4]),  # has a Counter
+    "MultiStepLR": lambda one: torch.optim.lr_scheduler.MultiStepLR(
+        one, [2, 2, 4]
+    ),  # has a Counter
     "OneCycleLR": lambda one: torch.optim.lr_scheduler.OneCycleLR(one, 0.1, total_steps=20),
-    "CosineAnnealingWarmRestarts": lambda one: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(one, 5),
+    "CosineAnnealingWarmRestarts": lambda one: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(
+        one, 5
+    ),
     "LambdaLR": lambda one: torch.optim.lr_scheduler.LambdaLR(one, lambda step: 0.9**step),
     "CyclicLR": lambda one: torch.optim.lr_scheduler.CyclicLR(one, 0.01, 0.1),
     "SequentialLR": lambda one: torch.optim.lr_scheduler.SequentialLR(
-        one, [torch.optim.lr_scheduler.LinearLR(one), torch.optim.lr_scheduler.MultiStepLR(one, [1, 2])], [3]
+        one,
+        [torch.optim.lr_scheduler.LinearLR(one), torch.optim.lr_scheduler.MultiStepLR(one, [1, 2])],
+        [3],
     ),
 }
 
@@ -295,7 +359,9 @@ def test_each_scheduler_continues(name: str) -> None:
     one, other = (SCHEDULERS[name](optimizer) for optimizer in optimizers)
     for _ in range(3):
         one.step()
-    state = there_and_back(taken({"scheduler": one.state_dict(), "optimizer": optimizers[0].state_dict()}))
+    state = there_and_back(
+        taken({"scheduler": one.state_dict(), "optimizer": optimizers[0].state_dict()})
+    )
     optimizers[1].load_state_dict(state["optimizer"])
     other.load_state_dict(state["scheduler"])
     assert repr(other.state_dict()) == repr(one.state_dict())
@@ -338,13 +404,22 @@ def nested() -> torch.Tensor:
 
 
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
-    "dtensor": (dtensor, "is of the type torch.distributed.tensor.DTensor, which one file cannot hold"),
-    "subclass": (lambda: torch.zeros(3).as_subclass(Marked), "is of the type tests.checkpoint.test_torch.Marked"),
+    "dtensor": (
+        dtensor,
+        "is of the type torch.distributed.tensor.DTensor, which one file cannot hold",
+    ),
+    "subclass": (
+        lambda: torch.zeros(3).as_subclass(Marked),
+        "is of the type tests.checkpoint.test_torch.Marked",
+    ),
     "quantised": (quantised, r"has the quantised dtype torch.qint8; give its dequantize\(\)"),
     "sparse": (lambda: torch.eye(3).to_sparse(), "has the layout torch.sparse_coo"),
     "nested": (nested, "is nested"),
     "meta": (lambda: torch.empty(3, device="meta"), "is on the meta device"),
-    "lazy": (lambda: torch.nn.LazyLinear(3).weight, "is a parameter without a shape; run the module once"),
+    "lazy": (
+        lambda: torch.nn.LazyLinear(3).weight,
+        "is a parameter without a shape; run the module once",
+    ),
 }
 
 
@@ -354,7 +429,10 @@ def test_others_are_refused(kind: str) -> None:
     """The message names the place, and torch.distributed.checkpoint."""
     make, message = REFUSED[kind]
     state = {"model": {"weight": make()}}
-    with pytest.raises(InvalidArgumentError, match=rf"^state\['model'\]\['weight'\] {message}.*torch.distributed.checkpoint$"):
+    with pytest.raises(
+        InvalidArgumentError,
+        match=rf"^state\['model'\]\['weight'\] {message}.*torch.distributed.checkpoint$",
+    ):
         _encoding.encode(taken(state))
 
 
@@ -364,11 +442,15 @@ def test_others_are_refused(kind: str) -> None:
 def run(program: str, *arguments: str) -> str:
     """Run a program, and return what it printed."""
     command = [sys.executable, "-W", "error", "-c", textwrap.dedent(program), *arguments]
-    return subprocess.run(command, cwd=ROOT, check=True, timeout=HANG_SECS, text=True, stdout=subprocess.PIPE).stdout
+    return subprocess.run(
+        command, cwd=ROOT, check=True, timeout=HANG_SECS, text=True, stdout=subprocess.PIPE
+    ).stdout
 
 
 def test_checkpoints_of_arrays_do_not_import_torch(tmp_path: Path) -> None:
-    """Importing the library, saving and restoring arrays, and listing checkpoints with tensors, go without torch."""
+    """Importing the library, saving and restoring arrays, and listing checkpoints with tensors, go
+    without torch.
+    """
     program = """
         import asyncio, sys
         import numpy as np
@@ -377,7 +459,8 @@ def test_checkpoints_of_arrays_do_not_import_torch(tmp_path: Path) -> None:
 
         async def both():
             async with ah.Saver(sys.argv[1]) as saver:
-                await saver.save({"a": np.arange(3), "random": ah.checkpoint.RandomState().state_dict()}, 1)
+                random = ah.checkpoint.RandomState().state_dict()
+                await saver.save({"a": np.arange(3), "random": random}, 1)
                 await saver.restore()
 
         asyncio.run(both())
@@ -415,11 +498,15 @@ def test_the_same_bytes_are_written(tmp_path: Path) -> None:
     """By every torch."""
     golden = next(GOLDEN.glob("step-*"))
     for file in golden.iterdir():
-        assert (write(tmp_path / file.name).path / file.name).read_bytes() == file.read_bytes(), file.name
+        assert (write(tmp_path / file.name).path / file.name).read_bytes() == file.read_bytes(), (
+            file.name
+        )
 
 
 def test_without_torch_tensors_are_read_as_arrays() -> None:
-    """Those whose dtype numpy has are the same numbers, others are their bits as integers; views share memory."""
+    """Those whose dtype numpy has are the same numbers, others are their bits as integers; views
+    share memory.
+    """
     program = """
         import sys
         from pathlib import Path
@@ -429,10 +516,14 @@ def test_without_torch_tensors_are_read_as_arrays() -> None:
         state = directory(Path(sys.argv[1]), read_only=True).restore(None).state
         assert "torch" not in sys.modules
         kinds = {name: str(array.dtype) for name, array in state["dtypes"].items()}
-        assert kinds["float32"] == "float32" and kinds["complex64"] == "complex64" and kinds["bool"] == "bool"
-        assert kinds["bfloat16"] == "uint16" and kinds["float8_e4m3fn"] == "uint8" and kinds["complex32"] == "uint32"
+        for name in ("float32", "complex64", "bool"):
+            assert kinds[name] == name
+        assert kinds["bfloat16"] == "uint16"
+        assert kinds["float8_e4m3fn"] == "uint8"
+        assert kinds["complex32"] == "uint32"
         whole, turned, part, bits = state["views"]
-        assert whole.tolist() == np.arange(12).reshape(3, 4).tolist() and turned.tolist() == whole.T.tolist()
+        assert whole.tolist() == np.arange(12).reshape(3, 4).tolist()
+        assert turned.tolist() == whole.T.tolist()
         whole[1, 2] = -1.0
         assert turned[2, 1] == -1 and part[0, 1] == -1
         assert state["module"]["weight"].tolist() == [0.5, 0.0] and state["empty"].shape == (0, 3)
@@ -445,11 +536,19 @@ def test_without_torch_tensors_are_read_as_arrays() -> None:
 def test_arrays_in_place_of_tensors_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the tensors do, whatever their size."""
     whole = torch.arange(1.0, 7.0).reshape(2, 3)
-    state = {"one": whole[1, 1:2], "scalar": whole[0, 2], "none": whole[:0], "column": whole[:, 1], "whole": whole}
+    state = {
+        "one": whole[1, 1:2],
+        "scalar": whole[0, 2],
+        "none": whole[:0],
+        "column": whole[:, 1],
+        "whole": whole,
+    }
     data, arrays = _encoding.encode(state)
     monkeypatch.setattr(_encoding, "torch_support", lambda: None)
     found = decode(data, b"".join(map(bytes, arrays.chunks())))
-    assert {name: array.tolist() for name, array in found.items()} == {name: tensor.tolist() for name, tensor in state.items()}
+    assert {name: array.tolist() for name, array in found.items()} == {
+        name: tensor.tolist() for name, tensor in state.items()
+    }
     found["whole"][:] = 9
     assert all((array == 9).all() for array in found.values())
 
@@ -457,8 +556,13 @@ def test_arrays_in_place_of_tensors_share_memory(monkeypatch: pytest.MonkeyPatch
 def test_an_array_keeps_the_first_version(tmp_path: Path) -> None:
     """A checkpoint without tensors is readable by a library that knows none, and says so."""
     one = directory(tmp_path)
-    assert b'"version":1' in (one.save({"a": np.arange(3)}, 1, {}).path / "manifest.json").read_bytes()
-    assert b'"version":2' in (one.save({"a": torch.arange(3)}, 2, {}).path / "manifest.json").read_bytes()
+    assert (
+        b'"version":1' in (one.save({"a": np.arange(3)}, 1, {}).path / "manifest.json").read_bytes()
+    )
+    assert (
+        b'"version":2'
+        in (one.save({"a": torch.arange(3)}, 2, {}).path / "manifest.json").read_bytes()
+    )
     one.close()
 
 
@@ -466,27 +570,55 @@ def test_an_array_keeps_the_first_version(tmp_path: Path) -> None:
 
 
 def test_states_that_no_writer_makes_are_refused() -> None:
-    """Checksums do not prove that a writer of ours made a file: no tensor reaches outside of its array."""
+    """Checksums do not prove that a writer of ours made a file: no tensor reaches outside of its
+    array.
+    """
     data, arrays = _encoding.encode({"x": torch.arange(12, dtype=torch.int32).reshape(3, 4)[:, 1:]})
     file = b"".join(map(bytes, arrays.chunks()))
 
     def tree(*items: Any, code: int = 6) -> bytes:
-        return msgspec.msgpack.encode({"x": msgspec.msgpack.Ext(code, msgspec.msgpack.encode(list(items)))})
+        return msgspec.msgpack.encode(
+            {"x": msgspec.msgpack.Ext(code, msgspec.msgpack.encode(list(items)))}
+        )
 
     good = ("x", "int32", [3, 3], [4, 1], 0)
     assert data == tree(*good)
     wrong: list[tuple[Any, ...]] = [
-        ("y", *good[1:]), (1, *good[1:]), ("x", "float31", *good[2:]), ("x", None, *good[2:]), ("x", "int64", *good[2:]),
-        ("x", "__class__", *good[2:]), ("x", "qint8", *good[2:]), ("x", "int32", [3, 4], [4, 1], 0), (*good[:3], [4, 2], 0),
-        (*good[:3], [4, -1], 0), (*good[:3], [4], 0), (*good[:3], None, 0), (*good[:4], 4), (*good[:4], 1), (*good[:4], -4),
-        (*good[:4], None), (*good[:4], True), good[:3], good[:4], good[:2], (), ("x", "int32", [2**62, 2**62], [0, 0], 0),
+        ("y", *good[1:]),
+        (1, *good[1:]),
+        ("x", "float31", *good[2:]),
+        ("x", None, *good[2:]),
+        ("x", "int64", *good[2:]),
+        ("x", "__class__", *good[2:]),
+        ("x", "qint8", *good[2:]),
+        ("x", "int32", [3, 4], [4, 1], 0),
+        (*good[:3], [4, 2], 0),
+        (*good[:3], [4, -1], 0),
+        (*good[:3], [4], 0),
+        (*good[:3], None, 0),
+        (*good[:4], 4),
+        (*good[:4], 1),
+        (*good[:4], -4),
+        (*good[:4], None),
+        (*good[:4], True),
+        good[:3],
+        good[:4],
+        good[:2],
+        (),
+        ("x", "int32", [2**62, 2**62], [0, 0], 0),
         ("x", "int32", [3, 3], [2**62, 1], 0),
-    ]  # fmt: skip
+    ]
     for items in wrong:
         with pytest.raises(DamagedError):
             decode(tree(*items), file)
     empty = b"".join(map(bytes, _encoding.encode({})[1].chunks()))
-    for state in (tree(code=7), tree([1], code=7), tree({}, code=8), tree([1], 2, code=8), tree({}, 1, 2, code=8)):
+    for state in (
+        tree(code=7),
+        tree([1], code=7),
+        tree({}, code=8),
+        tree([1], 2, code=8),
+        tree({}, 1, 2, code=8),
+    ):
         with pytest.raises(DamagedError):
             decode(state, empty)
 

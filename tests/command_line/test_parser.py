@@ -25,7 +25,9 @@ async def saved(directory: Path, runs: int) -> None:
 
 @pytest.mark.sample
 async def test_checkpoints_are_listed_and_explained(tmp_path: Path) -> None:
-    """It lists all, says what is wrong with a damaged one, and which one a restore would take; it changes nothing."""
+    """It lists all, says what is wrong with a damaged one, and which one a restore would take; it
+    changes nothing.
+    """
     await saved(tmp_path, 3)
     newest = max(path.name for path in tmp_path.glob("step-*"))  # noqa: ASYNC240 - a test
     good = command("checkpoints", tmp_path)
@@ -57,7 +59,9 @@ COMMANDS = ("run", "checkpoints", "steps", "why")
 @pytest.mark.sample
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_has_help_that_teaches(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its help has an example that begins with the program's own name, and all of its exit codes."""
+    """Its help has an example that begins with the program's own name, and all of its exit
+    codes.
+    """
     with pytest.raises(SystemExit) as end:
         main([name, "--help"])
     assert end.value.code == 0
@@ -75,7 +79,9 @@ def test_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
     shown = capsys.readouterr().out
-    assert [line.split()[0] for line in shown.splitlines() if line.startswith("    ") and line[4] != " "] == list(COMMANDS)
+    assert [
+        line.split()[0] for line in shown.splitlines() if line.startswith("    ") and line[4] != " "
+    ] == list(COMMANDS)
     assert "143  ended by SIGTERM" in shown
 
 
@@ -99,7 +105,10 @@ REFUSED = {
     "run jobs.py:main": "'jobs.py:main' has the name of a file; give that of the module: jobs:main",
     "run jobbs:main": "there is no module 'jobbs' in ",
     "run jobs.inner:main": "there is no module 'jobs.inner' in ",
-    "run jobs:mains": "jobs has no function of this name; give a coroutine function that takes the task; did you mean 'main'",
+    "run jobs:mains": (
+        "jobs has no function of this name; give a coroutine function that takes the task; did you"
+        " mean 'main'"
+    ),
     "run jobs:plain": "jobs has 'plain', which is <function plain",
     "run jobs:taskless": "which is called with the Task: too many positional arguments",
     "run jobs:main --store memory://": "store='memory://' is for one process",
@@ -121,8 +130,12 @@ REFUSED = {
 
 @pytest.mark.sample
 @pytest.mark.parametrize("line", REFUSED)
-def test_what_is_refused(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The message has the value and what to give instead, never a password; nothing was started, and the exit code is 2."""
+def test_what_is_refused(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message has the value and what to give instead, never a password; nothing was started,
+    and the exit code is 2.
+    """
     (tmp_path / "jobs.py").write_text(JOBS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -140,7 +153,9 @@ def test_what_is_refused(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def installed(folder: Path) -> Path:
     """Make the program that an entry point makes, and return its path."""
     program = folder / "aiohooks"
-    program.write_text(f"#!{sys.executable}\nimport sys\nfrom aiohooks.__main__ import main\nsys.exit(main())\n")
+    program.write_text(
+        f"#!{sys.executable}\nimport sys\nfrom aiohooks.__main__ import main\nsys.exit(main())\n"
+    )
     program.chmod(0o755)
     return program
 
@@ -161,7 +176,9 @@ def test_output_that_no_one_reads(tmp_path: Path) -> None:
 
 
 def test_a_command_loads_what_it_needs() -> None:
-    """Help loads no package of the library; a look at a step store loads no hook and no checkpoint."""
+    """Help loads no package of the library; a look at a step store loads no hook and no
+    checkpoint.
+    """
     code = """
 import sys
 from aiohooks.__main__ import main
@@ -169,7 +186,8 @@ try:
     main(sys.argv[1:])
 except SystemExit:
     pass
-print(*sorted({".".join(name.split(".")[:2]) for name in sys.modules if name.startswith("aiohooks.")}), file=sys.stderr)
+loaded = [name for name in sys.modules if name.startswith("aiohooks.")]
+print(*sorted({".".join(name.split(".")[:2]) for name in loaded}), file=sys.stderr)
 """
     loaded: dict[str, set[str]] = {}
     for name, arguments in {"help": ["--help"], "steps": ["steps", "memory://"]}.items():
@@ -177,4 +195,9 @@ print(*sorted({".".join(name.split(".")[:2]) for name in sys.modules if name.sta
         done = processes.run(line, env=ENVIRONMENT)
         loaded[name] = set(done.stderr.splitlines()[-1].split())
     assert loaded["help"] <= {"aiohooks.__main__", "aiohooks.errors", "aiohooks._lazy"}
-    assert not loaded["steps"] & {"aiohooks.hooks", "aiohooks.checkpoint", "aiohooks.graph", "aiohooks.adapters"}
+    assert not loaded["steps"] & {
+        "aiohooks.hooks",
+        "aiohooks.checkpoint",
+        "aiohooks.graph",
+        "aiohooks.adapters",
+    }

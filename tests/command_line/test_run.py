@@ -66,15 +66,39 @@ def jobs(tmp_path: Path) -> Path:
 
 def test_a_function_of_the_current_directory(jobs: Path) -> None:
     """It is run as a chief and its workers; what they return is printed."""
-    done = command("run", "jobs:main", "--workers", "2", "--checkpoint-dir", "model", "--run", "digits", cwd=jobs)
+    done = command(
+        "run",
+        "jobs:main",
+        "--workers",
+        "2",
+        "--checkpoint-dir",
+        "model",
+        "--run",
+        "digits",
+        cwd=jobs,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     returned = f"2 workers, {jobs / 'model'}, run digits"
-    assert done.stdout.splitlines() == [f"chief: {returned}", f"worker 1: {returned}", f"worker 2: {returned}"]
+    assert done.stdout.splitlines() == [
+        f"chief: {returned}",
+        f"worker 1: {returned}",
+        f"worker 2: {returned}",
+    ]
 
 
 def test_a_given_step_store(jobs: Path) -> None:
     """The processes meet there, and a run with a name is kept."""
-    done = command("run", "jobs:main", "--workers", "1", "--store", f"local://{jobs}/steps", "--run", "kept", cwd=jobs)
+    done = command(
+        "run",
+        "jobs:main",
+        "--workers",
+        "1",
+        "--store",
+        f"local://{jobs}/steps",
+        "--run",
+        "kept",
+        cwd=jobs,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     shown = command("steps", f"local://{jobs}/steps", "--run", "kept")
     assert "run kept: step 2 of epoch 1" in shown.stdout
@@ -86,7 +110,9 @@ def test_a_task_that_fails(jobs: Path) -> None:
     """Its error, the task and the traceback of its process are shown; the exit code is 1."""
     done = command("run", "jobs:fails", "--workers", "1", cwd=jobs)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("ValueError: the data are bad\nin the worker 1, attempt 1:\nTraceback")
+    assert done.stderr.startswith(
+        "ValueError: the data are bad\nin the worker 1, attempt 1:\nTraceback"
+    )
     assert "jobs.py" in done.stderr
 
 
@@ -101,11 +127,17 @@ def test_a_task_that_dies(jobs: Path) -> None:
 
 
 def test_what_stops_a_run_before_it_starts(jobs: Path) -> None:
-    """The traceback of a module that cannot be imported, or, once and in a line, a step store that is not there."""
+    """The traceback of a module that cannot be imported, or, once and in a line, a step store that
+    is not there.
+    """
     (jobs / "broken.py").write_text("import does_not_exist\n")
     done = command("run", "broken:main", cwd=jobs)
     assert (done.returncode, done.stdout) == (1, "")
-    for text in ("No module named 'does_not_exist'", "broken.py", "the module 'broken' could not be imported"):
+    for text in (
+        "No module named 'does_not_exist'",
+        "broken.py",
+        "the module 'broken' could not be imported",
+    ):
         assert text in done.stderr
     done = command("run", "jobs:main", "--store", f"local://{jobs}/broken.py", cwd=jobs)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
@@ -113,8 +145,12 @@ def test_what_stops_a_run_before_it_starts(jobs: Path) -> None:
 
 
 @contextlib.contextmanager
-def started(jobs: Path, *arguments: str, tasks: int) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """Start a run in a process group of its own, and yield it with the ids of its tasks' processes when all have started."""
+def started(
+    jobs: Path, *arguments: str, tasks: int
+) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """Start a run in a process group of its own, and yield it with the ids of its tasks' processes
+    when all have started.
+    """
     with start_command("run", *arguments, "--workers", str(tasks - 1), cwd=jobs) as process:
         try:
             assert process.stdout is not None
@@ -138,8 +174,12 @@ def has_ended(pid: int) -> bool:
 
 @pytest.mark.sample
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_stops_the_tasks(jobs: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int) -> None:
-    """Each session finishes its step and ends; the exit code is the signal's, and no process and no directory is left."""
+def test_a_signal_stops_the_tasks(
+    jobs: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
+) -> None:
+    """Each session finishes its step and ends; the exit code is the signal's, and no process and no
+    directory is left.
+    """
     temporary = jobs / "temporary"
     temporary.mkdir()
     monkeypatch.setitem(ENVIRONMENT, "TMPDIR", str(temporary))
@@ -147,7 +187,9 @@ def test_a_signal_stops_the_tasks(jobs: Path, monkeypatch: pytest.MonkeyPatch, n
         process.send_signal(number)
         out, err = process.communicate(timeout=HANG_SECS)
     assert process.returncode == code, err
-    assert sorted(line for line in out.splitlines() if line.startswith("stopped")) == sorted(f"stopped {pid}" for pid in pids)
+    assert sorted(line for line in out.splitlines() if line.startswith("stopped")) == sorted(
+        f"stopped {pid}" for pid in pids
+    )
     assert "Traceback" not in err
     assert all(has_ended(pid) for pid in pids)
     assert os.listdir(temporary) == []

@@ -21,7 +21,9 @@ pytestmark = [pytest.mark.slow]
 
 @pytest.mark.sample
 async def test_a_run_is_shown(tmp_path: Path) -> None:
-    """Step, epoch, chief, publishers, waiting processes, and how the last one left: as text, and as JSON."""
+    """Step, epoch, chief, publishers, waiting processes, and how the last one left: as text, and as
+    JSON.
+    """
     url = f"local://{tmp_path}"
     async with open_step_store(url, run="digits") as store:
         async with store.lead():
@@ -35,14 +37,24 @@ async def test_a_run_is_shown(tmp_path: Path) -> None:
             assert (done.returncode, done.stderr) == (0, "")
             lines = done.stdout.splitlines()
             assert lines[0] == "run digits: step 41 of epoch 1"
-            assert [line.split()[0] for line in lines[1:]] == ["chief", "publisher", "waiting", "last"]
+            assert [line.split()[0] for line in lines[1:]] == [
+                "chief",
+                "publisher",
+                "waiting",
+                "last",
+            ]
             assert lines[1].endswith("term 1, initialised")
             assert lines[2].split()[1] == "trainer,"
             assert lines[3].endswith("1 process: for step 50")
             assert lines[4].endswith(r"loader failed at step 41: ValueError: bad \x1b[31m data")
             done = await run_command("steps", url, "--run", "digits", "--json")
             report = json.loads(done.stdout)
-            assert (report["step"], report["epoch"], report["term"], report["waiting"]) == (41, 1, 1, [50])
+            assert (report["step"], report["epoch"], report["term"], report["waiting"]) == (
+                41,
+                1,
+                1,
+                [50],
+            )
             assert report["chief"] == report["publishers"][0]["process"]
             assert report["last_exit"]["error"] == "ValueError: bad \x1b[31m data"
             wait.cancel()
@@ -70,7 +82,9 @@ async def _stream() -> None:
 
 @pytest.mark.usefixtures("_stream")
 async def test_a_server(tmp_path: Path) -> None:
-    """A run on a server is shown with the leases of its publishers; no key and no connection is left of the look."""
+    """A run on a server is shown with the leases of its publishers; no key and no connection is
+    left of the look.
+    """
     with running("valkey", tmp_path, keeps=False) as server:
         async with open_step_store(server.url, run="digits") as store:
             store.publisher("trainer")

@@ -1,1 +1,3 @@
-"""Replays of scenarios recorded from TensorFlow's monitored session; `python -m tests.conformance` runs them."""
+"""Replays of scenarios recorded from TensorFlow's monitored session; `python -m tests.conformance`
+runs them.
+"""

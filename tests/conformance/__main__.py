@@ -13,11 +13,19 @@ from tests.conformance.report import LOOPS, installed_loops, replay_all
 def main(argv: list[str] | None = None) -> int:
     """Print a line for each mode and loop, then each disagreement; return 1 if there is any."""
     parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
-    parser.add_argument("file", nargs="?", type=Path, default=TRACES, help="a file of records, one JSON object a line")
+    parser.add_argument(
+        "file",
+        nargs="?",
+        type=Path,
+        default=TRACES,
+        help="a file of records, one JSON object a line",
+    )
     parser.add_argument("--mode", choices=[*Mode, "all"], default="all")
     parser.add_argument("--loop", choices=[*LOOPS, "all"], default="all")
     parser.add_argument("--limit", type=int, help="only the first records")
-    parser.add_argument("--show", type=int, default=5, help="disagreements to print for each mode and loop")
+    parser.add_argument(
+        "--show", type=int, default=5, help="disagreements to print for each mode and loop"
+    )
     options = parser.parse_args(argv)
     records = load(options.file, options.limit)
     modes = list(Mode) if options.mode == "all" else [Mode(options.mode)]

@@ -1,7 +1,7 @@
 """The recorded scenarios: what a line of the file holds, and how its calls are numbered.
 
-A line is `{"id": ..., "scenario": {...}, "expected": {...}}`. A call is `[caller, phase, n]`, in `after_run` with what the
-hook got as a fourth item unless that is None.
+A line is `{"id": ..., "scenario": {...}, "expected": {...}}`. A call is `[caller, phase, n]`, in
+`after_run` with what the hook got as a fourth item unless that is None.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ class Mode(enum.StrEnum):
     SUSPENDING = "suspending"
     """Everything suspends once; calls are numbered by round."""
     FREE = "free"
-    """Everything suspends and every action acts, by each hook's own count: only what holds at every end is checked."""
+    """Everything suspends and every action acts, by each hook's own count: only what holds at every
+    end is checked.
+    """
 
 
 def load(path: Path = TRACES, limit: int | None = None) -> list[Record]:
@@ -75,7 +77,9 @@ def load(path: Path = TRACES, limit: int | None = None) -> list[Record]:
 
 
 def rounds(record: Record) -> dict[tuple[str, str, int], int]:
-    """Return the round of each recorded call of a hook; a round begins with the call of the first hook."""
+    """Return the round of each recorded call of a hook; a round begins with the call of the first
+    hook.
+    """
     hooks = record["scenario"]["hooks"]
     first = hooks[0]["name"] if hooks else None
     current: dict[str, int] = {}
@@ -89,10 +93,11 @@ def rounds(record: Record) -> dict[tuple[str, str, int], int]:
 
 
 def actions(record: Record, mode: Mode) -> Actions:
-    """What each hook does in its n-th call of a phase; n is a round when suspending, else the hook's own count.
+    """What each hook does in its n-th call of a phase; n is a round when suspending, else the
+    hook's own count.
 
-    Outside free replays actions of calls that the original never made are left out: here they could be made (hooks of a
-    phase overlap) and would tell something that the original never knew.
+    Outside free replays actions of calls that the original never made are left out: here they could
+    be made (hooks of a phase overlap) and would tell something that the original never knew.
     """
     number = rounds(record)
     found: Actions = {}
@@ -113,15 +118,19 @@ def expected_trace(record: Record, mode: Mode) -> list[Call]:
     if mode is not Mode.SUSPENDING:
         return trace
     number = rounds(record)
-    return [[caller, phase, number.get((caller, phase, n), n), *rest] for caller, phase, n, *rest in trace]
+    return [
+        [caller, phase, number.get((caller, phase, n), n), *rest]
+        for caller, phase, n, *rest in trace
+    ]
 
 
 def comparable(record: Record, mode: Mode, got: list[Call]) -> list[Call]:
-    """The replay's calls without those of hooks behind the failing one, in a round that the original broke off.
+    """The replay's calls without those of hooks behind the failing one, in a round that the
+    original broke off.
 
-    The original calls the hooks of a phase in turn, so an error, or a conflict of feeds, keeps it from calling the
-    later ones; here they may have been started. When nothing suspends that is only so for conflicts: they are found
-    after the phase.
+    The original calls the hooks of a phase in turn, so an error, or a conflict of feeds, keeps it
+    from calling the later ones; here they may have been started. When nothing suspends that is only
+    so for conflicts: they are found after the phase.
     """
     order = [hook["name"] for hook in record["scenario"]["hooks"]]
     if mode is Mode.SUSPENDING:
@@ -132,7 +141,8 @@ def comparable(record: Record, mode: Mode, got: list[Call]) -> list[Call]:
         return [
             call
             for call in got
-            if call[1] not in FAN_OUT_PHASES or order.index(call[0]) <= reached.get((call[1], call[2]), len(order))
+            if call[1] not in FAN_OUT_PHASES
+            or order.index(call[0]) <= reached.get((call[1], call[2]), len(order))
         ]
     trace = record["expected"]["trace"]
     if record["expected"]["raised"] == "RuntimeError" and trace[-1][1] == "before_run":

@@ -10,15 +10,29 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import aiohooks as ah
-from tests.conformance.records import Actions, Call, Mode, Record, actions, comparable, expected_trace
+from tests.conformance.records import (
+    Actions,
+    Call,
+    Mode,
+    Record,
+    actions,
+    comparable,
+    expected_trace,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
 TICK_LIMIT = 5_000
-"""Ticks of the loop that one scenario may take; the longest takes a few hundred. Nothing is bound by time."""
+"""Ticks of the loop that one scenario may take; the longest takes a few hundred. Nothing is bound
+by time.
+"""
 
-POLICY = ah.RecoveryPolicy(max_attempts=100, backoff=ah.Backoff(initial_secs=0, max_secs=0, jitter=False), no_progress_limit=100)
+POLICY = ah.RecoveryPolicy(
+    max_attempts=100,
+    backoff=ah.Backoff(initial_secs=0, max_secs=0, jitter=False),
+    no_progress_limit=100,
+)
 
 ERRORS: dict[str, type[Exception]] = {
     "OutOfRangeError": ah.OutOfRangeError,
@@ -44,7 +58,9 @@ class Replay:
     """What the hooks, the sessions and the body of one replay share."""
 
     def __init__(self, record: Record, mode: Mode, *, assigns: bool = False) -> None:
-        """Prepare the graph and hooks; with `assigns`, sessions are the chief's own, whose methods are assigned to the object."""
+        """Prepare the graph and hooks; with `assigns`, sessions are the chief's own, whose methods
+        are assigned to the object.
+        """
         self.scenario = record["scenario"]
         self.mode = mode
         self.assigns = assigns
@@ -62,10 +78,15 @@ class Replay:
         self.graph = make_graph()
         self.steps = ah.MemoryStepStore()
         self.variables = ah.Variables()
-        self.hooks = [ScriptedHook(self, plan["name"], plan["fetch"], plan["feed"]) for plan in self.scenario["hooks"]]
+        self.hooks = [
+            ScriptedHook(self, plan["name"], plan["fetch"], plan["feed"])
+            for plan in self.scenario["hooks"]
+        ]
 
     def count(self, who: str, phase: str) -> int:
-        """Return the number of this call: the round when suspending, else the caller's own count."""
+        """Return the number of this call: the round when suspending, else the caller's own
+        count.
+        """
         self.calls[who, phase] += 1
         if self.mode is Mode.SUSPENDING and who not in ("session", "body"):
             return self.calls[self.hooks[0].name, phase]
@@ -106,31 +127,45 @@ class Replay:
                 if body["raise"] is not None:
                     raise self.error(body["raise"])
         except BaseException as error:  # what reached the caller is the result, whatever it is
-            outcome.raised = "RuntimeError" if isinstance(error, ah.errors.FeedConflictError) else type(error).__name__
+            outcome.raised = (
+                "RuntimeError"
+                if isinstance(error, ah.errors.FeedConflictError)
+                else type(error).__name__
+            )
             outcome.raised_by = "with" if entered else "enter"
             self.check_identity(error)
         if left := asyncio.all_tasks() - before:
             outcome.faults.append(f"left running: {', '.join(sorted(map(repr, left)))}")
 
     def check_identity(self, error: BaseException) -> None:
-        """Check that one error reaches the caller as the same object, several as one flat group of them."""
+        """Check that one error reaches the caller as the same object, several as one flat group of
+        them.
+        """
         parts = error.exceptions if isinstance(error, BaseExceptionGroup) else (error,)
         if isinstance(error, BaseExceptionGroup) and len(parts) < 2:
             self.outcome.faults.append(f"a group of one: {error!r}")
         for part in parts:
-            if not isinstance(part, ah.errors.FeedConflictError) and not any(part is known for known in self.raised):
+            if not isinstance(part, ah.errors.FeedConflictError) and not any(
+                part is known for known in self.raised
+            ):
                 self.outcome.faults.append(f"the caller got an error that was not raised: {part!r}")
 
     def check_ends(self) -> None:
-        """Check that every session and begun hook was closed once, in reverse order, and `end` came at most once."""
+        """Check that every session and begun hook was closed once, in reverse order, and `end` came
+        at most once.
+        """
         faults = self.outcome.faults
         for n in range(1, self.calls["session", "create"] + 1):
             if self.closed_sessions[n] != 1:
                 faults.append(f"session {n} was closed {self.closed_sessions[n]} times")
         if self.closed != self.begun[::-1]:
             faults.append(f"begun {self.begun}, but closed {self.closed}")
-        faults.extend(f"end of {hook.name} twice" for hook in self.hooks if self.calls[hook.name, "end"] > 1)
-        if self.outcome.raised is not None and any(self.calls[hook.name, "end"] for hook in self.hooks):
+        faults.extend(
+            f"end of {hook.name} twice" for hook in self.hooks if self.calls[hook.name, "end"] > 1
+        )
+        if self.outcome.raised is not None and any(
+            self.calls[hook.name, "end"] for hook in self.hooks
+        ):
             faults.append(f"end was called although {self.outcome.raised} was raised")
 
 
@@ -145,11 +180,17 @@ class ScriptedHook(ah.SessionRunHook):
         self.feed = feed
         self.coord: ah.Coordinator | None = None
 
-    async def perform(self, phase: str, context: ah.SessionRunContext | None = None, results: Any = None) -> None:
-        """Records the call, suspends where the mode wants it, then acts; no coroutine can raise `StopIteration` itself."""
+    async def perform(
+        self, phase: str, context: ah.SessionRunContext | None = None, results: Any = None
+    ) -> None:
+        """Records the call, suspends where the mode wants it, then acts; no coroutine can raise
+        `StopIteration` itself.
+        """
         replay = self.replay
         n = replay.count(self.name, phase)
-        replay.outcome.trace.append([self.name, phase, n] if results is None else [self.name, phase, n, results])
+        replay.outcome.trace.append(
+            [self.name, phase, n] if results is None else [self.name, phase, n, results]
+        )
         await replay.pause()
         for action in replay.actions.get((self.name, phase, n), ()):
             if action == "request_stop":
@@ -179,7 +220,9 @@ class ScriptedHook(ah.SessionRunHook):
             return None
         return ah.SessionRunArgs(self.fetch, self.feed)
 
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+    async def after_run(
+        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+    ) -> None:
         await self.perform("after_run", run_context, run_values.results)
 
     async def end(self, session: ah.Session) -> None:
@@ -228,7 +271,9 @@ class ScriptedSession(ah.Session):
 
 
 async def scripted_run(replay: Replay, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Record the run; then raise what the scenario says of this one, counted over all sessions, or run."""
+    """Record the run; then raise what the scenario says of this one, counted over all sessions, or
+    run.
+    """
     n = replay.count("session", "run")
     replay.outcome.trace.append(["session", "run", n])
     await replay.pause()
@@ -263,7 +308,9 @@ def make_graph() -> ah.Graph:
 
 
 async def within_ticks(coro: Coroutine[Any, Any, None], limit: int) -> str | None:
-    """Runs the coroutine as a task; if it is not over after `limit` ticks, says what hangs and cancels it."""
+    """Runs the coroutine as a task; if it is not over after `limit` ticks, says what hangs and
+    cancels it.
+    """
     loop = asyncio.get_running_loop()
     before = asyncio.all_tasks()
     task = loop.create_task(coro)
@@ -316,7 +363,8 @@ def differences(record: Record, mode: Mode, outcome: Outcome) -> list[str]:
     expected = record["expected"]
     if (outcome.raised, outcome.raised_by) != (expected["raised"], expected["raised_by"]):
         found.append(
-            f"raised: expected {expected['raised']} by {expected['raised_by']}, got {outcome.raised} by {outcome.raised_by}"
+            f"raised: expected {expected['raised']} by {expected['raised_by']}, got"
+            f" {outcome.raised} by {outcome.raised_by}"
         )
     if outcome.runs != expected["runs"]:
         found.append(f"runs: expected {expected['runs']}, got {outcome.runs}")
@@ -332,4 +380,6 @@ def trace_diff(wanted: list[Call], got: list[Call]) -> str:
     def lines(trace: list[Call]) -> list[str]:
         return [" ".join(str(part) for part in call) for call in trace]
 
-    return "\n".join(list(difflib.unified_diff(lines(wanted), lines(got), "expected", "got", lineterm="", n=3)))
+    return "\n".join(
+        list(difflib.unified_diff(lines(wanted), lines(got), "expected", "got", lineterm="", n=3))
+    )

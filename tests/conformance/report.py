@@ -25,7 +25,9 @@ LOOPS = ("asyncio", "uvloop")
 
 @dataclass
 class Report:
-    """The replays of one mode on one loop; `stray` are complaints of the loop or of Python apart from any scenario."""
+    """The replays of one mode on one loop; `stray` are complaints of the loop or of Python apart
+    from any scenario.
+    """
 
     mode: Mode
     loop: str
@@ -42,7 +44,10 @@ class Report:
     def __str__(self) -> str:
         agreed = self.replayed - len(self.disagreements)
         stray = f", {len(self.stray)} complaints" if self.stray else ""
-        return f"{self.loop:8} {self.mode:15} {agreed:6,} of {self.replayed:6,} agree{stray}  ({self.secs:.1f} s)"
+        return (
+            f"{self.loop:8} {self.mode:15} {agreed:6,} of {self.replayed:6,} agree{stray} "
+            f" ({self.secs:.1f} s)"
+        )
 
     def details(self, limit: int = 5) -> str:
         """Format the first disagreements."""
@@ -63,18 +68,24 @@ def describe(record: Record, outcome: Outcome, found: list[str]) -> str:
 def loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop]:
     """Return the function that makes a loop of this name."""
     if name == "uvloop":
-        factory: Callable[[], asyncio.AbstractEventLoop] = importlib.import_module("uvloop").new_event_loop
+        factory: Callable[[], asyncio.AbstractEventLoop] = importlib.import_module(
+            "uvloop"
+        ).new_event_loop
         return factory
     return asyncio.new_event_loop
 
 
 def installed_loops() -> list[str]:
     """Return the names of the loops that are installed."""
-    return [name for name in LOOPS if name == "asyncio" or importlib.util.find_spec(name) is not None]
+    return [
+        name for name in LOOPS if name == "asyncio" or importlib.util.find_spec(name) is not None
+    ]
 
 
 def replay_all(records: Iterable[Record], mode: Mode, loop: str) -> Report:
-    """Replay all records in one loop; warnings and calls of the loop's exception handler count, too."""
+    """Replay all records in one loop; warnings and calls of the loop's exception handler count,
+    too.
+    """
     report = Report(mode, loop)
 
     async def main() -> None:
@@ -93,7 +104,10 @@ def replay_all(records: Iterable[Record], mode: Mode, loop: str) -> Report:
     level = logger.level
     logger.setLevel(logging.CRITICAL)  # thousands of recoveries
     start = time.perf_counter()
-    with warnings.catch_warnings(record=True) as caught, asyncio.Runner(loop_factory=loop_factory(loop)) as runner:
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        asyncio.Runner(loop_factory=loop_factory(loop)) as runner,
+    ):
         warnings.simplefilter("always")
         runner.run(main())
     logger.setLevel(level)

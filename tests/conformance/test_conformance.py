@@ -1,7 +1,8 @@
 """The library does what TensorFlow's monitored session did, on 2,000 recorded scenarios.
 
-The promises of every end (each session and each begun hook closed once, in reverse; nothing left running; nothing
-hangs; what reaches the caller is the very error that was raised) are checked in every replay, too.
+The promises of every end (each session and each begun hook closed once, in reverse; nothing left
+running; nothing hangs; what reaches the caller is the very error that was raised) are checked in
+every replay, too.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ PARTS = 10
 @pytest.mark.parametrize("loop", installed_loops())
 @pytest.mark.parametrize("mode", list(Mode))
 def test_traces_agree(mode: Mode, loop: str, part: int) -> None:
-    """Calls, their order and results, what the caller gets and what reaches it are the original's."""
+    """Calls, their order and results, what the caller gets and what reaches it are the
+    original's.
+    """
     report = replay_all(RECORDS[part::PARTS], mode, loop)
     assert report.replayed == 2_000 // PARTS
     assert report.ok, report.details()
@@ -44,7 +47,9 @@ def test_the_file_is_whole() -> None:
 
 
 def test_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Any file recorded the same way can be replayed; a disagreement is printed and makes the command fail."""
+    """Any file recorded the same way can be replayed; a disagreement is printed and makes the
+    command fail.
+    """
     lines = TRACES.read_text(encoding="utf-8").splitlines()[:20]
     good = tmp_path / "good.jsonl"
     good.write_text("\n".join(lines), encoding="utf-8")
@@ -57,7 +62,9 @@ def test_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
 
 
 async def test_a_wrong_expectation_is_seen() -> None:
-    """The comparison fails for a call too many or too few, a wrong result, a wrong error and a wrong place."""
+    """The comparison fails for a call too many or too few, a wrong result, a wrong error and a
+    wrong place.
+    """
     record = RECORDS[1]
     outcome = await replay_record(record, Mode.PLAIN)
     assert differences(record, Mode.PLAIN, outcome) == []
@@ -76,7 +83,9 @@ async def test_a_wrong_expectation_is_seen() -> None:
 
 
 async def test_a_hang_is_seen() -> None:
-    """A scenario that never ends is cancelled after its ticks and reported, whatever the clock says."""
+    """A scenario that never ends is cancelled after its ticks and reported, whatever the clock
+    says.
+    """
 
     async def forever() -> None:
         await asyncio.get_running_loop().create_future()
@@ -95,14 +104,22 @@ async def test_a_forgotten_close_is_seen() -> None:
     replay.closed.append("A")
     replay.closed_sessions[1] = 0
     replay.check_ends()
-    assert replay.outcome.faults == ["session 1 was closed 0 times", "begun ['A'], but closed ['A', 'A']"]
+    assert replay.outcome.faults == [
+        "session 1 was closed 0 times",
+        "begun ['A'], but closed ['A', 'A']",
+    ]
 
 
 def record_of(
-    hooks: dict[str, list[tuple[str, int, str]]], steps: int = 1, session: str = "monitored", **scenario: Any
+    hooks: dict[str, list[tuple[str, int, str]]],
+    steps: int = 1,
+    session: str = "monitored",
+    **scenario: Any,
 ) -> Record:
     """Return a record of hooks with these plans, which is compared with nothing."""
-    plans = [{"name": name, "plan": plan, "fetch": None, "feed": None} for name, plan in hooks.items()]
+    plans = [
+        {"name": name, "plan": plan, "fetch": None, "feed": None} for name, plan in hooks.items()
+    ]
     body = {"steps": steps, "feed_w": False, "fetch": "z", "raise": None}
     expected: dict[str, Any] = {"trace": [], "runs": [], "raised": None, "raised_by": None}
     return cast(
@@ -116,9 +133,15 @@ def record_of(
 
 
 def test_rounds() -> None:
-    """When suspending, a call is numbered by the first hook's calls, and hooks behind a failing one are left out."""
+    """When suspending, a call is numbered by the first hook's calls, and hooks behind a failing one
+    are left out.
+    """
     record = record_of({"A": [], "B": []})
-    record["expected"]["trace"] = [["A", "before_run", 1], ["A", "before_run", 2], ["B", "before_run", 1]]
+    record["expected"]["trace"] = [
+        ["A", "before_run", 1],
+        ["A", "before_run", 2],
+        ["B", "before_run", 1],
+    ]
     translated = [["A", "before_run", 1], ["A", "before_run", 2], ["B", "before_run", 2]]
     assert expected_trace(record, Mode.SUSPENDING) == translated
     started = [["A", "before_run", 1], ["B", "before_run", 1], *translated[1:]]
@@ -139,8 +162,11 @@ def test_rounds() -> None:
         ("after_run", "after_run"),
     ],
 )
-async def test_a_stop_survives_recovery(action: str, asked_in: str, lost_in: str, session: str, mode: Mode) -> None:
-    """A stop asked before the session is lost in the same phase or a later one holds: the run is repeated, and no more.
+async def test_a_stop_survives_recovery(
+    action: str, asked_in: str, lost_in: str, session: str, mode: Mode
+) -> None:
+    """A stop asked before the session is lost in the same phase or a later one holds: the run is
+    repeated, and no more.
 
     TensorFlow forgets it, so such scenarios are not among the recorded ones.
     """
@@ -149,7 +175,11 @@ async def test_a_stop_survives_recovery(action: str, asked_in: str, lost_in: str
     plans = {"A": [(asked_in, 1, action)], "B": [(lost_in, 1, "AbortedError")]}
     record = record_of(plans, 5, session, run=[(1, "AbortedError")] if lost_in == "run" else [])
     replay = Replay(record, mode)
-    replay.actions = {(hook["name"], phase, n): [what] for hook in record["scenario"]["hooks"] for phase, n, what in hook["plan"]}
+    replay.actions = {
+        (hook["name"], phase, n): [what]
+        for hook in record["scenario"]["hooks"]
+        for phase, n, what in hook["plan"]
+    }
     await replay.run_scenario()
     replay.check_ends()
     outcome = replay.outcome
@@ -160,11 +190,16 @@ async def test_a_stop_survives_recovery(action: str, asked_in: str, lost_in: str
         assert outcome.raised is None
         assert outcome.trace.count(["session", "create", 2]) == 1
         assert len(outcome.runs) == (0 if asked_in == "after_create_session" else 1)
-        assert [call for call in outcome.trace if call[1] == "end"] == [["A", "end", 1], ["B", "end", 1]]
+        assert [call for call in outcome.trace if call[1] == "end"] == [
+            ["A", "end", 1],
+            ["B", "end", 1],
+        ]
 
 
 async def test_overriding_on_the_object() -> None:
-    """A chief's session may also have `run` and `aclose` assigned to the object: they are the only ways in and out."""
+    """A chief's session may also have `run` and `aclose` assigned to the object: they are the only
+    ways in and out.
+    """
     for record in RECORDS[:200]:
         outcome = await replay_record(record, Mode.PLAIN, assigns=True)
         assert differences(record, Mode.PLAIN, outcome) == [], record["id"]

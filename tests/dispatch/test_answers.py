@@ -1,4 +1,6 @@
-"""How several answers become one: where the arguments come by keyword, and where methods are plain functions."""
+"""How several answers become one: where the arguments come by keyword, and where methods are plain
+functions.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ pytestmark = pytest.mark.every_python
 
 class Texts:
     @ah.point("wrap")
-    async def call(self, text: str, *, extra: str = "", call_next: Callable[..., Awaitable[str]]) -> str:
+    async def call(
+        self, text: str, *, extra: str = "", call_next: Callable[..., Awaitable[str]]
+    ) -> str:
         return await call_next(text, extra=extra)
 
     @ah.point("chain")
@@ -35,7 +39,9 @@ class Adding:
     def __init__(self, letter: str | None) -> None:
         self.letter = letter
 
-    async def call(self, what: str, *, extra: str = "", call_next: Callable[..., Awaitable[str]]) -> str:
+    async def call(
+        self, what: str, *, extra: str = "", call_next: Callable[..., Awaitable[str]]
+    ) -> str:
         if self.letter is None:
             return await call_next()  # as the caller gave it
         return f"{self.letter}({await call_next(what, extra=f'{extra}{self.letter}')})"
@@ -55,12 +61,17 @@ async def own(text: str, *, extra: str = "") -> str:
 
 
 async def test_the_next_hook_may_be_a_keyword() -> None:
-    """`wrap`: the last keyword-only argument calls the next hook, which gets the keywords that the one before it gives."""
+    """`wrap`: the last keyword-only argument calls the next hook, which gets the keywords that the
+    one before it gives.
+    """
     hooks = ah.compose(Texts, [Adding("a"), Adding("b")])
     assert await hooks.call("x", call_next=own) == "a(b(x ab))"
     assert await hooks.call("x", extra="+", call_next=own) == "a(b(x +ab))"
     assert await hooks.call(text="x", extra="+", call_next=own) == "a(b(x +ab))"
-    assert await ah.compose(Texts, [Adding(None), Adding("b")]).call("x", extra="+", call_next=own) == "b(x +b)"
+    assert (
+        await ah.compose(Texts, [Adding(None), Adding("b")]).call("x", extra="+", call_next=own)
+        == "b(x +b)"
+    )
 
 
 async def test_an_argument_behind_one_that_is_left_out_stays_a_keyword() -> None:
@@ -76,8 +87,13 @@ async def test_an_argument_behind_one_that_is_left_out_stays_a_keyword() -> None
 
 
 async def test_the_last_keyword_of_a_chain() -> None:
-    """`chain`: the answer takes the place of the last keyword-only argument, and the others stay."""
-    assert await ah.compose(Texts, [Adding("a"), Adding("b")]).translate(text="x", language="l") == "lab"
+    """`chain`: the answer takes the place of the last keyword-only argument, and the others
+    stay.
+    """
+    assert (
+        await ah.compose(Texts, [Adding("a"), Adding("b")]).translate(text="x", language="l")
+        == "lab"
+    )
 
 
 def test_plain_methods_have_answers() -> None:

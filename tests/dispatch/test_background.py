@@ -1,4 +1,6 @@
-"""Background calls of a group and of a session: in order, beside what follows, bounded, and none is lost."""
+"""Background calls of a group and of a session: in order, beside what follows, bounded, and none is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -49,11 +51,15 @@ class Observer:
 
 def group_of(hook: object, *, grace_secs: float = 10.0, **options: Any) -> ah.HookGroup[Lifecycle]:
     """Make a group with a background hook."""
-    return ah.HookGroup(Lifecycle, [ah.configure(hook, background=True, **options)], grace_secs=grace_secs)
+    return ah.HookGroup(
+        Lifecycle, [ah.configure(hook, background=True, **options)], grace_secs=grace_secs
+    )
 
 
 async def test_calls_run_beside_what_follows_in_order() -> None:
-    """The caller does not wait; one call of a hook runs at a time; leaving the group waits for all. Answers are not queued."""
+    """The caller does not wait; one call of a hook runs at a time; leaving the group waits for all.
+    Answers are not queued.
+    """
     gate = asyncio.Event()
     observer = Observer(lambda _: gate.wait())
     async with group_of(observer) as group:
@@ -85,7 +91,9 @@ async def test_calls_see_the_context_of_their_caller() -> None:
 
 
 async def test_a_failure_comes_out_of_the_next_call() -> None:
-    """Or when the group is left; the calls behind it are made all the same, and errors of several are one group."""
+    """Or when the group is left; the calls behind it are made all the same, and errors of several
+    are one group.
+    """
 
     async def fails(number: int) -> None:
         await asyncio.sleep(0)
@@ -131,7 +139,9 @@ async def test_a_caller_that_waits_for_room_gets_the_failure_that_makes_it() -> 
 
 
 async def test_limits_and_foreign_cancels_are_those_of_a_call(clock: ManualClock) -> None:
-    """A queued call waits without a limit, an active one that exceeds it fails, and so does one that others cancel."""
+    """A queued call waits without a limit, an active one that exceeds it fails, and so does one
+    that others cancel.
+    """
     for error, says in (
         (ah.errors.HookTimeoutError, "5 s"),
         (ah.errors.HookCancelledError, "was cancelled, and not by its caller"),
@@ -155,7 +165,9 @@ async def test_limits_and_foreign_cancels_are_those_of_a_call(clock: ManualClock
         assert observer.ended == [1]
 
 
-async def test_leaving_does_not_wait_for_a_call_that_ignores_its_cancellation(clock: ManualClock) -> None:
+async def test_leaving_does_not_wait_for_a_call_that_ignores_its_cancellation(
+    clock: ManualClock,
+) -> None:
     """It continues, and nothing else is left behind."""
     gate = asyncio.Event()
     observer, before = Observer(lambda _: uncancellable(gate)), asyncio.all_tasks()
@@ -178,7 +190,9 @@ async def test_leaving_does_not_wait_for_a_call_that_ignores_its_cancellation(cl
 
 @pytest.mark.parametrize("places", [1, 2])
 async def test_callers_get_places_in_the_order_in_which_they_came(places: int) -> None:
-    """With `max_pending` calls queued or active others wait. A free place wakes the first, or, if that is cancelled, the next."""
+    """With `max_pending` calls queued or active others wait. A free place wakes the first, or, if
+    that is cancelled, the next.
+    """
     gates = [asyncio.Event() for _ in range(6)]
     observer = Observer(lambda number: gates[number].wait())
     through: list[int] = []
@@ -203,7 +217,9 @@ async def test_callers_get_places_in_the_order_in_which_they_came(places: int) -
 
 @pytest.mark.parametrize("hooks", [1, 2])
 async def test_a_call_that_a_full_queue_would_wait_for_has_a_place(hooks: int) -> None:
-    """A background hook may call its own group, however full its queue, or that of a hook which waits for it, is."""
+    """A background hook may call its own group, however full its queue, or that of a hook which
+    waits for it, is.
+    """
     made: list[int] = []
 
     class CallsAgain:
@@ -239,7 +255,9 @@ async def test_a_call_that_is_not_due_is_not_made() -> None:
 
 
 async def test_a_hook_that_was_removed_is_freed_with_its_queue() -> None:
-    """When its last call has ended; the group that it was in lives on, and raises a failure at its end."""
+    """When its last call has ended; the group that it was in lives on, and raises a failure at its
+    end.
+    """
     gate = asyncio.Event()
     hooks: weakref.WeakSet[Observer] = weakref.WeakSet()
 
@@ -266,7 +284,9 @@ async def test_a_hook_that_was_removed_is_freed_with_its_queue() -> None:
 
 
 async def test_calls_are_made_one_at_a_time_under_eager_tasks() -> None:
-    """A task factory that starts tasks immediately does not make a call inside of the one that queues it."""
+    """A task factory that starts tasks immediately does not make a call inside of the one that
+    queues it.
+    """
     active: list[int] = []
 
     class Again:
@@ -304,7 +324,9 @@ class Watching(ah.SessionRunHook):
     async def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs:
         return ah.SessionRunArgs("loss")
 
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+    async def after_run(
+        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+    ) -> None:
         await self.gate.wait()
         self.steps.append(run_context.global_step)
         self.events.append(f"after_run {run_values.results}")
@@ -324,10 +346,14 @@ class Watching(ah.SessionRunHook):
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_after_run_runs_beside_the_next_steps(fails: bool) -> None:
-    """A background hook's `after_run` does not hold up the runs; all are complete before its `end`, or its `close`."""
+    """A background hook's `after_run` does not hold up the runs; all are complete before its `end`,
+    or its `close`.
+    """
     hook = Watching()
     with pytest.raises(OSError) if fails else ManualClock():  # noqa: PT011
-        async with ah.AsyncMonitoredSession(double, [ah.configure(hook, background=True)]) as session:
+        async with ah.AsyncMonitoredSession(
+            double, [ah.configure(hook, background=True)]
+        ) as session:
             for batch in range(3):
                 await session.run("loss", {"batch": batch})
             assert hook.steps == []
@@ -335,13 +361,21 @@ async def test_after_run_runs_beside_the_next_steps(fails: bool) -> None:
             if fails:
                 raise OSError("of the block")
     assert hook.steps == [1, 2, 3]
-    assert hook.events == ["after_run 0", "after_run 2", "after_run 4", *([] if fails else ["end"]), "close"]
+    assert hook.events == [
+        "after_run 0",
+        "after_run 2",
+        "after_run 4",
+        *([] if fails else ["end"]),
+        "close",
+    ]
 
 
 async def test_a_background_hook_is_called_after_a_recovery() -> None:
     """A recovery waits for the calls of the old session; the hook takes calls of the new one."""
     hook, lost = Watching(), FaultInjectionHook({("after_run", 1): ah.AbortedError("lost")})
-    async with ah.AsyncMonitoredSession(double, [ah.configure(hook, background=True), lost], recovery=NO_BACKOFF) as session:
+    async with ah.AsyncMonitoredSession(
+        double, [ah.configure(hook, background=True), lost], recovery=NO_BACKOFF
+    ) as session:
         run = await parked(session.run("double"))
         await ticks(20)
         assert not run.done()
@@ -351,8 +385,13 @@ async def test_a_background_hook_is_called_after_a_recovery() -> None:
 
 
 async def test_a_background_failure_comes_out_of_a_later_run() -> None:
-    """As an error of that run, with a note of the one that it is of; or out of the end of the session."""
-    hook = ah.configure(FaultInjectionHook({("after_run", 1): lambda: fail(ah.AbortedError("lost"))}), background=True)
+    """As an error of that run, with a note of the one that it is of; or out of the end of the
+    session.
+    """
+    hook = ah.configure(
+        FaultInjectionHook({("after_run", 1): lambda: fail(ah.AbortedError("lost"))}),
+        background=True,
+    )
     async with ah.AsyncSingularMonitoredSession(double, [hook]) as session:
         await session.run("loss")
         await ticks()
@@ -360,14 +399,18 @@ async def test_a_background_failure_comes_out_of_a_later_run() -> None:
             await session.run("loss")
         assert raised.value.__notes__ == ["raised by FaultInjectionHook.after_run at step 1"]
         await session.run("loss")
-    hook = ah.configure(FaultInjectionHook({("after_run", 1): ah.AbortedError("lost")}), background=True)
+    hook = ah.configure(
+        FaultInjectionHook({("after_run", 1): ah.AbortedError("lost")}), background=True
+    )
     with pytest.raises(ah.AbortedError, match="lost"):
         async with ah.AsyncSingularMonitoredSession(double, [hook]) as session:
             await session.run("loss")
 
 
 async def test_a_checkpoint_has_the_state_of_a_background_hook(tmp_path: Path) -> None:
-    """A save waits for the background calls of the hooks that it holds: the restored state has seen every run before it."""
+    """A save waits for the background calls of the hooks that it holds: the restored state has seen
+    every run before it.
+    """
     hook, saving = Watching(), asyncio.Event()
 
     class Listener(ah.CheckpointSaverListener):
@@ -381,7 +424,9 @@ async def test_a_checkpoint_has_the_state_of_a_background_hook(tmp_path: Path) -
 
         def load_state_dict(self, state: Any) -> None: ...
 
-    saver = ah.CheckpointSaverHook(tmp_path, every=ah.Every(steps=1), save_on_end=False, listeners=[Listener()])
+    saver = ah.CheckpointSaverHook(
+        tmp_path, every=ah.Every(steps=1), save_on_end=False, listeners=[Listener()]
+    )
     hooks: list[Any] = [ah.configure(hook, background=True), Foreground(), saver]
     async with ah.AsyncMonitoredSession(counting_graph(), hooks) as session:
         run = asyncio.create_task(session.run("train"))

@@ -1,4 +1,6 @@
-"""Hooks of one phase and operations of one run overlap, in a defined order and with defined results."""
+"""Hooks of one phase and operations of one run overlap, in a defined order and with defined
+results.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,12 @@ pytestmark = pytest.mark.every_python
 # -- overlapping
 
 
-async def test_what_cannot_wait_is_called_in_the_callers_task_and_everything_else_has_a_task() -> None:
-    """Hooks start in registration order; one whose code has an `await` has a task of its own from its first instruction."""
+async def test_what_cannot_wait_is_called_in_the_callers_task_and_everything_else_has_a_task() -> (
+    None
+):
+    """Hooks start in registration order; one whose code has an `await` has a task of its own from
+    its first instruction.
+    """
     seen: list[tuple[str, bool]] = []
     caller = asyncio.current_task()
 
@@ -43,7 +49,9 @@ async def test_what_cannot_wait_is_called_in_the_callers_task_and_everything_els
 
 
 async def test_results_are_merged_in_registration_order() -> None:
-    """Whichever hook finishes first, requests are merged in registration order, and each hook gets its own result."""
+    """Whichever hook finishes first, requests are merged in registration order, and each hook gets
+    its own result.
+    """
     finished: list[int] = []
     answers: dict[int, Any] = {}
     together: list[Any] = []
@@ -59,7 +67,9 @@ async def test_results_are_merged_in_registration_order() -> None:
         return ah.SessionRunArgs({f"hook {number}": "loss"}, options={"who": [number]})
 
     class Listening(NumberedHook):
-        async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        async def after_run(
+            self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+        ) -> None:
             answers[self.number] = run_values.results
             assert run_values.options is not None
             together.append(run_values.options["who"])
@@ -74,10 +84,17 @@ SUSPENDING = {"none": (), "the first": (0,), "every other": (1, 3), "all": tuple
 
 
 @pytest.mark.parametrize("suspends", SUSPENDING.values(), ids=SUSPENDING)
-async def test_context_variables_of_hooks_reach_the_step_and_the_caller(suspends: tuple[int, ...]) -> None:
-    """A variable set in before_run is seen by the step, by every after_run and by the caller; what these set, by the caller."""
+async def test_context_variables_of_hooks_reach_the_step_and_the_caller(
+    suspends: tuple[int, ...],
+) -> None:
+    """A variable set in before_run is seen by the step, by every after_run and by the caller; what
+    these set, by the caller.
+    """
     by_step = contextvars.ContextVar("set by the step", default=-1)
-    after = [contextvars.ContextVar(f"set after the run by hook {number}", default=-1) for number in HOOKS]
+    after = [
+        contextvars.ContextVar(f"set after the run by hook {number}", default=-1)
+        for number in HOOKS
+    ]
     variables = [contextvars.ContextVar(f"set by hook {number}", default=-1) for number in HOOKS]
     seen: list[tuple[str, list[int]]] = []
 
@@ -102,6 +119,10 @@ async def test_context_variables_of_hooks_reach_the_step_and_the_caller(suspends
     async with ah.AsyncMonitoredSession(step, five_hooks(act)) as session:
         await session.run("step")
         look("caller")
-    assert sorted(name for name, _ in seen) == ["caller", *[f"hook {number}" for number in HOOKS], "step"]
+    assert sorted(name for name, _ in seen) == [
+        "caller",
+        *[f"hook {number}" for number in HOOKS],
+        "step",
+    ]
     assert [values for _, values in seen] == [list(HOOKS)] * 7
     assert [variable.get() for variable in after] == [1] * 5

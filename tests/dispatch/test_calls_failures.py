@@ -1,4 +1,6 @@
-"""Failures of a phase: one failure ends it, no hook is left running, and the error names its hook."""
+"""Failures of a phase: one failure ends it, no hook is left running, and the error names its
+hook.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ async def test_a_group_among_several_failures_leaves_its_notes_to_its_members() 
         await run_once(five_hooks(act))
     assert raised.value.exceptions == (*group.exceptions, errors[1])
     for error in group.exceptions:
-        assert error.__notes__ == ["in file rows.csv", "raised by NumberedHook#1.before_run at step 1"]
+        assert error.__notes__ == [
+            "in file rows.csv",
+            "raised by NumberedHook#1.before_run at step 1",
+        ]
 
 
 def kept_by(raised: BaseException) -> list[str]:
@@ -49,7 +54,9 @@ def kept_by(raised: BaseException) -> list[str]:
 
 
 async def test_errors_that_a_cancel_hides_are_kept(caplog: pytest.LogCaptureFixture) -> None:
-    """The caller is cancelled and hooks fail in their cleanup: each error is logged, and in the context of what is raised."""
+    """The caller is cancelled and hooks fail in their cleanup: each error is logged, and in the
+    context of what is raised.
+    """
     errors = {number: OSError(f"hook {number}") for number in HOOKS}
 
     async def act(number: int, phase: str) -> None:
@@ -91,7 +98,9 @@ async def test_failed_runs_leave_no_reference_cycles(how: str) -> None:
         if how == "child":
             await asyncio.sleep(0)
 
-    hooks = [ah.configure(hook, timeout=5 if how == "time limit" else None) for hook in five_hooks(act)]
+    hooks = [
+        ah.configure(hook, timeout=5 if how == "time limit" else None) for hook in five_hooks(act)
+    ]
     with without_collections(), ManualClock() as clock:
         async with ah.AsyncMonitoredSession(double, hooks) as session:
             for _ in range(3):
@@ -101,7 +110,11 @@ async def test_failed_runs_leave_no_reference_cycles(how: str) -> None:
                 elif how == "time limit":
                     clock.advance(5)
                 await asyncio.wait([task])
-                assert task.cancelled() if how == "cancelled" else isinstance(task.exception(), (ValueError, TimeoutError))
+                assert (
+                    task.cancelled()
+                    if how == "cancelled"
+                    else isinstance(task.exception(), (ValueError, TimeoutError))
+                )
                 del task
                 await ticks()
                 assert big() is None

@@ -1,4 +1,6 @@
-"""A class of a framework as it is: its `__init__`, its data, what is set on the composite, the methods that it leaves out."""
+"""A class of a framework as it is: its `__init__`, its data, what is set on the composite, the
+methods that it leaves out.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ class Listening(Registering):
 
 
 async def test_init_runs_once_before_the_hooks_are_there() -> None:
-    """What `__init__` calls is the class's own, and the composite has what it sets; afterwards the hooks are called."""
+    """What `__init__` calls is the class's own, and the composite has what it sets; afterwards the
+    hooks are called.
+    """
     hooks = [Listening("a"), Listening("b")]
     Registering.registered.clear()
     Registering.called.clear()
@@ -76,7 +80,9 @@ async def test_init_runs_once_before_the_hooks_are_there() -> None:
 
 
 def test_an_init_that_wants_arguments_names_them() -> None:
-    """The message has what is wanted, also when some of it is given; errors of `__init__` itself are in the message, too."""
+    """The message has what is wanted, also when some of it is given; errors of `__init__` itself
+    are in the message, too.
+    """
 
     class Wants:
         def __init__(self, app: str, *, port: int, path: str = "/") -> None:
@@ -89,7 +95,9 @@ def test_an_init_that_wants_arguments_names_them() -> None:
         ah.compose(Wants, [Hook()])
     with refused(InvalidHookError, "wants port; give init={'port': ...}"):
         ah.HookGroup(Wants, [Hook()], init={"app": "x"})
-    with refused(InvalidHookError, "failed with init={'app': 'x', 'port': -1}: AttributeError('a port')"):
+    with refused(
+        InvalidHookError, "failed with init={'app': 'x', 'port': -1}: AttributeError('a port')"
+    ):
         ah.compose(Wants, [Hook()], init={"app": "x", "port": -1})
     with refused(InvalidHookError, "unexpected keyword argument 'ports'"):
         ah.compose(Wants, [Hook()], init={"app": "x", "port": 1, "ports": 2})
@@ -186,11 +194,21 @@ SLOTS = type("Slots", (On,), {"__slots__": ("number",)})
 @pytest.mark.parametrize(
     ("kind", "init"),
     [
-        (Abstract, None), (Plain, None), (WithData, None), (CheckedWithData, None), (WithData, {"title": "group"}), (Data, None),
-        (Data, {"number": 2}), (Frozen, {"number": 2}), (Typed, None), (Typed[int], None), (SLOTS, None), (Model, {"number": 2}),
+        (Abstract, None),
+        (Plain, None),
+        (WithData, None),
+        (CheckedWithData, None),
+        (WithData, {"title": "group"}),
+        (Data, None),
+        (Data, {"number": 2}),
+        (Frozen, {"number": 2}),
+        (Typed, None),
+        (Typed[int], None),
+        (SLOTS, None),
+        (Model, {"number": 2}),
         (Once, None),
     ],
-)  # fmt: skip
+)
 async def test_any_class_is_a_lifecycle(kind: Any, init: dict[str, Any] | None) -> None:
     """It has an object with the data that was given, and its methods call the hooks."""
     hooks = [Hook(), Hook()]
@@ -209,7 +227,11 @@ async def test_any_class_is_a_lifecycle(kind: Any, init: dict[str, Any] | None) 
         (Model, {"number": "x"}, ("Model", "init={'number': 'x'}", "valid integer")),
         (Tuple, {"number": 1}, ("Tuple", "derives from tuple", "give a class")),
         *[
-            (types.new_class("Made", (On, base)), None, ("Made cannot be a hook interface", "derives from", "no value can"))
+            (
+                types.new_class("Made", (On, base)),
+                None,
+                ("Made cannot be a hook interface", "derives from", "no value can"),
+            )
             for base in (dict, str, enum.Enum, Exception)
         ],
         (Member, None, ("Member", "derives from Enum")),
@@ -221,29 +243,44 @@ async def test_any_class_is_a_lifecycle(kind: Any, init: dict[str, Any] | None) 
         (5, None, ("5 is not a class",)),
     ],
 )
-def test_other_classes_are_refused(kind: Any, init: dict[str, Any] | None, words: tuple[str, ...]) -> None:
+def test_other_classes_are_refused(
+    kind: Any, init: dict[str, Any] | None, words: tuple[str, ...]
+) -> None:
     """Each by its name, with what to do, and never with an error that is not of this library."""
     with refused(InvalidHookError, *words):
         ah.compose(kind, [Hook()], init=init)
 
 
 def test_the_data_of_a_protocol_is_that_of_the_hooks() -> None:
-    """Hooks that have all of a protocol are objects of it: what it only declares is theirs, or is given by `init`."""
+    """Hooks that have all of a protocol are objects of it: what it only declares is theirs, or is
+    given by `init`.
+    """
     other = Hook()
     other.title = "other"
     for kind in (WithData, CheckedWithData):
         assert ah.compose(kind, [Hook(), Hook()]).title == "hook"
-        with refused(InvalidHookError, "Hook.title is 'hook' and Hook.title is 'other'", 'give init={"title": ...}'):
+        with refused(
+            InvalidHookError,
+            "Hook.title is 'hook' and Hook.title is 'other'",
+            'give init={"title": ...}',
+        ):
             ah.compose(kind, [Hook(), other])
         assert ah.compose(kind, [Hook(), other], init={"title": "both"}).title == "both"
-        with refused(InvalidArgumentError, f"init has 'name', which is no data of {kind.__name__}", "title"):
+        with refused(
+            InvalidArgumentError, f"init has 'name', which is no data of {kind.__name__}", "title"
+        ):
             ah.compose(kind, [Hook()], init={"name": "x"})
-        with refused(InvalidHookError, f"no hook has all of {kind.__name__} with title; give init={{'title': ...}}"):
+        with refused(
+            InvalidHookError,
+            f"no hook has all of {kind.__name__} with title; give init={{'title': ...}}",
+        ):
             ah.compose(kind, [Untitled()])
 
 
 def test_the_default_of_a_field_does_not_hide_what_hooks_set() -> None:
-    """A dataclass sets defaults on its objects; that of the composite has what the hooks of the class have."""
+    """A dataclass sets defaults on its objects; that of the composite has what the hooks of the
+    class have.
+    """
 
     @dataclasses.dataclass
     class Strict:
@@ -286,7 +323,9 @@ class Using(Middleware):
 
 
 def test_what_is_set_on_the_composite_reaches_the_hooks_of_its_class() -> None:
-    """Those that there are, also in a group in the group, and those added later; by a property as by one of the hook's own."""
+    """Those that there are, also in a group in the group, and those added later; by a property as
+    by one of the hook's own.
+    """
     first, inner, foreign, later = Using(), Using(), Hook(), Using()
     group = ah.HookGroup(Middleware, [first, foreign, ah.compose(Middleware, [inner])])
     group.hooks.broker = "direct"
@@ -306,7 +345,9 @@ def test_what_is_set_on_the_composite_reaches_the_hooks_of_its_class() -> None:
 
 
 def test_it_reaches_hooks_of_a_base_of_the_class() -> None:
-    """A class derived from a framework's own, as for its annotations, has hooks that derive from that; these may not have it."""
+    """A class derived from a framework's own, as for its annotations, has hooks that derive from
+    that; these may not have it.
+    """
 
     class Derived(Middleware):
         async def on(self) -> None: ...
@@ -359,11 +400,15 @@ class Audit:
 
 
 async def test_methods_that_a_class_leaves_out() -> None:
-    """They are as the first hook has them: called as other methods are, overlapped or with `results`, until the last is gone."""
+    """They are as the first hook has them: called as other methods are, overlapped or with
+    `results`, until the last is gone.
+    """
     seen: list[str] = []
     first, second = Audit(seen), Audit(seen)
     names = ("run_async", "choose", "label")
-    group = ah.HookGroup(Runs, [first, second], methods=names, results={"choose": "first", "label": "first"})
+    group = ah.HookGroup(
+        Runs, [first, second], methods=names, results={"choose": "first", "label": "first"}
+    )
     hooks: Any = group.hooks
     assert inspect.iscoroutinefunction(hooks.run_async)
     await hooks.run_async("x")
@@ -378,7 +423,9 @@ async def test_methods_that_a_class_leaves_out() -> None:
 
 
 def test_methods_that_are_left_out_are_said(caplog: pytest.LogCaptureFixture) -> None:
-    """Once for each class of hooks that derives from the class, with what to write; not for those that are given or private."""
+    """Once for each class of hooks that derives from the class, with what to write; not for those
+    that are given or private.
+    """
 
     class Deriving(Runs):
         def run(self, text: str) -> None: ...
@@ -392,5 +439,6 @@ def test_methods_that_are_left_out_are_said(caplog: pytest.LogCaptureFixture) ->
 
     ah.compose(Runs, [Another(), Another()])
     assert caplog.messages == [
-        "a group does not call run_async of Another, as Runs has none; if something calls them, give methods=('run_async',)"
+        "a group does not call run_async of Another, as Runs has none; if something calls them,"
+        " give methods=('run_async',)"
     ]

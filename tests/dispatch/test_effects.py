@@ -1,4 +1,6 @@
-"""Effects of a call of a HookGroup: handed over once and together, if the call succeeds; in a session's run, part of that."""
+"""Effects of a call of a HookGroup: handed over once and together, if the call succeeds; in a
+session's run, part of that.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def kinds(given: list[tuple[ah.dispatch.Effect, ...]]) -> list[list[str]]:
 
 
 async def test_a_call_hands_its_effects_over_together() -> None:
-    """Once for each call that has any, in order, with unique keys; by a method of `hooks` or by `call`."""
+    """Once for each call that has any, in order, with unique keys; by a method of `hooks` or by
+    `call`.
+    """
     given: list[tuple[ah.dispatch.Effect, ...]] = []
     points = group(given, Quick(), Waiting())
     await points.hooks.called()
@@ -66,7 +70,9 @@ async def test_a_call_hands_its_effects_over_together() -> None:
 
 
 async def test_a_call_that_fails_hands_nothing_over() -> None:
-    """Neither the effects of the hook that failed nor those of the others; the next call has its own."""
+    """Neither the effects of the hook that failed nor those of the others; the next call has its
+    own.
+    """
     given: list[tuple[ah.dispatch.Effect, ...]] = []
     hooks = group(given, Quick(), Waiting()).hooks
     with pytest.raises(ValueError, match="failed"):
@@ -94,7 +100,9 @@ async def test_concurrent_calls_have_their_own() -> None:
     """One that fails takes nothing from another."""
     given: list[tuple[ah.dispatch.Effect, ...]] = []
     hooks = group(given, Waiting()).hooks
-    await asyncio.gather(hooks.called(), hooks.called(fails=True), hooks.called(), return_exceptions=True)
+    await asyncio.gather(
+        hooks.called(), hooks.called(fails=True), hooks.called(), return_exceptions=True
+    )
     assert kinds(given) == [["waiting"], ["waiting"]]
 
 
@@ -150,12 +158,16 @@ async def test_the_kind_is_a_text() -> None:
 
 async def test_without_effects_nothing_can_be_recorded_outside_of_a_run() -> None:
     """The error says what to do."""
-    with pytest.raises(EffectError, match=r"outside of a run; .* or in a call of a HookGroup with effects="):
+    with pytest.raises(
+        EffectError, match=r"outside of a run; .* or in a call of a HookGroup with effects="
+    ):
         await ah.HookGroup(Points, [Quick()]).hooks.called()
 
 
 async def test_in_a_run_the_group_records_for_the_session() -> None:
-    """Without `effects=` as part of the run; with it, for itself, and the run's own context still records for the run."""
+    """Without `effects=` as part of the run; with it, for itself, and the run's own context still
+    records for the run.
+    """
     got: list[str] = []
     given: list[tuple[ah.dispatch.Effect, ...]] = []
 
@@ -175,7 +187,11 @@ async def test_in_a_run_the_group_records_for_the_session() -> None:
         await ah.HookGroup(Points, [Quick(), Waiting()]).hooks.called()
 
     handlers = dict.fromkeys(("quick", "waiting", "run"), deliver)
-    await run_session(ah.AsyncMonitoredSession(step, [InRun(), ah.EffectsHook(handlers, when="commit", run="r")]), 1, ())
+    await run_session(
+        ah.AsyncMonitoredSession(step, [InRun(), ah.EffectsHook(handlers, when="commit", run="r")]),
+        1,
+        (),
+    )
     assert sorted(got) == ["r/1/InRun/1", "r/1/step.Waiting/1", "r/1/step/1"]
     assert kinds(given) == [["own"]]
 

@@ -1,4 +1,6 @@
-"""Code of others in hooks and steps cancels its task for reasons of its own: that is no cancel of the caller, and hides none."""
+"""Code of others in hooks and steps cancels its task for reasons of its own: that is no cancel of
+the caller, and hides none.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ pytestmark = pytest.mark.every_python
 Call = Callable[[], Coroutine[Any, Any, Any]]
 
 
-# Those that call the act after their own cancel; `tests/fuzz/explored/tools.py` has the others, and what comes in between.
+# Those that call the act after their own cancel; `tests/fuzz/explored/tools.py` has the others, and
+# what comes in between.
 TOOLS = [tool for tool in tools_of_hooks.TOOLS if not tool.__name__.startswith("inside")]
 tools = pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.__name__)
 places = pytest.mark.parametrize("place", [0, 1], ids=["first", "second"])
@@ -33,7 +36,9 @@ async def in_a_task(call: Call) -> Any:
     return await asyncio.create_task(call())
 
 
-def run_with(place: int, call: Callable[[], Awaitable[Any]], other: Call = ticks, **options: Any) -> Call:
+def run_with(
+    place: int, call: Callable[[], Awaitable[Any]], other: Call = ticks, **options: Any
+) -> Call:
     """A run with two hooks: one calls `call` in before_run, the other `other`."""
     hooks: list[Any] = [BeforeRunHook(other), BeforeRunHook(other)]
     hooks[place] = ah.configure(BeforeRunHook(call), **options)
@@ -47,7 +52,9 @@ def run_with(place: int, call: Callable[[], Awaitable[Any]], other: Call = ticks
 
 @tools
 async def test_a_step_goes_through(tool: Tool) -> None:
-    """A tool that has settled its own cancels ends no step function, operation beside another, or hook that is called alone."""
+    """A tool that has settled its own cancels ends no step function, operation beside another, or
+    hook that is called alone.
+    """
 
     async def step() -> int:
         await tool(do_nothing)
@@ -58,7 +65,9 @@ async def test_a_step_goes_through(tool: Tool) -> None:
     graph.operation(name="two")(step)
 
     async def main() -> None:
-        async with ah.AsyncMonitoredSession(step, [PhaseHook("begin", step), PhaseHook("end", lambda _: step())]) as session:
+        async with ah.AsyncMonitoredSession(
+            step, [PhaseHook("begin", step), PhaseHook("end", lambda _: step())]
+        ) as session:
             assert await session.run("step") == 1
 
             async def both(step_context: ah.session.StepContext) -> None:

@@ -78,16 +78,23 @@ def test_in_order_keeps_the_other_attributes() -> None:
     """`in_order` changes the order alone, and begins where the caller says."""
     a, b = Answering("a"), Answering("b")
     registrations = ah.in_order([ah.configure(a, timeout=5, order=99), b], first=-3)
-    assert [(one.hook, one.order, one.timeout) for one in registrations] == [(a, -3, 5), (b, -2, None)]
+    assert [(one.hook, one.order, one.timeout) for one in registrations] == [
+        (a, -3, 5),
+        (b, -2, None),
+    ]
 
 
 # -- methods that return something
 
 
 async def test_the_first_answer_wins() -> None:
-    """`first`: hooks are called in turn up to the first answer that is not None; without one, the class itself answers."""
+    """`first`: hooks are called in turn up to the first answer that is not None; without one, the
+    class itself answers.
+    """
     calls: list[str] = []
-    hooks = ah.compose(AgentHooks, [Answering(None, calls), Answering("a", calls), Answering("b", calls)])
+    hooks = ah.compose(
+        AgentHooks, [Answering(None, calls), Answering("a", calls), Answering("b", calls)]
+    )
     assert await hooks.before_model("x") == "a"
     assert calls == ["None of x", "a of x"]
     for silent in ([], [Answering(None), Answering(None)]):
@@ -95,7 +102,9 @@ async def test_the_first_answer_wins() -> None:
 
 
 async def test_a_chain_passes_the_last_argument_on() -> None:
-    """`chain`: each answer takes the place of the last argument; None leaves it as it is; the last one is the result."""
+    """`chain`: each answer takes the place of the last argument; None leaves it as it is; the last
+    one is the result.
+    """
     hooks = ah.compose(AgentHooks, [Answering("a"), Answering(None), Answering("b")])
     assert await hooks.rewrite(1, "x") == "xa1b1"
     assert await hooks.rewrite(about=1, prompt="x") == "xa1b1"
@@ -103,7 +112,9 @@ async def test_a_chain_passes_the_last_argument_on() -> None:
 
 
 async def test_several_answers_need_a_way_to_become_one() -> None:
-    """A method that returns something takes one hook; several are refused, unless `results` says how; `call` gives all."""
+    """A method that returns something takes one hook; several are refused, unless `results` says
+    how; `call` gives all.
+    """
 
     class Counting:
         def __init__(self, number: int) -> None:
@@ -114,7 +125,12 @@ async def test_several_answers_need_a_way_to_become_one() -> None:
             return self.number
 
     assert await ah.compose(AgentHooks, [Counting(1)]).count() == 1
-    with refused(ah.errors.InvalidHookError, "Counting#1.count and Counting#2.count", 'results={"count": "first"}', "@point"):
+    with refused(
+        ah.errors.InvalidHookError,
+        "Counting#1.count and Counting#2.count",
+        'results={"count": "first"}',
+        "@point",
+    ):
         ah.compose(AgentHooks, [Counting(1), Counting(2)])
     group = ah.HookGroup(AgentHooks, [Counting(1), Counting(2)], results={"count": "first"})
     assert await group.hooks.count() == 1
@@ -126,7 +142,9 @@ async def test_several_answers_need_a_way_to_become_one() -> None:
 
 
 async def test_answers_where_nothing_says_whether_there_are_any() -> None:
-    """A method without a return annotation, or with `Any`, notifies; an answer of one of several hooks is an error."""
+    """A method without a return annotation, or with `Any`, notifies; an answer of one of several
+    hooks is an error.
+    """
 
     class Unknown:
         async def on(self, text):  # type: ignore[no-untyped-def]
@@ -146,12 +164,19 @@ async def test_answers_where_nothing_says_whether_there_are_any() -> None:
     for name in ("on", "any"):
         for answers, expected in (([None, None], None), ([5], 5)):
             assert await getattr(ah.compose(Unknown, map(Says, answers)), name)("x") == expected
-        with refused(ah.errors.InvalidHookError, f"several hooks implement {name}", "[None, 5]", f'{{"{name}": "first"}}'):
+        with refused(
+            ah.errors.InvalidHookError,
+            f"several hooks implement {name}",
+            "[None, 5]",
+            f'{{"{name}": "first"}}',
+        ):
             await getattr(ah.compose(Unknown, [Says(None), Says(5)]), name)("x")
 
 
 async def test_generators_wrap_the_calls_of_the_others() -> None:
-    """A hook's async generator runs up to its `yield` before the other hooks and after them behind it; errors come out of it."""
+    """A hook's async generator runs up to its `yield` before the other hooks and after them behind
+    it; errors come out of it.
+    """
     events: list[str] = []
 
     class Events(AgentHooks):
@@ -173,7 +198,9 @@ async def test_generators_wrap_the_calls_of_the_others() -> None:
 
     await ah.compose(Events, [Recording(records), Around()]).on_tool_start("x")
     with pytest.raises(ValueError, match="no"):
-        await ah.compose(Events, [Around(), Recording(lambda _: fail(ValueError("no")))]).on_tool_start("x")
+        await ah.compose(
+            Events, [Around(), Recording(lambda _: fail(ValueError("no")))]
+        ).on_tool_start("x")
     assert events == ["before", "x", "after", "before", "failed"]
 
 
@@ -181,7 +208,9 @@ async def test_generators_wrap_the_calls_of_the_others() -> None:
 
 
 async def test_the_object_is_one_of_its_class() -> None:
-    """It is an instance, overrides what hooks implement and nothing else, and its methods are coroutine functions."""
+    """It is an instance, overrides what hooks implement and nothing else, and its methods are
+    coroutine functions.
+    """
     hooks = ah.compose(AgentHooks, [Answering("a")])
     assert isinstance(hooks, AgentHooks)
     assert type(hooks).__name__ == "AgentHooks"
@@ -195,20 +224,26 @@ async def test_the_object_is_one_of_its_class() -> None:
 
 
 async def test_hooks_are_added_and_removed() -> None:
-    """What is no hook of the group cannot be removed; without a hook the class's own method is called."""
+    """What is no hook of the group cannot be removed; without a hook the class's own method is
+    called.
+    """
     a, b = Answering("a"), Answering("b")
     group = ah.HookGroup(AgentHooks, [a])
     group.add(b)
     group.remove(a)
     assert await group.hooks.before_model("x") == "b"
-    with refused(ah.errors.InvalidArgumentError, "is not a hook of <HookGroup AgentHooks: Answering#2>"):
+    with refused(
+        ah.errors.InvalidArgumentError, "is not a hook of <HookGroup AgentHooks: Answering#2>"
+    ):
         group.remove(a)
     group.remove(b)
     assert type(group.hooks).before_model is AgentHooks.before_model
 
 
 async def test_functions_are_hooks() -> None:
-    """`on` takes a coroutine function or a plain one, also as a decorator, and returns it; `remove` takes it out again."""
+    """`on` takes a coroutine function or a plain one, also as a decorator, and returns it; `remove`
+    takes it out again.
+    """
     events: list[str] = []
     group = ah.HookGroup(AgentHooks)
 
@@ -230,11 +265,22 @@ async def test_functions_are_hooks() -> None:
         group.on(on_tool_begin, first)  # type: ignore[arg-type]
     undecorated: list[Any] = [on_tool_begin, of_the_same_name()]
     for fn in undecorated:
-        with refused(ah.errors.InvalidArgumentError, f"{fn.__name__}", "is not a method of AgentHooks"):
+        with refused(
+            ah.errors.InvalidArgumentError, f"{fn.__name__}", "is not a method of AgentHooks"
+        ):
             group.on(fn)  # a decorator without a method: what it returned would be no hook
-    with refused(ah.errors.InvalidArgumentError, "'on_tool_start' is given for a method", "AgentHooks.before_model"):
+    with refused(
+        ah.errors.InvalidArgumentError,
+        "'on_tool_start' is given for a method",
+        "AgentHooks.before_model",
+    ):
         group.on("on_tool_start", first)  # type: ignore[call-overload]
-    with refused(ah.errors.InvalidHookError, "without_arguments.on_tool_start()", "cannot take the call", "too many"):
+    with refused(
+        ah.errors.InvalidHookError,
+        "without_arguments.on_tool_start()",
+        "cannot take the call",
+        "too many",
+    ):
         group.on(AgentHooks.on_tool_start, without_arguments)
 
 
@@ -253,7 +299,9 @@ def without_arguments() -> None: ...
 async def test_methods_that_have_no_list_of_answers_are_refused() -> None:
     """`call` takes coroutine methods whose hooks are independent of each other."""
     group = ah.HookGroup(AgentHooks, [Answering("a")])
-    with refused(ah.errors.InvalidArgumentError, "call_tool has no list of results", "group.hooks.call_tool"):
+    with refused(
+        ah.errors.InvalidArgumentError, "call_tool has no list of results", "group.hooks.call_tool"
+    ):
         await group.call(AgentHooks.call_tool, "x", tool)
 
 
@@ -261,12 +309,16 @@ async def test_methods_that_have_no_list_of_answers_are_refused() -> None:
 
 
 async def test_failures_of_an_observer_are_counted(caplog: pytest.LogCaptureFixture) -> None:
-    """The first failure is logged with its traceback, the 10th and the 100th without; the status has the number."""
+    """The first failure is logged with its traceback, the 10th and the 100th without; the status
+    has the number.
+    """
     hook = Recording(lambda _: fail(ValueError("no")))
     group = ah.HookGroup(AgentHooks, [ah.configure(hook, on_error="log")])
     for _ in range(120):
         await group.hooks.on_tool_start("x")
-    assert [(record.exc_info is not None, record.getMessage()[:45]) for record in caplog.records] == [
+    assert [
+        (record.exc_info is not None, record.getMessage()[:45]) for record in caplog.records
+    ] == [
         (True, "Recording.on_tool_start failed; continuing, a"),
         (False, "Recording.on_tool_start failed for the 10th t"),
         (False, "Recording.on_tool_start failed for the 100th "),
@@ -303,10 +355,15 @@ class Resource:
 
 
 async def test_hooks_are_entered_in_order_and_left_in_reverse() -> None:
-    """Context managers among the hooks are entered with the group; none of them swallows the error of the block."""
+    """Context managers among the hooks are entered with the group; none of them swallows the error
+    of the block.
+    """
     events: list[str] = []
     group = ah.HookGroup(AgentHooks, [Resource("a", events), Resource("b", events)])
-    with refused(ah.errors.HookGroupClosedError, "has to be entered, as Resource#1 is an async context manager"):
+    with refused(
+        ah.errors.HookGroupClosedError,
+        "has to be entered, as Resource#1 is an async context manager",
+    ):
         await group.hooks.on_tool_start("x")
     with refused(ah.errors.HookGroupClosedError, "has to be entered"):
         group.hooks.describe()
@@ -315,7 +372,11 @@ async def test_hooks_are_entered_in_order_and_left_in_reverse() -> None:
             await group.hooks.on_tool_start("x")
             raise ValueError("of the block")
     assert events == ["enter a", "enter b", "leave b", "leave a"]
-    for use in (group.__aenter__, lambda: group.hooks.on_tool_start("x"), lambda: group.call(AgentHooks.on_tool_start, "x")):
+    for use in (
+        group.__aenter__,
+        lambda: group.hooks.on_tool_start("x"),
+        lambda: group.call(AgentHooks.on_tool_start, "x"),
+    ):
         with refused(ah.errors.HookGroupClosedError, "make a new one"):
             await use()
     with refused(ah.errors.HookGroupClosedError, "make a new one"):
@@ -325,7 +386,11 @@ async def test_hooks_are_entered_in_order_and_left_in_reverse() -> None:
 async def test_a_hook_that_cannot_be_entered() -> None:
     """Those before it are left, those after it are never entered, whatever its `on_error`."""
     events: list[str] = []
-    hooks = [Resource("a", events), ah.configure(Resource("b", events, "enter"), on_error="log"), Resource("c", events)]
+    hooks = [
+        Resource("a", events),
+        ah.configure(Resource("b", events, "enter"), on_error="log"),
+        Resource("c", events),
+    ]
     with pytest.raises(OSError, match="enter b") as raised:
         async with ah.HookGroup(AgentHooks, hooks):
             raise AssertionError("not reached")
@@ -334,8 +399,12 @@ async def test_a_hook_that_cannot_be_entered() -> None:
 
 
 @pytest.mark.parametrize("block_fails", [False, True])
-async def test_hooks_that_cannot_be_left(block_fails: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """The others are left all the same; their errors are raised, or noted at the error of the block."""
+async def test_hooks_that_cannot_be_left(
+    block_fails: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The others are left all the same; their errors are raised, or noted at the error of the
+    block.
+    """
     events: list[str] = []
     hooks = [Resource("a", events, "leave"), Resource("b", events), Resource("c", events, "leave")]
     with pytest.raises(ValueError if block_fails else ExceptionGroup) as raised:  # noqa: PT012 - the block raises
@@ -346,7 +415,10 @@ async def test_hooks_that_cannot_be_left(block_fails: bool, caplog: pytest.LogCa
     hidden = [str(record.exc_info[1]) for record in caplog.records if record.exc_info]
     assert hidden == (["leave c", "leave a"] if block_fails else [])
     if block_fails:
-        assert raised.value.__notes__ == ["and then: OSError('leave c')", "and then: OSError('leave a')"]
+        assert raised.value.__notes__ == [
+            "and then: OSError('leave c')",
+            "and then: OSError('leave a')",
+        ]
     else:
         assert [str(one) for one in raised.value.exceptions] == ["leave c", "leave a"]  # type: ignore[attr-defined]
 
@@ -355,7 +427,9 @@ async def test_contexts_cannot_be_added_to_an_open_group() -> None:
     """Other hooks can; one that has to be entered is refused, and the group stays as it was."""
     async with ah.HookGroup(AgentHooks) as group:
         group.add(Answering("a"))
-        with refused(ah.errors.InvalidHookError, "is a context manager; add it before the group is entered"):
+        with refused(
+            ah.errors.InvalidHookError, "is a context manager; add it before the group is entered"
+        ):
             group.add(Resource("a", []))
         assert await group.hooks.before_model("x") == "a"
     with refused(ah.errors.HookGroupClosedError, "has been left"):

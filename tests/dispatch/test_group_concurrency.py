@@ -1,4 +1,6 @@
-"""Many tasks that call one group at the same time: nothing of one call is seen in another; and what changes while it is used."""
+"""Many tasks that call one group at the same time: nothing of one call is seen in another; and what
+changes while it is used.
+"""
 
 from __future__ import annotations
 
@@ -50,18 +52,24 @@ def hooks_of(count: int, name: str = "hook") -> list[Hook]:
 
 
 async def of_all(call: Callable[[int], Awaitable[Any]]) -> list[Any]:
-    """Call from many tasks at the same time, each with its own context variable; return results and errors, in order."""
+    """Call from many tasks at the same time, each with its own context variable; return results and
+    errors, in order.
+    """
 
     async def caller(number: int) -> Any:
         whose.set(number)
         return await call(number)
 
-    results: list[Any] = await asyncio.gather(*[caller(number) for number in range(TASKS)], return_exceptions=True)
+    results: list[Any] = await asyncio.gather(
+        *[caller(number) for number in range(TASKS)], return_exceptions=True
+    )
     return results
 
 
 async def test_each_call_has_the_hooks_the_answers_and_the_context_of_its_own() -> None:
-    """The hooks are those that the group had when it began, whatever is added and removed while it waits."""
+    """The hooks are those that the group had when it began, whatever is added and removed while it
+    waits.
+    """
     fixed, others, rng = hooks_of(3), hooks_of(5, "other"), random.Random(11)
     group = ah.HookGroup(Lifecycle, fixed)
     members, sizes = [*fixed], set[int]()
@@ -70,12 +78,16 @@ async def test_each_call_has_the_hooks_the_answers_and_the_context_of_its_own() 
         await ticks(number % 20)
         if number % 5 == 0:
             other = rng.choice(others)
-            change, note = (group.remove, members.remove) if other in members else (group.add, members.append)
+            change, note = (
+                (group.remove, members.remove) if other in members else (group.add, members.append)
+            )
             change(other)
             note(other)
         expected = [*members]
         sizes.add(len(expected))
-        assert await group.call(Lifecycle.answer, number) == [f"{hook.name} for {number}" for hook in expected]
+        assert await group.call(Lifecycle.answer, number) == [
+            f"{hook.name} for {number}" for hook in expected
+        ]
         return {hook.mark.get() for hook in expected} == {number}
 
     assert await of_all(call) == [True] * TASKS
@@ -90,7 +102,9 @@ async def test_each_call_has_the_hooks_the_answers_and_the_context_of_its_own() 
         ("wrap", lambda number: [number] * 7),
     ],
 )
-async def test_calls_of_hooks_in_turn_do_not_cross(how: str, expected: Callable[[int], list[int]]) -> None:
+async def test_calls_of_hooks_in_turn_do_not_cross(
+    how: str, expected: Callable[[int], list[int]]
+) -> None:
     """The first answer, the path of a chain and the way through middleware are each call's own."""
 
     class Passing:
@@ -110,7 +124,9 @@ async def test_calls_of_hooks_in_turn_do_not_cross(how: str, expected: Callable[
 
     hooks: Any = ah.compose(Kinds, map(Passing, range(3)))
     more = [tail] if how == "wrap" else []
-    assert await of_all(lambda number: getattr(hooks, how)([number], *more)) == [expected(number) for number in range(TASKS)]
+    assert await of_all(lambda number: getattr(hooks, how)([number], *more)) == [
+        expected(number) for number in range(TASKS)
+    ]
 
 
 # -- what changes while it is used
@@ -146,7 +162,9 @@ async def test_a_bound_method_calls_the_current_hooks() -> None:
 
 
 async def test_a_group_in_a_group_changes() -> None:
-    """What is added to the inner one, or removed, takes part in the calls of those around it, in the place of the inner one."""
+    """What is added to the inner one, or removed, takes part in the calls of those around it, in
+    the place of the inner one.
+    """
     inner = ah.HookGroup(Life)
     outer = ah.compose(Life, [ah.compose(Life, [inner.hooks]), Answers("last")])
     hook = Answers("inner")
@@ -221,7 +239,9 @@ async def test_a_second_leave_waits_for_the_first() -> None:
 
 
 async def test_overlapping_blocks_nest_in_nothing_but_their_own_hook() -> None:
-    """Hooks that each set a variable in a block see their own value, and the caller none that was taken back."""
+    """Hooks that each set a variable in a block see their own value, and the caller none that was
+    taken back.
+    """
 
     class Precise:
         def __init__(self, digits: int) -> None:

@@ -1,4 +1,6 @@
-"""What holds for all hooks of a group: a time limit and `on_error` where a hook has none of its own; calls in reverse."""
+"""What holds for all hooks of a group: a time limit and `on_error` where a hook has none of its
+own; calls in reverse.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ class Recording:
 
 @pytest.mark.parametrize("waits", [False, True])
 async def test_what_undoes_is_called_in_reverse(waits: bool) -> None:
-    """From the last hook to the first, those of a higher order before; other methods are called as ever, and `call` too."""
+    """From the last hook to the first, those of a higher order before; other methods are called as
+    ever, and `call` too.
+    """
     log: list[str] = []
     hooks: list[Any] = [Recording(log, name, waits=waits) for name in "abc"]
     hooks.insert(0, ah.configure(Recording(log, "late", waits=waits), order=1))
@@ -60,7 +64,9 @@ async def test_what_undoes_is_called_in_reverse(waits: bool) -> None:
         assert answer is None or await answer == ("a" if method == "on_close" else None)
         return " ".join(log)
 
-    group = ah.HookGroup(Resources, hooks, results="first", exit_reverse=("on_end", "on_close", "on_exit"))
+    group = ah.HookGroup(
+        Resources, hooks, results="first", exit_reverse=("on_end", "on_close", "on_exit")
+    )
     assert await called(group.hooks, "on_start") == "a b c late"
     for method in ("on_end", "on_close", "on_exit"):
         assert await called(group.hooks, method) == "late c b a"
@@ -72,7 +78,11 @@ async def test_what_undoes_is_called_in_reverse(waits: bool) -> None:
     assert await called(composite, "on_end") == "a b c late"
     log.clear()
     assert (
-        await ah.compose(Resources, [ah.configure(one, observer=True) for one in hooks], exit_reverse=["on_close"]).on_close()
+        await ah.compose(
+            Resources,
+            [ah.configure(one, observer=True) for one in hooks],
+            exit_reverse=["on_close"],
+        ).on_close()
         is None
     )
     assert log == ["late", "c", "b", "a"]
@@ -100,7 +110,9 @@ class Decided(BrokenHook):
 
 
 async def test_the_time_limit_of_a_group_is_for_hooks_without_one() -> None:
-    """Those that give one keep it, also None; it does not hold for plain methods, and refuses nothing."""
+    """Those that give one keep it, also None; it does not hold for plain methods, and refuses
+    nothing.
+    """
 
     class WithPlain(Broken):
         def on_exit(self) -> None: ...
@@ -111,17 +123,25 @@ async def test_the_time_limit_of_a_group_is_for_hooks_without_one() -> None:
         with pytest.raises(HookTimeoutError, match=r"timeout of 0.001 s"):
             await hooks.on_start()
     own = ah.configure(Broken(), timeout=0.002)
-    for registration in (own, HookRegistration(own.hook, timeout=0.002), ah.configure(own, order=1)):
+    for registration in (
+        own,
+        HookRegistration(own.hook, timeout=0.002),
+        ah.configure(own, order=1),
+    ):
         with pytest.raises(HookTimeoutError, match=r"timeout of 0.002 s"):
             await ah.compose(Resources, [registration], timeout=60).on_start()
     for unlimited in (Decided(), ah.configure(ah.configure(BrokenHook(), timeout=None), order=1)):
         with pytest.raises(TimeoutError) as raised:
-            await asyncio.wait_for(ah.compose(Resources, [unlimited], timeout=0.001).on_start(), 0.05)
+            await asyncio.wait_for(
+                ah.compose(Resources, [unlimited], timeout=0.001).on_start(), 0.05
+            )
         assert not isinstance(raised.value, HookTimeoutError)
 
 
 async def test_on_error_of_a_group_is_for_hooks_that_do_not_say_it() -> None:
-    """`"log"`, except for hooks whose class or registration says `"raise"`; hooks that are added later have it too."""
+    """`"log"`, except for hooks whose class or registration says `"raise"`; hooks that are added
+    later have it too.
+    """
     group = ah.HookGroup(Resources, [Broken(), BrokenHook()], on_error="log")
     group.add(ah.configure(Broken(), order=1))
     await group.hooks.on_end()

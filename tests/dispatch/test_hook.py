@@ -18,11 +18,19 @@ class Observer:
 
 
 def test_options_have_names_and_defaults_that_say_something() -> None:
-    """`configure` takes the options of a registration, and `on` those of `configure`; what is left out is shown as that."""
+    """`configure` takes the options of a registration, and `on` those of `configure`; what is left
+    out is shown as that.
+    """
     options = [name for name in HookRegistration._fields if name not in ("hook", "given")]
     assert options == list(HookOptions.__annotations__)
-    parameters = [one for one in inspect.signature(ah.configure).parameters.values() if one.kind is one.KEYWORD_ONLY]
-    assert [(one.name, repr(one.default)) for one in parameters] == [(name, "<unset>") for name in options]
+    parameters = [
+        one
+        for one in inspect.signature(ah.configure).parameters.values()
+        if one.kind is one.KEYWORD_ONLY
+    ]
+    assert [(one.name, repr(one.default)) for one in parameters] == [
+        (name, "<unset>") for name in options
+    ]
     with pytest.raises(TypeError, match="unexpected keyword argument 'later'"):
         ah.HookGroup(Observer).on(Observer.on, ah.HookGroup, later=1)  # type: ignore[call-overload]
 
@@ -35,6 +43,9 @@ def test_options_of_a_function_are_those_of_its_registration() -> None:
 
     assert group.on(Observer.on, order=1)(log) is log
     assert group.on(Observer.on, log, order=2, background=True) is log
-    for options, says in (({"order": 1.5}, "order of log is 1.5"), ({"timeout": 0}, "timeout of log is 0")):
+    for options, says in (
+        ({"order": 1.5}, "order of log is 1.5"),
+        ({"timeout": 0}, "timeout of log is 0"),
+    ):
         with refused(InvalidArgumentError, says):
             group.on(Observer.on, log, **options)

@@ -1,4 +1,6 @@
-"""The limits of one hook: its timeout, its `on_error`, and cancellations that are not its session's."""
+"""The limits of one hook: its timeout, its `on_error`, and cancellations that are not its
+session's.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ async def use(*hooks: ah.SessionRunHook | ah.dispatch.HookRegistration) -> None:
 
 @pytest.mark.parametrize("phase", PHASES)
 async def test_a_timeout_limits_every_phase(phase: str) -> None:
-    """A hook that exceeds its `timeout` is ended, in whatever phase, with an error that names it and says what to do.
+    """A hook that exceeds its `timeout` is ended, in whatever phase, with an error that names it
+    and says what to do.
 
     A note says for which step of which store it waited when its time was up, and at which line.
     """
@@ -35,11 +38,15 @@ async def test_a_timeout_limits_every_phase(phase: str) -> None:
             finally:
                 cancelled.append(phase)
 
-        using = await parked(use(ah.configure(PhaseHook(phase, hangs), timeout=5), RecordingHook()), 20)
+        using = await parked(
+            use(ah.configure(PhaseHook(phase, hangs), timeout=5), RecordingHook()), 20
+        )
         await advance_clock(clock, 4.9, 20)
         assert not using.done()
         clock.advance(0.1)
-        with refused(ah.errors.HookTimeoutError, f"PhaseHook.{phase}", "5 s", "configure(hook, timeout=...)") as caught:
+        with refused(
+            ah.errors.HookTimeoutError, f"PhaseHook.{phase}", "5 s", "configure(hook, timeout=...)"
+        ) as caught:
             await using
         (note,) = [one for one in caught.value.__notes__ if "its time was up" in one]
         assert "waiting for step 7 of digits" in note
@@ -55,23 +62,38 @@ async def test_close_is_always_limited() -> None:
             await forever()
 
         async def main() -> None:
-            async with ah.AsyncMonitoredSession(double, [PhaseHook("close", hangs)], stop_grace_period_secs=7):
+            async with ah.AsyncMonitoredSession(
+                double, [PhaseHook("close", hangs)], stop_grace_period_secs=7
+            ):
                 pass
 
         closing = await parked(main(), 20)
         clock.advance(7)
-        with refused(ah.errors.HookTimeoutError, "PhaseHook.close took longer than its timeout of 7 s"):
+        with refused(
+            ah.errors.HookTimeoutError, "PhaseHook.close took longer than its timeout of 7 s"
+        ):
             await closing
 
 
 @pytest.mark.parametrize("phase", [*PHASES, "after_run"])
 @pytest.mark.parametrize("suspend", [False, True], ids=["in-turn", "suspended"])
-async def test_an_observers_error_is_only_logged(phase: str, suspend: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """With `on_error="log"` the error of any phase is logged with its traceback, and the session continues."""
+async def test_an_observers_error_is_only_logged(
+    phase: str, suspend: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With `on_error="log"` the error of any phase is logged with its traceback, and the session
+    continues.
+    """
     other = RecordingHook(suspend=suspend)
     observer = FaultInjectionHook({(phase, 1): OSError("observer failed")}, suspend=suspend)
     await use(ah.configure(observer, on_error="log"), other)
-    assert other.phases() == ["begin", "after_create_session", "before_run", "after_run", "end", "close"]
+    assert other.phases() == [
+        "begin",
+        "after_create_session",
+        "before_run",
+        "after_run",
+        "end",
+        "close",
+    ]
     (record,) = caplog.records
     assert f"FaultInjectionHook.{phase}" in record.getMessage()
     assert record.exc_info is not None
@@ -81,4 +103,8 @@ async def test_an_observers_error_is_only_logged(phase: str, suspend: bool, capl
 async def test_an_observer_does_not_hide_base_exceptions() -> None:
     """`KeyboardInterrupt` and the like are never only logged."""
     with pytest.raises(KeyboardInterrupt):
-        await use(ah.configure(FaultInjectionHook({("before_run", 1): KeyboardInterrupt()}), on_error="log"))
+        await use(
+            ah.configure(
+                FaultInjectionHook({("before_run", 1): KeyboardInterrupt()}), on_error="log"
+            )
+        )

@@ -1,4 +1,6 @@
-"""`status()`: what has become of each hook's calls; background calls that are dropped; disabled hooks that are tried again."""
+"""`status()`: what has become of each hook's calls; background calls that are dropped; disabled
+hooks that are tried again.
+"""
 
 from __future__ import annotations
 
@@ -69,10 +71,14 @@ class Around(Quick):
         yield
 
 
-@pytest.mark.parametrize("made", [[Quick, Quick], [Slow, Slow], [Quick, Slow], [Around, Quick], [Around, Slow]])
+@pytest.mark.parametrize(
+    "made", [[Quick, Quick], [Slow, Slow], [Quick, Slow], [Around, Quick], [Around, Slow]]
+)
 @pytest.mark.parametrize("kind", ["none", "first", "wrap", "plain"])
 async def test_every_call_is_counted_once(kind: str, made: list[type[Quick]]) -> None:
-    """Also those before the group has changed, and also where a call fails: then not those that it kept from being made."""
+    """Also those before the group has changed, and also where a call fails: then not those that it
+    kept from being made.
+    """
     first, second = (one() for one in made)
     group = ah.HookGroup(Kinds, [first, second])
     for _ in range(3):
@@ -82,12 +88,14 @@ async def test_every_call_is_counted_once(kind: str, made: list[type[Quick]]) ->
     await call(group.hooks, kind)
     group.remove(third)
     await call(group.hooks, kind)
-    assert [(one.calls, one.failures, one.last_error) for one in group.status()] == [(5, 0, None)] * 2
+    assert [(one.calls, one.failures, one.last_error) for one in group.status()] == [
+        (5, 0, None)
+    ] * 2
     assert (first.made, third.made) == (5, 1)
     first.error = ValueError("no")
     with pytest.raises(ValueError, match="no"):
         await call(group.hooks, kind)
-    (status, behind) = group.status()
+    status, behind = group.status()
     assert status[1:4] == (6, 1, "ValueError('no')")
     overlaps = kind == "none" and isinstance(first, Slow)
     assert behind.calls == (6 if overlaps else 5)
@@ -99,15 +107,20 @@ async def test_every_call_is_counted_once(kind: str, made: list[type[Quick]]) ->
 
 
 async def test_a_full_queue_drops_the_call(caplog: pytest.LogCaptureFixture) -> None:
-    """With `on_full="drop"` no caller waits: what has no place is counted, and logged the first time and every tenfold."""
+    """With `on_full="drop"` no caller waits: what has no place is counted, and logged the first
+    time and every tenfold.
+    """
     hook = Slow()
-    async with ah.HookGroup(Kinds, [ah.configure(hook, background=True, max_pending=2, on_full="drop")]) as group:
+    async with ah.HookGroup(
+        Kinds, [ah.configure(hook, background=True, max_pending=2, on_full="drop")]
+    ) as group:
         for _ in range(102):
             await group.hooks.none(1)
         assert group.status() == [("Slow", 102, 0, None, 100, None, 2)]
         texts = [record.getMessage() for record in caplog.records]
         assert texts == [
-            f"Slow.none: background call dropped, as its on_full says: max_pending=2 are pending; dropped so far: {count}"
+            "Slow.none: background call dropped, as its on_full says: max_pending=2 are pending;"
+            f" dropped so far: {count}"
             for count in (1, 10, 100)
         ]
         await until_true(lambda: hook.made == 2)
@@ -117,7 +130,9 @@ async def test_a_full_queue_drops_the_call(caplog: pytest.LogCaptureFixture) -> 
 
 
 async def test_what_the_end_drops_is_counted(caplog: pytest.LogCaptureFixture) -> None:
-    """After the grace period the active call is cancelled, which was made; those behind it are dropped, with a warning."""
+    """After the grace period the active call is cancelled, which was made; those behind it are
+    dropped, with a warning.
+    """
 
     class Stuck(Quick):
         async def none(self, number: int) -> None:
@@ -130,7 +145,9 @@ async def test_what_the_end_drops_is_counted(caplog: pytest.LogCaptureFixture) -
                 await group.hooks.none(1)
             asyncio.get_running_loop().call_later(0.01, clock.advance, 1)
     assert group.status() == [("Stuck", 5, 0, None, 4, None, 0)]
-    assert [record.getMessage() for record in caplog.records] == ["Stuck has 5 background calls left, which are dropped"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "Stuck has 5 background calls left, which are dropped"
+    ]
 
 
 async def test_a_failure_that_the_next_call_raises_is_counted_once() -> None:
@@ -144,9 +161,17 @@ async def test_a_failure_that_the_next_call_raises_is_counted_once() -> None:
 
 
 def test_which_failures_are_logged() -> None:
-    """The first, the tenth, the hundredth; of several together, if there is one of these among them."""
+    """The first, the tenth, the hundredth; of several together, if there is one of these among
+    them.
+    """
     assert [count for count in range(1, 1200) if is_logged(count)] == [1, 10, 100, 1000]
-    assert [is_logged(*one) for one in ((7, 7), (9, 2), (12, 3), (12, 2), (150, 60))] == [True, False, True, False, True]
+    assert [is_logged(*one) for one in ((7, 7), (9, 2), (12, 3), (12, 2), (150, 60))] == [
+        True,
+        False,
+        True,
+        False,
+        True,
+    ]
 
 
 # -- tried again
@@ -158,15 +183,21 @@ OFTEN = [
 
 
 @pytest.mark.parametrize(("made", "kind"), OFTEN)
-async def test_a_disabled_hook_is_tried_again(made: type[Quick], kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    """After `retry_secs` by one call. If that fails, the hook is left out as long again; if it succeeds, it takes part again."""
+async def test_a_disabled_hook_is_tried_again(
+    made: type[Quick], kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After `retry_secs` by one call. If that fails, the hook is left out as long again; if it
+    succeeds, it takes part again.
+    """
     hook, other = made(ValueError("down")), Other()
     with ManualClock() as clock:
-        group = ah.HookGroup(Kinds, [ah.configure(hook, on_error="log", disable_after=2, retry_secs=30), other])
+        group = ah.HookGroup(
+            Kinds, [ah.configure(hook, on_error="log", disable_after=2, retry_secs=30), other]
+        )
         began = time.time()
         for _ in range(4):
             await call(group.hooks, kind)
-        (status, _) = group.status()
+        status, _ = group.status()
         assert status[:5] == (made.__name__, 4, 2, "ValueError('down')", 2)
         assert status.disabled
         assert status.disabled_since is not None
@@ -194,7 +225,9 @@ async def test_a_disabled_hook_is_tried_again(made: type[Quick], kind: str, capl
 
 @pytest.mark.parametrize("kind", ["none", "wrap"])
 async def test_only_one_call_tries_it(kind: str) -> None:
-    """However long it takes; those beside it do without the hook. If it is cancelled, the hook is tried again later."""
+    """However long it takes; those beside it do without the hook. If it is cancelled, the hook is
+    tried again later.
+    """
     gates = [asyncio.Event() for _ in range(3)]
 
     class Gated(Quick):
@@ -211,7 +244,9 @@ async def test_only_one_call_tries_it(kind: str) -> None:
 
     hook = Gated(ValueError("down"))
     with ManualClock() as clock:
-        group = ah.HookGroup(Kinds, [ah.configure(hook, on_error="log", disable_after=1, retry_secs=30)])
+        group = ah.HookGroup(
+            Kinds, [ah.configure(hook, on_error="log", disable_after=1, retry_secs=30)]
+        )
         await call(group.hooks, kind)
         hook.error = None
         for outcome in ("cancelled", "done"):
@@ -253,7 +288,9 @@ async def test_a_background_hook_is_tried_again() -> None:
 class Audit(ah.SessionRunHook):
     """Fails after a run."""
 
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+    async def after_run(
+        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+    ) -> None:
         await asyncio.sleep(0)
         raise ConnectionError("down")
 
@@ -267,4 +304,7 @@ async def test_the_status_of_a_session_has_its_hooks() -> None:
         plain, audit = session.status().hooks
         assert plain == ("SessionRunHook", 0, 0, None, 0, None, 0)
         assert audit[:5] == ("Audit", 3, 2, "ConnectionError('down')", 1)
-        assert "Audit: 2 of 3 calls failed, the last with ConnectionError('down'); 1 dropped; disabled" in str(session.status())
+        assert (
+            "Audit: 2 of 3 calls failed, the last with ConnectionError('down'); 1 dropped; disabled"
+            in str(session.status())
+        )

@@ -1,4 +1,6 @@
-"""A hook that ignores its cancellation has the grace period; then the others continue without it, and its end is logged."""
+"""A hook that ignores its cancellation has the grace period; then the others continue without it,
+and its end is logged.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,18 @@ places = pytest.mark.parametrize("place", [0, 1], ids=["first", "second"])
 
 @places
 @pytest.mark.parametrize("ended_by", ["time limit", "time limit, logged", "failure"])
-async def test_a_cancel_that_is_ignored(place: int, ended_by: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The time limit, or the failure of another hook, and the grace period pass: the run ends with that error, or continues.
+async def test_a_cancel_that_is_ignored(
+    place: int, ended_by: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The time limit, or the failure of another hook, and the grace period pass: the run ends with
+    that error, or continues.
 
     The hook is left running in a task that is not the caller's; a later error of it is logged.
     """
     hook = Uncancellable(error := OSError("late"))
-    hooks: list[Any] = [BeforeRunHook((lambda: fail(ValueError("first"))) if ended_by == "failure" else ticks)]
+    hooks: list[Any] = [
+        BeforeRunHook((lambda: fail(ValueError("first"))) if ended_by == "failure" else ticks)
+    ]
     options: dict[str, Any] = {} if ended_by == "failure" else {"timeout": 5}
     if ended_by == "time limit, logged":
         options["on_error"] = "log"
@@ -54,21 +61,30 @@ async def test_a_cancel_that_is_ignored(place: int, ended_by: str, caplog: pytes
                 with pytest.raises(ValueError, match="first"):
                     await run
             elif ended_by == "time limit":
-                with refused(ah.errors.HookTimeoutError, f"BeforeRunHook#{place + 1}.before_run", "5 s"):
+                with refused(
+                    ah.errors.HookTimeoutError, f"BeforeRunHook#{place + 1}.before_run", "5 s"
+                ):
                     await run
             else:
                 assert await run == 2
             assert run.cancelling() == 0
             await hook.release()
             assert hook.task is not run
-    messages = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    left = f"BeforeRunHook#{place + 1}.before_run at step 1 still runs 9 s after its cancellation; continuing without it"
+    messages = [
+        record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING
+    ]
+    left = (
+        f"BeforeRunHook#{place + 1}.before_run at step 1 still runs 9 s after its cancellation;"
+        " continuing without it"
+    )
     assert left in messages
     assert any(record.exc_info and record.exc_info[1] is error for record in caplog.records)
 
 
 async def test_no_task_of_a_call_is_kept() -> None:
-    """A group outlives the tasks that call it, and those of calls that were left behind, when they have ended."""
+    """A group outlives the tasks that call it, and those of calls that were left behind, when they
+    have ended.
+    """
     hook = Uncancellable()
 
     class Waiting:

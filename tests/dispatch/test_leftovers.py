@@ -1,4 +1,6 @@
-"""Calls leave no object behind: not until a collection where nothing failed, and not after one where something did."""
+"""Calls leave no object behind: not until a collection where nothing failed, and not after one
+where something did.
+"""
 
 from __future__ import annotations
 
@@ -70,10 +72,17 @@ class Answers(Does):
         return [value]
 
 
-async def repeat(call: Callable[[], Awaitable[object]], *, collect: bool, errors: tuple[type[BaseException], ...] = ()) -> None:
-    """Check that many calls leave no object, after a collection or without one; the first ones are uncounted.
+async def repeat(
+    call: Callable[[], Awaitable[object]],
+    *,
+    collect: bool,
+    errors: tuple[type[BaseException], ...] = (),
+) -> None:
+    """Check that many calls leave no object, after a collection or without one; the first ones are
+    uncounted.
 
-    A loop and its caches may grow once: what calls leave is left whenever they are made, so one of three rounds decides.
+    A loop and its caches may grow once: what calls leave is left whenever they are made, so one of
+    three rounds decides.
     """
 
     async def once() -> None:
@@ -98,7 +107,9 @@ async def repeat(call: Callable[[], Awaitable[object]], *, collect: bool, errors
 
 
 @pytest.mark.parametrize("work", [immediately, a_turn, a_future])
-@pytest.mark.parametrize("options", [{}, {"timeout": 60.0}, {"on_error": "log"}, {"order": 1}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"timeout": 60.0}, {"on_error": "log"}, {"order": 1}], ids=str
+)
 @pytest.mark.parametrize("kind", ["none", "first", "race", "merge", "chain", "wrap", "around"])
 async def test_of_a_group(kind: str, options: dict[str, Any], work: Work) -> None:
     """A call of each kind, with each option, whether its hooks wait or not."""
@@ -106,7 +117,11 @@ async def test_of_a_group(kind: str, options: dict[str, Any], work: Work) -> Non
     await repeat(lambda: call(composite, kind), collect=False)
 
 
-@pytest.mark.parametrize("options", [{"on_error": "log"}, {"timeout": 0.001}, {"timeout": 0.001, "on_error": "log"}, {}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"on_error": "log"}, {"timeout": 0.001}, {"timeout": 0.001, "on_error": "log"}, {}],
+    ids=str,
+)
 @pytest.mark.parametrize("kind", ["none", "first", "race", "merge", "chain", "wrap", "around"])
 async def test_of_a_group_with_a_failure(kind: str, options: dict[str, Any]) -> None:
     """A call of each kind in which one hook fails or takes too long, logged or raised."""
@@ -122,7 +137,9 @@ async def test_of_a_background_hook(work: Work) -> None:
     class Queued(Does):
         around = Kinds.around  # type: ignore[assignment]  # an async generator cannot be queued
 
-    async with ah.HookGroup(Kinds, [ah.configure(Queued(work), background=True, on_error="log")]) as group:
+    async with ah.HookGroup(
+        Kinds, [ah.configure(Queued(work), background=True, on_error="log")]
+    ) as group:
         await repeat(lambda: group.hooks.none(1), collect=work is fails)
 
 
@@ -177,7 +194,9 @@ async def the_end_of_a_group(fail: Work) -> None:
 
 
 @pytest.mark.parametrize("call", [a_wrapped_call, the_end_of_a_group])
-async def test_what_a_failed_call_held_is_freed_with_its_error(call: Callable[[Work], Coroutine[Any, Any, None]]) -> None:
+async def test_what_a_failed_call_held_is_freed_with_its_error(
+    call: Callable[[Work], Coroutine[Any, Any, None]],
+) -> None:
     """Without the garbage collector: there is no reference cycle."""
     held: weakref.WeakSet[Held] = weakref.WeakSet()
 

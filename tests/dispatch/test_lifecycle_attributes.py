@@ -11,7 +11,9 @@ from aiohooks.errors import InvalidHookError
 
 
 class Lifecycle:
-    """A framework's class: it has an attribute, a property that hooks may override, and one that looks at the class."""
+    """A framework's class: it has an attribute, a property that hooks may override, and one that
+    looks at the class.
+    """
 
     strict: bool = False
     labels: list[str] | None = None
@@ -48,7 +50,9 @@ class Both(First):
 
 
 def test_a_property_that_looks_at_the_class_speaks_of_all_hooks() -> None:
-    """A property that no hook overrides is not read from the hooks: on the composite it says what holds for all of them."""
+    """A property that no hook overrides is not read from the hooks: on the composite it says what
+    holds for all of them.
+    """
     assert not ah.compose(Lifecycle, [First(), First()]).has_second
     assert ah.compose(Lifecycle, [First(), Both()]).has_second
 
@@ -67,7 +71,9 @@ def test_the_class_of_a_composite_has_the_name_of_the_lifecycle() -> None:
 
 
 def test_attributes_that_hooks_set_are_taken_over() -> None:
-    """An attribute is taken over whether the class of a hook sets it or the hook itself, and a property as well."""
+    """An attribute is taken over whether the class of a hook sets it or the hook itself, and a
+    property as well.
+    """
 
     class Strict(First):
         strict = True
@@ -93,7 +99,9 @@ def test_equal_attributes_are_one() -> None:
 
 @pytest.mark.parametrize("how", ["wrap", "chain"])
 def test_one_way_for_all_methods_leaves_those_that_cannot(how: Literal["wrap", "chain"]) -> None:
-    """A method without an argument to call, or to replace, is left to one hook; named for itself it is refused."""
+    """A method without an argument to call, or to replace, is left to one hook; named for itself it
+    is refused.
+    """
 
     class Labelled(First):
         def label(self) -> str:
@@ -101,7 +109,8 @@ def test_one_way_for_all_methods_leaves_those_that_cannot(how: Literal["wrap", "
 
     assert ah.compose(Lifecycle, [Labelled(), First()], results=how).label() == "hook"
     with pytest.raises(
-        InvalidHookError, match=r"Labelled#1\.label and Labelled#2\.label both return a result; give .*first.*wrap"
+        InvalidHookError,
+        match=r"Labelled#1\.label and Labelled#2\.label both return a result; give .*first.*wrap",
     ):
         ah.compose(Lifecycle, [Labelled(), Labelled()], results=how)
     with pytest.raises(InvalidHookError, match=rf"Lifecycle\.label cannot {how}"):

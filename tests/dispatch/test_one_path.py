@@ -1,4 +1,6 @@
-"""Every kind of method has the same rules: order, time limit, errors, notes, cancels; or a combination is refused."""
+"""Every kind of method has the same rules: order, time limit, errors, notes, cancels; or a
+combination is refused.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,18 @@ class Plain:
         raise self.error
 
 
-kinds = pytest.mark.parametrize("kind", ["none", "unknown", "first", "race", "merge", "chain", "wrap", "around"])
+kinds = pytest.mark.parametrize(
+    "kind", ["none", "unknown", "first", "race", "merge", "chain", "wrap", "around"]
+)
 
 
 @kinds
-async def test_a_failing_hook_is_logged_and_disabled(kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    """With `on_error="log"` the call continues; after so many failures in a row, which a success ends, the hook is not called."""
+async def test_a_failing_hook_is_logged_and_disabled(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With `on_error="log"` the call continues; after so many failures in a row, which a success
+    ends, the hook is not called.
+    """
     outcomes = iter([True, False, True, True])
     hook = Does(lambda: fail(ValueError("no")) if next(outcomes) else asyncio.sleep(0))
     group = ah.HookGroup(Kinds, [ah.configure(hook, on_error="log", disable_after=2)])
@@ -50,14 +58,18 @@ async def test_a_time_limit_holds(kind: str) -> None:
         task = asyncio.create_task(call(hooks, kind))
         await until_true(lambda: clock.pending)
         clock.advance(5)
-        with refused(ah.errors.HookTimeoutError, f"Does.{kind} took longer than its timeout of 5 s") as raised:
+        with refused(
+            ah.errors.HookTimeoutError, f"Does.{kind} took longer than its timeout of 5 s"
+        ) as raised:
             await task
     assert f"raised by Does.{kind}" in raised.value.__notes__
 
 
 @kinds
 async def test_no_cancel_is_invented(kind: str) -> None:
-    """A future that the hook awaits is cancelled by others: HookCancelledError, and the caller is not cancelled."""
+    """A future that the hook awaits is cancelled by others: HookCancelledError, and the caller is
+    not cancelled.
+    """
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     asyncio.get_running_loop().call_soon(future.cancel)
 
@@ -71,7 +83,9 @@ async def test_no_cancel_is_invented(kind: str) -> None:
 
 @kinds
 async def test_orders_hold(kind: str) -> None:
-    """An order is complete before the next one begins, the lowest first, wherever a hook is in the list."""
+    """An order is complete before the next one begins, the lowest first, wherever a hook is in the
+    list.
+    """
     seen: list[int] = []
 
     def hook(number: int) -> Any:
@@ -87,7 +101,9 @@ async def test_orders_hold(kind: str) -> None:
 
 
 def test_a_plain_method_has_these_rules() -> None:
-    """Its hook is noted, logged and disabled, and a cancel that it finds in a result is not the caller's."""
+    """Its hook is noted, logged and disabled, and a cancel that it finds in a result is not the
+    caller's.
+    """
     hook = Plain(ValueError("no"))
     group = ah.HookGroup(Kinds, [ah.configure(hook, on_error="log", disable_after=2)])
     for _ in range(4):
@@ -143,9 +159,13 @@ async def fails_before(call_next: Next) -> Any:
     ids=lambda value: getattr(value, "__name__", None),
 )
 async def test_what_a_logged_hook_wraps_is_called_once(
-    act: Callable[[Next], Awaitable[Any]], tail_act: Callable[[], Awaitable[Any]], raised: type[Exception] | None
+    act: Callable[[Next], Awaitable[Any]],
+    tail_act: Callable[[], Awaitable[Any]],
+    raised: type[Exception] | None,
 ) -> None:
-    """Whatever the hook does after it has called it: its answer or its error is that of the call."""
+    """Whatever the hook does after it has called it: its answer or its error is that of the
+    call.
+    """
     calls: list[str] = []
 
     async def pay(text: str) -> str:
@@ -165,7 +185,9 @@ async def test_what_a_logged_hook_wraps_is_called_once(
 async def test_an_error_passes_through_the_hooks_around_it() -> None:
     """With one note, of the hook that has raised it."""
     with pytest.raises(ValueError, match="before") as raised:
-        await ah.compose(Kinds, [Wrapping(lambda call_next: call_next("x")), Wrapping(fails_before)]).wrap("x", tail)
+        await ah.compose(
+            Kinds, [Wrapping(lambda call_next: call_next("x")), Wrapping(fails_before)]
+        ).wrap("x", tail)
     assert raised.value.__notes__ == ["raised by Wrapping#2.wrap"]
 
 
@@ -202,7 +224,9 @@ async def test_the_clock_of_a_hook_stands_still_in_what_it_wraps() -> None:
 
 @pytest.mark.parametrize("on_error", ["log", "raise"])
 async def test_a_hook_that_is_left_behind_cannot_call_what_it_wraps(on_error: Any) -> None:
-    """After its time limit and the grace period the call is made without it, or fails, and not once more when it continues."""
+    """After its time limit and the grace period the call is made without it, or fails, and not once
+    more when it continues.
+    """
     calls: list[str] = []
     gate, ended = asyncio.Event(), list[BaseException]()
 
@@ -217,7 +241,9 @@ async def test_a_hook_that_is_left_behind_cannot_call_what_it_wraps(on_error: An
         calls.append(text)
         return "paid"
 
-    group = ah.HookGroup(Kinds, [ah.configure(Wrapping(ignores), timeout=5, on_error=on_error)], grace_secs=2)
+    group = ah.HookGroup(
+        Kinds, [ah.configure(Wrapping(ignores), timeout=5, on_error=on_error)], grace_secs=2
+    )
     with ManualClock() as clock:
         task = asyncio.create_task(group.hooks.wrap("x", pay))
         for secs in (5, 2):
@@ -234,7 +260,9 @@ async def test_a_hook_that_is_left_behind_cannot_call_what_it_wraps(on_error: An
 
 
 async def test_arguments_behind_one_that_is_left_out() -> None:
-    """The last argument is the one of the signature, also by keyword behind a default that the caller leaves out."""
+    """The last argument is the one of the signature, also by keyword behind a default that the
+    caller leaves out.
+    """
 
     class Defaults:
         @ah.point("chain")
@@ -253,6 +281,10 @@ async def test_arguments_behind_one_that_is_left_out() -> None:
             return f"({await call_next(call + '+')})"
 
     hooks = ah.compose(Defaults, [Adds(), Adds()])
-    assert await hooks.rewrite("ann", prompt="hi") == await hooks.rewrite("ann", "plain", "hi") == "ann:ann:hi!!"
+    assert (
+        await hooks.rewrite("ann", prompt="hi")
+        == await hooks.rewrite("ann", "plain", "hi")
+        == "ann:ann:hi!!"
+    )
     assert await hooks.rewrite("ann") == "ann:ann:!!"
     assert await hooks.tool("q", call_next=tail) == "((q++))"

@@ -1,4 +1,6 @@
-"""Plain functions: where a method may return an awaitable, in worker threads, and several called as one."""
+"""Plain functions: where a method may return an awaitable, in worker threads, and several called as
+one.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ variable: ContextVar[str] = ContextVar("variable", default="")
 
 
 class Broker:
-    """Plain methods, annotated in the ways that frameworks use; their hooks may be of both kinds."""
+    """Plain methods, annotated in the ways that frameworks use; their hooks may be of both
+    kinds.
+    """
 
     def send(self, text: str) -> str | Awaitable[str]:
         return text
@@ -64,7 +68,9 @@ class Waiting(Plain):
 
 @pytest.mark.parametrize("name", ["send", "text", "alias", "noted", "for_checkers"])
 async def test_a_method_that_may_return_an_awaitable_takes_both_kinds(name: str) -> None:
-    """It returns the answer itself if no hook may wait, and otherwise an awaitable of it; so does the class itself."""
+    """It returns the answer itself if no hook may wait, and otherwise an awaitable of it; so does
+    the class itself.
+    """
     plain = ah.compose(Broker, [Plain("a"), Plain("b")], results="chain")
     assert getattr(plain, name)("x") == "xab"
     mixed = ah.compose(Broker, [Plain("a"), Waiting("b"), Plain("c")], results="chain")
@@ -94,7 +100,10 @@ async def test_hooks_that_wait_overlap_there_too() -> None:
         def on(self) -> None: ...
 
     with refused(
-        InvalidHookError, "Meets.on is a coroutine function", "write it as `def`; or, if", "`-> Awaitable[None] | None`"
+        InvalidHookError,
+        "Meets.on is a coroutine function",
+        "write it as `def`; or, if",
+        "`-> Awaitable[None] | None`",
     ):
         ah.compose(NotAnnotated, [Meets()])
     answer = ah.compose(Events, [Meets(), Notes(), Meets()]).on()
@@ -107,7 +116,9 @@ async def test_hooks_that_wait_overlap_there_too() -> None:
 
 
 async def test_a_plain_hook_that_returns_an_awaitable_says_so() -> None:
-    """By its annotation, then it is awaited; otherwise the call fails, and nothing is left unawaited."""
+    """By its annotation, then it is awaited; otherwise the call fails, and nothing is left
+    unawaited.
+    """
 
     class Says:
         def send(self, text: str) -> str | Awaitable[str]:
@@ -124,12 +135,18 @@ async def test_a_plain_hook_that_returns_an_awaitable_says_so() -> None:
     answer = ah.compose(Broker, [Says()]).send("x")
     assert not isinstance(answer, str)
     assert await answer == "x!"
-    with refused(InvalidHookError, "DoesNot.send is a plain function, and returned <coroutine", "write it as `async def`"):
+    with refused(
+        InvalidHookError,
+        "DoesNot.send is a plain function, and returned <coroutine",
+        "write it as `async def`",
+    ):
         ah.compose(Broker, [DoesNot()]).send("x")
 
 
 async def test_the_own_answer_of_a_class_may_be_an_awaitable() -> None:
-    """One that it always is stays one; where a plain hook has no answer, that of the class is returned as it is."""
+    """One that it always is stays one; where a plain hook has no answer, that of the class is
+    returned as it is.
+    """
 
     class Own:
         def always(self) -> Awaitable[str]:
@@ -157,7 +174,9 @@ async def test_the_own_answer_of_a_class_may_be_an_awaitable() -> None:
         answer = composite.perhaps()
         assert inspect.isawaitable(answer)
         assert await answer == "own"
-        assert await composite.always() == ("hook" if any(isinstance(one, Waits) for one in hooks) else "own")
+        assert await composite.always() == (
+            "hook" if any(isinstance(one, Waits) for one in hooks) else "own"
+        )
 
     class Unknown:
         def send(self, text: str) -> Awaitable[Missing]:  # type: ignore[name-defined]  # noqa: F821
@@ -192,7 +211,9 @@ class Blocking:
         return text + "!"
 
 
-@pytest.mark.parametrize("wrap", [ah.hooks.BlockingHook, functools.partial(ah.configure, thread=True)])
+@pytest.mark.parametrize(
+    "wrap", [ah.hooks.BlockingHook, functools.partial(ah.configure, thread=True)]
+)
 async def test_blocking_hooks_of_a_group_overlap_in_threads(wrap: Callable[[Any], Any]) -> None:
     """Sync and async hooks share a group; what a thread leaves in its context is the caller's."""
 
@@ -213,7 +234,9 @@ async def test_blocking_hooks_of_a_group_overlap_in_threads(wrap: Callable[[Any]
 
 
 def test_a_thread_that_cannot_be_is_refused() -> None:
-    """For plain methods of the class, for hooks without plain methods, and in a session, which has objects for them."""
+    """For plain methods of the class, for hooks without plain methods, and in a session, which has
+    objects for them.
+    """
 
     class Both(Blocking):
         def plain(self) -> None: ...
@@ -221,13 +244,21 @@ def test_a_thread_that_cannot_be_is_refused() -> None:
     class Async:
         async def on(self, text: str) -> None: ...
 
-    with refused(InvalidHookError, "Blocking.on is not a coroutine function", "configure(hook, thread=True)"):
+    with refused(
+        InvalidHookError, "Blocking.on is not a coroutine function", "configure(hook, thread=True)"
+    ):
         ah.compose(Calls, [Blocking()])
-    with refused(InvalidHookError, "Both.plain is called as a plain method, which cannot wait for a thread"):
+    with refused(
+        InvalidHookError, "Both.plain is called as a plain method, which cannot wait for a thread"
+    ):
         ah.compose(Calls, [ah.hooks.BlockingHook(Both())])
     with refused(InvalidHookError, "Async is to be called in a thread, but has no plain method"):
         ah.compose(Calls, [ah.configure(Async(), thread=True)])
-    with refused(InvalidHookError, "FinalOpsHook has thread=True, which is for hooks of a group", "BlockingHook(hook)"):
+    with refused(
+        InvalidHookError,
+        "FinalOpsHook has thread=True, which is for hooks of a group",
+        "BlockingHook(hook)",
+    ):
         ah.AsyncMonitoredSession(ah.Graph(), [ah.configure(ah.FinalOpsHook(()), thread=True)])
 
 
@@ -272,7 +303,9 @@ async def test_a_time_limit_waits_for_the_thread(clock: ManualClock) -> None:
 
 
 async def test_functions_are_called_as_one() -> None:
-    """Coroutine functions overlap, plain ones are called in turn, others in threads; it has the name and signature of one."""
+    """Coroutine functions overlap, plain ones are called in turn, others in threads; it has the
+    name and signature of one.
+    """
     barrier, called = asyncio.Barrier(2), list[str]()
 
     async def first(request: str) -> None:
@@ -289,7 +322,9 @@ async def test_functions_are_called_as_one() -> None:
     def blocking(request: str) -> None:
         assert threading.current_thread() is not threading.main_thread()
 
-    hooks = ah.compose_functions([first, second, plain, ah.configure(blocking, thread=True)], name="on_request")
+    hooks = ah.compose_functions(
+        [first, second, plain, ah.configure(blocking, thread=True)], name="on_request"
+    )
     assert inspect.iscoroutinefunction(hooks)
     assert inspect.signature(hooks) == inspect.signature(first)
     assert hooks.__name__ == "on_request"  # type: ignore[attr-defined]
@@ -329,7 +364,9 @@ async def test_functions_with_answers() -> None:
 
 
 async def test_the_argument_that_is_special_is_that_of_the_functions() -> None:
-    """What calls the next, or takes an answer, is found in the first function, or named, and refused where it is unclear."""
+    """What calls the next, or takes an answer, is found in the first function, or named, and
+    refused where it is unclear.
+    """
 
     async def around(call_next: Callable[[], Awaitable[str]], context: str) -> str:
         return f"{context}<{await call_next()}>"
@@ -342,7 +379,12 @@ async def test_the_argument_that_is_special_is_that_of_the_functions() -> None:
 
     wrapped = ah.compose_functions([around, around], results="wrap")
     assert await wrapped(job, "a") == await wrapped(context="a", call_next=job) == "a<a<done>>"
-    assert await ah.compose_functions([rewrite, rewrite], results=ah.chain(argument="message"))("hello", "Ada") == "hello!!"
+    assert (
+        await ah.compose_functions([rewrite, rewrite], results=ah.chain(argument="message"))(
+            "hello", "Ada"
+        )
+        == "hello!!"
+    )
     with refused(InvalidHookError, "which argument takes the result", "message, recipient"):
         ah.compose_functions([rewrite, rewrite], results="chain")
     with refused(InvalidHookError, "job", "cannot take the call", "call_next, context"):
@@ -353,8 +395,13 @@ async def test_the_argument_that_is_special_is_that_of_the_functions() -> None:
     async def turned(context: str, call_next: Callable[[], Awaitable[str]]) -> str:
         return await call_next()
 
-    for change in (lambda: ah.compose_functions([around, turned], results="wrap"), lambda: wrapped.add(turned)):
-        with refused(InvalidHookError, "turned", "another order than", "around", "in the same order"):
+    for change in (
+        lambda: ah.compose_functions([around, turned], results="wrap"),
+        lambda: wrapped.add(turned),
+    ):
+        with refused(
+            InvalidHookError, "turned", "another order than", "around", "in the same order"
+        ):
             change()
 
 

@@ -1,4 +1,6 @@
-"""What is refused when a group is made or changed, and what the message says: hooks, methods, options, functions."""
+"""What is refused when a group is made or changed, and what the message says: hooks, methods,
+options, functions.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,9 @@ class Base:
 
 
 class Builder(Base):
-    """Methods that return a hook of the class, in all the ways this can be written; and two that do not."""
+    """Methods that return a hook of the class, in all the ways this can be written; and two that do
+    not.
+    """
 
     async def itself(self) -> Self:
         raise NotImplementedError
@@ -95,7 +99,9 @@ class Builder(Base):
     async def base(self) -> Base:
         raise NotImplementedError
 
-    async def for_checkers(self) -> "Builder[Missing]":  # type: ignore[name-defined, type-arg] # noqa: F821, UP037
+    async def for_checkers(
+        self,
+    ) -> "Builder[Missing]":  # type: ignore[name-defined, type-arg] # noqa: F821, UP037
         raise NotImplementedError
 
     async def anything(self) -> object:
@@ -125,7 +131,9 @@ class Handler:
 class Layers:
     async def empty(self, context: str, call_next: Callable[[], Awaitable[None]]) -> None: ...
 
-    async def two(self, first: Callable[[], Awaitable[None]], second: Callable[[], Awaitable[None]]) -> None: ...
+    async def two(
+        self, first: Callable[[], Awaitable[None]], second: Callable[[], Awaitable[None]]
+    ) -> None: ...
 
     async def no(self, request: str) -> str:
         raise NotImplementedError
@@ -160,71 +168,187 @@ def given(**options: Any) -> Make:
 
 
 HOOKS: list[Any] = [
-    (made(Calls, hook(on=no_arguments)), "Observer.on()", "cannot take the call Calls.on(self, call): too many"),
-    (made(Calls, hook(on=two_arguments)), "Observer.on(call", "missing a required argument: 'more'"),
+    (
+        made(Calls, hook(on=no_arguments)),
+        "Observer.on()",
+        "cannot take the call Calls.on(self, call): too many",
+    ),
+    (
+        made(Calls, hook(on=two_arguments)),
+        "Observer.on(call",
+        "missing a required argument: 'more'",
+    ),
     *[
-        (made(Events, hook(**{name: name_only})), f"Observer.{name}(", "cannot take the call", f"Events.{name}(self, name", "*")
+        (
+            made(Events, hook(**{name: name_only})),
+            f"Observer.{name}(",
+            "cannot take the call",
+            f"Events.{name}(self, name",
+            "*",
+        )
         for name in ("on_items", "on_fields")
     ],
-    (made(Calls, hook(on=function)), "Observer.on is not a coroutine function", "async def", "configure(hook, thread=True)"),
-    (made(Calls, hook(plain=coroutine)), "Observer.plain is a coroutine function", "Calls.plain is a plain one; write it as"),
+    (
+        made(Calls, hook(on=function)),
+        "Observer.on is not a coroutine function",
+        "async def",
+        "configure(hook, thread=True)",
+    ),
+    (
+        made(Calls, hook(plain=coroutine)),
+        "Observer.plain is a coroutine function",
+        "Calls.plain is a plain one; write it as",
+    ),
     (made(Calls, object()), "<object object", "has none of the methods of Calls: answers"),
     (made(Calls, hook(Calls)), "has none of the methods of Calls: answers"),
     (made(Calls, Does), "the class Does", "give an object of it"),
     (made(Calls, do_nothing), "do_nothing", "is a function", "`on`"),
-    (made(Calls, ah.HookGroup(Calls)), "<HookGroup Calls: no hooks> is a group", "give its `hooks`"),
+    (
+        made(Calls, ah.HookGroup(Calls)),
+        "<HookGroup Calls: no hooks> is a group",
+        "give its `hooks`",
+    ),
     (made(Calls, ON, ah.configure(ON, order=1)), "twice", "make two objects"),
-    (made(Calls, ah.configure(ON, background=True)), "has to be entered, as Observer has background=True", "use HookGr"),
+    (
+        made(Calls, ah.configure(ON, background=True)),
+        "has to be entered, as Observer has background=True",
+        "use HookGr",
+    ),
     (lambda: ah.compose(Calls, ON), "hooks is <", "Observer object", "give a list of hooks"),
-    (lambda: ah.compose(Calls, ah.configure(ON)), "hooks is HookRegistration(", "give a list of hooks"),
+    (
+        lambda: ah.compose(Calls, ah.configure(ON)),
+        "hooks is HookRegistration(",
+        "give a list of hooks",
+    ),
     *[
         (made(Steps, hook(**{name: one})), f"Observer.{name} is a")
-        for name in ("generator", "asynchronous", "plain", "untyped") for one in (generator, around)
+        for name in ("generator", "asynchronous", "plain", "untyped")
+        for one in (generator, around)
     ],
-    (made(Layers, hook(empty=around)), "Observer.empty is an async generator", "calls the next one", '"wrap"'),
+    (
+        made(Layers, hook(empty=around)),
+        "Observer.empty is an async generator",
+        "calls the next one",
+        '"wrap"',
+    ),
     *[
-        (made(Builder, hook(**{name: coroutine})), f"Observer.{name} returns a hook", "use this hook beside the group")
+        (
+            made(Builder, hook(**{name: coroutine})),
+            f"Observer.{name} returns a hook",
+            "use this hook beside the group",
+        )
         for name in ("itself", "text", "base", "for_checkers")
     ],
-    (made(Handler, hook(Handler, __call__=coroutine, on_event=coroutine)), "Observer.__call__ decides which of its methods"),
+    (
+        made(Handler, hook(Handler, __call__=coroutine, on_event=coroutine)),
+        "Observer.__call__ decides which of its methods",
+    ),
     # options that would have no effect, or contradict each other
-    (said(Kinds, hook(first=Does.first), background=True), "Observer has background=True, but none of its methods can be"),
-    (said(Kinds, hook(around=Does.around), background=True), "Observer.around is an async generator", "in the background"),
-    (said(Calls, hook(plain=function), timeout=5), "Observer.plain is a plain function, which no time limit can end"),
+    (
+        said(Kinds, hook(first=Does.first), background=True),
+        "Observer has background=True, but none of its methods can be",
+    ),
+    (
+        said(Kinds, hook(around=Does.around), background=True),
+        "Observer.around is an async generator",
+        "in the background",
+    ),
+    (
+        said(Calls, hook(plain=function), timeout=5),
+        "Observer.plain is a plain function, which no time limit can end",
+    ),
     (said(Calls, hook(first=around), **OBSERVING), "wraps the calls of others", "observer=True"),
     (said(Calls, hook(wrap=coroutine), **OBSERVING), "wraps the calls of others", "observer=True"),
-    (lambda: ah.AsyncMonitoredSession(ticks, [ah.configure(ah.NanHook("x"), **OBSERVING)]), "observer=True", "leave it out"),
-    (said(Calls, ON, max_pending=3), "max_pending of Observer is 3, but its calls are not queued", "background=True"),
+    (
+        lambda: ah.AsyncMonitoredSession(ticks, [ah.configure(ah.NanHook("x"), **OBSERVING)]),
+        "observer=True",
+        "leave it out",
+    ),
+    (
+        said(Calls, ON, max_pending=3),
+        "max_pending of Observer is 3, but its calls are not queued",
+        "background=True",
+    ),
     (said(Calls, ON, on_full="drop"), "on_full of Observer is drop", "background=True"),
     (said(Calls, ON, disable_after=3), "disable_after of Observer is 3", 'on_error="log"'),
-    (said(Calls, ON, on_error="log", retry_secs=3), "retry_secs of Observer is 3", "give disable_after"),
-    (said(Calls, HookRegistration(ah.configure(ON))), "is a registration of a registration", "give the hook"),
+    (
+        said(Calls, ON, on_error="log", retry_secs=3),
+        "retry_secs of Observer is 3",
+        "give disable_after",
+    ),
+    (
+        said(Calls, HookRegistration(ah.configure(ON))),
+        "is a registration of a registration",
+        "give the hook",
+    ),
     # which argument takes the result, or calls the next
     (given(results={"answers": "race"}), "Calls.answers cannot race", 'give "first"'),
     *[
-        (made(Layers, hook(**{name: coroutine}), results={name: "wrap"}), f"Layers.{name} cannot wrap", "not clear", choices)
-        for name, choices in (("two", "wrap(argument=...): first, second"), ("no", "wrap(argument=...): request"))
+        (
+            made(Layers, hook(**{name: coroutine}), results={name: "wrap"}),
+            f"Layers.{name} cannot wrap",
+            "not clear",
+            choices,
+        )
+        for name, choices in (
+            ("two", "wrap(argument=...): first, second"),
+            ("no", "wrap(argument=...): request"),
+        )
     ],
     *[
-        (made(Layers, hook(no=coroutine), results={"no": way(argument="x")}), "Layers.no cannot", "it has no argument 'x'")
+        (
+            made(Layers, hook(no=coroutine), results={"no": way(argument="x")}),
+            "Layers.no cannot",
+            "it has no argument 'x'",
+        )
         for way in (ah.wrap, ah.chain)
     ],
-    (made(Layers, DIFFERENT, results={"different": "chain"}), "Layers.different cannot chain", *UNCLEAR),
-    (made(Layers, DIFFERENT, hook(different=coroutine), results="chain"), "#1.different and", "both return a result", *UNCLEAR),
-    (made(Layers, hook(get=function), hook(get=function), results="wrap"), "'get_response' calls", '"wrap" cannot hold'),
-    (made(Calls, hook(count=coroutine), hook(count=coroutine)), "#1.count and", 'results={"count": "first"}', "@point"),
+    (
+        made(Layers, DIFFERENT, results={"different": "chain"}),
+        "Layers.different cannot chain",
+        *UNCLEAR,
+    ),
+    (
+        made(Layers, DIFFERENT, hook(different=coroutine), results="chain"),
+        "#1.different and",
+        "both return a result",
+        *UNCLEAR,
+    ),
+    (
+        made(Layers, hook(get=function), hook(get=function), results="wrap"),
+        "'get_response' calls",
+        '"wrap" cannot hold',
+    ),
+    (
+        made(Calls, hook(count=coroutine), hook(count=coroutine)),
+        "#1.count and",
+        'results={"count": "first"}',
+        "@point",
+    ),
     # functions
     (lambda: ah.compose_functions([5]), "5 is given as a function", "cannot be called; give one"),
     (lambda: ah.compose_functions([ah.configure(do_nothing, background=True)]), "background=True"),
-    (lambda: ah.compose_functions([ah.configure(lambda: None, timeout=1.0)]), "which no time limit can end"),
-]  # fmt: skip
+    (
+        lambda: ah.compose_functions([ah.configure(lambda: None, timeout=1.0)]),
+        "which no time limit can end",
+    ),
+]
 ARGUMENTS: list[Any] = [
     (given(results={"frst": "first"}), "results has 'frst'", "did you mean 'first'"),
-    (given(results={"count": "last"}), "results['count'] is 'last'", '"wrap"', '"together", "race" or "merge"'),
+    (
+        given(results={"count": "last"}),
+        "results['count'] is 'last'",
+        '"wrap"',
+        '"together", "race" or "merge"',
+    ),
     (given(results="last"), "results is 'last'", '"wrap"'),
     (given(results={"count"}), "results is {'count'}", "give a mapping"),
     (given(grace_secs=-1), "grace_secs is -1"),
-    (given(exit_reverse=["frst"]), "exit_reverse has 'frst', which is no method of Calls", "did you mean"),
+    (
+        given(exit_reverse=["frst"]),
+        "exit_reverse has 'frst', which is no method of Calls",
+        "did you mean",
+    ),
     (given(exit_reverse=5), "exit_reverse is 5"),
     (given(timeout=-1), "timeout is -1"),
     (given(on_error="ignore"), "on_error is 'ignore'"),
@@ -232,26 +356,51 @@ ARGUMENTS: list[Any] = [
     (lambda: ah.point("last"), "the argument of @point is 'last'"),  # type: ignore[arg-type]
     (lambda: ah.wrap(argument=1), "argument is 1"),  # type: ignore[arg-type]
     (lambda: ah.in_order([], first=0.5), "first is 0.5", "whole number"),  # type: ignore[arg-type]
-    (lambda: ah.compose_functions(do_nothing), "functions is <function", "give a list of functions"),  # type: ignore[arg-type]
+    (
+        lambda: ah.compose_functions(do_nothing),  # type: ignore[arg-type]
+        "functions is <function",
+        "give a list of functions",
+    ),
     # methods that the class leaves out
     (made(Runs, hook(run=function), methods=["run"]), "methods has 'run', which Runs has itself"),
-    (made(Runs, hook(run=function), methods=["later"]), "methods has 'later', which is no public method of any hook"),
-    (made(Runs, hook(run=function, seen=1), methods=["seen"]), "methods has 'seen'", "no public method"),
-    (made(Runs, hook(run=function), methods=["__init__"]), "methods has '__init__'", "no public method"),
+    (
+        made(Runs, hook(run=function), methods=["later"]),
+        "methods has 'later', which is no public method of any hook",
+    ),
+    (
+        made(Runs, hook(run=function, seen=1), methods=["seen"]),
+        "methods has 'seen'",
+        "no public method",
+    ),
+    (
+        made(Runs, hook(run=function), methods=["__init__"]),
+        "methods has '__init__'",
+        "no public method",
+    ),
     (made(Runs, hook(run=function), methods=[1]), "a name in methods is 1"),
     (made(Runs, hook(run=function), methods=1), "methods is 1"),
     # options of a hook
     *[
         (make, f"{name} of Observer is {options[name]!r}")
         for name, options in (
-            ("order", {"order": 1.5}), ("order", {"order": True}), ("timeout", {"timeout": 0}), ("on_error", {"on_error": ""}),
-            ("background", {"background": 1}), ("observer", {"observer": 1}), ("max_pending", {"max_pending": 0}),
-            ("max_pending", {"max_pending": None}), ("disable_after", {"disable_after": 0, "on_error": "log"}),
-            ("on_full", {"on_full": "discard"}), ("retry_secs", {"retry_secs": 0}),
+            ("order", {"order": 1.5}),
+            ("order", {"order": True}),
+            ("timeout", {"timeout": 0}),
+            ("on_error", {"on_error": ""}),
+            ("background", {"background": 1}),
+            ("observer", {"observer": 1}),
+            ("max_pending", {"max_pending": 0}),
+            ("max_pending", {"max_pending": None}),
+            ("disable_after", {"disable_after": 0, "on_error": "log"}),
+            ("on_full", {"on_full": "discard"}),
+            ("retry_secs", {"retry_secs": 0}),
         )
-        for make in (said(Calls, ON, **options), lambda options=options: ah.HookGroup(Calls, [HookRegistration(ON, **options)]))
+        for make in (
+            said(Calls, ON, **options),
+            lambda options=options: ah.HookGroup(Calls, [HookRegistration(ON, **options)]),
+        )
     ],
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
@@ -262,8 +411,12 @@ ARGUMENTS: list[Any] = [
     ],
     ids=[says[0] for _, *says in (*HOOKS, *ARGUMENTS)],
 )
-def test_what_cannot_hold_is_refused(error: type[AiohooksError], make: Make, says: list[str]) -> None:
-    """The message names the hook, the method or the option, with its value, and says what to write."""
+def test_what_cannot_hold_is_refused(
+    error: type[AiohooksError], make: Make, says: list[str]
+) -> None:
+    """The message names the hook, the method or the option, with its value, and says what to
+    write.
+    """
     with refused(error, *says):
         make()
 
@@ -275,23 +428,39 @@ class Tools:
 
 
 class Job:
-    """Its method has a short name: a hook that sends something has a `send` beside it, which is not misspelt."""
+    """Its method has a short name: a hook that sends something has a `send` beside it, which is not
+    misspelt.
+    """
 
     async def end(self) -> None: ...
 
 
-NEAR = "n_tool_start on_tol_start on_tool_star on_tool_starts xon_tool_start on_ttool_start in_tool_start on_toolxstart "
+NEAR = (
+    "n_tool_start on_tol_start on_tool_star on_tool_starts xon_tool_start on_ttool_start"
+    " in_tool_start on_toolxstart "
+)
 NEAR += "on_tool_starx no_tool_start on_tool_satrt on_tool_statr"
-FAR = "on_tool on_tool_started tool_start no_tool_satrt on_tool_sxyrt xn_tool_starx on_tool_sratt ontool_starx _on_tool_start"
+FAR = (
+    "on_tool on_tool_started tool_start no_tool_satrt on_tool_sxyrt xn_tool_starx on_tool_sratt"
+    " ontool_starx _on_tool_start"
+)
 NAMES = [(Tools, "on_tool_start", NEAR, FAR), (Job, "end", "ends edn en", "send and")]
 
 
 @pytest.mark.parametrize(
     ("kind", "right", "name", "near"),
-    [(*case, name, names is near) for *case, near, far in NAMES for names in (near, far) for name in names.split()],
+    [
+        (*case, name, names is near)
+        for *case, near, far in NAMES
+        for names in (near, far)
+        for name in names.split()
+    ],
 )
-def test_a_name_that_is_one_edit_away_is_refused(kind: type, right: str, name: str, near: bool) -> None:
-    """One letter more, less, changed, or exchanged with its neighbour, anywhere in the name, but not the first of a short one.
+def test_a_name_that_is_one_edit_away_is_refused(
+    kind: type, right: str, name: str, near: bool
+) -> None:
+    """One letter more, less, changed, or exchanged with its neighbour, anywhere in the name, but
+    not the first of a short one.
 
     Two edits are another word.
     """
@@ -302,12 +471,18 @@ def test_a_name_that_is_one_edit_away_is_refused(kind: type, right: str, name: s
 
 
 def test_a_name_of_a_plain_hook_is_checked_too() -> None:
-    """With `thread=True` the methods are plain functions, and one that is nearly right is not dropped either."""
+    """With `thread=True` the methods are plain functions, and one that is nearly right is not
+    dropped either.
+    """
 
     def plain(self: object) -> None: ...
 
     one = ah.configure(hook(on_tool_star=plain, on_tool_end=plain), thread=True)
-    with refused(InvalidHookError, "Observer.on_tool_star is not a method of Tools", "did you mean 'on_tool_start'"):
+    with refused(
+        InvalidHookError,
+        "Observer.on_tool_star is not a method of Tools",
+        "did you mean 'on_tool_start'",
+    ):
         ah.compose(Tools, [one])
     ah.compose(Tools, [ah.configure(hook(started=plain, on_tool_end=plain), thread=True)])
 
@@ -320,13 +495,20 @@ def test_a_name_of_a_plain_hook_is_checked_too() -> None:
         made(Handler, hook(Handler, on_event=coroutine)),
         given(results="race"),
         *(
-            made(Layers, hook(**{name: coroutine}), hook(**{name: coroutine}), results={name: ah.wrap(argument=argument)})
+            made(
+                Layers,
+                hook(**{name: coroutine}),
+                hook(**{name: coroutine}),
+                results={name: ah.wrap(argument=argument)},
+            )
             for name, argument in (("two", "first"), ("two", "second"), ("no", "request"))
         ),
     ],
 )
 def test_what_fits_is_not(make: Make) -> None:
-    """Every object is an `object`, what cannot be evaluated is compared by name, a hook may take more, an argument is named."""
+    """Every object is an `object`, what cannot be evaluated is compared by name, a hook may take
+    more, an argument is named.
+    """
     make()
 
 
@@ -346,7 +528,9 @@ def test_a_hook_that_is_added_and_refused_leaves_the_group_as_it_was() -> None:
 
 
 def test_options_may_come_one_after_the_other() -> None:
-    """A registration may have `background` already, or a program decide it elsewhere; one is the least of a number."""
+    """A registration may have `background` already, or a program decide it elsewhere; one is the
+    least of a number.
+    """
     assert ah.configure(ah.configure(ON, background=True), max_pending=1).max_pending == 1
     assert ah.configure(ON, background=False, max_pending=3).max_pending == 3
     assert ah.configure(ON, disable_after=1, on_error="log").disable_after == 1

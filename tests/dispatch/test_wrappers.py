@@ -41,12 +41,22 @@ class Middlewares:
         message = f"no hook for {request}"
         raise NotImplementedError(message)
 
-    async def optional(self, request: str, go: "Callable[[str], Awaitable[str]] | None" = None) -> Any:  # noqa: UP037
+    async def optional(
+        self,
+        request: str,
+        go: "Callable[[str], Awaitable[str]] | None" = None,  # noqa: UP037
+    ) -> Any:
         pass
 
-    async def other(self, request: str, show: Callable[[str], str], go: Callable[[str], Awaitable[str]]) -> Any: ...
+    async def other(
+        self, request: str, show: Callable[[str], str], go: Callable[[str], Awaitable[str]]
+    ) -> Any: ...
 
-    async def unknown(self, request: str, handler: "Missing[str]") -> Any:  # type: ignore[name-defined] # noqa: F821, UP037
+    async def unknown(
+        self,
+        request: str,
+        handler: "Missing[str]",  # type: ignore[name-defined] # noqa: F821, UP037
+    ) -> Any:
         return None
 
     async def keyword(self, request: str, *, nxt: Any) -> Any: ...
@@ -67,7 +77,9 @@ each_method = pytest.mark.parametrize("name", WRAPPED)
 
 
 def hook_of(name: str, letter: str, notes: list[str]) -> object:
-    """Return a hook that notes when it is called, and adds its letter to what it passes on and to the answer."""
+    """Return a hook that notes when it is called, and adds its letter to what it passes on and to
+    the answer.
+    """
     argument, count = WRAPPED[name]
     signature = inspect.signature(getattr(Middlewares, name))
 
@@ -94,7 +106,8 @@ def calls_of(composite: Any, name: str, notes: list[str]) -> list[Callable[[], A
         return "".join(values) or None
 
     kind = inspect.Parameter.POSITIONAL_ONLY
-    tool.__signature__ = inspect.Signature([inspect.Parameter(f"_{each}", kind) for each in range(count)])  # type: ignore[attr-defined]
+    parameters = [inspect.Parameter(f"_{number}", kind) for number in range(count)]
+    tool.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     names = [*inspect.signature(getattr(Middlewares, name)).parameters][1:]
     given = {each: tool if each == argument else "x" for each in names}
     method = getattr(composite, name)
@@ -105,25 +118,37 @@ def calls_of(composite: Any, name: str, notes: list[str]) -> list[Callable[[], A
 @each_method
 @pytest.mark.parametrize("letters", ["", "a", "abc"])
 async def test_the_tool_runs_once(name: str, letters: str) -> None:
-    """Whatever the class does itself is nothing, so what the caller gave is innermost, and gets what the last hook gives."""
+    """Whatever the class does itself is nothing, so what the caller gave is innermost, and gets
+    what the last hook gives.
+    """
     notes: list[str] = []
-    composite = ah.compose(Middlewares, [hook_of(name, letter, notes) for letter in letters], results="wrap")
+    composite = ah.compose(
+        Middlewares, [hook_of(name, letter, notes) for letter in letters], results="wrap"
+    )
     for call in calls_of(composite, name, notes):
         notes.clear()
         answer = await call()
         assert notes == [*letters, "tool", *(f"/{letter}" for letter in reversed(letters))]
         given = "x" * WRAPPED[name][1] + letters
-        assert answer == ("".join(f"{letter}(" for letter in letters) + given + ")" * len(letters) if name != "last" else None)
+        assert answer == (
+            "".join(f"{letter}(" for letter in letters) + given + ")" * len(letters)
+            if name != "last"
+            else None
+        )
 
 
 @each_method
 async def test_several_are_refused_and_one_is_not(name: str) -> None:
-    """Beside each other they would run the tool several times; alone, a hook's answer counts, also if it is None."""
+    """Beside each other they would run the tool several times; alone, a hook's answer counts, also
+    if it is None.
+    """
     notes: list[str] = []
     says = f"Hook#1.{name} and Hook#2.{name}", repr(WRAPPED[name][0]), '"wrap"', "together"
     for results in (None, "first"):
         with refused(InvalidHookError, *says):
-            ah.compose(Middlewares, [hook_of(name, letter, notes) for letter in "ab"], results=results)
+            ah.compose(
+                Middlewares, [hook_of(name, letter, notes) for letter in "ab"], results=results
+            )
     for call in calls_of(ah.compose(Middlewares, [hook_of(name, "a", notes)]), name, notes):
         notes.clear()
         await call()
@@ -134,7 +159,9 @@ async def test_other_arguments_are_not_called() -> None:
     """A list of functions, an object that cannot be called: several hooks overlap."""
 
     class Lifecycle:
-        async def start(self, handler: Middlewares, tools: list[Callable[[], Awaitable[None]]]) -> None: ...
+        async def start(
+            self, handler: Middlewares, tools: list[Callable[[], Awaitable[None]]]
+        ) -> None: ...
 
     async def start(self: object, *_: object) -> None:
         started.append(self)
@@ -164,7 +191,11 @@ async def test_a_body_of_the_class_is_innermost() -> None:
         notes.append(request)
 
     a, b = hook_of("optional", "a", notes), hook_of("optional", "b", notes)
-    cases: list[tuple[list[object], str]] = [([], "class x"), ([a], "a xa /a"), ([Around()], "before class x after")]
+    cases: list[tuple[list[object], str]] = [
+        ([], "class x"),
+        ([a], "a xa /a"),
+        ([Around()], "before class x after"),
+    ]
     for hooks, expected in cases:
         await ah.compose(Timed, hooks).optional("x", tool)
         assert " ".join(notes) == expected
@@ -175,17 +206,23 @@ async def test_a_body_of_the_class_is_innermost() -> None:
 
 class Abstract(ABC):
     @abstractmethod
-    async def __call__(self, handler: Callable[[str, int], Awaitable[str]], event: str, number: int) -> str:
+    async def __call__(
+        self, handler: Callable[[str, int], Awaitable[str]], event: str, number: int
+    ) -> str:
         return await handler(event, number)
 
 
 class Adds(Abstract):
-    async def __call__(self, handler: Callable[..., Awaitable[str]], event: str, number: int) -> str:
+    async def __call__(
+        self, handler: Callable[..., Awaitable[str]], event: str, number: int
+    ) -> str:
         return f"({await handler(event + '+', number + 1)})"
 
 
 class Passes(Abstract):
-    async def __call__(self, handler: Callable[..., Awaitable[str]], event: str, number: int) -> str:
+    async def __call__(
+        self, handler: Callable[..., Awaitable[str]], event: str, number: int
+    ) -> str:
         return await handler()
 
 
@@ -203,16 +240,30 @@ def short(number: int, *, more: str = "") -> str:
 
 
 async def test_what_the_caller_gave_gets_the_arguments_that_it_wants() -> None:
-    """Of a hook that gives none, of one that has failed before it could, of no hook; and of any callable."""
+    """Of a hook that gives none, of one that has failed before it could, of no hook; and of any
+    callable.
+    """
     fails = ah.configure(Fails(), on_error="log")
     inner = ah.compose(Abstract, [Passes()], results="wrap")
     cases: list[tuple[list[object], str]] = [
-        ([], "x1"), ([Passes()], "x1"), ([Adds(), Passes()], "(x+2)"), ([Passes(), Adds()], "(x+2)"), ([Adds(), fails], "(x+2)"),
-        ([fails, Adds()], "(x+2)"), ([fails], "x1"), ([inner], "x1"), ([Adds(), inner], "(x+2)"), ([inner, Adds()], "(x+2)"),
-    ]  # fmt: skip
+        ([], "x1"),
+        ([Passes()], "x1"),
+        ([Adds(), Passes()], "(x+2)"),
+        ([Passes(), Adds()], "(x+2)"),
+        ([Adds(), fails], "(x+2)"),
+        ([fails, Adds()], "(x+2)"),
+        ([fails], "x1"),
+        ([inner], "x1"),
+        ([Adds(), inner], "(x+2)"),
+        ([inner, Adds()], "(x+2)"),
+    ]
     for hooks, expected in cases:
         composite = ah.compose(Abstract, hooks, results="wrap")
-        assert await composite(handle, "x", 1) == await composite(handler=handle, event="x", number=1) == expected
+        assert (
+            await composite(handle, "x", 1)
+            == await composite(handler=handle, event="x", number=1)
+            == expected
+        )
     passes: Any = ah.compose(Abstract, [Passes()], results="wrap")
     assert await passes(short, "x", 1) == "1"
     assert await passes(min, "x", "a") == "a"  # its signature is not known
@@ -262,7 +313,9 @@ class Unclear:
 
 
 async def test_the_named_argument_calls_the_next_one() -> None:
-    """Also where another one looks like it, and in `@point`; and the only one that could, where `"wrap"` is asked for it."""
+    """Also where another one looks like it, and in `@point`; and the only one that could, where
+    `"wrap"` is asked for it.
+    """
 
     class Lifecycle:
         @ah.point(ah.wrap(argument="base"))
@@ -284,7 +337,9 @@ async def test_the_named_argument_calls_the_next_one() -> None:
         return [text]
 
     assert await ah.compose(Lifecycle, [Hook(), Hook()]).go(tool, "x") == ["x++"]
-    composite: Any = ah.compose(Unclear, [Other(), Other()], results={"single": "wrap", "maybe": "wrap"})
+    composite: Any = ah.compose(
+        Unclear, [Other(), Other()], results={"single": "wrap", "maybe": "wrap"}
+    )
     assert await composite.single(tool) == ["y", "+", "+"]
     assert await composite.maybe("x", tool) == ["x++"]
 
@@ -317,19 +372,32 @@ class Sends:
 
 
 async def test_a_chain_replaces_the_argument_that_its_answers_are_of() -> None:
-    """The one of the answer's type; the last of several; the last where nothing is annotated; the named one."""
+    """The one of the answer's type; the last of several; the last where nothing is annotated; the
+    named one.
+    """
     composite: Any = ah.compose(
-        Mail, [Sends(), Sends()], results={"on_send": "chain", "first": "chain", "untyped": "chain", "different": "first"}
+        Mail,
+        [Sends(), Sends()],
+        results={"on_send": "chain", "first": "chain", "untyped": "chain", "different": "first"},
     )
-    assert await composite.first("m", 1) == await composite.first(message="m", ctx=1) == await composite.untyped(1, "m") == "m++"
+    assert (
+        await composite.first("m", 1)
+        == await composite.first(message="m", ctx=1)
+        == await composite.untyped(1, "m")
+        == "m++"
+    )
     assert await composite.on_send("m", ctx=1, recipient="r") == "m+m+r"
     composite = ah.compose(Mail, [Sends(), Sends()], results=ah.chain(argument="message"))
     assert await composite.on_send("m", ctx=1, recipient="r") == "m+r+r"
-    assert await composite.different("m", 1) == await composite.different(ctx=1, message="m") == "m++"
+    assert (
+        await composite.different("m", 1) == await composite.different(ctx=1, message="m") == "m++"
+    )
 
 
 async def test_an_answer_that_is_dropped_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    """For each hook and method that returns None: a refusal of a guard is not lost without a word."""
+    """For each hook and method that returns None: a refusal of a guard is not lost without a
+    word.
+    """
 
     class Observers:
         async def before(self, call: str) -> None: ...
@@ -348,7 +416,9 @@ async def test_an_answer_that_is_dropped_is_logged_once(caplog: pytest.LogCaptur
             await asyncio.sleep(0)
             return call
 
-    async with ah.HookGroup(Observers, [Guard(), Waits(), ah.configure(Waits(), background=True)]) as group:
+    async with ah.HookGroup(
+        Observers, [Guard(), Waits(), ah.configure(Waits(), background=True)]
+    ) as group:
         for _ in range(2):
             await group.hooks.before("x")
             group.hooks.after("x")
@@ -359,4 +429,6 @@ async def test_an_answer_that_is_dropped_is_logged_once(caplog: pytest.LogCaptur
         "Waits#1.before returned 'x'",
         "Waits#2.before returned 'x'",
     )
-    assert sorted(messages) == [f"{answer}, which is dropped: the method returns None" for answer in answers]
+    assert sorted(messages) == [
+        f"{answer}, which is dropped: the method returns None" for answer in answers
+    ]

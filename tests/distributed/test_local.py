@@ -38,12 +38,17 @@ def _tracker() -> None:
 
 async def test_tasks_of_one_loop() -> None:
     """All tasks share one store; the results are in order, the chief's first."""
-    found = await run_tasks(distributed_tasks.about, num_workers=2, run="one loop", checkpoint_dir=ROOT / "c")
+    found = await run_tasks(
+        distributed_tasks.about, num_workers=2, run="one loop", checkpoint_dir=ROOT / "c"
+    )
     assert [one["task_id"] for one in found] == [0, 1, 2]
     assert [one["is_chief"] for one in found] == [True, False, False]
     assert [one["name"] for one in found] == ["chief", "worker 1", "worker 2"]
     assert {one["step"] for one in found} == {1, 2, 3}
-    assert all(one["run"] == "one loop" and one["checkpoint_dir"] == ROOT / "c" and one["attempt"] == 1 for one in found)
+    assert all(
+        one["run"] == "one loop" and one["checkpoint_dir"] == ROOT / "c" and one["attempt"] == 1
+        for one in found
+    )
 
 
 async def test_one_task_fails() -> None:
@@ -69,10 +74,19 @@ async def test_cancelling_the_launcher_cancels_the_tasks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("successor", "result"), [("leads already", 1), ("leads later", 2), ("finishes", 1), ("never leads", 1), ("comes later", 1)]
+    ("successor", "result"),
+    [
+        ("leads already", 1),
+        ("leads later", 2),
+        ("finishes", 1),
+        ("never leads", 1),
+        ("comes later", 1),
+    ],
 )
 async def test_a_worker_that_ends_while_the_chief_is_dead(successor: str, result: int) -> None:
-    """It is restarted, as the next chief goes back to a checkpoint; if that one has finished meanwhile, it has ended before."""
+    """It is restarted, as the next chief goes back to a checkpoint; if that one has finished
+    meanwhile, it has ended before.
+    """
     worker_ended, chief_died, led = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def worker(attempt: int) -> int:
@@ -101,7 +115,9 @@ async def test_a_worker_that_ends_while_the_chief_is_dead(successor: str, result
     async with MemoryStepStore() as store:
         found = await supervise(
             lambda spec: worker(spec.attempt) if spec.task_id else chief(spec.attempt),
-            make_spec(_no_task, (), 1, None, None, max_restarts=1, backoff=NO_PAUSES, stop_grace_secs=1.0),
+            make_spec(
+                _no_task, (), 1, None, None, max_restarts=1, backoff=NO_PAUSES, stop_grace_secs=1.0
+            ),
             store,
         )
     assert found == [2, result]
@@ -126,8 +142,17 @@ async def _no_task(task: Task) -> None: ...
         ({"args": "x"}, "args is 'x'; give a tuple"),
         ({"backoff": 0.5}, "backoff is 0.5; give a Backoff"),
         ({"checkpoint_dir": 3}, "checkpoint_dir is 3; give the path"),
-        ({"checkpoint_dir": "s3://bucket/run"}, "checkpoint_dir is 's3://bucket/run'; give the path"),
-        ({"args": (1, 2)}, "main is <function _no_task.*, which is called with the Task and the arguments .1, 2.: too many"),
+        (
+            {"checkpoint_dir": "s3://bucket/run"},
+            "checkpoint_dir is 's3://bucket/run'; give the path",
+        ),
+        (
+            {"args": (1, 2)},
+            (
+                "main is <function _no_task.*, which is called with the Task and the arguments .1,"
+                " 2.: too many"
+            ),
+        ),
         ({"store_options": []}, "store_options is \\[\\]"),
     ],
 )
@@ -149,7 +174,9 @@ async def test_bad_mains() -> None:
     assert isinstance(caught.value.exceptions[0], InvalidArgumentError)
 
 
-needs_pidfd = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs os.pidfd_open of Linux")
+needs_pidfd = pytest.mark.skipif(
+    not hasattr(os, "pidfd_open"), reason="needs os.pidfd_open of Linux"
+)
 
 
 def marked(test: Any) -> Any:
@@ -160,21 +187,33 @@ def marked(test: Any) -> Any:
 @pytest.mark.slow
 async def test_processes(tmp_path: Path) -> None:
     """Each task has its own process and store, and its result is returned."""
-    found = await run_processes(distributed_tasks.about, num_workers=2, run="three", checkpoint_dir=tmp_path)
+    found = await run_processes(
+        distributed_tasks.about, num_workers=2, run="three", checkpoint_dir=tmp_path
+    )
     assert [one["task_id"] for one in found] == [0, 1, 2]
     assert len({one["pid"] for one in found} | {os.getpid()}) == 4
     assert {one["step"] for one in found} == {1, 2, 3}
-    assert all(one["run"] == "three" and one["checkpoint_dir"] == tmp_path and one["attempt"] == 1 for one in found)
+    assert all(
+        one["run"] == "three" and one["checkpoint_dir"] == tmp_path and one["attempt"] == 1
+        for one in found
+    )
 
 
 @marked
 async def test_the_run_of_processes(tmp_path: Path) -> None:
-    """`open_step_store()` opens it. With a random name it is deleted, with another it stays. The asyncio tasks have names."""
+    """`open_step_store()` opens it. With a random name it is deleted, with another it stays. The
+    asyncio tasks have names.
+    """
     store = f"local://{tmp_path}"
     assert await run_processes(distributed_tasks.finds_the_run, num_workers=0) == ["LocalStepStore"]
-    assert await run_processes(distributed_tasks.returns_its_name, num_workers=1, store=store) == ["chief", "worker 1"]
+    assert await run_processes(distributed_tasks.returns_its_name, num_workers=1, store=store) == [
+        "chief",
+        "worker 1",
+    ]
     assert os.listdir(tmp_path) == []
-    await run_processes(distributed_tasks.returns_its_name, num_workers=0, store=store, run="digits")
+    await run_processes(
+        distributed_tasks.returns_its_name, num_workers=0, store=store, run="digits"
+    )
     assert os.listdir(tmp_path) == ["digits"]
 
 
@@ -188,7 +227,9 @@ async def test_the_run_of_processes(tmp_path: Path) -> None:
     ],
 )
 async def test_a_process_that_dies(how: str, message: str, code: int) -> None:
-    """It is restarted with the next attempt, and the others continue. If it dies too often the error names all of that."""
+    """It is restarted with the next attempt, and the others continue. If it dies too often the
+    error names all of that.
+    """
     options: dict[str, Any] = {"num_workers": 1, "backoff": NO_PAUSES}
     assert await run_processes(distributed_tasks.dies, args=(how, 2), **options) == [1, 3]
     with pytest.raises(ExceptionGroup, match="1 of 2 tasks failed") as caught:
@@ -203,7 +244,9 @@ async def test_a_process_that_dies(how: str, message: str, code: int) -> None:
 
 @pytest.mark.slow
 async def test_a_process_that_fails() -> None:
-    """The error of `main` is raised with its traceback, and the others are ended; so is a result that cannot be pickled."""
+    """The error of `main` is raised with its traceback, and the others are ended; so is a result
+    that cannot be pickled.
+    """
     with pytest.raises(ExceptionGroup, match="1 of 3 tasks failed") as caught:
         await run_processes(distributed_tasks.fails, num_workers=2)
     (error,) = caught.value.exceptions
@@ -258,7 +301,9 @@ async def test_cancelling_the_launcher_ends_the_processes(tmp_path: Path) -> Non
     """When the launcher was cancelled, its processes have ended."""
     async with pids_of(tmp_path / "pipe", 2) as pids_written:
         launcher = asyncio.ensure_future(
-            run_processes(distributed_tasks.writes_its_pid, num_workers=1, args=(str(tmp_path / "pipe"),))
+            run_processes(
+                distributed_tasks.writes_its_pid, num_workers=1, args=(str(tmp_path / "pipe"),)
+            )
         )
         pids = await pids_written
         assert await cancel_and_wait(launcher)
@@ -271,7 +316,9 @@ async def test_cancelling_the_launcher_ends_the_processes(tmp_path: Path) -> Non
 @needs_pidfd
 @pytest.mark.parametrize("how", ["kill", "exit"])
 async def test_a_process_that_dies_and_leaves_a_helper(tmp_path: Path, how: str) -> None:
-    """It is restarted, although the process that it has forked holds all of its pipes; that one is ended."""
+    """It is restarted, although the process that it has forked holds all of its pipes; that one is
+    ended.
+    """
     async with pids_of(tmp_path / "pipe", 1) as pids_written:
         main, args = distributed_tasks.dies_with_a_helper, (how, str(tmp_path / "pipe"))
         assert await run_processes(main, num_workers=1, args=args, backoff=NO_PAUSES) == [1, 2]
@@ -322,7 +369,9 @@ async def launched(tmp_path: Path) -> AsyncIterator[tuple[Popen[bytes], list[int
 @needs_pidfd
 @pytest.mark.parametrize("end", ["SIGKILL", "SIGKILL of one that has forked", "SIGTERM"])
 async def test_the_processes_end_with_their_launcher(tmp_path: Path, end: str) -> None:
-    """However it ends, also where a process that it has forked holds its pipes; its directory is removed by the last one."""
+    """However it ends, also where a process that it has forked holds its pipes; its directory is
+    removed by the last one.
+    """
     async with launched(tmp_path) as (launcher, pids):
         assert os.listdir(tmp_path / "temporary") != []
         if "forked" in end:
@@ -354,9 +403,14 @@ def test_the_cause_of_a_death(code: int | None, text: str) -> None:
     assert local._describe_exit(code) == text
 
 
-@pytest.mark.parametrize(("parts", "result"), [(["whole"], b"whole"), (["in ", "two"], b"in two"), (["half"], None), ([], None)])
+@pytest.mark.parametrize(
+    ("parts", "result"),
+    [(["whole"], b"whole"), (["in ", "two"], b"in two"), (["half"], None), ([], None)],
+)
 async def test_a_result_is_whole_or_none(parts: list[str], result: bytes | None) -> None:
-    """It has the length that was announced, also if the pipe is still open; at the end of the pipe what is less is none."""
+    """It has the length that was announced, also if the pipe is still open; at the end of the pipe
+    what is less is none.
+    """
     here: Any = types.SimpleNamespace(pid=os.getpid(), sentinel=0)
     reader, writer = os.pipe()
     receiving = asyncio.ensure_future(local._receive_result(reader, here))
@@ -377,7 +431,9 @@ async def test_a_result_is_whole_or_none(parts: list[str], result: bytes | None)
 
 
 def test_the_view_of_what_is_sent_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error refers to the frame that sends it, and Python 3.13 complains when it collects that with a view."""
+    """An error refers to the frame that sends it, and Python 3.13 complains when it collects that
+    with a view.
+    """
     views: list[memoryview] = []
 
     class Pickler:

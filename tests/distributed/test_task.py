@@ -13,8 +13,21 @@ import pytest
 
 from aiohooks import Backoff
 from aiohooks.distributed import Task
-from aiohooks.distributed.task import TaskSpec, launch, make_spec, run_task, supervise, until_sigterm, unwrap_result
-from aiohooks.errors import AiohooksError, PublisherFinishedError, StoreUnavailableError, TaskDiedError
+from aiohooks.distributed.task import (
+    TaskSpec,
+    launch,
+    make_spec,
+    run_task,
+    supervise,
+    until_sigterm,
+    unwrap_result,
+)
+from aiohooks.errors import (
+    AiohooksError,
+    PublisherFinishedError,
+    StoreUnavailableError,
+    TaskDiedError,
+)
 from aiohooks.stores import MemoryStepStore
 from aiohooks.testing import ManualClock
 from tests.support.waiting import advance_clock, parked, ticks, uncancellable
@@ -38,17 +51,30 @@ async def _end(task: Task, how: Any) -> Any:
 
 def spec_of(how: Any = 7, **options: Any) -> TaskSpec:
     backoff = Backoff(initial_secs=0)
-    return make_spec(_end, (how,), 1, "r", None, **{"max_restarts": 1, "backoff": backoff, "stop_grace_secs": 1.0, **options})
+    return make_spec(
+        _end,
+        (how,),
+        1,
+        "r",
+        None,
+        **{"max_restarts": 1, "backoff": backoff, "stop_grace_secs": 1.0, **options},
+    )
 
 
 def run(how: Any) -> Any:
-    spec = dataclasses.replace(spec_of(how), url="memory://", store_options={}, task_id=1, attempt=3)
+    spec = dataclasses.replace(
+        spec_of(how), url="memory://", store_options={}, task_id=1, attempt=3
+    )
     return unwrap_result(run_task(spec), spec)
 
 
-@pytest.mark.parametrize("before", [{}, {"AIOHOOKS_RUN": "other", "AIOHOOKS_STEP_STORE": "local:///other"}])
+@pytest.mark.parametrize(
+    "before", [{}, {"AIOHOOKS_RUN": "other", "AIOHOOKS_STEP_STORE": "local:///other"}]
+)
 def test_a_task_in_its_process(monkeypatch: pytest.MonkeyPatch, before: dict[str, str]) -> None:
-    """It returns what `main` returns; the run is in the environment meanwhile. An end with code 0 is one without a value."""
+    """It returns what `main` returns; the run is in the environment meanwhile. An end with code 0
+    is one without a value.
+    """
     for name in ("AIOHOOKS_RUN", "AIOHOOKS_STEP_STORE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in before.items():
@@ -58,11 +84,17 @@ def test_a_task_in_its_process(monkeypatch: pytest.MonkeyPatch, before: dict[str
     assert run(SystemExit(None)) is None
     with pytest.raises(SystemExit):
         run(SystemExit(3))
-    assert {name: value for name, value in os.environ.items() if name in ("AIOHOOKS_RUN", "AIOHOOKS_STEP_STORE")} == before
+    assert {
+        name: value
+        for name, value in os.environ.items()
+        if name in ("AIOHOOKS_RUN", "AIOHOOKS_STEP_STORE")
+    } == before
 
 
 def test_an_error_in_its_process() -> None:
-    """It is raised in the launcher, with the task and the traceback as a note; one that cannot be pickled, as its text."""
+    """It is raised in the launcher, with the task and the traceback as a note; one that cannot be
+    pickled, as its text.
+    """
     with pytest.raises(ValueError, match="bad data") as raised:
         run(ValueError("bad data"))
     assert raised.value.__notes__[0].startswith("in the worker 1, attempt 3:\nTraceback")
@@ -94,7 +126,9 @@ async def test_a_task_that_dies_too_often() -> None:
     attempts = Attempts({(1, 1): die, (1, 2): die})
     with pytest.raises(ExceptionGroup, match="1 of 2 tasks failed") as raised:
         await supervise(attempts, spec_of())
-    assert [error.__notes__ for error in raised.value.exceptions] == [["not restarted again after 1 restarts"]]
+    assert [error.__notes__ for error in raised.value.exceptions] == [
+        ["not restarted again after 1 restarts"]
+    ]
     assert attempts.ended == [(1, 1), (1, 2), (0, 1)]
 
 
@@ -145,8 +179,12 @@ class Store(MemoryStepStore):
 
 @pytest.mark.parametrize("forgets", [False, True])
 @pytest.mark.parametrize("error", [None, StoreUnavailableError("it is away")])
-async def test_the_end_of_a_run(forgets: bool, error: Exception | None, caplog: pytest.LogCaptureFixture) -> None:
-    """A run with a random name is deleted, or the log says why not; a chief that dies meanwhile is restarted all the same."""
+async def test_the_end_of_a_run(
+    forgets: bool, error: Exception | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A run with a random name is deleted, or the log says why not; a chief that dies meanwhile is
+    restarted all the same.
+    """
     store = Store()
     store.calls, store.error = [], error
     ends = {(0, 1): lambda: die(0), (0, 2): lambda: 1, (1, 1): lambda: 2}
@@ -154,13 +192,19 @@ async def test_the_end_of_a_run(forgets: bool, error: Exception | None, caplog: 
     assert "it died; restarting it in 0.0 s, attempt 2" in caplog.text
     assert store.calls == [*["forget"] * forgets, "close"]
     assert ("could not be deleted: it is away" in caplog.text) is (forgets and error is not None)
-    assert ("cannot read whether the chief has a successor: it is away" in caplog.text) is (error is not None)
+    assert ("cannot read whether the chief has a successor: it is away" in caplog.text) is (
+        error is not None
+    )
 
 
 async def test_tasks_that_do_not_end(clock: ManualClock) -> None:
-    """A launcher that is cancelled waits for them; cancelled again, for twice the grace period and five seconds more."""
+    """A launcher that is cancelled waits for them; cancelled again, for twice the grace period and
+    five seconds more.
+    """
     released = asyncio.Event()
-    launcher = await parked(supervise(lambda spec: uncancellable(released), spec_of(stop_grace_secs=1.5)))
+    launcher = await parked(
+        supervise(lambda spec: uncancellable(released), spec_of(stop_grace_secs=1.5))
+    )
     try:
         for _ in range(2):
             await ticks(20)
@@ -176,7 +220,9 @@ async def test_tasks_that_do_not_end(clock: ManualClock) -> None:
 
 
 async def test_sigterm_ends_what_a_launcher_runs() -> None:
-    """It is cancelled, and the program ends with the code of the signal; a program that handles the signal itself continues."""
+    """It is cancelled, and the program ends with the code of the signal; a program that handles the
+    signal itself continues.
+    """
     ended: list[str] = []
 
     async def running() -> str:

@@ -1,1 +1,3 @@
-"""`compose` over classes of real frameworks: their own runners, and models that answer from a list."""
+"""`compose` over classes of real frameworks: their own runners, and models that answer from a
+list.
+"""

@@ -35,7 +35,9 @@ def client(middleware: Middleware) -> Client[Any]:
 
 
 async def test_middlewares_are_nested_and_calls_run_beside_each_other() -> None:
-    """With `"wrap"` the first middleware is outside; two tool calls are inside at the same time, and see its variables."""
+    """With `"wrap"` the first middleware is outside; two tool calls are inside at the same time,
+    and see its variables.
+    """
     order: list[str] = []
 
     class Outside(Middleware):
@@ -52,7 +54,9 @@ async def test_middlewares_are_nested_and_calls_run_beside_each_other() -> None:
 
     barrier = asyncio.Barrier(2)
     async with client(ah.compose(Middleware, [Outside(), Inside()], results="wrap")) as caller:
-        answers = await asyncio.gather(*(caller.call_tool("weather", {"city": city}) for city in ("Bergen", "Rome")))
+        answers = await asyncio.gather(
+            *(caller.call_tool("weather", {"city": city}) for city in ("Bergen", "Rome"))
+        )
     assert [answer.data for answer in answers] == ["rain in Bergen for ada", "rain in Rome for ada"]
     assert order == ["out", "out", "in", "in"]
 
@@ -93,7 +97,9 @@ async def test_a_check_is_not_bypassed() -> None:
 
 
 def test_middlewares_need_a_way_to_be_joined() -> None:
-    """Two middlewares called beside each other would run the tool twice: without `results=` they are refused."""
+    """Two middlewares called beside each other would run the tool twice: without `results=` they
+    are refused.
+    """
 
     class Log(Middleware):
         async def on_message(self, context: Any, call_next: Any) -> Any:

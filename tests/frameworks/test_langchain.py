@@ -27,7 +27,10 @@ async def weather(city: str) -> str:
 
 async def run(handler: AsyncCallbackHandler) -> list[str]:
     """Let a model ask for two tool calls at the same time, and return their answers."""
-    calls = [{"name": "weather", "args": {"city": city}, "id": city, "type": "tool_call"} for city in ("Bergen", "Rome")]
+    calls = [
+        {"name": "weather", "args": {"city": city}, "id": city, "type": "tool_call"}
+        for city in ("Bergen", "Rome")
+    ]
     model = GenericFakeChatModel(messages=iter([AIMessage("", tool_calls=calls)]))
     answer = await model.ainvoke("the weather?", {"callbacks": [handler]})
     messages = await weather.abatch(list(answer.tool_calls), {"callbacks": [handler]})
@@ -35,14 +38,18 @@ async def run(handler: AsyncCallbackHandler) -> list[str]:
 
 
 class Handler(AsyncCallbackHandler):
-    """What all handlers here have: errors come out, and calls are awaited in the task of the tool."""
+    """What all handlers here have: errors come out, and calls are awaited in the task of the
+    tool.
+    """
 
     raise_error = True
     run_inline = True
 
 
 async def test_handlers_overlap_in_parallel_tool_calls() -> None:
-    """Two handlers and two tool calls: four calls are active at the same time; a tool sees the variables that handlers set."""
+    """Two handlers and two tool calls: four calls are active at the same time; a tool sees the
+    variables that handlers set.
+    """
 
     class Meet(Handler):
         async def on_tool_start(self, serialized: Any, input_str: str, **_: Any) -> None:
@@ -50,13 +57,16 @@ async def test_handlers_overlap_in_parallel_tool_calls() -> None:
             user.set("ada" if "Bergen" in input_str else "bob")
 
     class MeetToo:
-        async def on_tool_start(self, serialized: dict[str, Any], input_str: str, **kwargs: Any) -> None:
+        async def on_tool_start(
+            self, serialized: dict[str, Any], input_str: str, **kwargs: Any
+        ) -> None:
             await barrier.wait()
 
     barrier = asyncio.Barrier(4)
     assert await run(ah.compose(AsyncCallbackHandler, [Meet(), MeetToo()])) == [
-        "rain in Bergen for ada", "rain in Rome for bob"
-    ]  # fmt: skip
+        "rain in Bergen for ada",
+        "rain in Rome for bob",
+    ]
 
 
 def test_a_handler_that_cannot_take_the_keywords_is_refused() -> None:

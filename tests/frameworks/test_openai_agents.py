@@ -7,8 +7,22 @@ import json
 from typing import Any
 
 import pytest
-from agents import Agent, AgentHooks, Model, ModelResponse, RunConfig, RunHooks, Runner, Usage, function_tool
-from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
+from agents import (
+    Agent,
+    AgentHooks,
+    Model,
+    ModelResponse,
+    RunConfig,
+    RunHooks,
+    Runner,
+    Usage,
+    function_tool,
+)
+from openai.types.responses import (
+    ResponseFunctionToolCall,
+    ResponseOutputMessage,
+    ResponseOutputText,
+)
 
 import aiohooks as ah
 from aiohooks.errors import InvalidHookError
@@ -19,14 +33,19 @@ pytestmark = pytest.mark.every_python
 def tool_call(name: str, **arguments: str) -> ResponseFunctionToolCall:
     """Make a model's request to call a tool."""
     return ResponseFunctionToolCall(
-        type="function_call", name=name, call_id=f"{name} {arguments}", arguments=json.dumps(arguments)
+        type="function_call",
+        name=name,
+        call_id=f"{name} {arguments}",
+        arguments=json.dumps(arguments),
     )
 
 
 def sentence(text: str) -> ResponseOutputMessage:
     """Make a model's last answer."""
     content = ResponseOutputText(type="output_text", text=text, annotations=[])
-    return ResponseOutputMessage(id="1", type="message", role="assistant", status="completed", content=[content])
+    return ResponseOutputMessage(
+        id="1", type="message", role="assistant", status="completed", content=[content]
+    )
 
 
 class ScriptedModel(Model):
@@ -48,11 +67,17 @@ async def weather(city: str) -> str:
     return f"rain in {city}"
 
 
-async def run(run_hooks: RunHooks[Any] | None = None, agent_hooks: AgentHooks[Any] | None = None) -> str:
+async def run(
+    run_hooks: RunHooks[Any] | None = None, agent_hooks: AgentHooks[Any] | None = None
+) -> str:
     """Run an agent that makes two tool calls at the same time, and return its answer."""
-    model = ScriptedModel([tool_call("weather", city="Bergen"), tool_call("weather", city="Rome")], [sentence("done")])
+    model = ScriptedModel(
+        [tool_call("weather", city="Bergen"), tool_call("weather", city="Rome")], [sentence("done")]
+    )
     agent = Agent[Any](name="forecaster", model=model, tools=[weather], hooks=agent_hooks)
-    done = await Runner.run(agent, "the weather?", hooks=run_hooks, run_config=RunConfig(tracing_disabled=True))
+    done = await Runner.run(
+        agent, "the weather?", hooks=run_hooks, run_config=RunConfig(tracing_disabled=True)
+    )
     return str(done.final_output)
 
 
@@ -67,7 +92,9 @@ class Meet(RunHooks[Any]):
 
 
 async def test_agent_hooks_overlap_with_run_hooks() -> None:
-    """An agent's own hooks are composed likewise; a hook need not derive from the framework's class."""
+    """An agent's own hooks are composed likewise; a hook need not derive from the framework's
+    class.
+    """
 
     class MeetAgent:
         async def on_tool_start(self, context: Any, agent: Any, tool: Any) -> None:
@@ -99,5 +126,7 @@ def test_a_hook_with_none_of_the_methods_is_refused() -> None:
     class Greeting:
         async def on_start(self, *_: Any) -> None: ...
 
-    with pytest.raises(InvalidHookError, match=r"Greeting.*has none of the methods of RunHooksBase.*on_agent_start"):
+    with pytest.raises(
+        InvalidHookError, match=r"Greeting.*has none of the methods of RunHooksBase.*on_agent_start"
+    ):
         ah.compose(RunHooks, [Greeting()])

@@ -23,7 +23,9 @@ Capability = AbstractCapability[Any]
 async def answer(messages: list[ModelMessage], _: AgentInfo) -> ModelResponse:
     """Ask for two tool calls at the same time, then say what they returned."""
     if len(messages) == 1:
-        return ModelResponse(parts=[ToolCallPart("weather", {"city": city}) for city in ("Bergen", "Rome")])
+        return ModelResponse(
+            parts=[ToolCallPart("weather", {"city": city}) for city in ("Bergen", "Rome")]
+        )
     results = [str(part.content) for part in messages[-1].parts if part.part_kind == "tool-return"]
     return ModelResponse(parts=[TextPart(", ".join(results))])
 
@@ -53,22 +55,31 @@ async def test_hooks_that_return_nothing_overlap_and_their_variables_are_seen() 
             await barrier.wait()
 
     barrier = asyncio.Barrier(2)
-    assert await run(ah.compose(Capability, [Audit(), Identify()])) == "rain in Bergen for ada, rain in Rome for ada"
+    assert (
+        await run(ah.compose(Capability, [Audit(), Identify()]))
+        == "rain in Bergen for ada, rain in Rome for ada"
+    )
 
 
 async def test_wrapped_tool_calls_run_beside_each_other() -> None:
-    """With `"wrap"` the hooks are nested, the first one outside; both tool calls are inside at the same time."""
+    """With `"wrap"` the hooks are nested, the first one outside; both tool calls are inside at the
+    same time.
+    """
 
     class Brackets(Capability):
         def __init__(self, text: str) -> None:
             self.text = text
 
-        async def wrap_tool_execute(self, ctx: Any, *, call: Any, tool_def: Any, args: dict[str, Any], handler: Any) -> Any:
+        async def wrap_tool_execute(
+            self, ctx: Any, *, call: Any, tool_def: Any, args: dict[str, Any], handler: Any
+        ) -> Any:
             await barrier.wait()
             return self.text[0] + await handler(args) + self.text[1]
 
     barrier = asyncio.Barrier(2)
-    capability = ah.compose(Capability, [Brackets("()"), Brackets("[]")], results={"wrap_tool_execute": "wrap"})
+    capability = ah.compose(
+        Capability, [Brackets("()"), Brackets("[]")], results={"wrap_tool_execute": "wrap"}
+    )
     assert await run(capability) == "([rain in Bergen for no one]), ([rain in Rome for no one])"
 
 
@@ -79,23 +90,31 @@ async def test_a_value_is_passed_from_hook_to_hook() -> None:
         def __init__(self, old: str, new: str) -> None:
             self.names = {old: new}
 
-        async def before_tool_execute(self, ctx: Any, *, call: Any, tool_def: Any, args: dict[str, Any]) -> dict[str, Any]:
+        async def before_tool_execute(
+            self, ctx: Any, *, call: Any, tool_def: Any, args: dict[str, Any]
+        ) -> dict[str, Any]:
             return {"city": self.names.get(args["city"], args["city"])}
 
     hooks = [Rename("Rome", "Oslo"), Rename("Oslo", "Lima")]
-    assert "Lima" in await run(ah.compose(Capability, hooks, results={"before_tool_execute": "chain"}))
+    assert "Lima" in await run(
+        ah.compose(Capability, hooks, results={"before_tool_execute": "chain"})
+    )
 
 
 def test_only_methods_of_the_hooks_are_overridden() -> None:
-    """pydantic-ai asks which methods a capability overrides: the composite overrides what its hooks implement."""
+    """pydantic-ai asks which methods a capability overrides: the composite overrides what its hooks
+    implement.
+    """
 
     class Audit(Capability):
         async def before_run(self, ctx: Any) -> None: ...
 
     kind = type(ah.compose(Capability, [Audit(), Audit()]))
-    assert {name for name in dir(AbstractCapability) if getattr(kind, name) is not getattr(AbstractCapability, name)} >= {
-        "before_run"
-    }
+    assert {
+        name
+        for name in dir(AbstractCapability)
+        if getattr(kind, name) is not getattr(AbstractCapability, name)
+    } >= {"before_run"}
     assert kind.wrap_model_request is AbstractCapability.wrap_model_request
 
 
@@ -112,7 +131,9 @@ def test_several_answers_without_a_way_to_join_them_are_refused() -> None:
 
 
 def test_a_hook_that_would_take_the_groups_place_is_refused() -> None:
-    """`for_run` answers with the capability of the run: that of one hook would replace all of them."""
+    """`for_run` answers with the capability of the run: that of one hook would replace all of
+    them.
+    """
 
     class Fresh(Capability):
         async def for_run(self, ctx: Any) -> Capability:

@@ -25,13 +25,17 @@ user: contextvars.ContextVar[str] = contextvars.ContextVar("user")
 
 
 class HTTPHooks:
-    """What may be done around a request; `on_request` of all hooks overlaps, `dispatch` is nested."""
+    """What may be done around a request; `on_request` of all hooks overlaps, `dispatch` is
+    nested.
+    """
 
     async def on_request(self, request: Request) -> None:
         """Look at a request before it is answered."""
 
     @ah.point("wrap")
-    async def dispatch(self, request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+    async def dispatch(
+        self, request: Request, call_next: Callable[[Request], Awaitable[Response]]
+    ) -> Response:
         """Answer a request."""
         await self.on_request(request)
         return await call_next(request)
@@ -43,13 +47,20 @@ async def get(hooks: HTTPHooks, *paths: str) -> list[httpx.Response]:
     async def page(request: Request) -> Response:
         return PlainTextResponse(f"{request.url.path} for {user.get('no one')}")
 
-    app = Starlette(routes=[Route("/{name}", page)], middleware=[Middleware(BaseHTTPMiddleware, dispatch=hooks.dispatch)])
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+    app = Starlette(
+        routes=[Route("/{name}", page)],
+        middleware=[Middleware(BaseHTTPMiddleware, dispatch=hooks.dispatch)],
+    )
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://test"
+    ) as client:
         return await asyncio.gather(*(client.get(path) for path in paths))
 
 
 async def test_dispatch_is_nested_and_requests_run_beside_each_other() -> None:
-    """One `BaseHTTPMiddleware` calls all hooks: what one does is around what the next does, for both requests."""
+    """One `BaseHTTPMiddleware` calls all hooks: what one does is around what the next does, for
+    both requests.
+    """
 
     class Header(BaseHTTPMiddleware):
         def __init__(self, text: str) -> None:
@@ -64,12 +75,15 @@ async def test_dispatch_is_nested_and_requests_run_beside_each_other() -> None:
     barrier = asyncio.Barrier(2)
     answers = await get(ah.compose(HTTPHooks, [Header("a"), Header("b")]), "/x", "/y")
     assert [(answer.text, answer.headers["x-hooks"]) for answer in answers] == [
-        ("/x for no one", "ba"), ("/y for no one", "ba")
-    ]  # fmt: skip
+        ("/x for no one", "ba"),
+        ("/y for no one", "ba"),
+    ]
 
 
 async def test_checks_overlap_and_set_variables() -> None:
-    """`on_request` of two hooks and two requests: four calls at the same time; the page sees what a hook has set."""
+    """`on_request` of two hooks and two requests: four calls at the same time; the page sees what a
+    hook has set.
+    """
 
     class Identify:
         async def on_request(self, request: Request) -> None:
@@ -86,6 +100,8 @@ async def test_checks_overlap_and_set_variables() -> None:
 
 
 def test_a_pure_asgi_middleware_is_refused() -> None:
-    """A class with nothing but `__call__` holds its application: there is no method to call several of."""
+    """A class with nothing but `__call__` holds its application: there is no method to call several
+    of.
+    """
     with pytest.raises(InvalidHookError, match="GZipMiddleware"):
         ah.compose(GZipMiddleware, [GZipMiddleware(Starlette())])

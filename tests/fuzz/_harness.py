@@ -17,7 +17,9 @@ Method = Callable[..., Any]
 
 @contextlib.contextmanager
 def scratch() -> Generator[Path]:
-    """Make a temporary directory for the block, in memory if possible, where fsync costs nothing."""
+    """Make a temporary directory for the block, in memory if possible, where fsync costs
+    nothing.
+    """
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="aiohooks-", dir=memory) as path:
         yield Path(path)
@@ -36,7 +38,11 @@ def log_disabled() -> Generator[None]:
 
 @contextlib.contextmanager
 def replaced(owner: type | types.ModuleType, name: str, replacement: Method) -> Generator[None]:
-    """Replace `owner.name` in the block by a function that gets the original one, and then its arguments."""
+    """Replace `owner.name` in the block by a function that gets the original one, and then its
+    arguments.
+    """
     original = vars(owner)[name]
-    with mock.patch.object(owner, name, lambda *args, **options: replacement(original, *args, **options)):
+    with mock.patch.object(
+        owner, name, lambda *args, **options: replacement(original, *args, **options)
+    ):
         yield

@@ -1,9 +1,11 @@
-"""The server of `tests.fuzz.service_stop`: a service whose session is held in one phase of its life.
+"""The server of `tests.fuzz.service_stop`: a service whose session is held in one phase of its
+life.
 
     python -m tests.fuzz._stopped_service SERVER PHASE LISTENER_FD GRACE_SECS
 
-`GET /go` lets the session enter the phase, and "held" is printed once it is there; most phases end after a byte on the standard
-input. Every phase has the reason that clients which wait for a step must get.
+`GET /go` lets the session enter the phase, and "held" is printed once it is there; most phases end
+after a byte on the standard input. Every phase has the reason that clients which wait for a step
+must get.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ SERVERS = ("uvicorn", "hypercorn")
 SERVER_GRACES = 5
 """How long a server waits for its clients, in grace periods of the session."""
 LIMIT_GRACES = SERVER_GRACES + 2
-"""How long the end of the process may take, from the signal on: see "Ending" in docs/guides/services.md."""
+"""How long the end of the process may take, from the signal on: see "Ending" in
+docs/guides/services.md.
+"""
 BACKLOG = 4096
 
 SIGTERM = "the session makes no more steps: the server received SIGTERM"
@@ -81,7 +85,9 @@ def print_held() -> None:
 
 Loop = Callable[[ah.AsyncMonitoredSession], Awaitable[None]]
 Make = Callable[[Hold, str], tuple[ah.AsyncMonitoredSession, Loop]]
-"""Makes a session that is held in its phase, and its loop of steps; gets the directory of its checkpoints as well."""
+"""Makes a session that is held in its phase, and its loop of steps; gets the directory of its
+checkpoints as well.
+"""
 
 
 class Phase(NamedTuple):
@@ -91,7 +97,9 @@ class Phase(NamedTuple):
     reason: str = SIGTERM
     """What clients get that wait for a step."""
     notifies: bool = True
-    """Whether something in the session prints that it is in the phase; otherwise it is there from the beginning, or has ended."""
+    """Whether something in the session prints that it is in the phase; otherwise it is there from
+    the beginning, or has ended.
+    """
     ends: bool = False
     """Whether the loop ends the session before the signal."""
 
@@ -146,7 +154,9 @@ def model() -> ah.Graph:
 
 async def save(directory: str) -> None:
     """Make a checkpoint to restore."""
-    async with session_of(saved_model(directory), ah.CheckpointSaverHook(every=ah.Every(steps=1))) as session:
+    async with session_of(
+        saved_model(directory), ah.CheckpointSaverHook(every=ah.Every(steps=1))
+    ) as session:
         await session.run("train")
 
 
@@ -201,7 +211,10 @@ def saved_model(directory: str) -> ah.ChiefSessionCreator:
 
 def in_hook(method: str, then: Loop) -> Make:
     """Return a phase inside a hook."""
-    return lambda hold, directory: (session_of(model(), HoldingHook(hold, method)), after_hold(hold, then))
+    return lambda hold, directory: (
+        session_of(model(), HoldingHook(hold, method)),
+        after_hold(hold, then),
+    )
 
 
 def waiting_for(options: Callable[[], dict[str, Any]], loop: Loop) -> Make:
@@ -273,7 +286,9 @@ def recovering(backoff: ah.Backoff, hold_in: str) -> Make:
             return {"loss": 0}
 
         policy = ah.RecoveryPolicy(backoff=backoff)
-        return session_of(step, HoldingHook(hold, hold_in, 2), recovery=policy), after_hold(hold, run_once("loss"))
+        return session_of(step, HoldingHook(hold, hold_in, 2), recovery=policy), after_hold(
+            hold, run_once("loss")
+        )
 
     return make
 
@@ -332,7 +347,9 @@ def make_app(phase: Phase, hold: Hold, directory: str, grace_secs: float) -> Sta
 
     async def waiting(request: Request) -> JSONResponse:
         gc.collect()
-        return JSONResponse([service._waiters, service._streams, tracemalloc.get_traced_memory()[0]])
+        return JSONResponse(
+            [service._waiters, service._streams, tracemalloc.get_traced_memory()[0]]
+        )
 
     routes = [Mount("/training", service), Route("/go", go), Route("/waiting", waiting)]
     return Starlette(routes=routes, lifespan=service.lifespan)
@@ -343,7 +360,9 @@ def serve(server: str, app: Starlette, listener: socket.socket, grace_secs: floa
     server_secs = math.ceil(SERVER_GRACES * grace_secs)
     if server == "uvicorn":
         options: dict[str, Any] = {"log_level": "error", "access_log": False, "backlog": BACKLOG}
-        uvicorn.Server(uvicorn.Config(app, timeout_graceful_shutdown=server_secs, **options)).run([listener])
+        uvicorn.Server(uvicorn.Config(app, timeout_graceful_shutdown=server_secs, **options)).run(
+            [listener]
+        )
     else:
         config = hypercorn.Config()
         config.bind = [f"fd://{listener.detach()}"]

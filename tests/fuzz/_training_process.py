@@ -1,7 +1,8 @@
 """Runs an example that trains, in a process that reports every committed step.
 
-The processes are forked from a server that has imported this module, and with it what the example imports, which saves seconds
-for each of them; torch only where an example needs it. The example itself is executed anew.
+The processes are forked from a server that has imported this module, and with it what the example
+imports, which saves seconds for each of them; torch only where an example needs it. The example
+itself is executed anew.
 """
 
 from __future__ import annotations
@@ -25,10 +26,14 @@ from aiohooks.session import creators
 from tests.support.source import ROOT
 
 RECORD = struct.Struct("<?q119x")
-"""Whether the step was restored, and the step; so long that a pipe of one page is full after a few."""
+"""Whether the step was restored, and the step; so long that a pipe of one page is full after a
+few.
+"""
 
 
-def start(steps_fd: int, output_fd: int, example: str, options: Sequence[str], *, background: bool) -> ForkServerProcess:
+def start(
+    steps_fd: int, output_fd: int, example: str, options: Sequence[str], *, background: bool
+) -> ForkServerProcess:
     """Start a process that runs an example with these options.
 
     Args:
@@ -36,12 +41,19 @@ def start(steps_fd: int, output_fd: int, example: str, options: Sequence[str], *
         output_fd: its standard output and error output.
         example: the name of its file.
         options: of the example.
-        background: whether its checkpoints are written in the background, although the example waits for them.
+        background: whether its checkpoints are written in the background, although the example
+            waits for them.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # a server with threads cannot fork
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, *(["torch"] if "torch" in example else [])])
-    arguments = (DupFd(steps_fd), DupFd(output_fd), str(ROOT / "examples" / example), [*options], background)
+    arguments = (
+        DupFd(steps_fd),
+        DupFd(output_fd),
+        str(ROOT / "examples" / example),
+        [*options],
+        background,
+    )
     process = context.Process(target=_train, args=arguments, daemon=True)
     process.start()
     return process

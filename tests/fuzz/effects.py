@@ -1,12 +1,14 @@
-"""Effects of trainings that are killed and recover at random: each kept step has all of them, and no undone step has any.
+"""Effects of trainings that are killed and recover at random: each kept step has all of them, and
+no undone step has any.
 
     python -m tests.fuzz.effects --count 2000 --seed 0
     python -m tests.fuzz.effects --injected-bugs
 
-Each training is run by processes that are killed with SIGKILL, at a random event of the program or at any moment, and recovers
-from failures of its step and of hooks. Steps, hooks and a group record effects of three kinds, of which two are slow or fail,
-before or after the receiver has got them. What was recorded and received is written to files, which outlive the processes; each
-execution of a step has a name of its own, and the variables have the names of those that count in the end.
+Each training is run by processes that are killed with SIGKILL, at a random event of the program or
+at any moment, and recovers from failures of its step and of hooks. Steps, hooks and a group record
+effects of three kinds, of which two are slow or fail, before or after the receiver has got them.
+What was recorded and received is written to files, which outlive the processes; each execution of a
+step has a name of its own, and the variables have the names of those that count in the end.
 """
 
 from __future__ import annotations
@@ -87,7 +89,9 @@ class Life:
             if self.rng.random() < 0.6:
                 self.last = int(self.rng.expovariate(1 / 60))
             else:
-                signal.setitimer(signal.ITIMER_REAL, self.rng.uniform(0.001, 0.08))  # the signal's default action is the end
+                signal.setitimer(
+                    signal.ITIMER_REAL, self.rng.uniform(0.001, 0.08)
+                )  # the signal's default action is the end
         self.executions = itertools.count()
         self.execution = ""
         self.kept: Sequence[str] = ()
@@ -169,7 +173,9 @@ class Life:
             life.may_fail("step")
             return (*executions, life.execution)
 
-        graph.train_op(updates="executions", name="train")(train if program.waits else train_plainly)
+        graph.train_op(updates="executions", name="train")(
+            train if program.waits else train_plainly
+        )
 
         class Begins(ah.SessionRunHook):
             order = -1
@@ -223,7 +229,10 @@ class Life:
                 drain_secs=None,
             ),
             ah.CheckpointSaverHook(
-                every=ah.Every(steps=program.every), listeners=[Noted()], background=program.background, on_busy=program.on_busy
+                every=ah.Every(steps=program.every),
+                listeners=[Noted()],
+                background=program.background,
+                on_busy=program.on_busy,
             ),
             ah.StopAtStepHook(last_step=program.steps),
         ]
@@ -235,7 +244,9 @@ class Life:
             restore=program.restore,
             after_commit=program.after_commit,
         )
-        creator = ah.ChiefSessionCreator(graph, checkpoint_dir=ah.Saver(self.folder / "checkpoints", keep=KeepNewest(2)))
+        creator = ah.ChiefSessionCreator(
+            graph, checkpoint_dir=ah.Saver(self.folder / "checkpoints", keep=KeepNewest(2))
+        )
         async with ah.AsyncMonitoredSession(creator, hooks, recovery=policy) as session:
             async for _ in session.steps("train"):
                 self.event()
@@ -280,8 +291,12 @@ def violations(folder: Path, tally: Counter[str]) -> list[str]:
     found: list[str] = []
     kept = json.loads((folder / "kept").read_text())
     recorded, received = lines(folder / "recorded"), lines(folder / "received")
-    expected = {key: (kind, payload) for execution, kind, key, payload in recorded if execution in kept}
-    if len(expected) < len({(execution, kind, key) for execution, kind, key, _ in recorded if execution in kept}):
+    expected = {
+        key: (kind, payload) for execution, kind, key, payload in recorded if execution in kept
+    }
+    if len(expected) < len(
+        {(execution, kind, key) for execution, kind, key, _ in recorded if execution in kept}
+    ):
         found.append("two effects have one key")
     if len(kept) != len({*kept}):
         found.append(f"an execution counts twice: {kept}")
@@ -313,13 +328,21 @@ def violations(folder: Path, tally: Counter[str]) -> list[str]:
         if key not in expected:
             found.append(f"{key} of an undone step was delivered: {payload}")
         elif expected[key] != (kind, payload):
-            found.append(f"{key} was delivered as {(kind, payload)}, and the step that is kept has {expected[key]}")
-    found += [f"{key} was not delivered" for key in sorted(expected.keys() - got.keys(), key=places.__getitem__)]
+            found.append(
+                f"{key} was delivered as {(kind, payload)}, and the step that is kept has"
+                f" {expected[key]}"
+            )
+    found += [
+        f"{key} was not delivered"
+        for key in sorted(expected.keys() - got.keys(), key=places.__getitem__)
+    ]
     for kind, steps in order.items():
         if steps != sorted(steps):
             found.append(f"{kind} was delivered in another order: steps {steps}")
     tally["kept"] += len(expected)
-    tally["undone"] += len({(execution, key) for execution, _, key, _ in recorded if execution not in kept})
+    tally["undone"] += len(
+        {(execution, key) for execution, _, key, _ in recorded if execution not in kept}
+    )
     tally["executions"] += len({execution for execution, *_ in recorded})
     tally["steps"] += len(kept)
     return found
@@ -328,14 +351,20 @@ def violations(folder: Path, tally: Counter[str]) -> list[str]:
 def run_programs(count: int, seed: int, report: Callable[[str], None], tally: Counter[str]) -> int:
     """Run so many programs; report each that breaks a promise, and return how many."""
     wrong = 0
-    for module in ("aiohooks.checkpoint._encoding", "aiohooks.session.monitored", "anyio._backends._asyncio"):
+    for module in (
+        "aiohooks.checkpoint._encoding",
+        "aiohooks.session.monitored",
+        "anyio._backends._asyncio",
+    ):
         importlib.import_module(module)  # here, and not in each fork
     with log_disabled():
         for number in range(count):
             program = generate(seed, number)
             with scratch() as folder:
                 try:
-                    lives = next(life for life in itertools.count(1) if live(program, life - 1, folder))
+                    lives = next(
+                        life for life in itertools.count(1) if live(program, life - 1, folder)
+                    )
                     found = violations(folder, tally)
                 except RuntimeError as error:
                     found = [str(error)]
@@ -374,7 +403,9 @@ def _take_all(original: Any, self: Any) -> None:
     original(self)
 
 
-def _ignore_failure(original: Any, self: Any, name: str, kind: Any, one: Any, error: Exception) -> None:
+def _ignore_failure(
+    original: Any, self: Any, name: str, kind: Any, one: Any, error: Exception
+) -> None:
     original(self, name, kind, one, error)
     kind.ready.popitem(last=False)
 
@@ -418,32 +449,48 @@ def bug(name: str) -> Generator[None]:
 def finds(name: str, most: int = 60) -> int | None:
     """Return the number of the first training that finds a bug."""
     with bug(name):
-        return next((number for number in range(most) if run_programs(1, 1000 + number, lambda _: None, Counter())), None)
+        return next(
+            (
+                number
+                for number in range(most)
+                if run_programs(1, 1000 + number, lambda _: None, Counter())
+            ),
+            None,
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.fuzz.effects", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tests.fuzz.effects",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--count", type=int, default=2000, help="how many trainings (default %(default)s)")
+    parser.add_argument(
+        "--count", type=int, default=2000, help="how many trainings (default %(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--injected-bugs", action="store_true", help="show that each injected bug is found")
+    parser.add_argument(
+        "--injected-bugs", action="store_true", help="show that each injected bug is found"
+    )
     options = parser.parse_args(arguments)
     if options.count < 1:
         parser.error("--count is at least 1")
     if options.injected_bugs:
         found = {name: finds(name) for name in BUGS}
         for name, number in found.items():
-            print(f"{name}: {'NOT FOUND' if number is None else f'found by training {number + 1}'}", flush=True)
+            print(
+                f"{name}: {'NOT FOUND' if number is None else f'found by training {number + 1}'}",
+                flush=True,
+            )
         return int(None in found.values())
     tally = Counter[str]()
     wrong = run_programs(options.count, options.seed, lambda text: print(text, flush=True), tally)
     print(
-        f"{options.count} trainings with {tally['kills']} kills, {wrong} of which broke a promise\n"
-        f"{tally['executions']} executions of steps, {tally['steps']} of them kept\n"
-        f"{tally['kept']} effects of the kept ones, all delivered, {tally['repeated']} times again under the same key\n"
-        f"{tally['undone']} effects of the others, none delivered",
+        f"{options.count} trainings with {tally['kills']} kills, {wrong} of which broke a"
+        f" promise\n{tally['executions']} executions of steps, {tally['steps']} of them"
+        f" kept\n{tally['kept']} effects of the kept ones, all delivered, {tally['repeated']} times"
+        f" again under the same key\n{tally['undone']} effects of the others, none delivered",
         flush=True,
     )
     return int(bool(wrong))

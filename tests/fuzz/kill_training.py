@@ -2,17 +2,20 @@
 
     python -m tests.fuzz.kill_training --kills 30
 
-An example runs as a process, is killed with SIGKILL at random points and started again; then it runs to its end. What it
-has learned must equal that of an uninterrupted run to the last bit, and each restart must continue from a step that is not
-farther back than promised: one checkpoint interval where training waits for the disk, two where it continues in a write.
+An example runs as a process, is killed with SIGKILL at random points and started again; then it
+runs to its end. What it has learned must equal that of an uninterrupted run to the last bit, and
+each restart must continue from a step that is not farther back than promised: one checkpoint
+interval where training waits for the disk, two where it continues in a write.
 
-    waiting, background   examples/train_digits.py with one worker, which waits for the disk by itself; the weights are
-                          compared
-    torch                 examples/train_torch.py (AdamW, a scheduler, dropout, bfloat16, shuffled batches taken ahead,
-                          evaluations beside the training); all that it tracks is compared, and the records of all steps
+    waiting, background   examples/train_digits.py with one worker, which waits for the disk by
+                          itself; the weights are compared
+    torch                 examples/train_torch.py (AdamW, a scheduler, dropout, bfloat16, shuffled
+                          batches taken ahead, evaluations beside the training); all that it tracks
+                          is compared, and the records of all steps
 
-The points are events, not times: the n-th committed step, the n-th line of output, or the n-th change in the checkpoint
-directory (a file made, written, closed, renamed, removed), which is inside a save as a rule.
+The points are events, not times: the n-th committed step, the n-th line of output, or the n-th
+change in the checkpoint directory (a file made, written, closed, renamed, removed), which is inside
+a save as a rule.
 """
 
 from __future__ import annotations
@@ -63,8 +66,14 @@ class KillPoint(NamedTuple):
 def kill_points(kills: int, seed: int) -> list[KillPoint]:
     """Return random points; every second one is a change of the directory."""
     order = random.Random(seed)
-    latest: dict[Kind, int] = {"step": INTERVAL * 5 // 2, "line": 4, "file": 45}  # a save makes about 15
-    kinds: list[Kind] = [order.choice(("step", "step", "line")) if number % 2 else "file" for number in range(kills)]
+    latest: dict[Kind, int] = {
+        "step": INTERVAL * 5 // 2,
+        "line": 4,
+        "file": 45,
+    }  # a save makes about 15
+    kinds: list[Kind] = [
+        order.choice(("step", "step", "line")) if number % 2 else "file" for number in range(kills)
+    ]
     return [KillPoint(kind, order.randint(1, latest[kind])) for kind in kinds]
 
 
@@ -75,7 +84,9 @@ class DirectoryWatch(_notify.Inotify):
     _MOVED_FROM = 0x40
     _MOVED_TO = 0x80
     _IS_DIRECTORY = 0x40000000
-    _MASK = _CREATE | _notify.MODIFY | _notify.CLOSE_WRITE | _MOVED_FROM | _MOVED_TO | _notify.DELETE
+    _MASK = (
+        _CREATE | _notify.MODIFY | _notify.CLOSE_WRITE | _MOVED_FROM | _MOVED_TO | _notify.DELETE
+    )
     _EVENT = struct.Struct("iIII")
 
     def __init__(self, directory: Path) -> None:
@@ -116,10 +127,20 @@ class ProcessRun(NamedTuple):
 def training(mode: str, directory: Path, steps: int) -> TrainingProcess:
     """Start an example. No evaluation stops that of torch: at which step depends on the machine."""
     if mode == "torch":
-        options: list[object] = ["--every", INTERVAL, "--patience", steps, "--records", directory.with_suffix(".jsonl")]
+        options: list[object] = [
+            "--every",
+            INTERVAL,
+            "--patience",
+            steps,
+            "--records",
+            directory.with_suffix(".jsonl"),
+        ]
         example = "train_torch.py"
     else:
-        options, example = ["--workers", 1, "--k", 0, "--checkpoint-every", INTERVAL], "train_digits.py"
+        options, example = (
+            ["--workers", 1, "--k", 0, "--checkpoint-every", INTERVAL],
+            "train_digits.py",
+        )
     options += ["--steps", steps, "--checkpoint-dir", directory]
     return TrainingProcess(directory, example, options, background=mode == "background")
 
@@ -127,16 +148,22 @@ def training(mode: str, directory: Path, steps: int) -> TrainingProcess:
 class TrainingProcess:
     """An example with a checkpoint directory, as a process."""
 
-    def __init__(self, directory: Path, example: str, options: Sequence[object], *, background: bool) -> None:
+    def __init__(
+        self, directory: Path, example: str, options: Sequence[object], *, background: bool
+    ) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._directory = directory
         self._watch = DirectoryWatch(directory)
         self._steps_fd, steps_fd = os.pipe()
-        fcntl.fcntl(steps_fd, fcntl.F_SETPIPE_SZ, mmap.PAGESIZE)  # it must not end while this process is too busy to kill it
+        fcntl.fcntl(
+            steps_fd, fcntl.F_SETPIPE_SZ, mmap.PAGESIZE
+        )  # it must not end while this process is too busy to kill it
         self._output_fd, output_fd = os.pipe()
         for fd in (self._steps_fd, self._output_fd):
             os.set_blocking(fd, False)
-        self._process = start(steps_fd, output_fd, example, [str(each) for each in options], background=background)
+        self._process = start(
+            steps_fd, output_fd, example, [str(each) for each in options], background=background
+        )
         for fd in (steps_fd, output_fd):
             os.close(fd)
         self._records = self._text = b""
@@ -152,7 +179,9 @@ class TrainingProcess:
                 for key, _ in selector.select(max(0.0, until - time.monotonic())):
                     if not self._receive(key.fd):
                         selector.unregister(key.fd)
-                if len(selector.get_map()) == 1 or time.monotonic() > until:  # only the watch is left: it has ended
+                if (
+                    len(selector.get_map()) == 1 or time.monotonic() > until
+                ):  # only the watch is left: it has ended
                     break
         if kill_point is not None or time.monotonic() > until:
             self._process.kill()
@@ -218,14 +247,18 @@ class Tally:
     def report(self) -> str:
         """Return a line for the results, and one for each violation."""
         line = (
-            f"{self.mode:10} {self.kills} kills, {self.inside_saves} of them inside a save; {self.restarts} restarts lost "
-            f"at most {max(self.lost, default=0)} steps ({self.promised} allowed), {sum(self.lost)} in all; {self.steps} steps; "
-            f"{len(self.violations)} violations; Python {platform.python_version()}, {self.secs:.1f} s"
+            f"{self.mode:10} {self.kills} kills, {self.inside_saves} of them inside a save;"
+            f" {self.restarts} restarts lost at most {max(self.lost, default=0)} steps"
+            f" ({self.promised} allowed), {sum(self.lost)} in all; {self.steps} steps;"
+            f" {len(self.violations)} violations; Python {platform.python_version()},"
+            f" {self.secs:.1f} s"
         )
         return "\n".join([line, *(f"    {one}" for one in self.violations)])
 
 
-def kill_training(directory: Path, *, kills: int, seed: int, mode: str, verbose: bool = False) -> Tally:
+def kill_training(
+    directory: Path, *, kills: int, seed: int, mode: str, verbose: bool = False
+) -> Tally:
     """Kill a run so many times, let it end, and compare it with an uninterrupted one."""
     began = time.perf_counter()
     tally = Tally(mode, (kills + 1) * INTERVALS_PER_KILL * INTERVAL)
@@ -243,7 +276,10 @@ def kill_training(directory: Path, *, kills: int, seed: int, mode: str, verbose:
             tally.lost.append(position - run.first)
         if verbose:
             inside = " inside a save" * run.inside_save
-            print(f"  {kill_point or 'the end'}: from {run.first} to {run.reached}{inside}", flush=True)
+            print(
+                f"  {kill_point or 'the end'}: from {run.first} to {run.reached}{inside}",
+                flush=True,
+            )
         tally.violations += violations(run, kill_point, position, tally)
         position = position if run.reached is None else run.reached
     tally.violations += differences(alone, killed, tally.steps, mode)
@@ -251,8 +287,12 @@ def kill_training(directory: Path, *, kills: int, seed: int, mode: str, verbose:
     return tally
 
 
-def violations(run: ProcessRun, kill_point: KillPoint | None, position: int, tally: Tally) -> Iterator[str]:
-    """Yield what is wrong with a process that was to be killed at a point, where the one before had reached `position`."""
+def violations(
+    run: ProcessRun, kill_point: KillPoint | None, position: int, tally: Tally
+) -> Iterator[str]:
+    """Yield what is wrong with a process that was to be killed at a point, where the one before had
+    reached `position`.
+    """
     if run.status != (0 if kill_point is None else -9):
         yield f"{kill_point or 'the end'}: ended with {run.status}: {run.output[-2000:]}"
     if run.first is not None and not 0 <= position - run.first <= tally.promised:
@@ -267,10 +307,15 @@ def differences(alone: Path, killed: Path, steps: int, mode: str) -> Iterator[st
     for directory in (alone, killed):
         restored = asyncio.run(Saver(directory, read_only=True).restore())
         if restored is None or restored.checkpoint.step != steps:
-            yield f"{directory.name}: the last checkpoint is of step {restored and restored.checkpoint.step}, not of {steps}"
+            yield (
+                f"{directory.name}: the last checkpoint is of step"
+                f" {restored and restored.checkpoint.step}, not of {steps}"
+            )
             return
         found.append(restored)
-    yield from torch_differences(alone, killed, found) if mode == "torch" else digits_differences(found)
+    yield from (
+        torch_differences(alone, killed, found) if mode == "torch" else digits_differences(found)
+    )
     left = [each.name for each in killed.iterdir() if each.name.startswith((".tmp-", "damaged-"))]
     if left:
         yield f"left in the directory: {', '.join(left)}"
@@ -289,9 +334,14 @@ def torch_differences(alone: Path, killed: Path, found: Sequence[Restored]) -> I
     """Yield what differs between all that is tracked, and the records."""
     from tests.support.tensors import same_tensors  # imports torch
 
-    hooks: list[dict[str, Any]] = [restored.state["hooks"]["EarlyStoppingHook"] for restored in found]
+    hooks: list[dict[str, Any]] = [
+        restored.state["hooks"]["EarlyStoppingHook"] for restored in found
+    ]
     one, other = (
-        {**restored.state["tracked"], "best": (hook["best"], hook["best_step"], hook["best_states"])}
+        {
+            **restored.state["tracked"],
+            "best": (hook["best"], hook["best_step"], hook["best_states"]),
+        }
         for restored, hook in zip(found, hooks, strict=True)
     )
     for name in one:
@@ -309,11 +359,15 @@ def torch_differences(alone: Path, killed: Path, found: Sequence[Restored]) -> I
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.fuzz.kill_training", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tests.fuzz.kill_training",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--kills", type=int, default=30, help="in each mode (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--mode", nargs="+", choices=MODES, default=MODES, help="what is trained (default: all)")
+    parser.add_argument(
+        "--mode", nargs="+", choices=MODES, default=MODES, help="what is trained (default: all)"
+    )
     parser.add_argument("--quiet", action="store_true", help="only the last line of each mode")
     options = parser.parse_args(arguments)
     if options.kills < 1:
@@ -324,7 +378,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = False
     for mode in options.mode:
         with tempfile.TemporaryDirectory(prefix="kill-training-") as directory:
-            tally = kill_training(Path(directory), kills=options.kills, seed=options.seed, mode=mode, verbose=not options.quiet)
+            tally = kill_training(
+                Path(directory),
+                kills=options.kills,
+                seed=options.seed,
+                mode=mode,
+                verbose=not options.quiet,
+            )
         print(tally.report(), flush=True)
         failed = failed or bool(tally.violations) or tally.kills < options.kills
     return int(failed)

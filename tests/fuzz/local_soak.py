@@ -1,10 +1,12 @@
-"""Four processes wait and advance on one run of the local store for a long time; their use of resources must not grow.
+"""Four processes wait and advance on one run of the local store for a long time; their use of
+resources must not grow.
 
     python -m tests.fuzz.local_soak --count 1000000
 
-In each round every process adds 1 to the step and waits until all have. So `count` is the number of waits, and of advances. Now
-and then another wait is cancelled, a publisher joins and leaves, and another store is opened and closed. In the middle and at the
-end each process reports its memory, and its numbers of open files, inotify watches and tasks.
+In each round every process adds 1 to the step and waits until all have. So `count` is the number of
+waits, and of advances. Now and then another wait is cancelled, a publisher joins and leaves, and
+another store is opened and closed. In the middle and at the end each process reports its memory,
+and its numbers of open files, inotify watches and tasks.
 """
 
 from __future__ import annotations
@@ -35,12 +37,18 @@ async def soak(count: int) -> list[str]:
             for one in workers:
                 await one.do("open", url=f"local://{directory}", run="run")
                 await one.do("publish", name="soaking")
-            middle, end = [await _work(workers, directory / "run", first, half) for first in (1, half + 1)]
+            middle, end = [
+                await _work(workers, directory / "run", first, half) for first in (1, half + 1)
+            ]
             step = await workers[0].do("value")
             await asyncio.gather(*(one.do("close") for one in workers))
         finally:
             await asyncio.gather(*(one.kill() for one in workers))
-        grown = [] if step == 2 * half * PROCESSES else [f"the step is {step} after {2 * half * PROCESSES} advances"]
+        grown = (
+            []
+            if step == 2 * half * PROCESSES
+            else [f"the step is {step} after {2 * half * PROCESSES} advances"]
+        )
         grown += [left] if (left := left_in(directory / "run")) else []
     for who, before in middle.items():
         spare = {"kilobytes": GROWTH_KB}
@@ -53,26 +61,39 @@ async def soak(count: int) -> list[str]:
     return grown
 
 
-async def _work(workers: list[WorkerProcess], run: Path, first: int, rounds: int) -> dict[str, dict[str, int]]:
+async def _work(
+    workers: list[WorkerProcess], run: Path, first: int, rounds: int
+) -> dict[str, dict[str, int]]:
     """Let all work; return what each process and the run use."""
     orders = [one.order("soak", first=first, rounds=rounds, processes=PROCESSES) for one in workers]
     for order in orders:
         reply = await reply_to(order, "soak", _RESULT_SECS)
         assert "result" in reply, reply
-    used: dict[str, Any] = {f"process {number}": await one.do("usage") for number, one in enumerate(workers)}
-    return {**used, "the run": {"files": len(list(run.rglob("*"))), "bytes": (run / "position").stat().st_size}}  # noqa: ASYNC240
+    used: dict[str, Any] = {
+        f"process {number}": await one.do("usage") for number, one in enumerate(workers)
+    }
+    files = len(list(run.rglob("*")))  # noqa: ASYNC240
+    return {
+        **used,
+        "the run": {"files": files, "bytes": (run / "position").stat().st_size},
+    }
 
 
 def main() -> int:
     """Print the resources of each process, and what has grown; return 1 if anything has."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.local_soak", description=__doc__)
-    parser.add_argument("--count", type=int, default=1_000_000, help="how many waits, and how many advances")
+    parser.add_argument(
+        "--count", type=int, default=1_000_000, help="how many waits, and how many advances"
+    )
     options = parser.parse_args()
     began = time.monotonic()
     grown = asyncio.run(soak(options.count))
     print(*grown, sep="\n", end="\n" if grown else "")
     secs = time.monotonic() - began
-    print(f"{options.count} waits and as many advances in {secs:.0f} s: {'nothing has grown' if not grown else 'GROWN'}")
+    print(
+        f"{options.count} waits and as many advances in {secs:.0f} s:"
+        f" {'nothing has grown' if not grown else 'GROWN'}"
+    )
     return 1 if grown else 0
 
 

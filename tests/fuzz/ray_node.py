@@ -2,8 +2,9 @@
 
     python -m tests.fuzz.ray_node
 
-A chief and three workers run on the other node, and start one after the other (see `distributed_tasks.staggered`). The node is
-killed when the chief is at step 15. Prints for each at which step it was to start, and where it did.
+A chief and three workers run on the other node, and start one after the other (see
+`distributed_tasks.staggered`). The node is killed when the chief is at step 15. Prints for each at
+which step it was to start, and where it did.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ LAST = 200
 
 
 def open_there(run: str) -> str:
-    """Open the run in a task, so that its actor is created on the task's node; return the id of the node."""
+    """Open the run in a task, so that its actor is created on the task's node; return the id of the
+    node.
+    """
     import ray
 
     from aiohooks.stores.ray import RayStepStore
@@ -46,7 +49,12 @@ async def main() -> int:
     from aiohooks.stores.ray import RayStepStore
 
     ray_constants.ENABLE_RAY_CLUSTER = False  # loopback; Cluster() itself takes no address
-    head_args = {"num_cpus": 8, "resources": {"head": 100}, "include_dashboard": False, "object_store_memory": 80_000_000}
+    head_args = {
+        "num_cpus": 8,
+        "resources": {"head": 100},
+        "include_dashboard": False,
+        "object_store_memory": 80_000_000,
+    }
     cluster = Cluster(initialize_head=True, head_node_args=head_args)
     second = cluster.add_node(num_cpus=2, resources={"second": 1}, object_store_memory=80_000_000)
     ray.init(address=cluster.address, log_to_driver=False)
@@ -56,7 +64,9 @@ async def main() -> int:
         assert node == second.node_id
         assert node != ray.get_runtime_context().get_node_id()
         options = {"num_cpus": 1, "resources": {"head": 1}}
-        launched = asyncio.ensure_future(run(distributed_tasks.staggered, args=(LAST,), run=RUN, task_options=options))
+        launched = asyncio.ensure_future(
+            run(distributed_tasks.staggered, args=(LAST,), run=RUN, task_options=options)
+        )
         async with RayStepStore(run=RUN) as store:
             await store.wait_for(15)
             began = time.monotonic()

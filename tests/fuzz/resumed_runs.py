@@ -1,11 +1,13 @@
-"""A training that is cut anywhere and resumed ends as if it had not been cut: with all hooks that keep anything, at random cuts.
+"""A training that is cut anywhere and resumed ends as if it had not been cut: with all hooks that
+keep anything, at random cuts.
 
     python -m tests.fuzz.resumed_runs --count 1000 --seed 0
 
-Each program makes its hooks with random schedules (steps, seconds of a manual clock, given steps), keep policies and evaluations,
-and runs once without a cut, and once with some: a stop, a kill (what is on the disk at some moment is all that is left), and
-failures of a step and of a hook; except after a kill, the same hooks are used again. Stop step and reason, weights, evaluations,
-records, log lines, rates and the checkpoints that are kept must be equal.
+Each program makes its hooks with random schedules (steps, seconds of a manual clock, given steps),
+keep policies and evaluations, and runs once without a cut, and once with some: a stop, a kill (what
+is on the disk at some moment is all that is left), and failures of a step and of a hook; except
+after a kill, the same hooks are used again. Stop step and reason, weights, evaluations, records,
+log lines, rates and the checkpoints that are kept must be equal.
 """
 
 from __future__ import annotations
@@ -30,9 +32,13 @@ CUTS = ("stop", "kill", "failing step", "failing hook")
 
 
 def last_values(folder: Path) -> list[Any]:
-    """Return what TensorBoard shows, where it is installed: steps and values, without those that a restart made void."""
+    """Return what TensorBoard shows, where it is installed: steps and values, without those that a
+    restart made void.
+    """
     try:
-        from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader  # type: ignore[import-untyped]
+        from tensorboard.backend.event_processing.event_file_loader import (  # type: ignore[import-untyped]
+            RawEventFileLoader,
+        )
         from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
     except ImportError:
         return []
@@ -84,7 +90,18 @@ def generate(seed: int, number: int) -> Program:
             ]
         )
 
-    names = ("save", "evaluate", "stop", "json", "summary", "count", "log", "other log", "call", "profile")
+    names = (
+        "save",
+        "evaluate",
+        "stop",
+        "json",
+        "summary",
+        "count",
+        "log",
+        "other log",
+        "call",
+        "profile",
+    )
     parts: list[KeepPolicy] = [
         KeepNewest(rng.randint(1, 3)),
         KeepBest(rng.randint(1, 2), "val", rng.choice(["min", "max"])),
@@ -100,7 +117,9 @@ def generate(seed: int, number: int) -> Program:
         schedules["evaluate"] = schedules["save"]
     mode = rng.choice(["inline", "background"])
     ends = rng.random() < 0.3, rng.random() < 0.7
-    return Program(number, steps, cuts, schedules, keep, mode, *ends, rng.randint(2, 6), rng.random() < 0.3)
+    return Program(
+        number, steps, cuts, schedules, keep, mode, *ends, rng.randint(2, 6), rng.random() < 0.3
+    )
 
 
 class Data:
@@ -126,7 +145,9 @@ class Trial:
 
     def __init__(self, program: Program, clock: ManualClock, folder: Path) -> None:
         self.program, self.clock, self.folder = program, clock, folder
-        self.found: dict[str, dict[int, Any]] = {name: {} for name in ("evaluate", "log", "other log", "rate", "call")}
+        self.found: dict[str, dict[int, Any]] = {
+            name: {} for name in ("evaluate", "log", "other log", "rate", "call")
+        }
         self.fails_at: dict[str, int] = {}
         self.killed = Path(f"{folder}-killed")
         self._new_process()
@@ -161,17 +182,25 @@ class Trial:
         return graph
 
     def _make_hooks(self, data: Data) -> list[Any]:
-        program, every, graph_values = self.program, self.program.every, {"loss": "loss", "count": "count"}
+        program, every, graph_values = (
+            self.program,
+            self.program.every,
+            {"loss": "loss", "count": "count"},
+        )
 
         def line(name: str) -> Callable[[dict[str, Any]], str]:
-            return lambda values: self.found[name].setdefault(values["count"] + 1, values["loss"]) and ""
+            return lambda values: (
+                self.found[name].setdefault(values["count"] + 1, values["loss"]) and ""
+            )
 
         async def evaluate(evaluation: ah.hooks.Evaluation) -> dict[str, float]:
             for _ in range(evaluation.step * 29 % 71):
                 await asyncio.sleep(0)
             return {"val": abs(evaluation.variables["w"] - 3 + evaluation.step % 4)}
 
-        stopping = ah.EarlyStoppingHook("val", patience=program.patience, every=None, name="by evaluation")
+        stopping = ah.EarlyStoppingHook(
+            "val", patience=program.patience, every=None, name="by evaluation"
+        )
         self.evaluator = ah.EvaluatorHook(
             evaluate,
             every=every["evaluate"],
@@ -179,7 +208,10 @@ class Trial:
             at_begin=program.at_begin,
             at_end=program.at_end,
             # In the background it depends on turns of the loop at which step a result comes.
-            on_result=[self.found["evaluate"].__setitem__, *([stopping.report] if program.mode == "inline" else [])],
+            on_result=[
+                self.found["evaluate"].__setitem__,
+                *([stopping.report] if program.mode == "inline" else []),
+            ],
         )
 
         async def call(context: ah.SessionRunContext, values: ah.SessionRunValues) -> None:
@@ -192,12 +224,19 @@ class Trial:
         async def note_end(session: ah.Session) -> None:
             self.known = {*self.found["evaluate"], *self.evaluator.pending}
 
-        self.profiler = ah.ProfilerHook(self.folder / "profiles", every=every["profile"], max_captures=2)
+        self.profiler = ah.ProfilerHook(
+            self.folder / "profiles", every=every["profile"], max_captures=2
+        )
         return [
             ah.LambdaHook(end=note_end),
             self.evaluator,
             stopping,
-            ah.EarlyStoppingHook("loss", patience=ah.Every(secs=4.0 * program.patience), every=every["stop"], name="by seconds"),
+            ah.EarlyStoppingHook(
+                "loss",
+                patience=ah.Every(secs=4.0 * program.patience),
+                every=every["stop"],
+                name="by seconds",
+            ),
             ah.EarlyStoppingHook(
                 "loss",
                 patience=ah.Every(steps=3 * program.patience),
@@ -226,7 +265,9 @@ class Trial:
         """Copy what is on the disk now."""
         with saver._directory._mutex:  # kills within a write are for `tests.fuzz.checkpoints`
             shutil.copytree(self.folder / "checkpoints", self.killed / "checkpoints")
-        shutil.copytree(self.folder, self.killed, ignore=lambda *_: ["checkpoints"], dirs_exist_ok=True)
+        shutil.copytree(
+            self.folder, self.killed, ignore=lambda *_: ["checkpoints"], dirs_exist_ok=True
+        )
 
     def _become_copy(self) -> None:
         if self.killed.exists():
@@ -250,7 +291,11 @@ class Trial:
                 start = session.global_step.latest.step
                 for name, found in self.found.items():
                     # An evaluation before the first run was made since then.
-                    late = [step for step in found if step > start + (name == "evaluate" and step in self.evaluator.results)]
+                    late = [
+                        step
+                        for step in found
+                        if step > start + (name == "evaluate" and step in self.evaluator.results)
+                    ]
                     for step in late:
                         del found[step]
                 async for _ in session.steps("train", feeds=self.data):
@@ -266,7 +311,9 @@ class Trial:
             self._become_copy()
             return None
         finally:
-            self.clock.advance(rng.randint(0, 400) / 4)  # what passes between the parts does not count
+            self.clock.advance(
+                rng.randint(0, 400) / 4
+            )  # what passes between the parts does not count
             self.saver = creator._saver
             await self.saver.aclose()
         if session.stop_reason == "cut":
@@ -284,7 +331,9 @@ class Trial:
             reason = await self.run(cut)
             if reason is not None:
                 break
-        kept = [(one.step, dict(one.metrics), one.interim) for one in await self.saver.checkpoints()]
+        kept = [
+            (one.step, dict(one.metrics), one.interim) for one in await self.saver.checkpoints()
+        ]
         return {
             # Of two hooks that stop at one step, the reason is that of the one which asks first.
             "end": ("the last step" if self.end[0] == self.program.steps else reason, self.end),
@@ -305,7 +354,11 @@ async def differences(program: Program) -> list[str]:
             directory.mkdir()
             outcomes.append(await Trial(program, clock, directory).outcome(cuts))
         whole, cut = outcomes
-        return [f"{name}: {whole[name]}\n   cut: {cut[name]}" for name in whole if whole[name] != cut[name]]
+        return [
+            f"{name}: {whole[name]}\n   cut: {cut[name]}"
+            for name in whole
+            if whole[name] != cut[name]
+        ]
 
 
 def run_programs(count: int, seed: int, report: Callable[[str], None]) -> int:
@@ -324,15 +377,23 @@ def run_programs(count: int, seed: int, report: Callable[[str], None]) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.fuzz.resumed_runs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tests.fuzz.resumed_runs",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--count", type=int, default=1000, help="how many programs (default %(default)s)")
+    parser.add_argument(
+        "--count", type=int, default=1000, help="how many programs (default %(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     if options.count < 1:
         parser.error("--count is at least 1")
     wrong = run_programs(options.count, options.seed, lambda text: print(text, flush=True))
-    print(f"{options.count} programs with random cuts, {wrong} of which did not end as the uninterrupted run", flush=True)
+    print(
+        f"{options.count} programs with random cuts, {wrong} of which did not end as the"
+        " uninterrupted run",
+        flush=True,
+    )
     return int(bool(wrong))
 
 

@@ -2,11 +2,12 @@
 
     python -m tests.fuzz.service_stop --clients 2000 --server uvicorn
 
-In each phase (`--phases` chooses some) most clients wait for a step, and one in twenty follows the events. Then the server gets
-SIGTERM. Every client must get a complete reply with the reason, those that wait for a step while the session is still in its
-phase, and the server must have ended within its limits. Printed are the times from the signal to the last reply to a client that
-waits for a step, and to the end of the process. With `--memory` the server traces what Python allocates (tracemalloc), and what
-each client costs is printed as well.
+In each phase (`--phases` chooses some) most clients wait for a step, and one in twenty follows the
+events. Then the server gets SIGTERM. Every client must get a complete reply with the reason, those
+that wait for a step while the session is still in its phase, and the server must have ended within
+its limits. Printed are the times from the signal to the last reply to a client that waits for a
+step, and to the end of the process. With `--memory` the server traces what Python allocates
+(tracemalloc), and what each client costs is printed as well.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Stop:
     Attributes:
         reply_secs: from the signal to the last reply to a client that waits for a step.
         end_secs: from the signal to the end of the process.
-        client_bytes: what a client costs, its connection and request included; 0 if that was not measured.
+        client_bytes: what a client costs, its connection and request included; 0 if that was not
+            measured.
         violations: what was wrong.
     """
 
@@ -68,7 +70,9 @@ class Clients:
         self.waiting = [asyncio.ensure_future(self._wait_for_step()) for _ in range(waiters)]
         self.following = [asyncio.ensure_future(self._follow_events()) for _ in range(streams)]
 
-    async def _send(self, path: str, headers: str = "") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _send(
+        self, path: str, headers: str = ""
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n".encode())
         return reader, writer
@@ -95,15 +99,23 @@ class Clients:
         """Return what is wrong with the replies, once the server has closed all connections."""
         replies = await asyncio.gather(*self.waiting, return_exceptions=True)
         streams = await asyncio.gather(*self.following, return_exceptions=True)
-        wrong = [f"a wait for a step: {reply!r}" for reply in replies if not has_reason(reply, reason)]
-        return wrong + [f"a stream: {repr(stream)[-500:]}" for stream in streams if not ends_with_reason(stream, reason)]
+        wrong = [
+            f"a wait for a step: {reply!r}" for reply in replies if not has_reason(reply, reason)
+        ]
+        return wrong + [
+            f"a stream: {repr(stream)[-500:]}"
+            for stream in streams
+            if not ends_with_reason(stream, reason)
+        ]
 
 
 async def ask(port: int, path: str) -> Any:
     """Return the JSON of a reply."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     with contextlib.closing(writer):
-        writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+        writer.write(
+            f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+        )
         return json.loads((await reader.read()).partition(b"\r\n\r\n")[2])
 
 
@@ -112,26 +124,47 @@ def has_reason(reply: bytes | BaseException, reason: str) -> bool:
     if isinstance(reply, BaseException) or not reply:
         return False
     head, _, body = reply.partition(b"\r\n\r\n")
-    return int(head.split()[1]) == (503 if reason == FAILED else 410) and json.loads(body)["message"] == reason
+    return (
+        int(head.split()[1]) == (503 if reason == FAILED else 410)
+        and json.loads(body)["message"] == reason
+    )
 
 
 def ends_with_reason(stream: bytes | BaseException, reason: str) -> bool:
     """Return whether a stream of events is complete and has the reason."""
-    found = None if isinstance(stream, BaseException) else re.search(rb"event: end\ndata: (.*)\n\n\r\n0\r\n\r\n$", stream)
+    found = (
+        None
+        if isinstance(stream, BaseException)
+        else re.search(rb"event: end\ndata: (.*)\n\n\r\n0\r\n\r\n$", stream)
+    )
     if found is None:
         return False
     end = json.loads(found[1])
     return reason.endswith(f": {end['failure' if reason == FAILED else 'stop_reason']}")
 
 
-async def stop_service(server: str, phase: str, count: int, grace_secs: float, *, memory: bool = False) -> Stop:
-    """Start a service, bring it into a phase while its clients wait, and stop it; with `memory`, measure what they cost."""
+async def stop_service(
+    server: str, phase: str, count: int, grace_secs: float, *, memory: bool = False
+) -> Stop:
+    """Start a service, bring it into a phase while its clients wait, and stop it; with `memory`,
+    measure what they cost.
+    """
     limit_secs = LIMIT_GRACES * grace_secs
     streams = math.ceil(count / CLIENTS_PER_STREAM)
     with socket.create_server(("127.0.0.1", 0), backlog=BACKLOG) as listener:
-        command = [sys.executable, "-m", "tests.fuzz._stopped_service", server, phase, str(listener.fileno()), str(grace_secs)]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.fuzz._stopped_service",
+            server,
+            phase,
+            str(listener.fileno()),
+            str(grace_secs),
+        ]
         env = {**os.environ, **({"PYTHONTRACEMALLOC": "1"} if memory else {})}
-        process = processes.start(command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()], env=env)
+        process = processes.start(
+            command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()], env=env
+        )
         port: int = listener.getsockname()[1]
     assert process.stdin is not None
     assert process.stdout is not None
@@ -161,11 +194,15 @@ async def stop_service(server: str, phase: str, count: int, grace_secs: float, *
     finally:
         process.kill()
     _, errors = process.communicate()
-    status = -signal.SIGTERM if server == "uvicorn" else 0  # uvicorn raises the signal again at its end
+    status = (
+        -signal.SIGTERM if server == "uvicorn" else 0
+    )  # uvicorn raises the signal again at its end
     if process.returncode != status:
         violations.append(f"the process ended with {process.returncode}")
     if ended - sent > limit_secs:
-        violations.append(f"it ended {ended - sent:.1f} s after the signal, and the limit is {limit_secs:g} s")
+        violations.append(
+            f"it ended {ended - sent:.1f} s after the signal, and the limit is {limit_secs:g} s"
+        )
     if violations or "never retrieved" in errors or "Exception ignored" in errors:
         violations.append(f"its log: {errors[-2000:]!r}")
     return Stop(answered - sent, ended - sent, (now[2] - before[2]) / count, violations)
@@ -185,22 +222,43 @@ def many_files() -> Iterator[None]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.fuzz.service_stop", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tests.fuzz.service_stop",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--clients", type=int, default=2000, help="in each phase (default %(default)s)")
+    parser.add_argument(
+        "--clients", type=int, default=2000, help="in each phase (default %(default)s)"
+    )
     parser.add_argument("--server", choices=SERVERS, default="uvicorn", help="default %(default)s")
-    parser.add_argument("--phases", nargs="+", choices=PHASES, default=list(PHASES), metavar="PHASE", help="default: all")
-    parser.add_argument("--memory", action="store_true", help="measure the memory of a client, which takes longer")
+    parser.add_argument(
+        "--phases",
+        nargs="+",
+        choices=PHASES,
+        default=list(PHASES),
+        metavar="PHASE",
+        help="default: all",
+    )
+    parser.add_argument(
+        "--memory", action="store_true", help="measure the memory of a client, which takes longer"
+    )
     options = parser.parse_args(arguments)
     print(
-        f"Python {platform.python_version()}, {options.server}, {options.clients} clients; limit {LIMIT_GRACES * GRACE_SECS:g} s"
+        f"Python {platform.python_version()}, {options.server}, {options.clients} clients; limit"
+        f" {LIMIT_GRACES * GRACE_SECS:g} s"
     )
     print(f"{'phase':28}{'last reply':>12}{'end':>10}{'violations':>12}")
     failed = 0
     for phase in options.phases:
         with many_files():
-            stop = asyncio.run(stop_service(options.server, phase, options.clients, GRACE_SECS, memory=options.memory))
-        print(f"{phase:28}{stop.reply_secs:10.2f} s{stop.end_secs:8.2f} s{len(stop.violations):12}", flush=True)
+            stop = asyncio.run(
+                stop_service(
+                    options.server, phase, options.clients, GRACE_SECS, memory=options.memory
+                )
+            )
+        print(
+            f"{phase:28}{stop.reply_secs:10.2f} s{stop.end_secs:8.2f} s{len(stop.violations):12}",
+            flush=True,
+        )
         if options.memory:
             print(f"    {stop.client_bytes / 1024:.1f} KiB for each client")
         for violation in stop.violations[:5]:

@@ -40,7 +40,9 @@ def test_names_are_unique(kind: str, name: str) -> None:
 
 
 async def test_unique_names() -> None:
-    """`unique_name` returns a free name, numbered if it has to be: two hooks that add one operation do not collide."""
+    """`unique_name` returns a free name, numbered if it has to be: two hooks that add one operation
+    do not collide.
+    """
     graph = counting_graph()
     assert graph.unique_name("norm") == graph.unique_name("norm") == "norm"
     graph.placeholder("loss_2", default=0)
@@ -59,7 +61,9 @@ async def test_unique_names() -> None:
         async def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs:
             return ah.SessionRunArgs(self.norm)
 
-        async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        async def after_run(
+            self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+        ) -> None:
             self.seen = run_values.results
 
     hooks = [NormHook(), NormHook()]
@@ -92,20 +96,42 @@ def operation(fn: Any = lambda a, b: None, **options: Any) -> Callable[[ah.Graph
     ("add", "says"),
     [
         *[
-            (lambda graph, name=name: graph.placeholder(name), (f"{name!r} is not a name", "give a non-empty str"))
+            (
+                lambda graph, name=name: graph.placeholder(name),
+                (f"{name!r} is not a name", "give a non-empty str"),
+            )
             for name in ("", None, 5)
         ],
         (lambda graph: graph.variable(b"x", 0), ("b'x' is not a name", "give a non-empty str")),
         (lambda _: ah.AsyncMonitoredSession(batch), ("'batch' is already the name of", "unique")),
         *[
             (add, (f"operation {fn.__name__!r}: parameter {parameter}", "give each input a named"))
-            for fn, parameter in ((takes_args, "*args"), (takes_kwargs, "**kwargs"), (takes_positional, "x"))
-            for add in (lambda graph, fn=fn: graph.operation(fn), lambda _, fn=fn: ah.AsyncMonitoredSession(fn))
+            for fn, parameter in (
+                (takes_args, "*args"),
+                (takes_kwargs, "**kwargs"),
+                (takes_positional, "x"),
+            )
+            for add in (
+                lambda graph, fn=fn: graph.operation(fn),
+                lambda _, fn=fn: ah.AsyncMonitoredSession(fn),
+            )
         ],
-        *[(operation(fn), ("an operation is made of a function", repr(fn))) for fn in (5, None, "train", OTHER)],
-        (operation(dict), ("operation 'op': the parameters of <class 'dict'> cannot be read", "wrap it in a function")),
+        *[
+            (operation(fn), ("an operation is made of a function", repr(fn)))
+            for fn in (5, None, "train", OTHER)
+        ],
+        (
+            operation(dict),
+            (
+                "operation 'op': the parameters of <class 'dict'> cannot be read",
+                "wrap it in a function",
+            ),
+        ),
         (operation(updates="v", adds_to="v"), ("both updates='v' and adds_to='v'", "give one")),
-        (operation(do_nothing, inputs=[], thread=True), ("'op' is a coroutine function", "leave out thread=True")),
+        (
+            operation(do_nothing, inputs=[], thread=True),
+            ("'op' is a coroutine function", "leave out thread=True"),
+        ),
         (operation(updates=5), ("operation 'op'", "5", "variable")),
         (operation(adds_to=["v"]), ("operation 'op'", "['v']", "variable")),
         (
@@ -115,12 +141,20 @@ def operation(fn: Any = lambda a, b: None, **options: Any) -> Callable[[ah.Graph
         (operation(inputs="x"), ("inputs of operation 'op' is 'x'", "give a list")),
         (operation(inputs={"x"}), ("give a list",)),
         (operation(inputs=[1]), ("operation 'op' has the input 1", "its name")),
-        (operation(inputs=[OTHER]), ("operation 'op' has the input <Placeholder 'x'> of another graph",)),
-        (operation(inputs=["x", "x", "x"]), ("operation 'op'", "does not take the inputs (x, x, x)", "too many")),
+        (
+            operation(inputs=[OTHER]),
+            ("operation 'op' has the input <Placeholder 'x'> of another graph",),
+        ),
+        (
+            operation(inputs=["x", "x", "x"]),
+            ("operation 'op'", "does not take the inputs (x, x, x)", "too many"),
+        ),
         (operation(inputs=["x"]), ("does not take the inputs (x)", "missing a required argument")),
     ],
 )
-def test_what_cannot_be_added_is_refused(add: Callable[[ah.Graph], Any], says: tuple[str, ...]) -> None:
+def test_what_cannot_be_added_is_refused(
+    add: Callable[[ah.Graph], Any], says: tuple[str, ...]
+) -> None:
     """With a name or the value, and what to do; the graph stays as it was."""
     graph = ah.Graph()
     graph.placeholder("x")
@@ -135,7 +169,10 @@ def test_what_cannot_be_added_is_refused(add: Callable[[ah.Graph], Any], says: t
     ("add", "says"),
     [
         *[
-            (lambda steps=steps: ah.Graph().train_op(steps=steps)(lambda: 1), (f"steps is {steps!r}", "1 or more"))
+            (
+                lambda steps=steps: ah.Graph().train_op(steps=steps)(lambda: 1),
+                (f"steps is {steps!r}", "1 or more"),
+            )
             for steps in (0, -1, 1.5, True, "1", None)
         ],
         (lambda: graph_of_step(lambda x: x), ("is not a coroutine function", "in_thread(...)")),
@@ -149,17 +186,27 @@ def test_invalid_arguments_are_refused(add: Callable[[], Any], says: tuple[str, 
 
 
 async def test_a_plain_function_that_returns_a_coroutine_is_refused() -> None:
-    """A plain operation that returns a coroutine is refused, suspended or not; the message says to write `async def`."""
+    """A plain operation that returns a coroutine is refused, suspended or not; the message says to
+    write `async def`.
+    """
     for first in (asyncio.sleep, lambda _: asyncio.Event().set()):
         graph = ah.Graph()
-        graph.operation(name="first")(functools.partial(first, 0) if first is asyncio.sleep else lambda: None)
+        graph.operation(name="first")(
+            functools.partial(first, 0) if first is asyncio.sleep else lambda: None
+        )
         graph.operation(name="op")(lambda: do_nothing())
-        with refused(ah.errors.GraphError, "operation 'op' is a plain function that returned a coroutine", "`async def`"):
+        with refused(
+            ah.errors.GraphError,
+            "operation 'op' is a plain function that returned a coroutine",
+            "`async def`",
+        ):
             await ah.Session(graph).run(["first", "op"])
 
 
 async def test_an_operation_can_be_called() -> None:
-    """An operation is callable as its function is, so that a decorated function can still be tested."""
+    """An operation is callable as its function is, so that a decorated function can still be
+    tested.
+    """
     graph = ah.Graph()
 
     @graph.operation
@@ -171,11 +218,19 @@ async def test_an_operation_can_be_called() -> None:
         return add
 
     assert (add(1), add(x=1, y=1), await train(4)) == (3, 2, 4)
-    assert (add.name, add.inputs, add.optional, train.steps, train.adds_to) == ("add", ("x", "y"), {"y"}, 2, "total")
+    assert (add.name, add.inputs, add.optional, train.steps, train.adds_to) == (
+        "add",
+        ("x", "y"),
+        {"y"},
+        2,
+        "total",
+    )
 
 
 async def test_all_kinds_of_functions_are_operations() -> None:
-    """Plain functions, coroutine functions, partials, bound methods and callable objects are operations by parameter name."""
+    """Plain functions, coroutine functions, partials, bound methods and callable objects are
+    operations by parameter name.
+    """
 
     class Adder:
         def bound(self, x: int) -> int:
@@ -201,14 +256,18 @@ async def test_all_kinds_of_functions_are_operations() -> None:
 
 
 async def test_an_open_session_finalizes_its_graph() -> None:
-    """While a session is open no node can be added; when the last session of a graph has closed, one can again."""
+    """While a session is open no node can be added; when the last session of a graph has closed,
+    one can again.
+    """
     graph = counting_graph()
     async with ah.AsyncMonitoredSession(graph):
         async with ah.AsyncMonitoredSession(graph):
             assert graph.finalized
         assert graph.finalized
         with refused(
-            ah.errors.GraphFinalizedError, "'late' cannot be added", "in a hook's begin(), or before a session"
+            ah.errors.GraphFinalizedError,
+            "'late' cannot be added",
+            "in a hook's begin(), or before a session",
         ) as caught:
             graph.placeholder("late")
         assert isinstance(caught.value, RuntimeError)
@@ -241,7 +300,9 @@ async def test_a_session_that_fails_releases_its_graph(phase: str) -> None:
 
 
 async def test_begin_may_add_to_the_default_graph() -> None:
-    """In `begin`, suspended or not, nodes can be added to the session's graph by the default graph."""
+    """In `begin`, suspended or not, nodes can be added to the session's graph by the default
+    graph.
+    """
 
     async def add() -> None:
         await asyncio.sleep(0)
@@ -252,7 +313,9 @@ async def test_begin_may_add_to_the_default_graph() -> None:
 
 
 async def test_the_default_graph_belongs_to_the_context() -> None:
-    """`as_default` holds inside its block and its tasks only; without it a context keeps one graph of its own."""
+    """`as_default` holds inside its block and its tasks only; without it a context keeps one graph
+    of its own.
+    """
     own = ah.graph.get_default_graph()
     assert isinstance(own, ah.Graph)
     assert ah.graph.get_default_graph() is own
@@ -286,7 +349,9 @@ def test_a_graph_lists_its_nodes() -> None:
 
 
 async def test_the_graph_of_a_step_function() -> None:
-    """Parameters are placeholders with their defaults; any other name is a key of the result; all are fetched together."""
+    """Parameters are placeholders with their defaults; any other name is a key of the result; all
+    are fetched together.
+    """
 
     async def train(x: int, y: int = 3, *, global_step: int) -> dict[str, int]:
         return {"sum": x + y, "at": global_step}
@@ -297,4 +362,11 @@ async def test_the_graph_of_a_step_function() -> None:
     session = ah.Session(graph)
     fetches = ["train", "y", "sum", "x", "at", "global_step"]
     assert await session.run(fetches, {"x": 1}) == [{"sum": 4, "at": 0}, 3, 4, 1, 0, 0]
-    assert await session.run([*reversed(fetches)], {"x": 1, "y": 5}) == [1, 1, 1, 6, 5, {"sum": 6, "at": 1}]
+    assert await session.run([*reversed(fetches)], {"x": 1, "y": 5}) == [
+        1,
+        1,
+        1,
+        6,
+        5,
+        {"sum": 6, "at": 1},
+    ]

@@ -38,7 +38,9 @@ def phases_of(graph: ah.Graph, *without: str) -> dict[str, set[ah.Graph]]:
 @pytest.mark.every_python
 @pytest.mark.parametrize("suspend", [False, True])
 async def test_every_method_of_a_hook_sees_the_sessions_graph(suspend: bool) -> None:
-    """In each method, whether hooks overlap or not, the session's graph is the default one; outside, nothing changes."""
+    """In each method, whether hooks overlap or not, the session's graph is the default one;
+    outside, nothing changes.
+    """
     own = ah.graph.get_default_graph()
     graph = counting_graph()
     hooks = [GraphHook(suspend=suspend) for _ in range(3)]
@@ -51,9 +53,14 @@ async def test_every_method_of_a_hook_sees_the_sessions_graph(suspend: bool) -> 
 
 
 async def test_it_does_not_depend_on_the_caller() -> None:
-    """Whoever opens, runs or closes the session, in whatever context, beside another one: the hooks see its graph."""
+    """Whoever opens, runs or closes the session, in whatever context, beside another one: the hooks
+    see its graph.
+    """
     graph, hook = counting_graph(), GraphHook(suspend=True)
-    session, second = ah.AsyncMonitoredSession(graph, [hook]), ah.AsyncMonitoredSession(counting_graph())
+    session, second = (
+        ah.AsyncMonitoredSession(graph, [hook]),
+        ah.AsyncMonitoredSession(counting_graph()),
+    )
 
     def elsewhere(coro: Any) -> asyncio.Task[Any]:
         return asyncio.get_running_loop().create_task(coro, context=contextvars.Context())
@@ -88,7 +95,9 @@ async def test_a_session_that_fails_or_is_not_opened() -> None:
 
 
 async def test_a_recovered_session() -> None:
-    """The hooks of a session that was replaced see the graph, and so do operations and the functions of the scaffold."""
+    """The hooks of a session that was replaced see the graph, and so do operations and the
+    functions of the scaffold.
+    """
     graph, hook, seen = counting_graph(), GraphHook(), list[ah.Graph]()
     failures = [ah.AbortedError("once")]
 
@@ -109,7 +118,9 @@ async def test_a_recovered_session() -> None:
 
 
 async def test_threads_and_background_calls() -> None:
-    """Threads of `BlockingHook`, calls of a background hook, and tasks that a hook makes see the graph of their session."""
+    """Threads of `BlockingHook`, calls of a background hook, and tasks that a hook makes see the
+    graph of their session.
+    """
     graph, background, seen = counting_graph(), GraphHook(suspend=True), dict[str, ah.Graph]()
     tasks: list[asyncio.Task[None]] = []
     run_ended = asyncio.Event()
@@ -126,7 +137,11 @@ async def test_threads_and_background_calls() -> None:
     async def start(run_context: ah.SessionRunContext) -> None:
         tasks.append(asyncio.create_task(look()))
 
-    hooks: list[Any] = [ah.hooks.BlockingHook(Plain()), ah.configure(background, background=True), PhaseHook("before_run", start)]
+    hooks: list[Any] = [
+        ah.hooks.BlockingHook(Plain()),
+        ah.configure(background, background=True),
+        PhaseHook("before_run", start),
+    ]
     async with ah.AsyncMonitoredSession(graph, hooks) as session:
         await session.run("train")
         run_ended.set()
@@ -138,7 +153,9 @@ async def test_threads_and_background_calls() -> None:
 @pytest.mark.every_python
 @pytest.mark.parametrize("phase", PHASES)
 async def test_sessions_in_overlapping_hooks(phase: str) -> None:
-    """Each session that one of several hooks opens has its own graph, while it opens too; hooks and caller keep theirs."""
+    """Each session that one of several hooks opens has its own graph, while it opens too; hooks and
+    caller keep theirs.
+    """
     outer, seen = counting_graph(), list[ah.Graph]()
     nested = [(counting_graph(), GraphHook(suspend=True)) for _ in range(3)]
 
@@ -161,7 +178,9 @@ async def test_sessions_in_overlapping_hooks(phase: str) -> None:
 
 
 async def test_as_default_inside_a_hook() -> None:
-    """A hook may make another graph the default one: in its block, and not in the runs of a session inside that."""
+    """A hook may make another graph the default one: in its block, and not in the runs of a session
+    inside that.
+    """
     outer, inner, other = counting_graph(), counting_graph(), ah.Graph()
     hook, seen = GraphHook(), list[ah.Graph]()
 

@@ -19,7 +19,9 @@ from tests.support.sessions import counting_graph
 
 
 async def test_inputs_are_found_by_name_and_may_be_optional() -> None:
-    """A parameter with a default is given if the graph has its name, and left out otherwise; keyword-only ones as well."""
+    """A parameter with a default is given if the graph has its name, and left out otherwise;
+    keyword-only ones as well.
+    """
     graph = ah.Graph()
     graph.placeholder("x", default=1)
     graph.placeholder("z", default=3)
@@ -37,23 +39,36 @@ async def test_inputs_are_found_by_name_and_may_be_optional() -> None:
 
 
 async def test_an_unknown_input_is_refused() -> None:
-    """A parameter without a default, or a listed name, must be in the graph when the operation is run, not when it is added."""
+    """A parameter without a default, or a listed name, must be in the graph when the operation is
+    run, not when it is added.
+    """
     graph = ah.Graph()
     graph.operation(name="loss")(lambda labels: labels)
     graph.operation(inputs=["label"], name="listed")(lambda labels: labels)
     session = ah.Session(graph)
     with refused(
-        ah.errors.FetchError, "operation 'loss' has an input", "'labels' is not in the graph", "known are:", "placeholder("
+        ah.errors.FetchError,
+        "operation 'loss' has an input",
+        "'labels' is not in the graph",
+        "known are:",
+        "placeholder(",
     ):
         await session.run("loss")
     graph.placeholder("labels", default=7)
     assert await session.run("loss") == 7
-    with refused(ah.errors.FetchError, "operation 'listed' has an input", "'label' is not in the graph", "did you mean 'labels'"):
+    with refused(
+        ah.errors.FetchError,
+        "operation 'listed' has an input",
+        "'label' is not in the graph",
+        "did you mean 'labels'",
+    ):
         await session.run("listed")
 
 
 async def test_inputs_may_be_listed() -> None:
-    """Listed inputs, nodes or names, are passed by position in their order, whatever the parameters are called."""
+    """Listed inputs, nodes or names, are passed by position in their order, whatever the parameters
+    are called.
+    """
     graph = ah.Graph()
     slashed = graph.placeholder("train/loss", default=2)
     graph.variable("weight", 3)
@@ -78,7 +93,9 @@ async def test_inputs_may_be_listed() -> None:
 
 
 async def test_results_of_a_step_are_inputs() -> None:
-    """An operation that a hook adds beside a step function may take the keys of its result, by name or listed."""
+    """An operation that a hook adds beside a step function may take the keys of its result, by name
+    or listed.
+    """
     calls: list[int] = []
 
     async def step(x: int) -> dict[str, int]:
@@ -96,14 +113,21 @@ async def test_results_of_a_step_are_inputs() -> None:
 
 
 async def test_an_unfed_placeholder_is_refused_where_it_is_needed() -> None:
-    """A placeholder without a default must be fed if a fetch leads to it, and need not otherwise."""
+    """A placeholder without a default must be fed if a fetch leads to it, and need not
+    otherwise.
+    """
     graph = ah.Graph()
     graph.placeholder("x")
     graph.operation(name="loss")(lambda x: x)
     graph.operation(name="other")(lambda: 1)
     session = ah.Session(graph)
     for fetches in ("x", "loss", ["other", {"deep": ("loss",)}]):
-        with refused(ah.errors.FetchError, "placeholder 'x' is needed and not fed", "add it to feed_dict", "default"):
+        with refused(
+            ah.errors.FetchError,
+            "placeholder 'x' is needed and not fed",
+            "add it to feed_dict",
+            "default",
+        ):
             await session.run(fetches)
     assert await session.run("other") == 1
     assert await session.run("loss", {"loss": 5}) == 5
@@ -120,7 +144,9 @@ async def test_a_default_may_be_anything() -> None:
 
 
 async def test_the_global_step_is_an_input_too() -> None:
-    """`global_step` is a node: as a parameter or fetched it is the step at which the run started, and it can be fed."""
+    """`global_step` is a node: as a parameter or fetched it is the step at which the run started,
+    and it can be fed.
+    """
     graph = ah.Graph()
     graph.train_op(name="train")(lambda global_step: 100 + global_step)
     session = ah.Session(graph, global_step=ah.MemoryStepStore(3))
@@ -134,7 +160,9 @@ async def test_the_global_step_is_an_input_too() -> None:
 
 @pytest.mark.parametrize("circle", ["a -> a", "a -> b -> a", "a -> c -> b -> a"])
 async def test_a_cycle_is_named(circle: str) -> None:
-    """Operations that need each other are a GraphError that spells out the cycle alone; feeding one of them breaks it."""
+    """Operations that need each other are a GraphError that spells out the cycle alone; feeding one
+    of them breaks it.
+    """
     graph = ah.Graph()
     graph.placeholder("x", default=1)
     graph.operation(name="done")(lambda x: x)
@@ -143,7 +171,9 @@ async def test_a_cycle_is_named(circle: str) -> None:
         graph.operation(name=name, inputs=["x", "done", needed])(lambda *values: values[-1])
     graph.operation(name="start")(lambda a: a)
     session = ah.Session(graph)
-    with refused(ah.errors.GraphError, f"form a cycle: {circle}; feed one of them, or break the cycle"):
+    with refused(
+        ah.errors.GraphError, f"form a cycle: {circle}; feed one of them, or break the cycle"
+    ):
         await session.run("start")
     assert await session.run("start", {"a": 5}) == 5
 
@@ -196,12 +226,18 @@ def conflicting_graph(first: dict[str, str], second: dict[str, str]) -> ah.Graph
     return graph
 
 
-@pytest.mark.parametrize("kinds", [("updates", "updates"), ("updates", "adds_to"), ("adds_to", "updates")])
+@pytest.mark.parametrize(
+    "kinds", [("updates", "updates"), ("updates", "adds_to"), ("adds_to", "updates")]
+)
 async def test_a_variable_is_updated_by_one_operation_of_a_run(kinds: tuple[str, str]) -> None:
-    """Two operations of one run that both change a variable are refused unless both add; each may be run alone."""
+    """Two operations of one run that both change a variable are refused unless both add; each may
+    be run alone.
+    """
     graph = conflicting_graph({kinds[0]: "v"}, {kinds[1]: "v"})
     session = ah.Session(graph)
-    with refused(ah.errors.GraphError, "'one' and 'two' both change 'v'", "use adds_to for both, or run one"):
+    with refused(
+        ah.errors.GraphError, "'one' and 'two' both change 'v'", "use adds_to for both, or run one"
+    ):
         await session.run(["one", "two"])
     assert session.variables.snapshot() == {"v": 10}
     await session.run("one")
@@ -216,16 +252,21 @@ async def test_several_operations_may_add_to_a_variable() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "says"), [("weigths", "did you mean 'weights'?"), ("x", "known are: weights"), ("loss", "known are")]
+    ("name", "says"),
+    [("weigths", "did you mean 'weights'?"), ("x", "known are: weights"), ("loss", "known are")],
 )
 async def test_only_variables_are_changed(name: str, says: str) -> None:
-    """`updates` and `adds_to` name a variable; the error lists the variables. It comes when the operation is run."""
+    """`updates` and `adds_to` name a variable; the error lists the variables. It comes when the
+    operation is run.
+    """
     graph = ah.Graph()
     graph.placeholder("x", default=1)
     graph.variable("weights", 0)
     graph.operation(name="loss")(lambda: 1)
     graph.operation(name="bad", updates=name)(lambda: 1)
-    with refused(ah.errors.GraphError, f"operation 'bad' changes {name!r}, which is not a variable", says):
+    with refused(
+        ah.errors.GraphError, f"operation 'bad' changes {name!r}, which is not a variable", says
+    ):
         await ah.Session(graph).run("bad")
 
 
@@ -243,7 +284,9 @@ async def test_the_variable_itself_may_be_named() -> None:
 
 
 async def test_plans_follow_the_fetches_and_feeds() -> None:
-    """The same fetches with other feeds, and the same feeds with other fetches, have plans of their own."""
+    """The same fetches with other feeds, and the same feeds with other fetches, have plans of their
+    own.
+    """
     graph = counting_graph()
     session = ah.Session(graph)
     x, loss = graph.nodes["x"], graph.nodes["loss"]
@@ -282,7 +325,9 @@ def count_plans() -> int:
 
 @pytest.mark.parametrize("fetches", ["total", ("total", "train"), ("train", "total")], ids=repr)
 async def test_leaves_that_were_fetched_before_are_not_looked_up_again(fetches: Any) -> None:
-    """A name, or a tuple of names, is found in the graph once; every later run with it finds its plan."""
+    """A name, or a tuple of names, is found in the graph once; every later run with it finds its
+    plan.
+    """
     looked_up: list[object] = []
 
     class Watched(ah.Graph):

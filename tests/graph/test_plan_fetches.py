@@ -98,7 +98,8 @@ TOTAL_7.x, TOTAL_7.y, TOTAL_7.made = 7, 70, 0
     ids=lambda value: type(value).__name__,
 )
 async def test_values_come_back_in_the_shape_of_the_fetches(fetches: Any, values: Any) -> None:
-    """Lists, tuples of all kinds, mappings, dataclasses and attrs classes, nested at will, keep type, order and keys.
+    """Lists, tuples of all kinds, mappings, dataclasses and attrs classes, nested at will, keep
+    type, order and keys.
 
     So they do for a caller with hooks beside it, and for a hook, whatever the others ask for.
     """
@@ -115,7 +116,9 @@ async def test_values_come_back_in_the_shape_of_the_fetches(fetches: Any, values
 
 
 async def test_a_defaultdict_keeps_its_factory_and_a_mapping_its_order() -> None:
-    """What a mapping has besides its items is kept; the caller's own structures are left as they were."""
+    """What a mapping has besides its items is kept; the caller's own structures are left as they
+    were.
+    """
     session = ah.Session(counting_graph())
     result = await session.run(defaultdict[str, Any](list, {"b": "x", "a": "loss"}))
     assert result["new"] == []
@@ -126,7 +129,9 @@ async def test_a_defaultdict_keeps_its_factory_and_a_mapping_its_order() -> None
 
 
 async def test_names_and_nodes_are_the_same_leaf() -> None:
-    """Each node is computed once a run, whichever hooks fetch it, by whatever key, however often."""
+    """Each node is computed once a run, whichever hooks fetch it, by whatever key, however
+    often.
+    """
     calls: list[int] = []
     graph = ah.Graph()
 
@@ -140,12 +145,17 @@ async def test_names_and_nodes_are_the_same_leaf() -> None:
         for number in (1, 2):
             assert await session.run(["count", count]) == [number, number]
         assert [values.results for values in hooks[0].values] == [1, 2]
-        assert [values.results for values in hooks[1].values] == [{"a": 1, "b": [1, 1]}, {"a": 2, "b": [2, 2]}]
+        assert [values.results for values in hooks[1].values] == [
+            {"a": 1, "b": [1, 1]},
+            {"a": 2, "b": [2, 2]},
+        ]
         assert session.global_step.latest.step == 2
 
 
 async def test_equal_structures_of_different_types_are_told_apart() -> None:
-    """A list, a tuple and a named tuple of the same names are three shapes, also one after the other."""
+    """A list, a tuple and a named tuple of the same names are three shapes, also one after the
+    other.
+    """
     async with ah.AsyncMonitoredSession(counting_graph(), [RequestingHook("loss")]) as session:
         for _ in range(2):
             for fetches in (("x", "loss"), ["x", "loss"], Point("x", "loss"), Names(("x", "loss"))):
@@ -169,11 +179,23 @@ async def test_what_runs_have_fetched_is_remembered_up_to_a_limit() -> None:
 
 async def test_none_and_empty_containers_fetch_nothing() -> None:
     """A hook that fetches nothing gets None; one that fetches an empty container gets it empty."""
-    silent, none, empty, feeding = RequestingHook(), RequestingHook(None), RequestingHook([]), RequestingHook(None, {"x": 2})
+    silent, none, empty, feeding = (
+        RequestingHook(),
+        RequestingHook(None),
+        RequestingHook([]),
+        RequestingHook(None, {"x": 2}),
+    )
     silent.request = None
-    async with ah.AsyncMonitoredSession(counting_graph(), [silent, none, empty, feeding]) as session:
+    async with ah.AsyncMonitoredSession(
+        counting_graph(), [silent, none, empty, feeding]
+    ) as session:
         assert await session.run("loss") == 20
-    assert [hook.values[0].results for hook in (silent, none, empty, feeding)] == [None, None, [], None]
+    assert [hook.values[0].results for hook in (silent, none, empty, feeding)] == [
+        None,
+        None,
+        [],
+        None,
+    ]
 
 
 class Two(tuple[Any, ...]):
@@ -200,19 +222,33 @@ class Keywords(Mapping[str, Any]):
 
 
 @pytest.mark.parametrize(
-    "fetches", [Two("train", "total"), Keywords(a="train"), ["train", {"a": Two("x", "x")}]], ids=["tuple", "mapping", "nested"]
+    "fetches",
+    [Two("train", "total"), Keywords(a="train"), ["train", {"a": Two("x", "x")}]],
+    ids=["tuple", "mapping", "nested"],
 )
 @pytest.mark.parametrize("by", ["raw session", "caller", "caller, beside a hook", "hook"])
 async def test_a_result_that_cannot_be_made_changes_nothing(fetches: Any, by: str) -> None:
-    """The values are put into the shape of the fetches before the run commits; the error names their class, and the hook."""
+    """The values are put into the shape of the fetches before the run commits; the error names
+    their class, and the hook.
+    """
     graph, steps, variables = counting_graph(), ah.MemoryStepStore(), ah.Variables()
-    says = "the fetches have a ", ", and none can be made of their values: TypeError(", "fetch a tuple, list or dict"
+    says = (
+        "the fetches have a ",
+        ", and none can be made of their values: TypeError(",
+        "fetch a tuple, list or dict",
+    )
     if by == "raw session":
         with refused(ah.errors.FetchError, *says):
             await ah.Session(graph, global_step=steps, variables=variables).run(fetches)
     else:
-        hooks = [] if by == "caller" else [RequestingHook("loss"), RequestingHook(fetches if by == "hook" else ["loss"])]
-        async with ah.AsyncMonitoredSession(graph, hooks, global_step=steps, variables=variables) as session:
+        hooks = (
+            []
+            if by == "caller"
+            else [RequestingHook("loss"), RequestingHook(fetches if by == "hook" else ["loss"])]
+        )
+        async with ah.AsyncMonitoredSession(
+            graph, hooks, global_step=steps, variables=variables
+        ) as session:
             with refused(ah.errors.FetchError, *says) as caught:
                 await session.run("train" if by == "hook" else fetches)
             notes = ["fetched by RequestingHook#2.before_run"] if by == "hook" else []
@@ -221,8 +257,12 @@ async def test_a_result_that_cannot_be_made_changes_nothing(fetches: Any, by: st
 
 
 async def test_a_hook_may_fetch_a_train_operation() -> None:
-    """A hook's fetches are part of the run: a train operation that only a hook fetches is run once a run."""
-    async with ah.AsyncMonitoredSession(counting_graph(), [RequestingHook("train"), RequestingHook(["train"])]) as session:
+    """A hook's fetches are part of the run: a train operation that only a hook fetches is run once
+    a run.
+    """
+    async with ah.AsyncMonitoredSession(
+        counting_graph(), [RequestingHook("train"), RequestingHook(["train"])]
+    ) as session:
         assert await session.run([]) == []
         assert await session.run("total") == 1
         assert session.global_step.latest.step == 2
@@ -246,7 +286,9 @@ async def test_feeds_of_hooks_and_the_caller_are_joined() -> None:
 
 
 async def test_a_tuple_of_nodes_is_fed_together() -> None:
-    """A feed's key may be a tuple, nested, whose values have the same shape; lists of values are fine."""
+    """A feed's key may be a tuple, nested, whose values have the same shape; lists of values are
+    fine.
+    """
     graph = ah.Graph()
     for name in ("a", "b", "c"):
         graph.placeholder(name)
@@ -258,7 +300,9 @@ async def test_a_tuple_of_nodes_is_fed_together() -> None:
 
 
 async def test_a_step_function_is_fed_by_its_parameters() -> None:
-    """A step's parameters are placeholders, those with a default need no feed, and `global_step` is the session's."""
+    """A step's parameters are placeholders, those with a default need no feed, and `global_step` is
+    the session's.
+    """
 
     async def step(batch: int, scale: int = 10, *, global_step: int) -> dict[str, int]:
         return {"loss": batch * scale, "at": global_step}
@@ -275,11 +319,15 @@ async def test_a_step_function_is_fed_by_its_parameters() -> None:
 
 
 async def test_options_are_merged_into_a_new_mapping() -> None:
-    """The larger number, either flag, sequences one after the other, else the later one; the given mappings stay."""
+    """The larger number, either flag, sequences one after the other, else the later one; the given
+    mappings stay.
+    """
     caller = {"level": 1, "trace": False, "watch": ["a"], "name": "caller"}
     asked = {"level": 3, "trace": True, "watch": ("b",), "name": "hook"}
     hook, silent = RequestingHook(None, None, asked), RequestingHook()
-    await run_session(ah.AsyncMonitoredSession(counting_graph(), [hook, silent]), 2, "loss", None, caller)
+    await run_session(
+        ah.AsyncMonitoredSession(counting_graph(), [hook, silent]), 2, "loss", None, caller
+    )
     merged = {"level": 3, "trace": True, "watch": ["a", "b"], "name": "hook"}
     for values in (*hook.values, *silent.values):
         assert values.options == merged
@@ -291,21 +339,37 @@ async def test_options_are_merged_into_a_new_mapping() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "merged"),
     [
-        (True, False, True), (False, False, False), (True, 5, 5), (5, False, 5), (3, 2.5, 3), (9, "x", "x"), ("x", 9, 9),
-        ([1], (2,), [1, 2]), ((1,), [2], [1, 2]), ([1], "x", "x"), ("x", [1], [1]), ([1], 2, 2), (None, 1, 1), ({"a": 1}, {}, {}),
+        (True, False, True),
+        (False, False, False),
+        (True, 5, 5),
+        (5, False, 5),
+        (3, 2.5, 3),
+        (9, "x", "x"),
+        ("x", 9, 9),
+        ([1], (2,), [1, 2]),
+        ((1,), [2], [1, 2]),
+        ([1], "x", "x"),
+        ("x", [1], [1]),
+        ([1], 2, 2),
+        (None, 1, 1),
+        ({"a": 1}, {}, {}),
     ],
-)  # fmt: skip
+)
 async def test_how_two_values_of_an_option_are_merged(old: Any, new: Any, merged: Any) -> None:
     """Values of different kinds are not merged: the later one stays."""
     hook = RequestingHook(None, None, {"option": new})
-    await run_session(ah.AsyncMonitoredSession(counting_graph(), [hook]), 1, "loss", None, {"option": old})
+    await run_session(
+        ah.AsyncMonitoredSession(counting_graph(), [hook]), 1, "loss", None, {"option": old}
+    )
     (found,) = (values.options["option"] for values in hook.values if values.options is not None)
     assert found == merged
     assert type(found) is type(merged)
 
 
 async def test_options_of_a_run_in_which_no_hook_asks_for_anything() -> None:
-    """Hooks get the caller's options and the metadata all the same; both are None for a run without options."""
+    """Hooks get the caller's options and the metadata all the same; both are None for a run without
+    options.
+    """
     got: list[ah.SessionRunValues] = []
 
     async def keep(run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
@@ -315,7 +379,11 @@ async def test_options_of_a_run_in_which_no_hook_asks_for_anything() -> None:
     async with ah.AsyncMonitoredSession(counting_graph(), hooks) as session:
         await session.run("loss", None, {"level": 1})
         await session.run("loss")
-    assert got == [ah.SessionRunValues(None, {"level": 1}, {})] * 2 + [ah.SessionRunValues(None, None, None)] * 2
+    assert (
+        got
+        == [ah.SessionRunValues(None, {"level": 1}, {})] * 2
+        + [ah.SessionRunValues(None, None, None)] * 2
+    )
 
 
 async def test_hooks_see_the_callers_request() -> None:
@@ -327,11 +395,15 @@ async def test_hooks_see_the_callers_request() -> None:
             seen.append(run_context.original_args)
             return ah.SessionRunArgs("total", {"x": 1})
 
-        async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        async def after_run(
+            self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+        ) -> None:
             seen.append(run_context.original_args)
 
     fetches, options = ["loss"], {"level": 1}
-    await run_session(ah.AsyncMonitoredSession(counting_graph(), [Looks()]), 1, fetches, None, options)
+    await run_session(
+        ah.AsyncMonitoredSession(counting_graph(), [Looks()]), 1, fetches, None, options
+    )
     assert seen == [ah.SessionRunArgs(["loss"], None, {"level": 1})] * 2
     assert seen[0].fetches is fetches
 

@@ -22,7 +22,9 @@ pytestmark = pytest.mark.every_python
 
 
 def failing_graph(at: str) -> tuple[ah.Graph, dict[str, Any]]:
-    """Make a graph with two variables that a run changes, and an operation that fails or waits after them, as `at` says."""
+    """Make a graph with two variables that a run changes, and an operation that fails or waits
+    after them, as `at` says.
+    """
     graph = ah.Graph()
     graph.variable("set", "old")
     graph.variable("sum", 1)
@@ -48,7 +50,9 @@ def failing_graph(at: str) -> tuple[ah.Graph, dict[str, Any]]:
 @pytest.mark.parametrize("how", ["in turn", "suspended", "cancelled"])
 @pytest.mark.parametrize("at", ["first", "last"])
 async def test_a_failed_run_leaves_everything_as_it_was(at: str, how: str) -> None:
-    """When one operation fails, or the run is cancelled, no variable is changed, nor the step; the error is the same object."""
+    """When one operation fails, or the run is cancelled, no variable is changed, nor the step; the
+    error is the same object.
+    """
     graph, said = failing_graph(at)
     session = ah.Session(graph)
     error = OSError("lost")
@@ -72,10 +76,16 @@ async def test_a_failed_run_leaves_everything_as_it_was(at: str, how: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("add", "step", "error"), [("text", 0, TypeError), (1, 2**53 - 1, ah.errors.InvalidArgumentError)], ids=["add", "step"]
+    ("add", "step", "error"),
+    [("text", 0, TypeError), (1, 2**53 - 1, ah.errors.InvalidArgumentError)],
+    ids=["add", "step"],
 )
-async def test_a_commit_that_fails_changes_nothing(add: Any, step: int, error: type[Exception]) -> None:
-    """If a value cannot be added, or the global step cannot advance, neither the other variables nor the step change."""
+async def test_a_commit_that_fails_changes_nothing(
+    add: Any, step: int, error: type[Exception]
+) -> None:
+    """If a value cannot be added, or the global step cannot advance, neither the other variables
+    nor the step change.
+    """
     graph = ah.Graph()
     graph.variable("number", 1)
     graph.variable("other", 1)
@@ -93,16 +103,23 @@ async def test_a_commit_that_fails_changes_nothing(add: Any, step: int, error: t
 
 
 async def test_options_of_a_raw_run_are_refused() -> None:
-    """A session without a `run` of its own knows no options: one that is given, such as a time limit, must not be ignored."""
+    """A session without a `run` of its own knows no options: one that is given, such as a time
+    limit, must not be ignored.
+    """
     session = ah.Session(counting_graph())
-    with refused(ah.errors.InvalidArgumentError, "options is {'timeout_in_ms': 10}, and this session knows none"):
+    with refused(
+        ah.errors.InvalidArgumentError,
+        "options is {'timeout_in_ms': 10}, and this session knows none",
+    ):
         await session.run("train", options={"timeout_in_ms": 10})
     assert session.global_step.latest.step == 0
     assert await session.run("train", options={}) == 1
 
 
 async def test_several_failures_are_one_flat_group() -> None:
-    """Operations that fail while others are being cancelled are reported together, in the graph's order."""
+    """Operations that fail while others are being cancelled are reported together, in the graph's
+    order.
+    """
     graph = ah.Graph()
 
     @graph.operation
@@ -119,7 +136,10 @@ async def test_several_failures_are_one_flat_group() -> None:
 
     with pytest.raises(ExceptionGroup) as caught:
         await ah.Session(graph).run(["fails", "also"])
-    assert [repr(error) for error in caught.value.exceptions] == ["OSError('first')", "ValueError('second')"]
+    assert [repr(error) for error in caught.value.exceptions] == [
+        "OSError('first')",
+        "ValueError('second')",
+    ]
     assert [error.__notes__ for error in caught.value.exceptions] == [
         ["raised by operation 'fails' at step 1"],
         ["raised by operation 'also' at step 1"],
@@ -128,7 +148,9 @@ async def test_several_failures_are_one_flat_group() -> None:
 
 @pytest.mark.parametrize("thread", [False, True])
 async def test_an_error_says_which_operation_raised_it(thread: bool) -> None:
-    """The error of an operation, also in a thread, is the same object with its cause, and a note of its name and the step."""
+    """The error of an operation, also in a thread, is the same object with its cause, and a note of
+    its name and the step.
+    """
     graph, error = ah.Graph(), ValueError("bad")
 
     @graph.train_op(thread=thread)
@@ -147,7 +169,9 @@ async def test_an_error_says_which_operation_raised_it(thread: bool) -> None:
 
 
 async def test_a_run_reads_each_variable_at_its_start() -> None:
-    """All operations of a run see the values from before it, also those that run after an update's operation."""
+    """All operations of a run see the values from before it, also those that run after an update's
+    operation.
+    """
     graph = ah.Graph()
     graph.variable("v", 1)
     gate = asyncio.Event()
@@ -167,7 +191,9 @@ async def test_a_run_reads_each_variable_at_its_start() -> None:
 
 
 async def test_additions_of_overlapping_runs_are_all_kept() -> None:
-    """Several sessions that share variables and overlap lose nothing that they add; each read the value at its own start."""
+    """Several sessions that share variables and overlap lose nothing that they add; each read the
+    value at its own start.
+    """
     graph, gate = ah.Graph(), asyncio.Event()
     graph.placeholder("amount")
     graph.variable("sum", 0)
@@ -180,7 +206,10 @@ async def test_additions_of_overlapping_runs_are_all_kept() -> None:
 
     variables, steps = ah.Variables(), ah.MemoryStepStore()
     sessions = [ah.Session(graph, variables=variables, global_step=steps) for _ in range(10)]
-    runs = [await parked(one.run("train", {"amount": 10**number})) for number, one in enumerate(sessions)]
+    runs = [
+        await parked(one.run("train", {"amount": 10**number}))
+        for number, one in enumerate(sessions)
+    ]
     gate.set()
     assert await asyncio.gather(*runs) == [10**number for number in range(10)]
     assert (variables.snapshot(), steps.latest.step) == ({"sum": 1_111_111_111}, 10)
@@ -191,7 +220,9 @@ async def test_additions_of_overlapping_runs_are_all_kept() -> None:
 
 
 def replacing_graph() -> tuple[ah.Graph, list[int], asyncio.Event]:
-    """Make a graph whose `double` waits, then replaces `v` by twice the value that it read, which is recorded."""
+    """Make a graph whose `double` waits, then replaces `v` by twice the value that it read, which
+    is recorded.
+    """
     graph, read, gate = ah.Graph(), list[int](), asyncio.Event()
     graph.variable("v", 1)
     graph.variable("other", 0)
@@ -211,7 +242,9 @@ def replacing_graph() -> tuple[ah.Graph, list[int], asyncio.Event]:
 
 @pytest.mark.parametrize("count", [2, 3, 50])
 async def test_a_run_that_was_overtaken_is_repeated(count: int) -> None:
-    """Of overlapping runs that replace a variable which they read none is lost, in one session or several: later ones repeat."""
+    """Of overlapping runs that replace a variable which they read none is lost, in one session or
+    several: later ones repeat.
+    """
     graph, read, gate = replacing_graph()
     variables, steps = ah.Variables(), ah.MemoryStepStore()
     sessions = [ah.Session(graph, variables=variables, global_step=steps) for _ in range(2)]
@@ -223,10 +256,14 @@ async def test_a_run_that_was_overtaken_is_repeated(count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "expected"), [("set", 200), ("add", 12), ("assign", 14), ("same", 2), ("change_other", 2), (["v"], 2)], ids=str
+    ("other", "expected"),
+    [("set", 200), ("add", 12), ("assign", 14), ("same", 2), ("change_other", 2), (["v"], 2)],
+    ids=str,
 )
 async def test_what_repeats_a_run(other: Any, expected: int) -> None:
-    """Any other value does, also one that was added up or assigned; a run that leaves the value, or changes another one, not."""
+    """Any other value does, also one that was added up or assigned; a run that leaves the value, or
+    changes another one, not.
+    """
     graph, read, gate = replacing_graph()
     session = ah.Session(graph)
     run = await parked(session.run("double"))
@@ -241,7 +278,9 @@ async def test_what_repeats_a_run(other: Any, expected: int) -> None:
 
 
 async def test_a_run_that_does_not_read_a_variable_replaces_it() -> None:
-    """What does not depend on the old value loses nothing: the last commit counts, and nothing is repeated."""
+    """What does not depend on the old value loses nothing: the last commit counts, and nothing is
+    repeated.
+    """
     graph, calls, gates = ah.Graph(), list[int](), [asyncio.Event(), asyncio.Event()]
     graph.placeholder("number")
     graph.variable("v", 0)
@@ -261,7 +300,9 @@ async def test_a_run_that_does_not_read_a_variable_replaces_it() -> None:
 
 
 async def test_a_run_that_never_comes_through_is_refused() -> None:
-    """A run that is overtaken in every attempt ends with UpdateConflictError, from which sessions recover; it changes nothing."""
+    """A run that is overtaken in every attempt ends with UpdateConflictError, from which sessions
+    recover; it changes nothing.
+    """
     graph, attempts = ah.Graph(), list[int]()
     graph.variable("v", 0)
 
@@ -273,7 +314,9 @@ async def test_a_run_that_never_comes_through_is_refused() -> None:
 
     graph.operation(name="overtake", updates="v")(lambda v: v + 1)
     session = ah.Session(graph)
-    with refused(ah.errors.UpdateConflictError, "replaces 'v'", "each of its 100 attempts", "adds_to=") as caught:
+    with refused(
+        ah.errors.UpdateConflictError, "replaces 'v'", "each of its 100 attempts", "adds_to="
+    ) as caught:
         await session.run("train")
     assert isinstance(caught.value, ah.AbortedError)
     assert attempts == list(range(100))
@@ -281,7 +324,9 @@ async def test_a_run_that_never_comes_through_is_refused() -> None:
 
 
 async def test_a_run_of_a_closed_session_is_not_repeated() -> None:
-    """A run that was overtaken after its session was closed ends: the session of a recovery has the variables now."""
+    """A run that was overtaken after its session was closed ends: the session of a recovery has the
+    variables now.
+    """
     graph, read, gate = replacing_graph()
     session = ah.Session(graph)
     run = await parked(session.run("double"))
@@ -294,7 +339,9 @@ async def test_a_run_of_a_closed_session_is_not_repeated() -> None:
 
 
 async def test_a_train_operation_may_train_several_steps() -> None:
-    """`steps` of all train operations of a run are added to the global step; other runs do not advance it."""
+    """`steps` of all train operations of a run are added to the global step; other runs do not
+    advance it.
+    """
     graph = ah.Graph()
     graph.train_op(name="one")(lambda: None)
     graph.train_op(name="four", steps=4)(lambda: None)
@@ -308,7 +355,9 @@ async def test_a_train_operation_may_train_several_steps() -> None:
 
 
 async def test_a_fed_variable_is_for_this_run_only() -> None:
-    """Feeding a variable replaces what the run reads; what is added is added to its own value. A fed operation does not train."""
+    """Feeding a variable replaces what the run reads; what is added is added to its own value. A
+    fed operation does not train.
+    """
     session = ah.Session(counting_graph())
     assert await session.run(["total", "train"], {"total": 100}) == [100, 1]
     assert await session.run("train", {"train": 5}) == 5
@@ -320,7 +369,9 @@ async def test_a_fed_variable_is_for_this_run_only() -> None:
 
 
 async def test_independent_operations_overlap() -> None:
-    """Operations that need each other's events run together; one that needs both comes after them, and waits for no other."""
+    """Operations that need each other's events run together; one that needs both comes after them,
+    and waits for no other.
+    """
     graph = ah.Graph()
     one, two, slow = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
@@ -346,7 +397,9 @@ async def test_independent_operations_overlap() -> None:
 
 
 async def test_what_an_operation_sets_is_seen_by_those_that_need_it() -> None:
-    """They see what was set last in the graph's order, and so does the caller afterwards; others see the caller's context."""
+    """They see what was set last in the graph's order, and so does the caller afterwards; others
+    see the caller's context.
+    """
     request: contextvars.ContextVar[str] = contextvars.ContextVar("request", default="caller")
     graph, seen = ah.Graph(), dict[str, str]()
 
@@ -356,17 +409,32 @@ async def test_what_an_operation_sets_is_seen_by_those_that_need_it() -> None:
             request.set(name)
         await asyncio.sleep(0)
 
-    for name, *inputs in (["first"], ["left", "first"], ["right", "first"], ["both", "left", "right"], ["apart"]):
+    for name, *inputs in (
+        ["first"],
+        ["left", "first"],
+        ["right", "first"],
+        ["both", "left", "right"],
+        ["apart"],
+    ):
         graph.operation(name=name, inputs=inputs)(functools.partial(call, name))
     graph.operation(name="plain")(lambda right: seen.setdefault("plain", request.get()))
     await ah.Session(graph).run(["both", "apart", "plain"])
-    assert seen == {"first": "caller", "left": "first", "right": "first", "both": "left", "apart": "caller", "plain": "first"}
+    assert seen == {
+        "first": "caller",
+        "left": "first",
+        "right": "first",
+        "both": "left",
+        "apart": "caller",
+        "plain": "first",
+    }
     assert [*seen][:4] == ["first", "apart", "left", "right"]
     assert request.get() == "left"
 
 
 async def test_what_cannot_wait_has_no_task() -> None:
-    """Operations run in the caller's task and context until one may wait: that has its own, where those that follow it run."""
+    """Operations run in the caller's task and context until one may wait: that has its own, where
+    those that follow it run.
+    """
     graph, variable = ah.Graph(), contextvars.ContextVar[int]("variable")
 
     @graph.operation
@@ -387,7 +455,9 @@ async def test_what_cannot_wait_has_no_task() -> None:
 
 
 async def test_an_operation_that_has_become_ready_fails_itself() -> None:
-    """The failure of what cannot wait is not that of the operation whose result it needed; others are cancelled, none starts."""
+    """The failure of what cannot wait is not that of the operation whose result it needed; others
+    are cancelled, none starts.
+    """
     graph, calls = ah.Graph(), list[str]()
 
     @graph.operation
@@ -413,7 +483,9 @@ async def test_an_operation_that_has_become_ready_fails_itself() -> None:
 
 
 async def test_an_operation_that_a_third_party_cancels_is_named() -> None:
-    """The error names the operation and the step; the other operations end, and the caller is not cancelled."""
+    """The error names the operation and the step; the other operations end, and the caller is not
+    cancelled.
+    """
     graph, tasks = ah.Graph(), list[Any]()
 
     async def wait() -> None:
@@ -425,7 +497,10 @@ async def test_an_operation_that_a_third_party_cancels_is_named() -> None:
     run = asyncio.create_task(ah.Session(graph).run(["first", "second"]))
     await until_true(lambda: len(tasks) == 2)
     tasks[1].cancel()
-    with refused(ah.errors.HookCancelledError, "operation 'second' at step 1 was cancelled, and not by its caller"):
+    with refused(
+        ah.errors.HookCancelledError,
+        "operation 'second' at step 1 was cancelled, and not by its caller",
+    ):
         await run
     assert run not in tasks
     assert (run.cancelling(), [task.done() for task in tasks]) == (0, [True, True])
@@ -435,7 +510,9 @@ async def test_an_operation_that_a_third_party_cancels_is_named() -> None:
 
 
 async def test_a_thread_operation_runs_in_a_worker_thread() -> None:
-    """`thread=True` runs a blocking function in another thread, beside the loop; a plain one runs in the loop's."""
+    """`thread=True` runs a blocking function in another thread, beside the loop; a plain one runs
+    in the loop's.
+    """
     graph = ah.Graph()
     graph.placeholder("x")
     entered, leave = threading.Event(), threading.Event()

@@ -27,12 +27,16 @@ async def test_own_variables_start_over_with_each_session() -> None:
 
 
 async def test_shared_variables_outlive_their_sessions() -> None:
-    """Sessions that share variables, whose repr says what is there, continue from each other's values, also at the same time."""
+    """Sessions that share variables, whose repr says what is there, continue from each other's
+    values, also at the same time.
+    """
     graph, variables = counting_graph(), ah.Variables()
     assert (variables.ready, repr(variables)) == (False, "<Variables none, not ready>")
     async with ah.AsyncMonitoredSession(graph, variables=variables) as one:
         await one.run("train")
-        await run_session(ah.AsyncMonitoredSession(graph, variables=variables), 1, "train", {"x": 10})
+        await run_session(
+            ah.AsyncMonitoredSession(graph, variables=variables), 1, "train", {"x": 10}
+        )
         assert await one.run("total") == 11
     assert (variables.ready, repr(variables)) == (True, "<Variables total, ready>")
     async with ah.AsyncMonitoredSession(graph, variables=variables) as three:
@@ -41,14 +45,18 @@ async def test_shared_variables_outlive_their_sessions() -> None:
 
 
 async def test_a_graph_with_more_variables_brings_their_initial_values() -> None:
-    """Shared variables that are ready get the initial values of those they have not had, and keep the others."""
+    """Shared variables that are ready get the initial values of those they have not had, and keep
+    the others.
+    """
     graph, variables = counting_graph(), ah.Variables()
     await run_session(ah.AsyncMonitoredSession(graph, variables=variables), 1, "train")
 
     async def add() -> None:
         ah.graph.get_default_graph().variable("extra", lambda: 7)
 
-    async with ah.AsyncMonitoredSession(graph, [PhaseHook("begin", add)], variables=variables) as session:
+    async with ah.AsyncMonitoredSession(
+        graph, [PhaseHook("begin", add)], variables=variables
+    ) as session:
         assert await session.run(["total", "extra"]) == [1, 7]
     assert variables.snapshot() == {"total": 1, "extra": 7}
 
@@ -64,9 +72,16 @@ async def test_a_snapshot_is_consistent() -> None:
 
 
 async def test_assigning_is_all_or_nothing() -> None:
-    """`assign` sets all values of a mapping together; an unknown name changes nothing, and the error suggests a variable."""
+    """`assign` sets all values of a mapping together; an unknown name changes nothing, and the
+    error suggests a variable.
+    """
     session = ah.Session(counting_graph())
-    with refused(ah.errors.FetchError, "'totl' is not a variable", "did you mean 'total'?", "known are: total"):
+    with refused(
+        ah.errors.FetchError,
+        "'totl' is not a variable",
+        "did you mean 'total'?",
+        "known are: total",
+    ):
         session.variables.assign({"total": 5, "totl": 5})
     assert await session.run("total") == 0
     session.variables.assign({"total": 5})
@@ -80,14 +95,19 @@ async def test_assigning_is_all_or_nothing() -> None:
 async def test_an_unknown_attribute_says_how_values_are_read_and_replaced() -> None:
     """Variables are not attributes; the error says what to call, and which are known."""
     variables = ah.Session(counting_graph()).variables
-    message = r"no attribute 'total'; read the values with snapshot\(\), replace some with assign\(.*known are: total"
+    message = (
+        r"no attribute 'total'; read the values with snapshot\(\), replace some with"
+        r" assign\(.*known are: total"
+    )
     with pytest.raises(AttributeError, match=message):
         getattr(variables, "total")  # noqa: B009 - type checkers refuse it
     assert not hasattr(variables, "__len__")
 
 
 async def test_waiting_until_they_are_ready() -> None:
-    """`wait_ready` is woken by the session that initialises them; later waits return immediately, also with timeout 0."""
+    """`wait_ready` is woken by the session that initialises them; later waits return immediately,
+    also with timeout 0.
+    """
     variables = ah.Variables()
     waiting = [asyncio.create_task(variables.wait_ready(timeout)) for timeout in (None, 60.0)]
     await ticks()
@@ -106,7 +126,9 @@ async def test_waiting_ends_at_its_deadline_exactly() -> None:
         assert not waiting.done()
         clock.advance(0.1)
         with refused(
-            ah.errors.SessionNotReadyError, "not initialised within 100 s", "a chief running that shares these Variables"
+            ah.errors.SessionNotReadyError,
+            "not initialised within 100 s",
+            "a chief running that shares these Variables",
         ):
             await waiting
         assert isinstance(waiting.exception(), TimeoutError)
@@ -129,7 +151,9 @@ async def test_a_cancelled_wait_leaves_nothing() -> None:
 
 
 async def test_waits_end_with_the_error_of_a_failed_chief() -> None:
-    """If the session that initialises fails before it is done, waits end with its error, also those that begin later."""
+    """If the session that initialises fails before it is done, waits end with its error, also those
+    that begin later.
+    """
     graph, variables = counting_graph(), ah.Variables()
     error = OSError("no data")
 
@@ -143,7 +167,9 @@ async def test_waits_end_with_the_error_of_a_failed_chief() -> None:
         async with ah.AsyncMonitoredSession(creator):
             pass
     for wait in (waiting, variables.wait_ready()):
-        with refused(ah.PublisherFailedError, "should have initialised the variables failed", "no data") as caught:
+        with refused(
+            ah.PublisherFailedError, "should have initialised the variables failed", "no data"
+        ) as caught:
             await wait
         assert caught.value.__cause__ is error
     assert not variables.ready
@@ -165,7 +191,9 @@ def test_initial_values_are_set_all_or_none() -> None:
 
 
 async def test_one_session_initialises_shared_variables() -> None:
-    """The others wait until it has, or take its place if it fails; then no session initialises them again."""
+    """The others wait until it has, or take its place if it fails; then no session initialises them
+    again.
+    """
     values = values_of(ah.Variables())
     assert await values.claim()
     values.initialise({"half": 1})

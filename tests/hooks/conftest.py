@@ -11,9 +11,11 @@ from aiohooks._diagnostics import BlockedLoopWatch
 
 @pytest.fixture
 def start_watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Keep the watch of the event loop from starting with the session, and return a function that starts it.
+    """Keep the watch of the event loop from starting with the session, and return a function that
+    starts it.
 
-    On a busy machine what comes before, such as opening the session, may take longer than the block that a test is about.
+    On a busy machine what comes before, such as opening the session, may take longer than the block
+    that a test is about.
     """
     watches: list[BlockedLoopWatch] = []
     start = BlockedLoopWatch.start

@@ -22,11 +22,15 @@ from tests.support.waiting import HANG_SECS, ticks, until_true
 
 def plain(**methods: Callable[..., Any]) -> ah.hooks.BlockingHook:
     """Make a hook of an object with these plain methods."""
-    return ah.hooks.BlockingHook(type("Plain", (), {name: staticmethod(method) for name, method in methods.items()})())
+    return ah.hooks.BlockingHook(
+        type("Plain", (), {name: staticmethod(method) for name, method in methods.items()})()
+    )
 
 
 def slow_graph() -> tuple[ah.Graph, asyncio.Event]:
-    """Make a graph with `one`, and with `slow`, which never ends; the event says that it was started."""
+    """Make a graph with `one`, and with `slow`, which never ends; the event says that it was
+    started.
+    """
     graph, started = ah.Graph(), asyncio.Event()
 
     @graph.operation
@@ -39,24 +43,34 @@ def slow_graph() -> tuple[ah.Graph, asyncio.Event]:
 
 
 async def test_all_methods_are_called_in_worker_threads() -> None:
-    """Each method is called as a hook's would be, never in the loop's thread; results are passed on."""
+    """Each method is called as a hook's would be, never in the loop's thread; results are passed
+    on.
+    """
     calls: list[tuple[str, threading.Thread]] = []
     results: list[Any] = []
 
     def called(name: str, answer: Any = None) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
             calls.append((name, threading.current_thread()))
-            results.extend(getattr(one, "results", one) for one in args[-1:] if name in ("after_run", "close"))
+            results.extend(
+                getattr(one, "results", one) for one in args[-1:] if name in ("after_run", "close")
+            )
             return answer
 
         return call
 
     asked = ah.SessionRunArgs("loss", {"batch": 21})
-    hook = plain(**{name: called(name, asked if name == "before_run" else None) for name in HOOK_METHODS})
+    hook = plain(
+        **{name: called(name, asked if name == "before_run" else None) for name in HOOK_METHODS}
+    )
     async with ah.AsyncMonitoredSession(double, [hook]) as session:
         assert await session.run("loss") == 42
     assert [name for name, _ in calls] == [*HOOK_METHODS]
-    left = [value for variable, value in contextvars.copy_context().items() if variable.name == "aiohooks_thread_call"]
+    left = [
+        value
+        for variable, value in contextvars.copy_context().items()
+        if variable.name == "aiohooks_thread_call"
+    ]
     assert not any(left), "a thread that is started here would wait for a call that has ended"
     assert results == [42, None]
     assert threading.current_thread() not in [thread for _, thread in calls]
@@ -71,7 +85,9 @@ async def test_missing_methods_are_not_called() -> None:
 
 
 async def test_the_session_of_a_thread_is_plain() -> None:
-    """In every method the thread runs the raw session with a plain call, which waits for the result; the loop continues."""
+    """In every method the thread runs the raw session with a plain call, which waits for the
+    result; the loop continues.
+    """
     seen: list[Any] = []
 
     class Plain:
@@ -83,7 +99,9 @@ async def test_the_session_of_a_thread_is_plain() -> None:
 
         def before_run(self, run_context: Any) -> None:
             seen.append(run_context.session.run({"total": "total"}))
-            seen.append((run_context.global_step, run_context.attempt, run_context.session.graph is graph))
+            seen.append(
+                (run_context.global_step, run_context.attempt, run_context.session.graph is graph)
+            )
 
         def after_run(self, run_context: Any, run_values: ah.SessionRunValues) -> None:
             seen.append(run_context.session.run("loss", feed_dict={"x": 7}))
@@ -104,7 +122,9 @@ async def test_the_session_of_a_thread_is_plain() -> None:
 
 
 class RateHook:
-    """As written for TensorFlow: plain methods that keep what they were given, and a thread of its own."""
+    """As written for TensorFlow: plain methods that keep what they were given, and a thread of its
+    own.
+    """
 
     def __init__(self) -> None:
         self.record: list[Any] = []
@@ -128,23 +148,37 @@ class RateHook:
         return ah.SessionRunArgs([self._half, ah.graph.get_default_graph().global_step])
 
     def after_run(self, run_context: Any, run_values: ah.SessionRunValues) -> None:
-        self.record.append((run_values.results, self._session.run("global_step"), run_context.session.variables.snapshot()))
+        self.record.append(
+            (
+                run_values.results,
+                self._session.run("global_step"),
+                run_context.session.variables.snapshot(),
+            )
+        )
         self._session.variables.assign({"rate": run_values.results[0]})
         if run_context.global_step == 2:
             self._coord.request_stop("rate is low")
-        assert run_context.stop_requested == run_context.coord.should_stop() == (run_context.global_step == 2)
+        assert (
+            run_context.stop_requested
+            == run_context.coord.should_stop()
+            == (run_context.global_step == 2)
+        )
 
     def end(self, session: Any) -> None:
         self.record.append(session.run("rate"))
         self._thread.join()
 
     def close(self, exc: BaseException | None) -> None:
-        self.record.append((self._session.global_step.latest.step, self._session.global_step.value().step))
+        self.record.append(
+            (self._session.global_step.latest.step, self._session.global_step.value().step)
+        )
 
 
 @pytest.mark.every_python
 async def test_a_hook_that_was_written_for_tensorflow_runs_unchanged() -> None:
-    """The session, the coordinator, variables and the step have plain methods, also when they are kept, and in own threads."""
+    """The session, the coordinator, variables and the step have plain methods, also when they are
+    kept, and in own threads.
+    """
     graph = ah.Graph()
     graph.variable("rate", 0.0)
     graph.train_op(name="train")(lambda rate: rate)
@@ -166,7 +200,9 @@ async def test_a_hook_that_was_written_for_tensorflow_runs_unchanged() -> None:
 
 
 async def test_plain_methods_are_called_in_the_event_loop() -> None:
-    """What is not made for several threads is called in the event loop's thread, with the other work of the loop."""
+    """What is not made for several threads is called in the event loop's thread, with the other
+    work of the loop.
+    """
     threads: list[threading.Thread] = []
 
     class ThreadVariables(ah.Variables):
@@ -180,7 +216,9 @@ async def test_plain_methods_are_called_in_the_event_loop() -> None:
             run_context.session.variables.assign({"totl": 3})
 
     hooks = [plain(before_run=before_run)]
-    async with ah.AsyncMonitoredSession(counting_graph(), hooks, variables=ThreadVariables()) as session:
+    async with ah.AsyncMonitoredSession(
+        counting_graph(), hooks, variables=ThreadVariables()
+    ) as session:
         assert await session.run(["train", "total"]) == [1, 3]
     assert threads == [threading.current_thread()] * 2
 
@@ -188,7 +226,9 @@ async def test_plain_methods_are_called_in_the_event_loop() -> None:
 @pytest.mark.every_python
 @pytest.mark.parametrize("of_session", [False, True], ids=["the run", "the task of the session"])
 async def test_a_cancel_ends_what_a_thread_waits_for(of_session: bool) -> None:
-    """Also with a session and a coordinator that were kept from an earlier method, and at each further call."""
+    """Also with a session and a coordinator that were kept from an earlier method, and at each
+    further call.
+    """
     ended: list[str] = []
 
     class Plain:
@@ -210,7 +250,9 @@ async def test_a_cancel_ends_what_a_thread_waits_for(of_session: bool) -> None:
 
     async def train() -> None:
         async with ah.AsyncMonitoredSession(graph, [ah.hooks.BlockingHook(Plain())]) as session:
-            running = asyncio.current_task() if of_session else asyncio.create_task(session.run("one"))
+            running = (
+                asyncio.current_task() if of_session else asyncio.create_task(session.run("one"))
+            )
             assert running is not None
             canceller = asyncio.create_task(cancel(running))
             await (session.run("one") if of_session else asyncio.wait([running, canceller]))
@@ -230,7 +272,9 @@ async def test_a_cancel_ends_what_a_thread_waits_for(of_session: bool) -> None:
 @pytest.mark.every_python
 @pytest.mark.parametrize("with_close", [False, True])
 async def test_the_end_of_a_session_ends_what_own_threads_wait_for(with_close: bool) -> None:
-    """A thread of the object's own that waits for a run is released when the hook is closed; later calls are refused."""
+    """A thread of the object's own that waits for a run is released when the hook is closed; later
+    calls are refused.
+    """
     outcomes: list[type[BaseException]] = []
     threads: list[threading.Thread] = []
 
@@ -246,9 +290,13 @@ async def test_the_end_of_a_session_ends_what_own_threads_wait_for(with_close: b
         threads[0].start()
 
     alive: list[bool] = []
-    methods: dict[str, Any] = {"close": lambda exc: alive.append(threads[0].is_alive())} if with_close else {}
+    methods: dict[str, Any] = (
+        {"close": lambda exc: alive.append(threads[0].is_alive())} if with_close else {}
+    )
     graph, started = slow_graph()
-    async with ah.AsyncMonitoredSession(graph, [plain(after_create_session=after_create_session, **methods)]):
+    async with ah.AsyncMonitoredSession(
+        graph, [plain(after_create_session=after_create_session, **methods)]
+    ):
         await started.wait()
     await asyncio.to_thread(threads[0].join)
     assert alive == [True] * with_close
@@ -256,13 +304,22 @@ async def test_the_end_of_a_session_ends_what_own_threads_wait_for(with_close: b
 
 
 async def test_a_plain_call_in_the_event_loops_thread_is_refused() -> None:
-    """There it would wait for itself: it is an error that says so, for the session as for its parts; a stop can be requested."""
+    """There it would wait for itself: it is an error that says so, for the session as for its
+    parts; a stop can be requested.
+    """
     kept: list[Any] = []
     hook = plain(after_create_session=lambda session, coord: kept.extend([session, coord]))
     async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
         raw, coord = kept
-        for call, name in ((lambda: raw.run("loss"), "Session.run"), (raw.variables.snapshot, "Variables.snapshot")):
-            with refused(ah.errors.WrongLoopError, f"{name} was called in the event loop's own thread", "wait for itself"):
+        for call, name in (
+            (lambda: raw.run("loss"), "Session.run"),
+            (raw.variables.snapshot, "Variables.snapshot"),
+        ):
+            with refused(
+                ah.errors.WrongLoopError,
+                f"{name} was called in the event loop's own thread",
+                "wait for itself",
+            ):
                 call()
         assert not coord.should_stop()
         coord.request_stop("from the loop")
@@ -270,7 +327,9 @@ async def test_a_plain_call_in_the_event_loops_thread_is_refused() -> None:
 
 
 async def test_a_plain_run_of_the_monitored_session_is_refused() -> None:
-    """A thread that runs the monitored session, which waits for it, gets an error and not a deadlock."""
+    """A thread that runs the monitored session, which waits for it, gets an error and not a
+    deadlock.
+    """
     hook = plain(before_run=lambda run_context: anyio.from_thread.run(session.run, "loss"))
     with pytest.raises(ah.errors.NestedRunError):
         async with ah.AsyncMonitoredSession(double, [hook]) as session:
@@ -290,7 +349,9 @@ async def test_errors_in_the_thread() -> None:
     """An error of a method is the hook's error: the same object, with a note that names it."""
     error = OSError("disk full")
     with pytest.raises(OSError, match="disk full") as caught:
-        await run_session(ah.AsyncMonitoredSession(double, [plain(after_run=raising(error))]), 1, "loss")
+        await run_session(
+            ah.AsyncMonitoredSession(double, [plain(after_run=raising(error))]), 1, "loss"
+        )
     assert caught.value is error
     assert caught.value.__notes__ == ["raised by BlockingHook.after_run at step 1"]
 
@@ -299,7 +360,9 @@ async def test_errors_in_the_thread() -> None:
 async def test_the_end_of_input_in_a_thread_is_a_clean_end(error: Exception) -> None:
     """A plain method may end the session as plain code does, with `StopIteration`."""
     hook = RecordingHook()
-    async with ah.AsyncMonitoredSession(double, [plain(before_run=raising(error)), hook]) as session:
+    async with ah.AsyncMonitoredSession(
+        double, [plain(before_run=raising(error)), hook]
+    ) as session:
         await session.run("loss")
         raise AssertionError("the run must not return")
     assert hook.phases()[-2:] == ["end", "close"]

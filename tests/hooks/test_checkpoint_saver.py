@@ -15,7 +15,16 @@ import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import drop, refused
 from tests.support.hooks import RequestingHook
-from tests.support.saving_sessions import EVERY_STEP, HeldSaver, Listener, array_graph, on_disk, saving, state_at, train
+from tests.support.saving_sessions import (
+    EVERY_STEP,
+    HeldSaver,
+    Listener,
+    array_graph,
+    on_disk,
+    saving,
+    state_at,
+    train,
+)
 from tests.support.sessions import NO_BACKOFF, counting_graph, make_runs, run_session
 from tests.support.waiting import parked, result_without_suspending, until_true
 
@@ -53,7 +62,9 @@ async def test_which_steps_are_saved(
 
 
 async def test_a_period_of_seconds(tmp_path: Path) -> None:
-    """Counted from the beginning, and then from the last save; no step is saved twice, however long runs without a step take."""
+    """Counted from the beginning, and then from the last save; no step is saved twice, however long
+    runs without a step take.
+    """
     hook = ah.CheckpointSaverHook(tmp_path, every=ah.Every(secs=10))
     with ManualClock() as clock:
         async with ah.AsyncMonitoredSession(array_graph(), [hook]) as session:
@@ -69,7 +80,9 @@ async def test_a_period_of_seconds(tmp_path: Path) -> None:
 
 
 async def test_a_second_session_resets_the_hook(tmp_path: Path) -> None:
-    """In a second session the hook counts and saves like a new one; its directory is unlocked in between."""
+    """In a second session the hook counts and saves like a new one; its directory is unlocked in
+    between.
+    """
     hook = ah.CheckpointSaverHook(tmp_path, every=ah.Every(steps=2), save_on_begin=False)
     for saved in (2, 2):
         await train(array_graph(), [hook], 3)
@@ -82,9 +95,13 @@ async def test_a_second_session_resets_the_hook(tmp_path: Path) -> None:
 
 
 async def test_training_continues_during_a_write(tmp_path: Path) -> None:
-    """Runs continue while a checkpoint is written; listeners are called when it is durable, and not before."""
+    """Runs continue while a checkpoint is written; listeners are called when it is durable, and not
+    before.
+    """
     saver, listener = HeldSaver(tmp_path), Listener()
-    hook = ah.CheckpointSaverHook(saver, every=ah.Every(steps=2), listeners=[listener], save_on_begin=False)
+    hook = ah.CheckpointSaverHook(
+        saver, every=ah.Every(steps=2), listeners=[listener], save_on_begin=False
+    )
     async with saver, ah.AsyncMonitoredSession(array_graph(), [hook]) as session:
         await make_runs(session, 3, "train")
         assert (saver.began, listener.saved, await on_disk(tmp_path)) == ([2], [], [])
@@ -97,9 +114,13 @@ async def test_training_continues_during_a_write(tmp_path: Path) -> None:
 
 
 async def test_what_is_saved_is_the_state_of_that_step(tmp_path: Path) -> None:
-    """Variables, tracked objects and hooks may change during the write; their state at the step is saved."""
+    """Variables, tracked objects and hooks may change during the write; their state at the step is
+    saved.
+    """
     saver, counter, tracked = HeldSaver(tmp_path), Counter(), Counter()
-    creator = ah.ChiefSessionCreator(array_graph(), scaffold=ah.Scaffold(tracked={"loader": tracked}))
+    creator = ah.ChiefSessionCreator(
+        array_graph(), scaffold=ah.Scaffold(tracked={"loader": tracked})
+    )
     hook = saving(saver, every=ah.Every(at=[2]), save_on_begin=False, save_on_end=False)
     weights: list[Any] = []
     async with saver, ah.AsyncMonitoredSession(creator, [counter, hook]) as session:
@@ -120,7 +141,9 @@ class Counter(ah.SessionRunHook):
     def __init__(self) -> None:
         self.seen: list[Any] = []
 
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+    async def after_run(
+        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+    ) -> None:
         self.seen.append(run_context.global_step)
 
     def state_dict(self) -> dict[str, Any]:
@@ -132,14 +155,22 @@ class Counter(ah.SessionRunHook):
 
 @both_ways
 async def test_one_is_written_at_a_time(tmp_path: Path, background: bool) -> None:
-    """A save that is due during a write waits for it, inside its step; in the foreground every step waits for its own."""
+    """A save that is due during a write waits for it, inside its step; in the foreground every step
+    waits for its own.
+    """
     saver, listener = HeldSaver(tmp_path), Listener()  # asserts that there is one at a time
-    hook = saving(saver, background=background, listeners=[listener], save_on_begin=False, save_on_end=False)
+    hook = saving(
+        saver, background=background, listeners=[listener], save_on_begin=False, save_on_end=False
+    )
     async with saver, ah.AsyncMonitoredSession(array_graph(), [hook]) as session:
         if background:
             await session.run("train")
         run = await parked(session.run("train"), 20)
-        assert (saver.began, session.global_step.latest.step, run.done()) == ([1], 1 + background, False)
+        assert (saver.began, session.global_step.latest.step, run.done()) == (
+            [1],
+            1 + background,
+            False,
+        )
         saver.let()
         await run
         assert (listener.saved, saver.began) == (([1], [1, 2]) if background else ([1], [1]))
@@ -150,7 +181,14 @@ async def test_one_is_written_at_a_time(tmp_path: Path, background: bool) -> Non
 async def test_a_busy_writer_may_be_skipped(tmp_path: Path) -> None:
     """With "skip" no run waits; the save is tried again after each run until there is no write."""
     saver, listener = HeldSaver(tmp_path), Listener()
-    hook = saving(saver, every=ah.Every(steps=3), listeners=[listener], on_busy="skip", save_on_begin=False, save_on_end=False)
+    hook = saving(
+        saver,
+        every=ah.Every(steps=3),
+        listeners=[listener],
+        on_busy="skip",
+        save_on_begin=False,
+        save_on_end=False,
+    )
     async with saver, ah.AsyncMonitoredSession(array_graph(), [hook]) as session:
         await make_runs(session, 7, "train")
         assert (saver.began, hook.skipped) == ([3], 2)  # after 6 and after 7
@@ -172,7 +210,9 @@ class QuickSaver(ah.Saver):
 
 @pytest.mark.turns
 async def test_steps_that_never_suspend_let_the_write_continue(tmp_path: Path) -> None:
-    """Even if steps never yield to the loop, the turns that a session gives it let saves begin and end."""
+    """Even if steps never yield to the loop, the turns that a session gives it let saves begin and
+    end.
+    """
     listener = Listener()
     hook = saving(QuickSaver(tmp_path), listeners=[listener], on_busy="skip")
     with ManualClock() as clock:
@@ -184,7 +224,9 @@ async def test_steps_that_never_suspend_let_the_write_continue(tmp_path: Path) -
 
 
 async def test_a_run_during_a_write_does_not_suspend(tmp_path: Path) -> None:
-    """Where steps never wait, a step during a write costs what any other step does: no turn of the event loop."""
+    """Where steps never wait, a step during a write costs what any other step does: no turn of the
+    event loop.
+    """
     saver = HeldSaver(tmp_path)
     hook = saving(saver, every=ah.Every(at=[1]), save_on_begin=False, save_on_end=False)
     async with saver, ah.AsyncMonitoredSession(array_graph(), [hook], yield_secs=None) as session:
@@ -197,9 +239,17 @@ async def test_a_run_during_a_write_does_not_suspend(tmp_path: Path) -> None:
 
 @both_ways
 async def test_old_values_are_released_after_the_write(tmp_path: Path, background: bool) -> None:
-    """After the write nothing refers to the values of an earlier step, not even an idle worker thread."""
+    """After the write nothing refers to the values of an earlier step, not even an idle worker
+    thread.
+    """
     saver, listener = HeldSaver(tmp_path, held=background), Listener()
-    hook = saving(saver, every=ah.Every(steps=2), background=background, listeners=[listener], save_on_begin=False)
+    hook = saving(
+        saver,
+        every=ah.Every(steps=2),
+        background=background,
+        listeners=[listener],
+        save_on_begin=False,
+    )
     async with saver, ah.AsyncMonitoredSession(array_graph(1000), [hook]) as session:
         kept: list[Any] = []
         for _ in range(2):
@@ -215,7 +265,9 @@ async def test_old_values_are_released_after_the_write(tmp_path: Path, backgroun
         saver.let(2)
         await listener.wait_saved(2)
         gc.collect()
-        await until_true(lambda: of_steps[2]() is None)  # the thread releases its arguments right after its result is set
+        await until_true(
+            lambda: of_steps[2]() is None
+        )  # the thread releases its arguments right after its result is set
 
 
 # -- what is saved with it
@@ -248,7 +300,9 @@ async def test_a_metric_is_a_number(tmp_path: Path, value: Any) -> None:
         return {"loss": value}
 
     with refused(ah.errors.InvalidArgumentError, "'shown' is ", "give one number"):
-        await run_session(ah.AsyncMonitoredSession(step, [saving(tmp_path, metrics={"shown": "loss"})]), 1, "step")
+        await run_session(
+            ah.AsyncMonitoredSession(step, [saving(tmp_path, metrics={"shown": "loss"})]), 1, "step"
+        )
     assert await on_disk(tmp_path) == [0]
 
 
@@ -256,7 +310,9 @@ async def test_a_metric_is_a_number(tmp_path: Path, value: Any) -> None:
 
 
 async def test_the_directory(tmp_path: Path) -> None:
-    """With the creator's directory, or none, there is one writer; another one is saved to, and the creator's restored from."""
+    """With the creator's directory, or none, there is one writer; another one is saved to, and the
+    creator's restored from.
+    """
     there, here = tmp_path / "there", tmp_path / "here"
     for where in (None, there, ah.Saver(there)):
         await train(ah.ChiefSessionCreator(array_graph(), checkpoint_dir=there), [saving(where)])
@@ -266,7 +322,9 @@ async def test_the_directory(tmp_path: Path) -> None:
 
 
 async def test_a_given_saver_keeps_its_policy_and_is_not_closed(tmp_path: Path) -> None:
-    """What is kept, and how long the directory is locked, is the saver's; the hook closes only one that it has made."""
+    """What is kept, and how long the directory is locked, is the saver's; the hook closes only one
+    that it has made.
+    """
     async with ah.Saver(tmp_path, keep=ah.checkpoint.KeepNewest(2)) as saver:
         await train(array_graph(), [saving(saver)], 5)
         assert await on_disk(tmp_path) == [4, 5]
@@ -277,19 +335,30 @@ async def test_a_given_saver_keeps_its_policy_and_is_not_closed(tmp_path: Path) 
 async def test_no_directory_at_all() -> None:
     """If neither the hook nor the creator has one, the session does not begin."""
     with refused(
-        ah.errors.InvalidArgumentError, "CheckpointSaverHook has no directory", "ChiefSessionCreator(checkpoint_dir=...)"
+        ah.errors.InvalidArgumentError,
+        "CheckpointSaverHook has no directory",
+        "ChiefSessionCreator(checkpoint_dir=...)",
     ):
         await train(array_graph(), [ah.CheckpointSaverHook()])
 
 
-async def test_a_session_that_begins_without_what_is_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A warning says that the session does not continue from the checkpoints in the directory, and how to; once."""
+async def test_a_session_that_begins_without_what_is_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A warning says that the session does not continue from the checkpoints in the directory, and
+    how to; once.
+    """
     await train(array_graph(), [saving(tmp_path)], 3)
     assert caplog.messages == []
     faults = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost")})
-    await train(array_graph(), [faults, saving(tmp_path, on_save_error="log")], 2, recovery=NO_BACKOFF)
+    await train(
+        array_graph(), [faults, saving(tmp_path, on_save_error="log")], 2, recovery=NO_BACKOFF
+    )
     (warning,) = [message for message in caplog.messages if "checkpoint" in message]
-    assert f"{tmp_path} has a checkpoint of step 3, and this session begins at step 0 without it" in warning
+    assert (
+        f"{tmp_path} has a checkpoint of step 3, and this session begins at step 0 without it"
+        in warning
+    )
     assert "ChiefSessionCreator(graph, checkpoint_dir=...)" in warning
     caplog.clear()
     await train(ah.ChiefSessionCreator(array_graph(), checkpoint_dir=tmp_path), [saving(None)], 1)
@@ -299,5 +368,9 @@ async def test_a_session_that_begins_without_what_is_there(tmp_path: Path, caplo
 async def test_hooks_are_saved_after_their_after_run(tmp_path: Path) -> None:
     """The state of a hook is taken after its `after_run`, wherever the saver is in the list."""
     counter, asking = Counter(), RequestingHook("total")
-    await train(counting_graph(), [saving(tmp_path, every=EVERY_STEP, save_on_end=False), counter, asking], 2)
+    await train(
+        counting_graph(),
+        [saving(tmp_path, every=EVERY_STEP, save_on_end=False), counter, asking],
+        2,
+    )
     assert (await state_at(tmp_path))["hooks"]["Counter"] == {"seen": [1, 2]}

@@ -1,4 +1,6 @@
-"""CheckpointSaverHook when a save fails, the session fails or is cancelled: no checkpoint is lost or incomplete."""
+"""CheckpointSaverHook when a save fails, the session fails or is cancelled: no checkpoint is lost
+or incomplete.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ both_ways = pytest.mark.parametrize("background", [True, False], ids=["backgroun
 
 
 @both_ways
-async def test_a_full_disk_ends_the_session_at_the_next_step(tmp_path: Path, background: bool) -> None:
+async def test_a_full_disk_ends_the_session_at_the_next_step(
+    tmp_path: Path, background: bool
+) -> None:
     """With "raise" a run raises the error, once; the good checkpoints remain, and nothing else."""
     disk = Disk()
     saver = saver_over(disk, tmp_path)
@@ -83,26 +87,44 @@ FULL = [True, True, False, True, True, True]
     ],
 )
 async def test_so_many_failures_in_a_row_are_too_many(
-    tmp_path: Path, tolerated: Any, runs: int, full: list[bool], outcome: Any, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    tolerated: Any,
+    runs: int,
+    full: list[bool],
+    outcome: Any,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """With a number n, the n-th in a row ends the session; others are logged, and a success resets the count; "log" has none."""
+    """With a number n, the n-th in a row ends the session; others are logged, and a success resets
+    the count; "log" has none.
+    """
     saver = HeldSaver(tmp_path, *(disk_full_error() if one else None for one in full), held=False)
     hook = saving(saver, background=False, on_save_error=tolerated)
     ends = tolerated not in ("log", 4)
-    with pytest.raises(ah.errors.CheckpointError, match="the disk is full") if ends else contextlib.nullcontext() as caught:
+    with (
+        pytest.raises(ah.errors.CheckpointError, match="the disk is full")
+        if ends
+        else contextlib.nullcontext() as caught
+    ):
         await train(array_graph(), [hook], runs)
-    assert caught is None or not any("and then" in note for note in caught.value.__notes__)  # it is raised once
+    assert caught is None or not any(
+        "and then" in note for note in caught.value.__notes__
+    )  # it is raised once
     assert (await on_disk(tmp_path), hook.saved, hook.failed) == outcome
     failed = [step for step, one in enumerate(full) if one][: outcome[2] - ends]
     assert [(record.getMessage(), record.exc_info is not None) for record in caplog.records] == [
-        (f"saving step {step} failed; continuing, because of on_save_error", True) for step in failed
+        (f"saving step {step} failed; continuing, because of on_save_error", True)
+        for step in failed
     ]
     await saver.aclose()
 
 
 @pytest.mark.parametrize(("fails", "steps"), [(False, [1]), (True, [])])
-async def test_a_failure_that_no_run_has_raised(tmp_path: Path, fails: bool, steps: list[int]) -> None:
-    """It is raised at the end, after the last state was saved: there may be room again; or it is a note on the block's error."""
+async def test_a_failure_that_no_run_has_raised(
+    tmp_path: Path, fails: bool, steps: list[int]
+) -> None:
+    """It is raised at the end, after the last state was saved: there may be room again; or it is a
+    note on the block's error.
+    """
     error = ValueError("the body") if fails else None  # a new one for each test, as it gets a note
     saver = HeldSaver(tmp_path, disk_full_error())
     hook = saving(saver, every=ah.Every(at=[1]), save_on_begin=False)
@@ -122,7 +144,9 @@ async def test_a_failure_that_no_run_has_raised(tmp_path: Path, fails: bool, ste
 
 
 async def test_a_failure_survives_a_recovery(tmp_path: Path) -> None:
-    """A save fails, and the session is lost and replaced before a run could raise that: the next run raises it."""
+    """A save fails, and the session is lost and replaced before a run could raise that: the next
+    run raises it.
+    """
     saver = HeldSaver(tmp_path, disk_full_error())
     hook = saving(saver, every=ah.Every(at=[1]), save_on_begin=False)
     faults = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost")})
@@ -134,13 +158,20 @@ async def test_a_failure_survives_a_recovery(tmp_path: Path) -> None:
             saver.let()
 
     with pytest.raises(ah.errors.CheckpointError, match="the disk is full"):
-        await train(array_graph(), [faults, PhaseHook("after_create_session", let), hook], 3, recovery=NO_BACKOFF)
+        await train(
+            array_graph(),
+            [faults, PhaseHook("after_create_session", let), hook],
+            3,
+            recovery=NO_BACKOFF,
+        )
     assert len(sessions) == 2
     await saver.aclose()
 
 
 async def test_a_state_that_cannot_be_saved_fails_the_save(tmp_path: Path) -> None:
-    """The error for a value without an exact form on disk names the variable; the first save fails the start of the session."""
+    """The error for a value without an exact form on disk names the variable; the first save fails
+    the start of the session.
+    """
     graph = ah.Graph()
     graph.variable("names", {"a"})
     with pytest.raises(ah.errors.InvalidArgumentError, match=r"names.*set.*sorted"):
@@ -149,7 +180,9 @@ async def test_a_state_that_cannot_be_saved_fails_the_save(tmp_path: Path) -> No
 
 
 async def test_a_cancelled_write_is_a_failed_save(tmp_path: Path) -> None:
-    """If foreign code cancels the task of a write, the save counts as failed, and the error names its step."""
+    """If foreign code cancels the task of a write, the save counts as failed, and the error names
+    its step.
+    """
     saver = HeldSaver(tmp_path)
     hook = saving(saver, every=ah.Every(at=[1]), save_on_begin=False)
     session = ah.AsyncMonitoredSession(array_graph(), [hook])
@@ -182,7 +215,9 @@ async def test_a_cancelled_write_is_a_failed_save(tmp_path: Path) -> None:
 async def test_the_last_state_before_an_error(
     tmp_path: Path, save_on_error: bool, fails: Any, steps: list[int], error: BaseException
 ) -> None:
-    """With `save_on_error` the steps since the last save are not lost, whatever ended the session; none is saved twice."""
+    """With `save_on_error` the steps since the last save are not lost, whatever ended the session;
+    none is saved twice.
+    """
     hook = saving(tmp_path, every=ah.Every(steps=2), save_on_error=save_on_error)
     with pytest.raises(type(error)):
         await train(array_graph(), [FaultInjectionHook({fails: error}), hook], 5)
@@ -206,7 +241,9 @@ async def test_the_last_state_before_a_cancellation(tmp_path: Path) -> None:
 
 
 async def test_a_failed_save_is_tried_once_more_after_the_error(tmp_path: Path) -> None:
-    """If the session ends because a save failed, `save_on_error` saves its step, if there is room again."""
+    """If the session ends because a save failed, `save_on_error` saves its step, if there is room
+    again.
+    """
     saver = HeldSaver(tmp_path, disk_full_error(), held=False)
     hook = saving(saver, save_on_begin=False, background=False, save_on_error=True)
     with pytest.raises(ah.errors.CheckpointError, match="the disk is full"):
@@ -216,7 +253,9 @@ async def test_a_failed_save_is_tried_once_more_after_the_error(tmp_path: Path) 
 
 
 async def test_a_partly_restored_state_is_not_saved(tmp_path: Path) -> None:
-    """If a recovery resets the step and a tracked object then fails to load, `save_on_error` saves nothing."""
+    """If a recovery resets the step and a tracked object then fails to load, `save_on_error` saves
+    nothing.
+    """
 
     class Loader:
         def state_dict(self) -> dict[str, Any]:
@@ -238,7 +277,9 @@ async def test_a_partly_restored_state_is_not_saved(tmp_path: Path) -> None:
 
 
 async def test_the_write_of_a_lost_session_finishes_first(tmp_path: Path) -> None:
-    """If a session is lost while its checkpoint is written, the new one begins after the write, at that checkpoint."""
+    """If a session is lost while its checkpoint is written, the new one begins after the write, at
+    that checkpoint.
+    """
     saver, listener = HeldSaver(tmp_path), Listener()
     record: list[str] = listener.record
 

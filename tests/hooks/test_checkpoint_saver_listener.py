@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 import aiohooks as ah
-from tests.support.saving_sessions import Listener, array_graph, on_disk, saving, train, values_at, writes_done
+from tests.support.saving_sessions import (
+    Listener,
+    array_graph,
+    on_disk,
+    saving,
+    train,
+    values_at,
+    writes_done,
+)
 from tests.support.sessions import NO_BACKOFF
 from tests.tensorflow.blocks import run_block
 
@@ -19,7 +27,9 @@ both_ways = pytest.mark.parametrize("background", [True, False], ids=["backgroun
 
 @both_ways
 async def test_the_order_of_the_calls(tmp_path: Path, background: bool) -> None:
-    """The listeners are called in order: begin, around each save, end; `after_save` when the checkpoint is durable."""
+    """The listeners are called in order: begin, around each save, end; `after_save` when the
+    checkpoint is durable.
+    """
     record: list[str] = []
     there: list[list[int]] = []
 
@@ -31,7 +41,12 @@ async def test_the_order_of_the_calls(tmp_path: Path, background: bool) -> None:
     listeners = [Looking(record=record, name="a."), Listener(record=record, name="b.")]
     hook = saving(tmp_path, every=ah.Every(steps=2), listeners=listeners, background=background)
     await train(array_graph(), [hook], 3)
-    saves = [f"{name}{phase}_save({step})" for step in (0, 2, 3) for phase in ("before", "after") for name in ("a.", "b.")]
+    saves = [
+        f"{name}{phase}_save({step})"
+        for step in (0, 2, 3)
+        for phase in ("before", "after")
+        for name in ("a.", "b.")
+    ]
     assert record == ["a.begin", "b.begin", *saves, "a.end(3)", "b.end(3)"]
     assert there == [[0], [0, 2], [0, 2, 3]]
 
@@ -49,7 +64,9 @@ async def test_the_state_is_taken_after_before_save(tmp_path: Path) -> None:
 
 @both_ways
 @pytest.mark.parametrize(("step", "runs"), [(0, 0), (2, 2)])
-async def test_a_stop_request_is_honoured(tmp_path: Path, step: int, runs: int, background: bool) -> None:
+async def test_a_stop_request_is_honoured(
+    tmp_path: Path, step: int, runs: int, background: bool
+) -> None:
     """No run begins after the listener returned, at the first save as at any other."""
     listener = Listener({step: "enough"})
     hook = saving(tmp_path, listeners=[listener], background=background)
@@ -64,14 +81,20 @@ async def test_a_stop_request_is_honoured(tmp_path: Path, step: int, runs: int, 
 
 async def test_a_stop_request_at_the_last_save_is_honoured(tmp_path: Path) -> None:
     """The session has the reason, and a request without a reason gets one."""
-    session = await train(array_graph(), [saving(tmp_path, every=ah.Every(secs=1e6), listeners=[Listener({1: True})])])
+    session = await train(
+        array_graph(), [saving(tmp_path, every=ah.Every(secs=1e6), listeners=[Listener({1: True})])]
+    )
     assert session.stop_reason == "a listener requested it after saving step 1"
 
 
 async def test_a_stop_request_survives_a_failing_listener(tmp_path: Path) -> None:
     """If the next listener fails with a recoverable error, the request of the first one is kept."""
     listeners = [Listener({1: "enough"}), Listener(fails={1: ah.AbortedError("lost")})]
-    session = await train(array_graph(), [saving(tmp_path, listeners=listeners, background=False)], recovery=NO_BACKOFF)
+    session = await train(
+        array_graph(),
+        [saving(tmp_path, listeners=listeners, background=False)],
+        recovery=NO_BACKOFF,
+    )
     assert session.stop_reason == "enough"
 
 
@@ -85,12 +108,17 @@ class Failing(ah.CheckpointSaverListener):
 
 @pytest.mark.parametrize(
     ("listener", "says", "steps"),
-    [(Failing(), "not now", [0, 1]), (Listener(fails={2: ValueError("not well")}), "not well", [0, 1, 2])],
+    [
+        (Failing(), "not now", [0, 1]),
+        (Listener(fails={2: ValueError("not well")}), "not well", [0, 1, 2]),
+    ],
 )
 async def test_an_error_of_a_listener_is_raised(
     tmp_path: Path, listener: ah.CheckpointSaverListener, says: str, steps: list[int]
 ) -> None:
-    """Before a save in that run, which is not saved; after one in the next at the latest, whatever `on_save_error`."""
+    """Before a save in that run, which is not saved; after one in the next at the latest, whatever
+    `on_save_error`.
+    """
     hook = saving(tmp_path, listeners=[listener], on_save_error="log")
     session = ah.AsyncMonitoredSession(array_graph(), [hook])
 

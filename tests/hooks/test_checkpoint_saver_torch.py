@@ -1,4 +1,6 @@
-"""Modules, optimizers and generators of torch, tracked by a session: saved, restored, or refused when the session is made."""
+"""Modules, optimizers and generators of torch, tracked by a session: saved, restored, or refused
+when the session is made.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ class Training:
     def __init__(self) -> None:
         torch.manual_seed(1)
         self.model = torch.nn.Sequential(
-            torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(), torch.nn.Linear(8, 1)
+            torch.nn.Linear(4, 8),
+            torch.nn.BatchNorm1d(8),
+            torch.nn.Dropout(),
+            torch.nn.Linear(8, 1),
         )
         self.average = torch.optim.swa_utils.AveragedModel(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
@@ -51,15 +56,25 @@ class Training:
         """Train to a step in a session, from the newest checkpoint."""
         names = ("model", "average", "optimizer", "scheduler", "scaler")
         tracked: dict[str, Any] = {name: getattr(self, name) for name in names}
-        tracked |= {"data": ah.checkpoint.RandomState(self.data), "random": ah.checkpoint.RandomState()}
-        creator = ah.ChiefSessionCreator(self.step, scaffold=ah.Scaffold(tracked=tracked), checkpoint_dir=checkpoint_dir)
-        hooks = [ah.StopAtStepHook(last_step=until), ah.CheckpointSaverHook(every=ah.Every(steps=3))]
+        tracked |= {
+            "data": ah.checkpoint.RandomState(self.data),
+            "random": ah.checkpoint.RandomState(),
+        }
+        creator = ah.ChiefSessionCreator(
+            self.step, scaffold=ah.Scaffold(tracked=tracked), checkpoint_dir=checkpoint_dir
+        )
+        hooks = [
+            ah.StopAtStepHook(last_step=until),
+            ah.CheckpointSaverHook(every=ah.Every(steps=3)),
+        ]
         async with ah.AsyncMonitoredSession(creator, hooks) as session:
             await use_up(session.steps())
 
 
 async def test_a_resumed_training_has_the_same_bits(tmp_path: Path) -> None:
-    """Weights, averages, rates, scale, batches and dropout are those of a training that was not interrupted."""
+    """Weights, averages, rates, scale, batches and dropout are those of a training that was not
+    interrupted.
+    """
     whole = Training()
     await whole.run(tmp_path / "whole", until=10)
     first = Training()
@@ -90,10 +105,16 @@ class Weights:
 
 
 async def test_training_continues_during_a_write(tmp_path: Path) -> None:
-    """The checkpoint has the weights of its step, whatever the steps change in place while it is written."""
+    """The checkpoint has the weights of its step, whatever the steps change in place while it is
+    written.
+    """
     weights, saver = Weights(), HeldSaver(tmp_path)
-    creator = ah.ChiefSessionCreator(weights.step, scaffold=ah.Scaffold(tracked={"weights": weights}))
-    hook = ah.CheckpointSaverHook(saver, every=ah.Every(steps=2), save_on_begin=False, save_on_end=False, on_busy="skip")
+    creator = ah.ChiefSessionCreator(
+        weights.step, scaffold=ah.Scaffold(tracked={"weights": weights})
+    )
+    hook = ah.CheckpointSaverHook(
+        saver, every=ah.Every(steps=2), save_on_begin=False, save_on_end=False, on_busy="skip"
+    )
     async with saver, ah.AsyncMonitoredSession(creator, [hook]) as session:
         await make_runs(session, 5, "step")
         saver.let()
@@ -126,7 +147,9 @@ async def test_memory_of_a_snapshot_is_used_again() -> None:
     third = taken()
     assert third.data_ptr() == place
     assert (third == 2).all()
-    weights.values = torch.zeros(100_000)  # a larger state needs other memory, and leaves this one alone
+    weights.values = torch.zeros(
+        100_000
+    )  # a larger state needs other memory, and leaves this one alone
     assert taken().shape == (10, 10_000)
     assert (third == 2).all()
 
@@ -151,7 +174,9 @@ def sharded() -> torch.nn.Module:
 
 def wrapped() -> torch.nn.Module:
     """A module with a part in the older FSDP."""
-    part = FullyShardedDataParallel(torch.nn.Linear(4, 4), device_id=torch.device("cpu"), use_orig_params=True)
+    part = FullyShardedDataParallel(
+        torch.nn.Linear(4, 4), device_id=torch.device("cpu"), use_orig_params=True
+    )
     return torch.nn.Sequential(part)
 
 
@@ -160,21 +185,39 @@ def wrapped() -> torch.nn.Module:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (sharded, r"^state\['tracked'\]\['model'\]\['weight'\] is of the type torch.distributed.tensor.DTensor"),
+        (
+            sharded,
+            (
+                r"^state\['tracked'\]\['model'\]\['weight'\] is of the type"
+                r" torch.distributed.tensor.DTensor"
+            ),
+        ),
         (wrapped, r"^tracked\['model'\] has parts in FullyShardedDataParallel"),
-        (lambda: torch.optim.SGD(sharded().parameters()), r"^tracked\['model'\] has a parameter that is of the type .*DTensor"),
-        (lambda: torch.nn.Linear(2, 2, device="meta"), r"^state\['tracked'\]\['model'\]\['weight'\] is on the meta device"),
+        (
+            lambda: torch.optim.SGD(sharded().parameters()),
+            r"^tracked\['model'\] has a parameter that is of the type .*DTensor",
+        ),
+        (
+            lambda: torch.nn.Linear(2, 2, device="meta"),
+            r"^state\['tracked'\]\['model'\]\['weight'\] is on the meta device",
+        ),
     ],
 )
-async def test_shards_are_refused_when_the_session_is_made(make: Callable[[], Any], message: str, tmp_path: Path) -> None:
-    """Also if the first save would be much later; the message has the name of the entry, and what saves it instead."""
+async def test_shards_are_refused_when_the_session_is_made(
+    make: Callable[[], Any], message: str, tmp_path: Path
+) -> None:
+    """Also if the first save would be much later; the message has the name of the entry, and what
+    saves it instead.
+    """
     steps = 0
 
     async def step() -> None:
         nonlocal steps
         steps += 1
 
-    creator = ah.ChiefSessionCreator(step, scaffold=ah.Scaffold(tracked={"model": make()}), checkpoint_dir=tmp_path)
+    creator = ah.ChiefSessionCreator(
+        step, scaffold=ah.Scaffold(tracked={"model": make()}), checkpoint_dir=tmp_path
+    )
     hook = ah.CheckpointSaverHook(save_on_begin=False, on_save_error="log")
     with pytest.raises(InvalidArgumentError, match=message + ".*torch.distributed.checkpoint"):
         await run_session(ah.AsyncMonitoredSession(creator, [hook]), 1, "step")

@@ -1,4 +1,6 @@
-"""Built-in hooks that seldom wait are asked whether they have to, and cost no task while they have not."""
+"""Built-in hooks that seldom wait are asked whether they have to, and cost no task while they have
+not.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def seldom_waiting(folder: Path, made_of: Any = lambda cls: cls) -> list[ah.Sess
     ]
 
 
-async def test_no_task_is_made_between_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_task_is_made_between_saves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A run in which no hook has to wait makes no task."""
     made: list[str] = []
 
@@ -56,7 +60,9 @@ async def test_no_task_is_made_between_saves(tmp_path: Path, monkeypatch: pytest
         await session.run("train")
         monkeypatch.setattr(asyncio, "Task", CountedTask)
         monkeypatch.setattr(overlap, "make_task", CountedTask)
-        asyncio.get_running_loop().set_task_factory(lambda loop, coro, **options: CountedTask(coro, loop=loop, **options))
+        asyncio.get_running_loop().set_task_factory(
+            lambda loop, coro, **options: CountedTask(coro, loop=loop, **options)
+        )
         try:
             while not session.should_stop():
                 made.clear()
@@ -83,7 +89,9 @@ def called_always(cls: Any) -> Any:
 
 
 async def test_a_condition_changes_nothing_else(tmp_path: Path) -> None:
-    """A hook that is called in every run, as another class overrides its methods, does the same as one that is asked."""
+    """A hook that is called in every run, as another class overrides its methods, does the same as
+    one that is asked.
+    """
 
     async def outcome(name: str, made_of: Any) -> Any:
         folder = tmp_path / name

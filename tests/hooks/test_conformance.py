@@ -1,4 +1,6 @@
-"""Every built-in hook passes the conformance suite of hooks; what else holds for several of them in the same way."""
+"""Every built-in hook passes the conformance suite of hooks; what else holds for several of them in
+the same way.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ HOOKS: dict[str, Callable[[Path], ah.SessionRunHook]] = {
     "CheckpointSaverHook": lambda folder: ah.CheckpointSaverHook(folder, every=EVERY_RUN),
     "EarlyStoppingHook": lambda _: ah.EarlyStoppingHook("loss", patience=5),
     "EvaluatorHook": lambda _: EvaluatorHook(evaluate, every=EVERY_RUN),
-    "EvaluatorHook in the background": lambda _: EvaluatorHook(evaluate, every=EVERY_RUN, mode="background", snapshot=dict),
+    "EvaluatorHook in the background": lambda _: EvaluatorHook(
+        evaluate, every=EVERY_RUN, mode="background", snapshot=dict
+    ),
     "FeedFnHook": lambda _: ah.FeedFnHook(dict),
     "FinalOpsHook": lambda _: ah.FinalOpsHook("loss"),
     "GlobalStepWaiterHook": lambda _: ah.GlobalStepWaiterHook(wait_until_step=0),
@@ -75,7 +79,9 @@ HOOKS: dict[str, Callable[[Path], ah.SessionRunHook]] = {
 @pytest.mark.parametrize("check", hook_checks())
 @pytest.mark.parametrize("name", HOOKS)
 async def test_it_passes(name: str, check: str, tmp_path: Path) -> None:
-    """It works in sessions however they end, alone and beside others, passes on cancels, and leaves nothing behind."""
+    """It works in sessions however they end, alone and beside others, passes on cancels, and leaves
+    nothing behind.
+    """
 
     def make() -> ah.SessionRunHook:
         return HOOKS[name](Path(tempfile.mkdtemp(dir=tmp_path)))
@@ -104,9 +110,15 @@ PACKAGES: list[tuple[str, str, str, Callable[[], object]]] = [
 
 @pytest.mark.parametrize(("package", "module", "extra", "make"), PACKAGES)
 def test_without_its_package_it_says_what_to_install(
-    package: str, module: str, extra: str, make: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+    package: str,
+    module: str,
+    extra: str,
+    make: Callable[[], object],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """When the hook is made, and not in the middle of the run; what needs no package can be made."""
+    """When the hook is made, and not in the middle of the run; what needs no package can be
+    made.
+    """
     hide(monkeypatch, package, f"aiohooks.hooks.{module}")
     with pytest.raises(ImportError, match=rf"pip install 'aiohooks\[{extra}\]'"):
         make()

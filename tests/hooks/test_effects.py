@@ -1,4 +1,6 @@
-"""EffectsHook: when effects are delivered, what a recovery and a kill leave of them, their keys, and how they are repeated."""
+"""EffectsHook: when effects are delivered, what a recovery and a kill leave of them, their keys,
+and how they are repeated.
+"""
 
 from __future__ import annotations
 
@@ -56,8 +58,12 @@ class Receiver:
 
 def effects(*, publish: Any = None, charge: Any = None, **options: Any) -> ah.EffectsHook:
     """Return a hook of the run `r` that repeats deliveries immediately."""
-    handlers = {kind: one for kind, one in (("publish", publish), ("charge", charge)) if one is not None}
-    return ah.EffectsHook(handlers, **{"run": "r", "backoff": ah.Backoff(initial_secs=0), **options})
+    handlers = {
+        kind: one for kind, one in (("publish", publish), ("charge", charge)) if one is not None
+    }
+    return ah.EffectsHook(
+        handlers, **{"run": "r", "backoff": ah.Backoff(initial_secs=0), **options}
+    )
 
 
 async def step() -> dict[str, int]:
@@ -77,7 +83,9 @@ def chief(path: Any, fn: Any = step) -> ah.ChiefSessionCreator:
     return ah.ChiefSessionCreator(fn, checkpoint_dir=path)
 
 
-async def train(source: Any, hooks: list[Any], runs: int, **options: Any) -> ah.AsyncMonitoredSession:
+async def train(
+    source: Any, hooks: list[Any], runs: int, **options: Any
+) -> ah.AsyncMonitoredSession:
     """Return a session after so many runs."""
     async with ah.AsyncMonitoredSession(source, hooks, **options) as session:
         await make_runs(session, runs, ())
@@ -104,7 +112,9 @@ class Calling(ah.SessionRunHook):
         self.call = call
         self.name = name
 
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+    async def after_run(
+        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+    ) -> None:
         self.call(run_context)
 
 
@@ -112,7 +122,9 @@ class Calling(ah.SessionRunHook):
 
 
 async def test_an_effect_waits_for_the_checkpoint_that_has_it(tmp_path: Path) -> None:
-    """It is delivered when the checkpoint is durable, and not before; later ones wait for the next checkpoint."""
+    """It is delivered when the checkpoint is durable, and not before; later ones wait for the next
+    checkpoint.
+    """
     receiver = Receiver()
     saver = HeldSaver(tmp_path)
     saver.let()  # the first one, of step 0
@@ -121,7 +133,9 @@ async def test_an_effect_waits_for_the_checkpoint_that_has_it(tmp_path: Path) ->
         await make_runs(session, 3, ())
         assert receiver.keys == []
         assert session.status().effects[0][:3] == ("publish", 3, 3)
-        assert "effects of 'publish': 3 not delivered, of which 3 wait for a checkpoint" in str(session.status())
+        assert "effects of 'publish': 3 not delivered, of which 3 wait for a checkpoint" in str(
+            session.status()
+        )
         saver.let()
         await receiver.wait_for(2)
         assert session.status().effects == (ah.dispatch.EffectStatus("publish", 1, 1, 2, 0, None),)
@@ -133,14 +147,18 @@ async def test_an_effect_waits_for_the_checkpoint_that_has_it(tmp_path: Path) ->
 async def test_at_the_commit_it_is_delivered_immediately() -> None:
     """With when="commit" nothing has to be saved."""
     receiver = Receiver()
-    async with ah.AsyncMonitoredSession(step, [effects(publish=receiver, when="commit")]) as session:
+    async with ah.AsyncMonitoredSession(
+        step, [effects(publish=receiver, when="commit")]
+    ) as session:
         await session.run(())
         await receiver.wait_for(1)
     assert receiver.keys == ["r/1/step/1"]
 
 
 @pytest.mark.parametrize("first", ["effects", "saver"])
-async def test_at_the_end_all_is_delivered_and_the_last_checkpoint_has_none(first: str, tmp_path: Path) -> None:
+async def test_at_the_end_all_is_delivered_and_the_last_checkpoint_has_none(
+    first: str, tmp_path: Path
+) -> None:
     """In either order of the hooks: the next process has nothing to deliver again."""
     receiver = Receiver()
     hooks: list[Any] = [effects(publish=receiver), saving(None, every=LAST)]
@@ -157,13 +175,17 @@ async def test_without_effects_the_end_saves_once(tmp_path: Path) -> None:
 
 
 async def test_what_runs_without_a_step_record_is_saved_at_the_end(tmp_path: Path) -> None:
-    """A run that does not advance the step has effects, too; its checkpoint is that of the end, and no key is used twice."""
+    """A run that does not advance the step has effects, too; its checkpoint is that of the end, and
+    no key is used twice.
+    """
     receiver = Receiver()
     graph = ah.Graph()
     graph.operation(name="look")(lambda: ah.effect("publish"))
     for _ in range(2):
         creator = ah.ChiefSessionCreator(graph, checkpoint_dir=tmp_path)
-        async with ah.AsyncMonitoredSession(creator, [effects(publish=receiver), saving(None, every=LAST)]) as session:
+        async with ah.AsyncMonitoredSession(
+            creator, [effects(publish=receiver), saving(None, every=LAST)]
+        ) as session:
             await session.run("look")
             await session.run("look")
     assert receiver.keys == [f"r/1/look/{number}" for number in (1, 2, 3, 4)]
@@ -182,7 +204,9 @@ async def test_a_failed_run_leaves_nothing() -> None:
         if errors:
             raise errors.pop()
 
-    async with ah.AsyncMonitoredSession(failing, [effects(publish=receiver, when="commit")]) as session:
+    async with ah.AsyncMonitoredSession(
+        failing, [effects(publish=receiver, when="commit")]
+    ) as session:
         with pytest.raises(ValueError, match="once"):
             await session.run(())
         await session.run(())
@@ -199,7 +223,9 @@ async def test_a_committed_run_keeps_them_if_a_hook_fails_later() -> None:
         if errors:
             raise errors.pop()
 
-    await train(step, [Calling(fail), effects(publish=receiver, when="commit")], 1, recovery=NO_BACKOFF)
+    await train(
+        step, [Calling(fail), effects(publish=receiver, when="commit")], 1, recovery=NO_BACKOFF
+    )
     assert receiver.keys == ["r/1/step/1", "r/2/step/1"]
 
 
@@ -246,7 +272,9 @@ def failing_at(at: int, make: Callable[[], str]) -> Any:
 async def test_a_recovery_drops_the_effects_of_undone_steps(
     restore: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They are counted in a warning, and recorded again with their steps under the same keys. In memory, nothing is undone."""
+    """They are counted in a warning, and recorded again with their steps under the same keys. In
+    memory, nothing is undone.
+    """
     payloads: list[tuple[str, str]] = []
 
     async def deliver(effect: ah.dispatch.Effect) -> None:
@@ -260,17 +288,27 @@ async def test_a_recovery_drops_the_effects_of_undone_steps(
 
     policy = ah.RecoveryPolicy(backoff=ah.Backoff(initial_secs=0), restore=restore)
     hooks = [effects(publish=deliver), saving(None, every=ah.Every(steps=2), background=False)]
-    async with ah.AsyncMonitoredSession(chief(tmp_path, failing_at(4, make)), hooks, recovery=policy) as session:
+    async with ah.AsyncMonitoredSession(
+        chief(tmp_path, failing_at(4, make)), hooks, recovery=policy
+    ) as session:
         while session.global_step.latest.step < 5:
             await session.run(())
     kept = [1, 2, 5, 6, 7] if restore == "checkpoint" else [1, 2, 3, 5, 6]
-    assert payloads == [(f"r/{number}/failing/1", f"made {one}") for number, one in enumerate(kept, 1)]
+    assert payloads == [
+        (f"r/{number}/failing/1", f"made {one}") for number, one in enumerate(kept, 1)
+    ]
     dropped = [text for text in caplog.messages if "undone are dropped" in text]
-    assert dropped == (["effects of steps that are undone are dropped: 1 of 'publish'"] if restore == "checkpoint" else [])
+    assert dropped == (
+        ["effects of steps that are undone are dropped: 1 of 'publish'"]
+        if restore == "checkpoint"
+        else []
+    )
 
 
 async def test_a_delivery_continues_over_a_recovery(tmp_path: Path) -> None:
-    """One that has begun is not repeated by the same process, though the checkpoint has its effect."""
+    """One that has begun is not repeated by the same process, though the checkpoint has its
+    effect.
+    """
     begun, gate = asyncio.Event(), asyncio.Event()
     receiver = Receiver()
 
@@ -280,7 +318,9 @@ async def test_a_delivery_continues_over_a_recovery(tmp_path: Path) -> None:
         await receiver(effect)
 
     hooks = [effects(publish=deliver), saving(None, every=EVERY_STEP)]
-    async with ah.AsyncMonitoredSession(chief(tmp_path, failing_at(3, lambda: "")), hooks, recovery=NO_BACKOFF) as session:
+    async with ah.AsyncMonitoredSession(
+        chief(tmp_path, failing_at(3, lambda: "")), hooks, recovery=NO_BACKOFF
+    ) as session:
         await session.run(())
         await begun.wait()
         await session.run(())
@@ -301,12 +341,17 @@ async def test_a_checkpoint_from_before_the_hook_undoes_all(tmp_path: Path) -> N
     assert receiver.keys == ["r/2/failing/1", "r/3/failing/1"]
 
 
-async def test_the_next_process_delivers_what_is_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A session that fails leaves them in its checkpoint, and says how many; the next one delivers them first, by their keys."""
+async def test_the_next_process_delivers_what_is_left(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A session that fails leaves them in its checkpoint, and says how many; the next one delivers
+    them first, by their keys.
+    """
     await kill_after(chief(tmp_path), [ah.EffectsHook({"publish": blocked}), saving(None)], 2)
-    assert caplog.messages[-1] == (
-        "effects that were not delivered: 2 of 'publish'; the next process delivers those that its checkpoint has, and makes the "
-        "steps of the others again"
+    assert (
+        caplog.messages[-1]
+        == "effects that were not delivered: 2 of 'publish'; the next process delivers those that"
+        " its checkpoint has, and makes the steps of the others again"
     )
     receiver = Receiver()
     await train(chief(tmp_path), [ah.EffectsHook({"publish": receiver}), saving(None)], 1)
@@ -330,7 +375,9 @@ async def test_what_the_last_process_has_left_is_delivered_once(tmp_path: Path) 
 
 
 async def test_a_saver_of_another_directory_changes_nothing(tmp_path: Path) -> None:
-    """What is saved elsewhere, and when, says nothing of the checkpoint that the next process is restored from."""
+    """What is saved elsewhere, and when, says nothing of the checkpoint that the next process is
+    restored from.
+    """
     receiver = Receiver()
     hooks = [saving(tmp_path / "other", every=LAST), effects(publish=receiver), saving(None)]
     async with ah.AsyncMonitoredSession(chief(tmp_path / "own"), hooks) as session:
@@ -339,21 +386,30 @@ async def test_a_saver_of_another_directory_changes_nothing(tmp_path: Path) -> N
     assert (await state_at(tmp_path / "own"))["hooks"]["EffectsHook"]["pending"] == []
 
 
-async def test_without_the_hook_what_is_left_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_without_the_hook_what_is_left_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The next checkpoint would be without it."""
-    hooks = [effects(publish=Receiver(*[OSError()] * 100), drain_secs=0), ah.CheckpointSaverHook(every=LAST)]
+    hooks = [
+        effects(publish=Receiver(*[OSError()] * 100), drain_secs=0),
+        ah.CheckpointSaverHook(every=LAST),
+    ]
     await train(chief(tmp_path), hooks, 1)
     caplog.clear()
     await train(chief(tmp_path, step_without_effects), [ah.CheckpointSaverHook(every=LAST)], 1)
     (record,) = (one for one in caplog.records if "which is not in this session" in one.message)
     assert record.levelname == "WARNING"
-    assert "with 1 pending entries, which the next checkpoint forgets; add it again" in record.message
+    assert (
+        "with 1 pending entries, which the next checkpoint forgets; add it again" in record.message
+    )
 
 
 async def test_kinds_without_a_handler_are_not_forgotten(tmp_path: Path) -> None:
     """A program that has lost the handler of what is left is refused."""
     await kill_after(chief(tmp_path), [effects(publish=blocked), saving(None)], 1)
-    with pytest.raises(InvalidArgumentError, match=r"effects of the kinds \['publish'\] that were not delivered"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"effects of the kinds \['publish'\] that were not delivered"
+    ):
         await train(chief(tmp_path), [effects(charge=blocked), saving(None)], 1)
 
 
@@ -394,8 +450,16 @@ async def test_numbers_do_not_depend_on_the_order_of_concurrent_hooks() -> None:
                 await ticks(turns)
                 ah.effect("publish", name)
 
-        hooks = [Waiting("a", first), Waiting("b", second), Calling(lambda context: context.effect("publish", "plain"))]
-        await run_session(ah.AsyncMonitoredSession(graph, [*hooks, effects(publish=deliver, when="commit")]), 1, ["one", "two"])
+        hooks = [
+            Waiting("a", first),
+            Waiting("b", second),
+            Calling(lambda context: context.effect("publish", "plain")),
+        ]
+        await run_session(
+            ah.AsyncMonitoredSession(graph, [*hooks, effects(publish=deliver, when="commit")]),
+            1,
+            ["one", "two"],
+        )
         return found
 
     expected = {
@@ -442,7 +506,9 @@ async def double() -> int:
 async def test_a_step_that_was_reset_has_other_keys() -> None:
     """The user has set the step back: what follows is no repetition."""
     receiver = Receiver()
-    async with ah.AsyncMonitoredSession(step, [effects(publish=receiver, when="commit")]) as session:
+    async with ah.AsyncMonitoredSession(
+        step, [effects(publish=receiver, when="commit")]
+    ) as session:
         await session.run(())
         await session.run(())
         await session.global_step.reset(0)
@@ -453,7 +519,9 @@ async def test_a_step_that_was_reset_has_other_keys() -> None:
 
 @pytest.mark.parametrize("name", ["update", "layer/update"])
 async def test_an_operation_that_is_repeated_records_once(name: str) -> None:
-    """A run that reads a variable anew, as another one has replaced it, makes its operations again, and their effects."""
+    """A run that reads a variable anew, as another one has replaced it, makes its operations again,
+    and their effects.
+    """
     graph = ah.Graph()
     graph.variable("v", 0)
     turns = asyncio.Event()
@@ -470,7 +538,9 @@ async def test_an_operation_that_is_repeated_records_once(name: str) -> None:
         delivered.append((effect.key, effect.payload))
 
     variables = ah.Variables()
-    async with ah.AsyncMonitoredSession(graph, [effects(publish=deliver, when="commit")], variables=variables) as session:
+    async with ah.AsyncMonitoredSession(
+        graph, [effects(publish=deliver, when="commit")], variables=variables
+    ) as session:
         running = await parked(session.run(name), 5)
         variables.assign({"v": 10})
         turns.set()
@@ -547,7 +617,9 @@ async def test_a_thread_that_outlives_its_attempt_records_nothing() -> None:
     hooks = [Pay(), effects(publish=receiver, when="commit")]
     await train(step_without_effects, hooks, 1, recovery=NO_BACKOFF)
     assert receiver.keys == ["r/1/Pay/1"]
-    assert "by Pay after its attempt of step 1 had ended; the next one records it again" in str(refused[0])
+    assert "by Pay after its attempt of step 1 had ended; the next one records it again" in str(
+        refused[0]
+    )
 
 
 async def test_a_task_that_a_hook_leaves_behind_records_until_the_run_ends() -> None:
@@ -560,7 +632,9 @@ async def test_a_task_that_a_hook_leaves_behind_records_until_the_run_ends() -> 
     class Waits(ah.SessionRunHook):
         order = 1
 
-        async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        async def after_run(
+            self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+        ) -> None:
             await tasks[0]
 
     hooks = [Calling(lambda context: tasks.append(asyncio.ensure_future(later()))), Waits()]
@@ -574,12 +648,24 @@ async def test_where_no_effect_can_be_recorded() -> None:
     late = ah.configure(Calling(lambda context: context.effect("publish")), order=100)
     with pytest.raises(EffectError, match="outside of a run; record it in a step"):
         ah.effect("publish")
-    with pytest.raises(EffectError, match=r"add EffectsHook\(\{kind: handler\}\) to its hooks, and record it in a step"):
+    with pytest.raises(
+        EffectError,
+        match=r"add EffectsHook\(\{kind: handler\}\) to its hooks, and record it in a step",
+    ):
         await train(step, [], 1)
-    with pytest.raises(EffectError, match=r"in after_run of Calling, whose order is 100, .* an order below 100"):
+    with pytest.raises(
+        EffectError, match=r"in after_run of Calling, whose order is 100, .* an order below 100"
+    ):
         await train(double, [hook, late], 1)
     with pytest.raises(EffectError, match="not in the background"):
-        await train(double, [hook, ah.configure(Calling(lambda context: context.effect("publish")), background=True)], 1)
+        await train(
+            double,
+            [
+                hook,
+                ah.configure(Calling(lambda context: context.effect("publish")), background=True),
+            ],
+            1,
+        )
     contexts: list[ah.SessionRunContext] = []
     await train(double, [hook, Calling(contexts.append)], 1)
     with pytest.raises(EffectError, match="outside of the run that this run_context is of"):
@@ -587,11 +673,15 @@ async def test_where_no_effect_can_be_recorded() -> None:
 
 
 async def test_between_two_attempts_nothing_is_recorded() -> None:
-    """A hook that a recovery gives the new session, and a step function between its runs: it would be in no attempt."""
+    """A hook that a recovery gives the new session, and a step function between its runs: it would
+    be in no attempt.
+    """
     refused: list[str] = []
 
     def record() -> None:
-        with pytest.raises(EffectError, match="after the effects of step 1 were taken or dropped") as caught:
+        with pytest.raises(
+            EffectError, match="after the effects of step 1 were taken or dropped"
+        ) as caught:
             ah.effect("publish")
         refused.append(str(caught.value))
 
@@ -614,7 +704,9 @@ async def test_between_two_attempts_nothing_is_recorded() -> None:
         await context.run_with_hooks(())
         record()
 
-    async with ah.AsyncMonitoredSession(failing_at(1, lambda: ""), [effects(publish=receiver, when="commit")]) as session:
+    async with ah.AsyncMonitoredSession(
+        failing_at(1, lambda: ""), [effects(publish=receiver, when="commit")]
+    ) as session:
         await session.run_step_fn(two_runs)
     assert receiver.keys == ["r/1/failing/1", "r/1/failing/1"]
     assert len(refused) == 3
@@ -643,16 +735,29 @@ async def test_an_inner_session_has_its_own_effects() -> None:
 @pytest.mark.parametrize(
     ("kind", "payload", "message"),
     [
-        ("pubish", None, r"kind of an effect is 'pubish'; give the kind of a handler .* did you mean 'publish'\?"),
+        (
+            "pubish",
+            None,
+            (
+                r"kind of an effect is 'pubish'; give the kind of a handler .* did you mean"
+                r" 'publish'\?"
+            ),
+        ),
         (3, None, "kind of an effect is 3"),
-        ("publish", {"loss": {1, 2}}, r"the payload of effect 'publish'\['loss'\] is \{1, 2\}, a set; give None, bool"),
+        (
+            "publish",
+            {"loss": {1, 2}},
+            r"the payload of effect 'publish'\['loss'\] is \{1, 2\}, a set; give None, bool",
+        ),
         ("publish", [np.zeros(2)], r"'publish'\[0\] is array\(.*, a ndarray; .* \.tolist\(\)"),
         ("publish", {1.5: 2}, "has the key 1.5, a float; give a str or an int"),
         ("publish", "\ud800", "is no valid text"),
     ],
 )
 async def test_what_cannot_be_recorded_is_refused(kind: Any, payload: Any, message: str) -> None:
-    """An unknown kind, and a payload that a checkpoint cannot hold: where it is recorded, with its type."""
+    """An unknown kind, and a payload that a checkpoint cannot hold: where it is recorded, with its
+    type.
+    """
 
     async def wrong() -> None:
         ah.effect(kind, payload)
@@ -674,7 +779,9 @@ async def test_a_payload_without_end_is_refused() -> None:
 
 
 async def test_a_payload_is_copied(tmp_path: Path) -> None:
-    """What the recorder changes later is not delivered; every type comes back from a checkpoint as it was."""
+    """What the recorder changes later is not delivered; every type comes back from a checkpoint as
+    it was.
+    """
     payload: Any = {"a": [1, (2.5, None, True)], 7: b"x", "text": "\u00e4"}
     got: list[Any] = []
 
@@ -723,19 +830,30 @@ async def test_what_a_handler_does_to_a_payload_is_its_own() -> None:
     assert got == [[1], [1]]
 
 
-@pytest.mark.parametrize("directory", [False, True], ids=["no saver", "a saver of another directory"])
+@pytest.mark.parametrize(
+    "directory", [False, True], ids=["no saver", "a saver of another directory"]
+)
 async def test_without_checkpoints_it_is_refused(directory: bool, tmp_path: Path) -> None:
     """What is never in a checkpoint that the session is restored from would never be delivered."""
     hooks = [effects(publish=Receiver()), *([saving(tmp_path / "other")] if directory else [])]
-    with pytest.raises(InvalidArgumentError, match=r"give it ChiefSessionCreator\(..., checkpoint_dir=...\) and CheckpointSaver"):
+    with pytest.raises(
+        InvalidArgumentError,
+        match=r"give it ChiefSessionCreator\(..., checkpoint_dir=...\) and CheckpointSaver",
+    ):
         await train(chief(tmp_path) if directory else step, hooks, 1)
 
 
 async def test_invalid_arguments() -> None:
     """Each is refused with its value."""
-    with pytest.raises(InvalidHookError, match="the handler of 'publish' is <built-in function len>; give a coroutine function"):
+    with pytest.raises(
+        InvalidHookError,
+        match="the handler of 'publish' is <built-in function len>; give a coroutine function",
+    ):
         ah.EffectsHook({"publish": len})  # type: ignore[dict-item] # pyright: ignore[reportArgumentType]
-    with pytest.raises(InvalidHookError, match=r"of 'publish' cannot be called with one argument, the Effect: missing .* 'clock"):
+    with pytest.raises(
+        InvalidHookError,
+        match=r"of 'publish' cannot be called with one argument, the Effect: missing .* 'clock",
+    ):
         ah.EffectsHook({"publish": later_than})  # type: ignore[dict-item] # pyright: ignore[reportArgumentType]
     effects(publish=blocked, max_pending=1, max_attempts=1, drain_secs=0)  # the least
     with pytest.raises(InvalidArgumentError, match="handlers is "):
@@ -756,15 +874,21 @@ async def test_invalid_arguments() -> None:
             effects(publish=blocked, **options)
     two = [effects(publish=blocked, when="commit"), effects(charge=blocked, when="commit")]
     two[1].name = "second"
-    with pytest.raises(InvalidHookError, match="has two EffectsHooks; give one of them the handlers of all kinds"):
+    with pytest.raises(
+        InvalidHookError, match="has two EffectsHooks; give one of them the handlers of all kinds"
+    ):
         await train(step, [*two], 1)
 
 
 # -- deliveries
 
 
-async def test_a_kind_that_fails_blocks_itself_alone(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
-    """It is repeated, in order, after growing pauses; the log and the status say what fails, and what waits behind it."""
+async def test_a_kind_that_fails_blocks_itself_alone(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is repeated, in order, after growing pauses; the log and the status say what fails, and
+    what waits behind it.
+    """
     error = ConnectionError("refused")
     publish, charge = Receiver(error, None, *[error] * 10), Receiver()
 
@@ -772,7 +896,12 @@ async def test_a_kind_that_fails_blocks_itself_alone(clock: ManualClock, caplog:
         ah.effect("publish")
         ah.effect("charge")
 
-    hook = effects(publish=publish, charge=charge, when="commit", backoff=ah.Backoff(initial_secs=1, max_secs=4, jitter=False))
+    hook = effects(
+        publish=publish,
+        charge=charge,
+        when="commit",
+        backoff=ah.Backoff(initial_secs=1, max_secs=4, jitter=False),
+    )
     async with ah.AsyncMonitoredSession(both, [hook]) as session:
         await session.run(())
         await session.run(())
@@ -786,7 +915,10 @@ async def test_a_kind_that_fails_blocks_itself_alone(clock: ManualClock, caplog:
     assert charge.keys == ["r/1/both/2", "r/2/both/2"]
     failed = [record for record in caplog.records if "failed, in attempt" in record.message]
     assert [bool(record.exc_info) for record in failed] == [True, False, False]
-    pattern = re.compile(r"delivery of r/(\d)/both/1 failed, in attempt (\d+) and after \d+ s; (\d) of 'publish' wait behind it")
+    pattern = re.compile(
+        r"delivery of r/(\d)/both/1 failed, in attempt (\d+) and after \d+ s; (\d) of 'publish'"
+        r" wait behind it"
+    )
     found = [match.groups() for one in failed if (match := pattern.match(one.message))]
     assert found == [("1", "1", "1"), ("2", "9", "0"), ("2", "10", "0")]
 
@@ -839,7 +971,9 @@ async def test_an_error_of_any_class_is_repeated() -> None:
 
 
 async def test_runs_wait_while_too_much_is_not_delivered() -> None:
-    """The run that has recorded the last one of `max_pending` ends when there is room, or at a stop."""
+    """The run that has recorded the last one of `max_pending` ends when there is room, or at a
+    stop.
+    """
     gate = asyncio.Semaphore(0)
 
     async def deliver(effect: ah.dispatch.Effect) -> None:
@@ -860,8 +994,12 @@ async def test_runs_wait_while_too_much_is_not_delivered() -> None:
         assert session.global_step.latest.step == 3
 
 
-async def test_a_drain_waits_for_room_and_nothing_is_lost(tmp_path: Path, clock: ManualClock) -> None:
-    """While the receiver is down, until the drain is a stop: what was recorded and what was not used are the next process's."""
+async def test_a_drain_waits_for_room_and_nothing_is_lost(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    """While the receiver is down, until the drain is a stop: what was recorded and what was not
+    used are the next process's.
+    """
     receiver = Receiver()
 
     async def step(number: int) -> None:
@@ -873,8 +1011,12 @@ async def test_a_drain_waits_for_room_and_nothing_is_lost(tmp_path: Path, clock:
 
     def process(**options: Any) -> tuple[ah.AsyncMonitoredSession, asyncio.Task[None]]:
         loader = Loader(6)
-        creator = ah.ChiefSessionCreator(step, checkpoint_dir=tmp_path, scaffold=ah.Scaffold(tracked={"loader": loader}))
-        session = ah.AsyncMonitoredSession(creator, [effects(max_pending=1, **options), saving(None)])
+        creator = ah.ChiefSessionCreator(
+            step, checkpoint_dir=tmp_path, scaffold=ah.Scaffold(tracked={"loader": loader})
+        )
+        session = ah.AsyncMonitoredSession(
+            creator, [effects(max_pending=1, **options), saving(None)]
+        )
         return session, asyncio.create_task(use_all(session, loader))
 
     session, running = process(publish=blocked, drain_secs=0)
@@ -892,15 +1034,22 @@ async def test_a_drain_waits_for_room_and_nothing_is_lost(tmp_path: Path, clock:
 
 
 async def test_why_names_the_delivery_that_is_waited_for() -> None:
-    """With the line of its handler, and how many are left: where there is no room, and at the end."""
+    """With the line of its handler, and how many are left: where there is no room, and at the
+    end.
+    """
     release = asyncio.Event()
 
     async def slow(effect: ah.dispatch.Effect) -> None:
         await release.wait()
 
-    async with ah.AsyncMonitoredSession(step, [effects(publish=slow, when="commit", max_pending=1)]) as session:
+    async with ah.AsyncMonitoredSession(
+        step, [effects(publish=slow, when="commit", max_pending=1)]
+    ) as session:
         run = await parked(session.run(()), 20)
-        said = r"for room for effects, .* <- the deliveries of 'publish', 1 left <- delivery of r/1/step/1, .*slow at \S+:\d+"
+        said = (
+            r"for room for effects, .* <- the deliveries of 'publish', 1 left <- delivery of"
+            r" r/1/step/1, .*slow at \S+:\d+"
+        )
         assert any(re.search(said, line) for line in session.why().lines()), str(session.why())
         session.request_stop("enough")
         await run
@@ -918,13 +1067,18 @@ async def test_too_many_that_wait_for_a_checkpoint_are_saved(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("saved", [False, True])
-async def test_the_end_waits_for_drain_secs(saved: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_end_waits_for_drain_secs(
+    saved: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Then what is left is counted: the checkpoint has it, or it is lost."""
     if saved:
         await train(chief(tmp_path), [effects(publish=blocked, drain_secs=0.01), saving(None)], 2)
     else:
         await train(step, [effects(publish=blocked, drain_secs=0.01, when="commit")], 2)
-    kept = "the next process delivers those that its checkpoint has, and makes the steps of the others again"
+    kept = (
+        "the next process delivers those that its checkpoint has, and makes the steps of the others"
+        " again"
+    )
     what = kept if saved else "they are lost, as no checkpoint has them"
     assert f"effects that were not delivered: 2 of 'publish'; {what}" in caplog.messages
     if saved:
@@ -938,8 +1092,12 @@ async def test_after_a_failure_what_no_checkpoint_has_is_delivered() -> None:
     assert receiver.keys == ["r/1/step/1"]
 
 
-async def test_a_handler_that_ignores_its_cancel_is_left_behind(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
-    """Within the grace period of the end, which is a clean one: what is not delivered is counted."""
+async def test_a_handler_that_ignores_its_cancel_is_left_behind(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Within the grace period of the end, which is a clean one: what is not delivered is
+    counted.
+    """
     stubborn = Uncancellable()
 
     async def until_it_is_delivered() -> None:
@@ -960,10 +1118,14 @@ async def test_a_handler_that_ignores_its_cancel_is_left_behind(clock: ManualClo
     ]
 
 
-async def test_a_long_delivery_is_named(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_long_delivery_is_named(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
     """Once a minute, by its key."""
     caplog.set_level(logging.INFO, "aiohooks.hooks")
-    async with ah.AsyncMonitoredSession(step, [effects(publish=blocked, when="commit", drain_secs=0)]) as session:
+    async with ah.AsyncMonitoredSession(
+        step, [effects(publish=blocked, when="commit", drain_secs=0)]
+    ) as session:
         await session.run(())
         await asyncio.sleep(0)
         clock.advance(61)
@@ -974,7 +1136,9 @@ async def test_a_long_delivery_is_named(clock: ManualClock, caplog: pytest.LogCa
 
 
 async def program(folder: Path) -> None:
-    """Train three steps, whose effects the receiver writes to a file; check them where the training ends cleanly."""
+    """Train three steps, whose effects the receiver writes to a file; check them where the training
+    ends cleanly.
+    """
     receiver = folder / "receiver"
 
     async def receive(effect: ah.dispatch.Effect) -> None:
@@ -1000,7 +1164,9 @@ async def program(folder: Path) -> None:
 
     hook = effects(publish=deliver, drain_secs=None, backoff=ah.Backoff(0.01))
     creator = ah.ChiefSessionCreator(graph, checkpoint_dir=folder / "checkpoints")
-    async with ah.AsyncMonitoredSession(creator, [Last(), hook, saving(None, every=ah.Every(steps=2))]) as session:
+    async with ah.AsyncMonitoredSession(
+        creator, [Last(), hook, saving(None, every=ah.Every(steps=2))]
+    ) as session:
         while session.global_step.latest.step < 3 and not session.should_stop():
             await session.run("train")
     expected = {f"r/{step}/train/1 {number}" for step, number in enumerate(kept, 1)}
@@ -1012,14 +1178,18 @@ _executions = itertools.count()
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])  # what is explored has a loop of its own
 async def test_whatever_happens_kept_steps_have_their_effects() -> None:
-    """In any order of tasks, with failures, cancels, stops and kills: no undone step has an effect, and the last life has all."""
+    """In any order of tasks, with failures, cancels, stops and kills: no undone step has an effect,
+    and the last life has all.
+    """
     explored = await explore(program, seeds=60)
     assert explored.disturbances["kill"] > 0
     assert explored.disturbances["failure"] > 0
 
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])
-async def test_the_exploration_finds_an_effect_of_an_undone_step(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_exploration_finds_an_effect_of_an_undone_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """One that is delivered at the commit, though the step may be made again."""
     take = ah.EffectsHook.take
 

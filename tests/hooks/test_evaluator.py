@@ -1,4 +1,6 @@
-"""EvaluatorHook: which steps are evaluated, on which values, the effect on the training, and what a recovery repeats."""
+"""EvaluatorHook: which steps are evaluated, on which values, the effect on the training, and what a
+recovery repeats.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +42,12 @@ pytestmark = pytest.mark.every_python
         ({"every": ah.Every(steps=1), "max_results": 3}, [8, 9, 10]),
     ],
 )
-async def test_which_steps_are_evaluated(mode: Any, options: dict[str, Any], steps: list[int]) -> None:
-    """Every boundary and the last step are evaluated once, in order, on their own values; the newest results are kept."""
+async def test_which_steps_are_evaluated(
+    mode: Any, options: dict[str, Any], steps: list[int]
+) -> None:
+    """Every boundary and the last step are evaluated once, in order, on their own values; the
+    newest results are kept.
+    """
     hook = EvaluatorHook(total, **{"every": ah.Every(steps=4), "mode": mode, **options})
     results = await results_of(hook, 10)
     assert list(results.items()) == [(step, step) for step in steps]
@@ -65,13 +71,17 @@ async def test_every_by_seconds() -> None:
 
 
 async def test_the_graph_is_run_on_those_values() -> None:
-    """`evaluation.run` computes operations on the values and the step of the evaluation, whatever the training has done since."""
+    """`evaluation.run` computes operations on the values and the step of the evaluation, whatever
+    the training has done since.
+    """
     graph = ah.Graph()
     graph.placeholder("images")
     graph.variable("weights", np.zeros(2))
     graph.variable("other", 7)
     graph.train_op(adds_to="weights", name="train")(lambda: np.ones(2))
-    graph.operation(name="score")(lambda images, weights, global_step: (float(images @ weights), global_step))
+    graph.operation(name="score")(
+        lambda images, weights, global_step: (float(images @ weights), global_step)
+    )
     gate = asyncio.Event()
 
     async def evaluate(evaluation: Evaluation) -> Any:
@@ -79,7 +89,9 @@ async def test_the_graph_is_run_on_those_values() -> None:
         images = np.array([1, 10])
         assert (await evaluation.session.run("weights")).tolist() == [5, 5]
         by_node = {graph.node("images"): images, graph.node("weights"): np.ones(2)}
-        return await evaluation.run(["score", "other"], {"images": images}), await evaluation.run("score", by_node)
+        return await evaluation.run(["score", "other"], {"images": images}), await evaluation.run(
+            "score", by_node
+        )
 
     hook = EvaluatorHook(evaluate, every=ah.Every(steps=3), mode="background", at_end=False)
     async with ah.AsyncMonitoredSession(graph, [hook, recorder := RecordingHook()]) as session:
@@ -92,7 +104,9 @@ async def test_the_graph_is_run_on_those_values() -> None:
 
 @both_modes
 async def test_an_evaluation_does_not_train(mode: Any) -> None:
-    """Operations that change variables or advance the step are refused by name, and nothing has changed."""
+    """Operations that change variables or advance the step are refused by name, and nothing has
+    changed.
+    """
 
     async def evaluate(evaluation: Evaluation) -> None:
         await evaluation.run({"it": ["train"]})
@@ -106,7 +120,9 @@ async def test_an_evaluation_does_not_train(mode: Any) -> None:
 @both_modes
 @pytest.mark.parametrize("at_begin", [False, True])
 async def test_a_monitored_run_in_an_evaluation_is_refused(mode: Any, at_begin: bool) -> None:
-    """A monitored run could wait for a run that waits for the evaluation: it is refused, before the first run too."""
+    """A monitored run could wait for a run that waits for the evaluation: it is refused, before the
+    first run too.
+    """
     sessions: list[ah.AsyncMonitoredSession] = []
 
     async def again(evaluation: Evaluation) -> Any:
@@ -114,8 +130,17 @@ async def test_a_monitored_run_in_an_evaluation_is_refused(mode: Any, at_begin: 
 
     hook = EvaluatorHook(again, every=ah.Every(steps=1), mode=mode, at_begin=at_begin, at_end=False)
     sessions.append(ah.AsyncMonitoredSession(counting_graph(), [hook]))
-    kind = ah.errors.SessionClosedError if at_begin and mode == "inline" else ah.errors.NestedRunError
-    with refused(kind, "this session is opening" if kind is ah.errors.SessionClosedError else "run was called from inside a run"):
+    kind = (
+        ah.errors.SessionClosedError if at_begin and mode == "inline" else ah.errors.NestedRunError
+    )
+    with refused(
+        kind,
+        (
+            "this session is opening"
+            if kind is ah.errors.SessionClosedError
+            else "run was called from inside a run"
+        ),
+    ):
         async with sessions[0] as session:
             for _ in range(3):
                 await session.run("train")
@@ -134,7 +159,9 @@ async def test_snapshot(mode: Any) -> None:
         assert evaluation.variables == {}
         return evaluation.snapshot
 
-    hook = EvaluatorHook(evaluate, every=ah.Every(steps=2), mode=mode, snapshot=lambda: dict(model), at_end=False)
+    hook = EvaluatorHook(
+        evaluate, every=ah.Every(steps=2), mode=mode, snapshot=lambda: dict(model), at_end=False
+    )
     async with ah.AsyncMonitoredSession(step, [hook]) as session:
         for _ in range(5):
             await session.run("step")
@@ -161,7 +188,9 @@ async def test_a_blocking_function_in_a_thread(mode: Any) -> None:
 
 @pytest.mark.parametrize("room", [0, 1, 2])
 async def test_a_run_waits_while_too_many_are_pending(room: int) -> None:
-    """At most `max_pending` are unfinished, inline none: the run of one more waits for one to end, and none is skipped."""
+    """At most `max_pending` are unfinished, inline none: the run of one more waits for one to end,
+    and none is skipped.
+    """
     gate = GatedEvaluation()
     options: dict[str, Any] = {"mode": "background", "max_pending": room} if room else {}
     hook = EvaluatorHook(gate, every=ah.Every(steps=1), **options)
@@ -175,7 +204,11 @@ async def test_a_run_waits_while_too_many_are_pending(room: int) -> None:
         looping = asyncio.create_task(loop())
         for done in range(5 - room):
             await ticks(20)
-            assert (store.latest.step, gate.began, gate.ended) == (done + room + 1, [*range(1, done + 2)], [*range(1, done + 1)])
+            assert (store.latest.step, gate.began, gate.ended) == (
+                done + room + 1,
+                [*range(1, done + 2)],
+                [*range(1, done + 1)],
+            )
             assert not looping.done()
             gate.release()
         gate.release(10)
@@ -207,7 +240,9 @@ async def test_others_wait_for_evaluations_of_earlier_steps(mode: Any) -> None:
 
 @both_modes
 async def test_on_result(mode: Any) -> None:
-    """Each function, plain or async, is called with each step and result, in turn; observers before, with what was due."""
+    """Each function, plain or async, is called with each step and result, in turn; observers
+    before, with what was due.
+    """
     calls: list[Any] = []
 
     class Watches(ah.SessionRunHook):
@@ -232,7 +267,9 @@ async def test_on_result(mode: Any) -> None:
 
 @both_modes
 async def test_it_feeds_early_stopping(mode: Any) -> None:
-    """Results are the observations of an early stopping; its stop ends the loop, even while a run waits for an evaluation."""
+    """Results are the observations of an early stopping; its stop ends the loop, even while a run
+    waits for an evaluation.
+    """
 
     async def evaluate(evaluation: Evaluation) -> dict[str, float]:
         await ticks()
@@ -243,8 +280,10 @@ async def test_it_feeds_early_stopping(mode: Any) -> None:
     async with ah.AsyncMonitoredSession(counting_graph(), [hook, stopping]) as session:
         while not session.should_stop():
             await session.run("train")
-        assert session.stop_reason == (
-            "early stopping at step 7: accuracy = 0.5, no better for 2 observations; the best was 0.5 at step 5"
+        assert (
+            session.stop_reason
+            == "early stopping at step 7: accuracy = 0.5, no better for 2 observations; the best"
+            " was 0.5 at step 5"
         )
     step = session.global_step.latest.step
     assert list(hook.results) == [*range(1, step + 1)]
@@ -261,18 +300,22 @@ async def test_results_are_logged(caplog: pytest.LogCaptureFixture) -> None:
 
     with ManualClock() as clock:
         await results_of(EvaluatorHook(evaluate, every=ah.Every(steps=9)), 1)
-    assert [record.getMessage() for record in caplog.records if record.name == "aiohooks.hooks"] == [
-        "evaluation at step 1: accuracy = 0.123457, count = 5 (2.000 sec)"
-    ]
+    assert [
+        record.getMessage() for record in caplog.records if record.name == "aiohooks.hooks"
+    ] == ["evaluation at step 1: accuracy = 0.123457, count = 5 (2.000 sec)"]
 
 
 def test_a_function_of_the_other_kind_is_refused() -> None:
     """A plain function is for a thread, and a coroutine function is not."""
-    with refused(ah.errors.InvalidHookError, "not a coroutine function; write it as `async def`, or give"):
+    with refused(
+        ah.errors.InvalidHookError, "not a coroutine function; write it as `async def`, or give"
+    ):
         EvaluatorHook(lambda evaluation: 1, every=ah.Every(steps=1))
     with refused(ah.errors.InvalidHookError, "cannot run in a thread; leave out thread=True"):
         EvaluatorHook(total, every=ah.Every(steps=1), thread=True)
-    assert repr(EvaluatorHook(total, every=ah.Every(steps=1))).endswith("at=(), after=0), 'inline', evaluated step None)")
+    assert repr(EvaluatorHook(total, every=ah.Every(steps=1))).endswith(
+        "at=(), after=0), 'inline', evaluated step None)"
+    )
 
 
 # -- recoveries and restarts
@@ -281,17 +324,27 @@ def test_a_function_of_the_other_kind_is_refused() -> None:
 @both_modes
 @pytest.mark.parametrize("at_begin", [False, True])
 async def test_a_lost_evaluation_is_repeated(mode: Any, at_begin: bool) -> None:
-    """An error that the session recovers from repeats the evaluation on the values of its own step; none is made twice."""
-    hook = EvaluatorHook(failing(None, ah.AbortedError("lost")), every=ah.Every(steps=2), mode=mode, at_begin=at_begin)
+    """An error that the session recovers from repeats the evaluation on the values of its own step;
+    none is made twice.
+    """
+    hook = EvaluatorHook(
+        failing(None, ah.AbortedError("lost")),
+        every=ah.Every(steps=2),
+        mode=mode,
+        at_begin=at_begin,
+    )
     async with ah.AsyncMonitoredSession(counting_graph(), [hook], recovery=NO_BACKOFF) as session:
         for _ in range(7):
             await session.run("train")
         await session.run("loss")
         assert session.status().recoveries == 1
         last = session.global_step.latest.step
-        # A run whose `after_run` raised it is repeated after its commit; in the background the next `before_run` may raise it.
+        # A run whose `after_run` raised it is repeated after its commit; in the background the next
+        # `before_run` may raise it.
         assert last == 8 or (last == 7 and mode == "background")
-    assert list(hook.results.items()) == [(step, step) for step in ([0] if at_begin else []) + [2, 4, 6, last]]
+    assert list(hook.results.items()) == [
+        (step, step) for step in ([0] if at_begin else []) + [2, 4, 6, last]
+    ]
 
 
 async def test_a_creation_that_fails_evaluates_again() -> None:
@@ -304,7 +357,9 @@ async def test_a_creation_that_fails_evaluates_again() -> None:
 
 @pytest.mark.parametrize(("to", "steps"), [(5, [2, 4]), (3, [2, 4])])
 async def test_an_active_evaluation_is_repeated_after_a_recovery(to: int, steps: list[int]) -> None:
-    """It is cancelled, and repeated with the same values; those of lost steps are dropped, and due again with these steps."""
+    """It is cancelled, and repeated with the same values; those of lost steps are dropped, and due
+    again with these steps.
+    """
     gate = GatedEvaluation()
     hook = EvaluatorHook(gate, every=ah.Every(steps=2), mode="background", max_pending=3)
     async with going_back(hook, at=6, to=to) as session:
@@ -320,9 +375,13 @@ async def test_an_active_evaluation_is_repeated_after_a_recovery(to: int, steps:
 
 @pytest.mark.parametrize("unfinished", [False, True])
 async def test_a_pending_evaluation_is_not_duplicated_by_the_saved_state(unfinished: bool) -> None:
-    """An evaluation pending in memory is made once on its own values, even if the saved state has another one."""
+    """An evaluation pending in memory is made once on its own values, even if the saved state has
+    another one.
+    """
     steps, gate = ah.MemoryStepStore(), GatedEvaluation()
-    hook = EvaluatorHook(gate, every=ah.Every(steps=2), mode="background", max_pending=3, at_end=False)
+    hook = EvaluatorHook(
+        gate, every=ah.Every(steps=2), mode="background", max_pending=3, at_end=False
+    )
 
     class Creator:
         graph = counting_graph()
@@ -344,12 +403,18 @@ async def test_a_pending_evaluation_is_not_duplicated_by_the_saved_state(unfinis
 
 def state(evaluated: int | None, counted_from: int, unfinished: bool = False) -> dict[str, Any]:
     """Return a saved state."""
-    return {"evaluated_step": evaluated, "timer": {"step": counted_from, "secs": 0.0}, "unfinished": unfinished}
+    return {
+        "evaluated_step": evaluated,
+        "timer": {"step": counted_from, "secs": 0.0},
+        "unfinished": unfinished,
+    }
 
 
 @both_modes
 async def test_a_restored_state(mode: Any) -> None:
-    """What was due when it was saved is made immediately, an unfinished one again, and a finished run's last step not again."""
+    """What was due when it was saved is made immediately, an unfinished one again, and a finished
+    run's last step not again.
+    """
     for saved, start, runs, steps in (
         (state(4, 4), 8, 1, [8, 9]),  # saved at a boundary, before this hook's turn
         (state(8, 8, unfinished=True), 8, 1, [8, 9]),

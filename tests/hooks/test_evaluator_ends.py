@@ -28,7 +28,9 @@ EVERY_STEP = ah.Every(steps=1)
 
 
 async def test_a_failing_loop_cancels_pending_evaluations(caplog: pytest.LogCaptureFixture) -> None:
-    """When the block ends with an error, the evaluation is cancelled without a wait, and a warning names its step."""
+    """When the block ends with an error, the evaluation is cancelled without a wait, and a warning
+    names its step.
+    """
     gate = GatedEvaluation()
     hook = EvaluatorHook(gate, every=ah.Every(steps=2), mode="background", max_pending=2)
 
@@ -41,13 +43,18 @@ async def test_a_failing_loop_cancels_pending_evaluations(caplog: pytest.LogCapt
     with pytest.raises(KeyError, match="body"):
         await run_block(ah.AsyncMonitoredSession(counting_graph(), [hook]), body)
     assert (gate.began, gate.cancelled, hook.results) == ([2], [2], {})
-    assert "not evaluated, because the session ended with KeyError('body'): steps [2, 4]" in caplog.text
+    assert (
+        "not evaluated, because the session ended with KeyError('body'): steps [2, 4]"
+        in caplog.text
+    )
 
 
 @both_modes
 @pytest.mark.parametrize("suspend", [False, True])
 async def test_an_evaluation_that_takes_too_long(mode: Any, suspend: bool) -> None:
-    """`timeout_secs` limits each evaluation; the error names it, and the evaluation has ended, even next to slow hooks."""
+    """`timeout_secs` limits each evaluation; the error names it, and the evaluation has ended, even
+    next to slow hooks.
+    """
     gate = GatedEvaluation()
     hook = EvaluatorHook(gate, every=ah.Every(steps=2), mode=mode, timeout_secs=5)
     with ManualClock() as clock:
@@ -61,7 +68,10 @@ async def test_an_evaluation_that_takes_too_long(mode: Any, suspend: bool) -> No
         if mode == "background":  # the end waited for it, and then evaluates the last step
             await until_true(lambda: gate.began == [2, 3])
             gate.release()
-        with refused(ah.errors.HookTimeoutError, "the evaluation at step 2 took longer than its timeout of 5 s; give it more"):
+        with refused(
+            ah.errors.HookTimeoutError,
+            "the evaluation at step 2 took longer than its timeout of 5 s; give it more",
+        ):
             await looping
     assert gate.cancelled == [2]
     assert list(hook.results) == ([] if mode == "inline" else [3])
@@ -84,7 +94,9 @@ async def test_the_timeout_of_the_registration(mode: Any) -> None:
 
 
 async def test_a_function_that_ignores_its_cancellation(caplog: pytest.LogCaptureFixture) -> None:
-    """After the time limit and the grace period of the session the error is raised; a warning says that it still runs."""
+    """After the time limit and the grace period of the session the error is raised; a warning says
+    that it still runs.
+    """
     released = asyncio.Event()
 
     async def evaluate(evaluation: Evaluation) -> None:
@@ -99,7 +111,10 @@ async def test_a_function_that_ignores_its_cancellation(caplog: pytest.LogCaptur
             await ticks(30)
             assert not looping.done()
             clock.advance(secs)
-        with refused(ah.errors.HookTimeoutError, "the evaluation at step 1 took longer than its timeout of 5 s"):
+        with refused(
+            ah.errors.HookTimeoutError,
+            "the evaluation at step 1 took longer than its timeout of 5 s",
+        ):
             await looping
     assert "the evaluation at step 1 still runs 10" in caplog.text
     released.set()
@@ -116,7 +131,9 @@ async def runs_of(hook: Any, runs: int, *others: Any, **options: Any) -> ah.Asyn
 
 
 async def test_a_stop_ends_an_evaluation_that_waits(caplog: pytest.LogCaptureFixture) -> None:
-    """A wait inside an evaluation that the stop ends is not a failure; the last step is evaluated anyway."""
+    """A wait inside an evaluation that the stop ends is not a failure; the last step is evaluated
+    anyway.
+    """
     coords: list[ah.Coordinator] = []
     began: list[int] = []
 
@@ -130,7 +147,9 @@ async def test_a_stop_ends_an_evaluation_that_waits(caplog: pytest.LogCaptureFix
         return evaluation.step
 
     hook = EvaluatorHook(evaluate, every=EVERY_STEP, mode="background")
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook, PhaseHook("after_create_session", created)]) as session:
+    async with ah.AsyncMonitoredSession(
+        counting_graph(), [hook, PhaseHook("after_create_session", created)]
+    ) as session:
         await session.run("train")
         await ticks()
         session.request_stop("enough")
@@ -158,27 +177,46 @@ async def await_a_cancelled_task(evaluation: Evaluation) -> None:
             ah.AiohooksError,
             "the evaluation at step 1 ended with .* its input has ended",
         ),
-        (lambda: failing(StopAsyncIteration()), ah.AiohooksError, "the evaluation at step 1 ended with .* its input has ended"),
-        (lambda: await_a_cancelled_task, ah.errors.HookCancelledError, "the evaluation at step 1 was cancelled, and not by its"),
+        (
+            lambda: failing(StopAsyncIteration()),
+            ah.AiohooksError,
+            "the evaluation at step 1 ended with .* its input has ended",
+        ),
+        (
+            lambda: await_a_cancelled_task,
+            ah.errors.HookCancelledError,
+            "the evaluation at step 1 was cancelled, and not by its",
+        ),
     ],
 )
-async def test_what_is_raised_for_an_error_of_the_function(mode: Any, make: Any, error: type[Exception], says: str) -> None:
-    """Its own error as it is; the end of its input, and a cancellation inside, end no training as if they were the caller's."""
+async def test_what_is_raised_for_an_error_of_the_function(
+    mode: Any, make: Any, error: type[Exception], says: str
+) -> None:
+    """Its own error as it is; the end of its input, and a cancellation inside, end no training as
+    if they were the caller's.
+    """
     with pytest.raises(error, match=says) as caught:
-        await results_of(EvaluatorHook(make(), every=EVERY_STEP, mode=mode, timeout_secs=5, at_end=False), 5)
+        await results_of(
+            EvaluatorHook(make(), every=EVERY_STEP, mode=mode, timeout_secs=5, at_end=False), 5
+        )
     assert caught.type is error
 
 
 @both_modes
 async def test_an_error_is_raised_in_the_run_or_the_next(mode: Any) -> None:
-    """Inline, an error is raised in the run at which it was due; from the background in the next one; as the same object."""
+    """Inline, an error is raised in the run at which it was due; from the background in the next
+    one; as the same object.
+    """
     error = KeyError("mine")
     hook = EvaluatorHook(failing(error), every=ah.Every(steps=2), mode=mode)
     store = ah.MemoryStepStore()
     with pytest.raises(KeyError) as caught:
         await runs_of(hook, 9, global_step=store)
     assert caught.value is error
-    assert any("EvaluatorHook." + ("after_run" if mode == "inline" else "before_run") in note for note in error.__notes__)
+    assert any(
+        "EvaluatorHook." + ("after_run" if mode == "inline" else "before_run") in note
+        for note in error.__notes__
+    )
     assert store.latest.step == 2
     assert hook.results == {}
 
@@ -191,13 +229,19 @@ async def test_an_error_of_the_last_evaluations_is_raised_at_the_end(mode: Any) 
         await results_of(hook, 3)
     assert hook.results == {3: 3}
     with pytest.raises(KeyError, match="mine"):
-        await results_of(EvaluatorHook(failing(KeyError("mine")), every=ah.Every(steps=9), mode=mode), 3)
+        await results_of(
+            EvaluatorHook(failing(KeyError("mine")), every=ah.Every(steps=9), mode=mode), 3
+        )
 
 
 @both_modes
 async def test_errors_that_are_only_logged(mode: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """With `on_error="log"` all continues: the failed evaluation is not repeated, not even by a recovery."""
-    hook = EvaluatorHook(failing(None, KeyError("mine")), every=EVERY_STEP, mode=mode, max_pending=3)
+    """With `on_error="log"` all continues: the failed evaluation is not repeated, not even by a
+    recovery.
+    """
+    hook = EvaluatorHook(
+        failing(None, KeyError("mine")), every=EVERY_STEP, mode=mode, max_pending=3
+    )
     lost = FaultInjectionHook({("before_run", 4): ah.AbortedError("lost")})
     session = await runs_of(ah.configure(hook, on_error="log"), 6, lost, recovery=NO_BACKOFF)
     assert session.status().recoveries == 1
@@ -206,15 +250,21 @@ async def test_errors_that_are_only_logged(mode: Any, caplog: pytest.LogCaptureF
 
 
 async def test_pending_evaluations_continue_after_a_logged_error() -> None:
-    """After an error that is only logged, the next run starts the pending evaluations; no new one has to be due."""
+    """After an error that is only logged, the next run starts the pending evaluations; no new one
+    has to be due.
+    """
     gate, evaluate = asyncio.Event(), failing(KeyError("mine"))
 
     async def gated(evaluation: Any) -> Any:
         await gate.wait()
         return await evaluate(evaluation)
 
-    hook = EvaluatorHook(gated, every=ah.Every(at=(1, 2, 3)), mode="background", max_pending=3, at_end=False)
-    async with ah.AsyncMonitoredSession(counting_graph(), [ah.configure(hook, on_error="log")]) as session:
+    hook = EvaluatorHook(
+        gated, every=ah.Every(at=(1, 2, 3)), mode="background", max_pending=3, at_end=False
+    )
+    async with ah.AsyncMonitoredSession(
+        counting_graph(), [ah.configure(hook, on_error="log")]
+    ) as session:
         for _ in range(3):
             await session.run("train")
         gate.set()
@@ -248,7 +298,9 @@ async def test_the_step_sees_the_context_variables_of_an_evaluation() -> None:
     async def evaluate(evaluation: Evaluation) -> None:
         variable.set(evaluation.step)
 
-    async with ah.AsyncMonitoredSession(counting_graph(), [EvaluatorHook(evaluate, every=ah.Every(steps=2))]) as session:
+    async with ah.AsyncMonitoredSession(
+        counting_graph(), [EvaluatorHook(evaluate, every=ah.Every(steps=2))]
+    ) as session:
         for _ in range(3):
             await session.run("train")
         assert variable.get() == 2

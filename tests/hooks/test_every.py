@@ -27,8 +27,12 @@ CALLS: list[tuple[Every, list[tuple[str, int, float, object]]]] = [
         ],
     ),
     # However much time has passed, nothing is due at `after` or before it.
-    (Every(secs=1, after=10), [("start", 0, 0.0, None), ("due", 10, 100.0, False), ("due", 11, 100.0, True)]),
-    (  # after a reset to a lower step nothing is due; restarted from there, the boundaries count again
+    (
+        Every(secs=1, after=10),
+        [("start", 0, 0.0, None), ("due", 10, 100.0, False), ("due", 11, 100.0, True)],
+    ),
+    # after a reset to a lower step nothing is due; restarted from there, the boundaries count again
+    (
         Every(steps=10),
         [
             ("start", 0, 0.0, None),
@@ -41,7 +45,9 @@ CALLS: list[tuple[Every, list[tuple[str, int, float, object]]]] = [
             ("due", 60, 0.0, True),
         ],
     ),
-    (  # the first `resume` starts the timer; later ones move the step back, never forward, and leave the time
+    # the first `resume` starts the timer; later ones move the step back, never forward, and leave
+    # the time
+    (
         Every(steps=10, secs=5),
         [
             ("resume", 20, 1.0, None),
@@ -82,7 +88,9 @@ def test_timer_must_be_started() -> None:
     """Before `start` the timer does not know where to count from: an error says so."""
     timer = Every(steps=10).timer()
     assert timer.last_step is None
-    with pytest.raises(NotReadyError, match=r"EveryTimer of Every\(steps=10.*not started.*call start"):
+    with pytest.raises(
+        NotReadyError, match=r"EveryTimer of Every\(steps=10.*not started.*call start"
+    ):
         timer.due(10, 0.0)
     with pytest.raises(NotReadyError, match="call start"):
         timer.mark(10, 0.0)
@@ -92,7 +100,9 @@ def test_timer_must_be_started() -> None:
 
 
 def test_every_is_a_value() -> None:
-    """Equal schedules are equal, can be keys, and cannot change; each timer is separate; a bare number is ambiguous."""
+    """Equal schedules are equal, can be keys, and cannot change; each timer is separate; a bare
+    number is ambiguous.
+    """
     assert Every(at=[1, 2], secs=3) == Every(at=(1, 2), secs=3)
     assert len({Every(steps=1), Every(steps=1), Every(secs=1)}) == 2
     with pytest.raises(AttributeError):
@@ -113,8 +123,12 @@ def test_every_is_a_value() -> None:
 def test_due_exactly_when_a_boundary_is_passed(
     period: int | None, after: int, at: list[int], start: int, jumps: list[int]
 ) -> None:
-    """For any jumps: a step is due iff a boundary lies after the last due step and not after this one."""
-    boundaries = {step for step in at if step > after} | (set() if period is None else {*range(after + period, 3000, period)})
+    """For any jumps: a step is due iff a boundary lies after the last due step and not after this
+    one.
+    """
+    boundaries = {step for step in at if step > after} | (
+        set() if period is None else {*range(after + period, 3000, period)}
+    )
     assume(period is not None or at)
     timer = Every(steps=period, at=at, after=after).timer()
     timer.start(start, 0.0)

@@ -20,7 +20,9 @@ ARGUMENTS = dict(zip(HOOK_METHODS, (0, 2, 1, 2, 1, 1), strict=True))
 async def run(*hooks: ah.SessionRunHook, times: int = 1, start: int = 0) -> list[Any]:
     """Return the values of `loss` in so many runs."""
     found: list[Any] = []
-    async with ah.AsyncMonitoredSession(counting_graph(), hooks, global_step=ah.MemoryStepStore(start)) as session:
+    async with ah.AsyncMonitoredSession(
+        counting_graph(), hooks, global_step=ah.MemoryStepStore(start)
+    ) as session:
         found += [await session.run(["train", "loss"]) for _ in range(times)]
     return found
 
@@ -80,7 +82,9 @@ async def test_a_decorated_function_is_a_hook() -> None:
 
 @pytest.mark.parametrize("fetches", [None, "loss"])
 async def test_only_runs_that_are_due(fetches: Any) -> None:
-    """With `every` only the runs at which a boundary is crossed count, and nothing is fetched for the others."""
+    """With `every` only the runs at which a boundary is crossed count, and nothing is fetched for
+    the others.
+    """
     seen: list[tuple[int, Any]] = []
 
     @hook("after_run", every=ah.Every(steps=3), fetches=fetches)
@@ -107,17 +111,23 @@ async def test_every_with_other_functions() -> None:
 
 
 async def test_every_over_time_and_recoveries() -> None:
-    """Seconds are those of the current clock; after a recovery that moved the step back, the repeated runs count again."""
+    """Seconds are those of the current clock; after a recovery that moved the step back, the
+    repeated runs count again.
+    """
     seen: list[int] = []
     with ManualClock() as clock:
-        note = hook("after_run", every=ah.Every(secs=10))(lambda context, values: seen.append(context.global_step))
+        note = hook("after_run", every=ah.Every(secs=10))(
+            lambda context, values: seen.append(context.global_step)
+        )
         async with ah.AsyncMonitoredSession(counting_graph(), [note]) as session:
             for secs in (9, 1, 9, 2):
                 clock.advance(secs)
                 await session.run("train")
     assert seen == [2, 4]
     seen.clear()
-    note = LambdaHook(after_run=lambda context, values: seen.append(context.global_step), every=ah.Every(steps=2))
+    note = LambdaHook(
+        after_run=lambda context, values: seen.append(context.global_step), every=ah.Every(steps=2)
+    )
     assert getattr(note, "state_dict")() == {}  # noqa: B009 - it has one because of `every`
     async with going_back(note, at=5, to=1) as session:
         await make_runs(session, 7, "train")
@@ -126,15 +136,26 @@ async def test_every_over_time_and_recoveries() -> None:
 
 @pytest.mark.parametrize("method", HOOK_METHODS)
 def test_a_function_with_other_parameters_is_refused(method: Any) -> None:
-    """A function that does not take the method's arguments is refused when the hook is created, with both signatures."""
+    """A function that does not take the method's arguments is refused when the hook is created,
+    with both signatures.
+    """
 
     def other(one: int, two: int, three: int) -> None: ...
 
     count = ARGUMENTS[method]
     parameters = {0: "()", 1: "(", 2: ", "}[count]
-    with refused(ah.errors.InvalidHookError, f"{method} is", "takes (one", "is called with", parameters, "missing a required"):
+    with refused(
+        ah.errors.InvalidHookError,
+        f"{method} is",
+        "takes (one",
+        "is called with",
+        parameters,
+        "missing a required",
+    ):
         hook(method)(other)
-    fitting: Any = functools.partial(other, **dict.fromkeys(["three", "two", "one"][: 3 - count], 1))
+    fitting: Any = functools.partial(
+        other, **dict.fromkeys(["three", "two", "one"][: 3 - count], 1)
+    )
     assert isinstance(hook(method)(fitting), LambdaHook)
 
 
@@ -143,18 +164,37 @@ async def begin() -> None: ...
 
 UNKNOWN = "is not a method of a hook; did you mean"
 REFUSED: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any, str]] = [
-    (LambdaHook, (), {"after_rnu": print}, ah.errors.InvalidHookError, f"'after_rnu' {UNKNOWN} 'after_run'?"),
+    (
+        LambdaHook,
+        (),
+        {"after_rnu": print},
+        ah.errors.InvalidHookError,
+        f"'after_rnu' {UNKNOWN} 'after_run'?",
+    ),
     (hook, ("beginn",), {}, ah.errors.InvalidHookError, f"'beginn' {UNKNOWN} 'begin'?"),
     (hook, (print,), {}, ah.errors.InvalidHookError, "give the name of a method"),
-    (LambdaHook, (), {"begin": begin}, ah.errors.InvalidArgumentError, "a coroutine; give the function"),  # and closed
+    (
+        LambdaHook,
+        (),
+        {"begin": begin},
+        ah.errors.InvalidArgumentError,
+        "a coroutine; give the function",
+    ),  # and closed
 ]
 
 
 @pytest.mark.parametrize(("make", "arguments", "options", "error", "says"), REFUSED)
-def test_what_is_no_method_or_function_is_refused(make: Any, arguments: Any, options: Any, error: Any, says: str) -> None:
-    """An unknown method is refused with the nearest known one, and so is a coroutine in place of its function."""
+def test_what_is_no_method_or_function_is_refused(
+    make: Any, arguments: Any, options: Any, error: Any, says: str
+) -> None:
+    """An unknown method is refused with the nearest known one, and so is a coroutine in place of
+    its function.
+    """
     with refused(error, says):
-        make(*arguments, **{name: value() if value is begin else value for name, value in options.items()})
+        make(
+            *arguments,
+            **{name: value() if value is begin else value for name, value in options.items()},
+        )
 
 
 async def test_functions_without_a_signature() -> None:

@@ -12,14 +12,20 @@ from tests.support.hooks import RestoringHook
 from tests.support.sessions import counting_graph
 
 
-async def test_a_resumed_run_logs_as_an_uninterrupted_one(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
-    """At the same steps, with the time since the line before; the first run of the second part is no first one."""
+async def test_a_resumed_run_logs_as_an_uninterrupted_one(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the same steps, with the time since the line before; the first run of the second part is
+    no first one.
+    """
     caplog.set_level(logging.INFO, logger="aiohooks.hooks")
     first, second = (ah.LoggingHook(["loss"], every=ah.Every(steps=3)) for _ in range(2))
     for hook, others, start in ((first, [], 0), (second, [RestoringHook(second, None)], 4)):
         for restoring in others:
             restoring.state = first.state_dict()
-        async with ah.AsyncMonitoredSession(counting_graph(), [hook, *others], global_step=ah.MemoryStepStore(start)) as session:
+        async with ah.AsyncMonitoredSession(
+            counting_graph(), [hook, *others], global_step=ah.MemoryStepStore(start)
+        ) as session:
             for _ in range(4):
                 clock.advance(2.0)
                 await session.run("train")

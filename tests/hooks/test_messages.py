@@ -25,10 +25,26 @@ class Plain:
 @pytest.mark.parametrize(
     ("make", "error", "parts"),
     [
-        (lambda: ah.StopAtStepHook(100), ah.errors.InvalidArgumentError, ("last_step=100", "num_steps=100")),  # type: ignore[arg-type]
-        (lambda: ah.StopAtStephook, AttributeError, ("did you mean 'StopAtStepHook'?",)),  # type: ignore[attr-defined]
-        (lambda: ah.CheckpointSaverHook(every=100), ah.errors.InvalidArgumentError, ("Every(steps=100)", "Every(secs=100)")),  # type: ignore[arg-type]
-        (lambda: ah.AsyncMonitoredSession(counting_graph(), [Plain()]), ah.errors.InvalidHookError, ("an object of Plain",)),  # type: ignore[list-item]
+        (
+            lambda: ah.StopAtStepHook(100),  # type: ignore[arg-type]
+            ah.errors.InvalidArgumentError,
+            ("last_step=100", "num_steps=100"),
+        ),
+        (
+            lambda: ah.StopAtStephook,  # type: ignore[attr-defined]
+            AttributeError,
+            ("did you mean 'StopAtStepHook'?",),
+        ),
+        (
+            lambda: ah.CheckpointSaverHook(every=100),  # type: ignore[arg-type]
+            ah.errors.InvalidArgumentError,
+            ("Every(steps=100)", "Every(secs=100)"),
+        ),
+        (
+            lambda: ah.AsyncMonitoredSession(counting_graph(), [Plain()]),  # type: ignore[list-item]
+            ah.errors.InvalidHookError,
+            ("an object of Plain",),
+        ),
     ],
 )
 def test_the_cure_is_named(make: Callable[[], Any], error: Any, parts: tuple[str, ...]) -> None:
@@ -45,13 +61,17 @@ async def test_nanhook_refuses_what_is_no_number(value: Any) -> None:
     async def step() -> dict[str, Any]:
         return {"loss": value}
 
-    with refused(ah.errors.InvalidArgumentError, "'loss' is ", "at step 1", "NanHook checks numbers"):
+    with refused(
+        ah.errors.InvalidArgumentError, "'loss' is ", "at step 1", "NanHook checks numbers"
+    ):
         await run_session(ah.AsyncMonitoredSession(step, [ah.NanHook("loss")]), 1, "loss")
 
 
 @pytest.mark.parametrize("number", [np.int64(3), np.uint8(3), np.array(3)])
 async def test_whole_numbers_of_other_libraries(number: Any) -> None:
-    """An option that takes an int takes one of numpy, and keeps an int; a float and a bool are refused."""
+    """An option that takes an int takes one of numpy, and keeps an int; a float and a bool are
+    refused.
+    """
     hook = ah.StopAtStepHook(last_step=number)
     assert type(hook.last_step) is int
     kept = ah.RecoveryPolicy(max_attempts=number).max_attempts, ah.checkpoint.KeepNewest(number).n
@@ -74,7 +94,8 @@ async def test_the_line_of_a_failed_hook_has_its_error(caplog: pytest.LogCapture
     hook = ah.configure(ah.LambdaHook(after_run=fail), on_error="log")
     await run_session(ah.AsyncMonitoredSession(counting_graph(), [hook]), 1, "train")
     assert [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR] == [
-        "LambdaHook.after_run at step 1 failed; continuing, as its on_error says: ConnectionError('down')"
+        "LambdaHook.after_run at step 1 failed; continuing, as its on_error says:"
+        " ConnectionError('down')"
     ]
 
 
@@ -82,7 +103,9 @@ async def test_the_line_of_a_failed_hook_has_its_error(caplog: pytest.LogCapture
 async def test_a_blocked_loop_is_warned_of_once(
     where: str, start_watch: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever blocks the event loop is named by file and line, in one warning, while it blocks it."""
+    """Whatever blocks the event loop is named by file and line, in one warning, while it blocks
+    it.
+    """
     monkeypatch.setattr("aiohooks._diagnostics._BLOCKED_SECS", 0.1)
     lines: list[str] = []
     warned = threading.Event()

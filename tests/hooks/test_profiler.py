@@ -1,4 +1,6 @@
-"""ProfilerHook: the tracks and times of scripted sessions, its windows, and what a failing disk does."""
+"""ProfilerHook: the tracks and times of scripted sessions, its windows, and what a failing disk
+does.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ async def batches(count: int, secs: float) -> AsyncIterator[int]:
         yield batch
 
 
-async def run(source: Any, hooks: list[Any], runs: int = 2, fetch: str = "loss", **options: Any) -> None:
+async def run(
+    source: Any, hooks: list[Any], runs: int = 2, fetch: str = "loss", **options: Any
+) -> None:
     """Make so many runs in a session."""
     async with ah.AsyncMonitoredSession(source, hooks, **options) as session:
         await make_runs(session, runs, fetch)
@@ -122,23 +126,39 @@ def train_steps(*times: int) -> Times:
 TRACKS: dict[str, tuple[int, Callable[[list[Any], ManualClock], Any], dict[str, Times]]] = {
     "hooks that overlap": (
         2,
-        lambda hooks, clock: run(train_step, [*hooks, Upload(before=4, after=6), Audit(before=8)], 3),
+        lambda hooks, clock: run(
+            train_step, [*hooks, Upload(before=4, after=6), Audit(before=8)], 3
+        ),
         {
             "steps": [("step 2", 0, 24), ("step 3", 24, 24)],
             "train_step": train_steps(8, 32),
-            "Upload": [("before_run", 0, 4), ("after_run", 18, 6), ("before_run", 24, 4), ("after_run", 42, 6)],
+            "Upload": [
+                ("before_run", 0, 4),
+                ("after_run", 18, 6),
+                ("before_run", 24, 4),
+                ("after_run", 42, 6),
+            ],
             "Audit": [("before_run", 0, 8), ("before_run", 24, 8)],
         },
     ),
     "operations that overlap, and a plain one": (
         1,
         operations,
-        {"steps": [("step 2", 0, 7)], "left": [("left", 0, 5)], "right": [("right", 0, 3)], "both": [("both", 5, 2)]},
+        {
+            "steps": [("step 2", 0, 7)],
+            "left": [("left", 0, 5)],
+            "right": [("right", 0, 3)],
+            "both": [("both", 5, 2)],
+        },
     ),
     "feeds one after another": (
         2,
         lambda hooks, clock: steps_of(hooks, batches(3, 0.007)),
-        {"steps": [("step 2", 0, 10), ("step 3", 17, 10)], "feeds": [("next feed", 10, 7)], "train_step": train_steps(0, 17)},
+        {
+            "steps": [("step 2", 0, 10), ("step 3", 17, 10)],
+            "feeds": [("next feed", 10, 7)],
+            "train_step": train_steps(0, 17),
+        },
     ),
     "prefetched feeds": (
         2,
@@ -151,7 +171,9 @@ TRACKS: dict[str, tuple[int, Callable[[list[Any], ManualClock], Any], dict[str, 
     ),
     "background calls": (
         2,
-        lambda hooks, clock: run(train_step, [*hooks, ah.configure(Upload(after=7), background=True)], 3),
+        lambda hooks, clock: run(
+            train_step, [*hooks, ah.configure(Upload(after=7), background=True)], 3
+        ),
         {
             "steps": [("step 2", 0, 10), ("step 3", 10, 10)],
             "train_step": train_steps(0, 10),
@@ -174,29 +196,41 @@ TRACKS: dict[str, tuple[int, Callable[[list[Any], ManualClock], Any], dict[str, 
 
 @pytest.mark.parametrize("name", TRACKS)
 async def test_tracks(name: str, clock: ManualClock, tmp_path: Path) -> None:
-    """Each part has a track with the times of its calls; what overlaps does so in the file; failures have errors."""
+    """Each part has a track with the times of its calls; what overlaps does so in the file;
+    failures have errors.
+    """
     steps, play, tracks = TRACKS[name]
     await played(clock, play([recording(tmp_path, steps)], clock))
     path = tmp_path / "timeline-2.json"
     assert trace_tracks(path) == tracks
-    errors = {event["args"]["error"] for event in checked_events(path) if "error" in event.get("args", {})}
+    errors = {
+        event["args"]["error"] for event in checked_events(path) if "error" in event.get("args", {})
+    }
     assert errors == ({"AbortedError('lost')"} if name == "a recovery" else set())
 
 
 async def test_how_long_the_loop_is_held(clock: ManualClock, tmp_path: Path) -> None:
-    """A call's time before its first wait, in which nothing else ran, is noted: all of it, if it does not wait."""
+    """A call's time before its first wait, in which nothing else ran, is noted: all of it, if it
+    does not wait.
+    """
 
     class Blocks(ah.SessionRunHook):
         async def before_run(self, run_context: ah.SessionRunContext) -> None:
             clock.advance(0.003)
 
-        async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        async def after_run(
+            self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+        ) -> None:
             clock.advance(0.001)
             await sleep(0.004)
 
     await played(clock, run(double, [recording(tmp_path), Blocks()]))
     events = checked_events(tmp_path / "timeline-2.json")
-    (number,) = (event["tid"] for event in events if event["ph"] == "M" and event["args"].get("name") == "Blocks")
+    (number,) = (
+        event["tid"]
+        for event in events
+        if event["ph"] == "M" and event["args"].get("name") == "Blocks"
+    )
     calls = [event for event in events if event["tid"] == number and event["ph"] == "X"]
     held = {event["name"]: (event["dur"], event["args"]["held_us"]) for event in calls}
     assert held["before_run"] == (pytest.approx(3000), pytest.approx(3000))
@@ -207,8 +241,12 @@ async def test_checkpoint_writes(clock: ManualClock, tmp_path: Path) -> None:
     """The write of a checkpoint has a track, while steps follow; one that fails has its error."""
     graph = array_graph()
     graph.operation(name="wait")(train_step)
-    saver = HeldSaver(tmp_path / "held", OSError("no space"), OSError("no space"))  # what is written takes real time
-    hook = ah.CheckpointSaverHook(saver, every=ah.Every(steps=2), save_on_begin=False, save_on_end=False, on_save_error="log")
+    saver = HeldSaver(
+        tmp_path / "held", OSError("no space"), OSError("no space")
+    )  # what is written takes real time
+    hook = ah.CheckpointSaverHook(
+        saver, every=ah.Every(steps=2), save_on_begin=False, save_on_end=False, on_save_error="log"
+    )
 
     async def loop() -> None:
         async with ah.AsyncMonitoredSession(graph, [recording(tmp_path, 4), hook]) as session:
@@ -219,13 +257,20 @@ async def test_checkpoint_writes(clock: ManualClock, tmp_path: Path) -> None:
 
     await played(clock, loop())
     path = tmp_path / "timeline-2.json"
-    assert trace_tracks(path)["checkpoint writes"] == [("save of step 2", 10, 10), ("save of step 4", 30, None)]
+    assert trace_tracks(path)["checkpoint writes"] == [
+        ("save of step 2", 10, 10),
+        ("save of step 4", 30, None),
+    ]
     failed = [event for event in checked_events(path) if "error" in event.get("args", {})]
-    assert [(event["name"], event["args"]["error"]) for event in failed] == [("save of step 2", "OSError('no space')")]
+    assert [(event["name"], event["args"]["error"]) for event in failed] == [
+        ("save of step 2", "OSError('no space')")
+    ]
 
 
 async def test_waits(clock: ManualClock, tmp_path: Path) -> None:
-    """Waits that a stop ends have a track, with what they wait for: a step, a turn to run, room in a version gate."""
+    """Waits that a stop ends have a track, with what they wait for: a step, a turn to run, room in
+    a version gate.
+    """
     store, versions = ah.MemoryStepStore(run="shared"), ah.MemoryStepStore(1)
     gate = ah.VersionGate(versions, max_lag=0)
 
@@ -235,7 +280,10 @@ async def test_waits(clock: ManualClock, tmp_path: Path) -> None:
                 ticket.use()
 
     async def session_of_two() -> None:
-        hooks = [ah.ProfilerHook(tmp_path, every=ah.Every(steps=1), window_steps=9), Upload(before=6)]
+        hooks = [
+            ah.ProfilerHook(tmp_path, every=ah.Every(steps=1), window_steps=9),
+            Upload(before=6),
+        ]
         async with ah.AsyncMonitoredSession(train_step, hooks, global_step=store) as session:
             await session.run("loss")
             first = await parked(session.run("loss"))
@@ -248,14 +296,21 @@ async def test_waits(clock: ManualClock, tmp_path: Path) -> None:
 
     await played(clock, session_of_two())
     tracks = trace_tracks(tmp_path / "timeline-2.json")
-    waits = sorted((*times, name) for track, slices in tracks.items() if track == "waits" for name, *times in slices)
+    waits = sorted(
+        (*times, name)
+        for track, slices in tracks.items()
+        if track == "waits"
+        for name, *times in slices
+    )
     assert [wait[:2] for wait in waits] == [(0, 16), (32, 2), (32, 2)]
     for text in ("turn to run", "admitted", "sleep"):
         assert any(text in str(wait[2]) for wait in waits), text
 
 
 async def test_a_cancelled_run(clock: ManualClock, tmp_path: Path) -> None:
-    """The file is written when the session is cancelled; what was cancelled has that as its error."""
+    """The file is written when the session is cancelled; what was cancelled has that as its
+    error.
+    """
     waiting = [False, True]
 
     async def step() -> None:
@@ -269,15 +324,25 @@ async def test_a_cancelled_run(clock: ManualClock, tmp_path: Path) -> None:
 
     await played(clock, cancelled())
     path = tmp_path / "timeline-2.json"
-    errors = {event["name"]: event["args"]["error"] for event in checked_events(path) if "error" in event.get("args", {})}
+    errors = {
+        event["name"]: event["args"]["error"]
+        for event in checked_events(path)
+        if "error" in event.get("args", {})
+    }
     assert errors == {"step 2": "CancelledError()", "step": "CancelledError()"}
     assert trace_tracks(path)["steps"] == [("step 2", 0, 9)]
 
 
 async def test_a_hook_that_is_left_running(clock: ManualClock, tmp_path: Path) -> None:
-    """A hook that ignores its cancellation has an open slice; its next call gets a second track of the same name."""
+    """A hook that ignores its cancellation has an open slice; its next call gets a second track of
+    the same name.
+    """
     stubborn = Stubborn()
-    hooks: list[Any] = [recording(tmp_path, 2), Upload(before=1), ah.configure(stubborn, timeout=0.002, on_error="log")]
+    hooks: list[Any] = [
+        recording(tmp_path, 2),
+        Upload(before=1),
+        ah.configure(stubborn, timeout=0.002, on_error="log"),
+    ]
 
     async def loop() -> None:
         async with ah.AsyncMonitoredSession(double, hooks, stop_grace_period_secs=0.001) as session:
@@ -290,7 +355,11 @@ async def test_a_hook_that_is_left_running(clock: ManualClock, tmp_path: Path) -
     finally:
         stubborn.released.set()
     events = checked_events(tmp_path / "timeline-2.json")
-    numbers = {event["tid"] for event in events if event["ph"] == "M" and event["args"].get("name") == "Stubborn"}
+    numbers = {
+        event["tid"]
+        for event in events
+        if event["ph"] == "M" and event["args"].get("name") == "Stubborn"
+    }
     assert len(numbers) >= 2
     assert {event["ph"] for event in events if event["tid"] in numbers} == {"M", "B"}
 
@@ -323,8 +392,12 @@ async def test_by_steps(tmp_path: Path) -> None:
             await session.run("loss", {"batch": 1.0})
             await until_true(lambda count=step // 2: len(hook.captures) == count)  # type: ignore[misc]
     assert written(tmp_path / "new" / "traces") == ["timeline-2.json", "timeline-4.json"]
-    assert hook.captures == [str(tmp_path / "new" / "traces" / f"timeline-{step}.json") for step in (2, 4)]
-    content = json.loads((tmp_path / "new" / "traces" / "timeline-4.json").read_text(encoding="utf-8"))
+    assert hook.captures == [
+        str(tmp_path / "new" / "traces" / f"timeline-{step}.json") for step in (2, 4)
+    ]
+    content = json.loads(
+        (tmp_path / "new" / "traces" / "timeline-4.json").read_text(encoding="utf-8")
+    )
     steps = [event["name"] for event in content["traceEvents"] if event.get("cat") == "step"]
     assert steps == ["step 4"]
     assert before <= content["otherData"]["unix_time"] <= time.time()
@@ -361,7 +434,10 @@ async def test_window_steps(clock: ManualClock, tmp_path: Path) -> None:
             await played(clock, session.run("loss"))
             await until_true(lambda count=(step - 1) // 3: len(hook.captures) == count)  # type: ignore[misc]
     assert written(tmp_path) == ["timeline-3.json", "timeline-6.json", "timeline-9.json"]
-    assert trace_tracks(tmp_path / "timeline-6.json")["steps"] == [("step 6", 0, 10), ("step 7", 10, 10)]
+    assert trace_tracks(tmp_path / "timeline-6.json")["steps"] == [
+        ("step 6", 0, 10),
+        ("step 7", 10, 10),
+    ]
     assert trace_tracks(tmp_path / "timeline-9.json")["steps"] == [("step 9", 0, 10)]
 
 
@@ -388,7 +464,11 @@ async def test_a_failed_run_in_a_window(tmp_path: Path) -> None:
     hooks = [recording(tmp_path, 5), FaultInjectionHook({("after_run", 3): ZeroDivisionError()})]
     with pytest.raises(ZeroDivisionError):
         await run(double, hooks, 5)
-    steps = [event for event in checked_events(tmp_path / "timeline-2.json") if event.get("cat") == "step"]
+    steps = [
+        event
+        for event in checked_events(tmp_path / "timeline-2.json")
+        if event.get("cat") == "step"
+    ]
     assert [(event["name"], event.get("args", {}).get("error")) for event in steps] == [
         ("step 2", None),
         ("step 3", "ZeroDivisionError()"),
@@ -396,7 +476,9 @@ async def test_a_failed_run_in_a_window(tmp_path: Path) -> None:
 
 
 async def test_outside_of_windows_runs_are_not_observed(tmp_path: Path) -> None:
-    """Between windows no run has an observer, so its hooks and operations cost what they cost without the hook."""
+    """Between windows no run has an observer, so its hooks and operations cost what they cost
+    without the hook.
+    """
     counts: list[int] = []
 
     class Looks(ah.SessionRunHook):
@@ -457,7 +539,9 @@ def failing(times: int) -> Callable[[str, str], None]:
 async def test_a_full_disk_does_not_end_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A window that cannot be written is logged and counted, nothing of it is left, and the next one is written."""
+    """A window that cannot be written is logged and counted, nothing of it is left, and the next
+    one is written.
+    """
     monkeypatch.setattr(os, "replace", failing(1))
     hook = ah.ProfilerHook(tmp_path, every=ah.Every(steps=3))
     async with ah.AsyncMonitoredSession(double, [hook]) as session:
@@ -466,16 +550,22 @@ async def test_a_full_disk_does_not_end_the_run(
         await make_runs(session, 4, "loss")
     assert written(tmp_path) == ["timeline-6.json"]
     assert hook.captures == [str(tmp_path / "timeline-6.json")]
-    messages = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    messages = [
+        record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING
+    ]
     assert len(messages) == 2
-    assert messages[0] == f"traces in {tmp_path} cannot be written; continuing without these records"
+    assert (
+        messages[0] == f"traces in {tmp_path} cannot be written; continuing without these records"
+    )
     assert messages[1].endswith("1 records were lost to failed writes")
 
 
 async def test_a_full_disk_can_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With `on_write_error="raise"` a failed write comes out of a later run, or at the end."""
     monkeypatch.setattr(os, "replace", failing(2))
-    hook = ah.ProfilerHook(tmp_path, every=ah.Every(at=(2,)), window_steps=9, on_write_error="raise")
+    hook = ah.ProfilerHook(
+        tmp_path, every=ah.Every(at=(2,)), window_steps=9, on_write_error="raise"
+    )
     with pytest.raises(OSError, match="No space left"):
         await run(double, [hook])
     hook = ah.ProfilerHook(tmp_path, every=ah.Every(steps=2), on_write_error="raise")
@@ -507,4 +597,8 @@ async def test_a_slow_disk_delays_no_run(tmp_path: Path, monkeypatch: pytest.Mon
         await make_runs(session, 2, "loss")
         await until_true(lambda: len(hook.captures) == 2)
         await make_runs(session, 1, "loss")
-    assert [Path(path).name for path in hook.captures] == ["timeline-2.json", "timeline-8.json", "timeline-10.json"]
+    assert [Path(path).name for path in hook.captures] == [
+        "timeline-2.json",
+        "timeline-8.json",
+        "timeline-10.json",
+    ]

@@ -1,4 +1,6 @@
-"""ProgressHook: a bar on a terminal, the last state elsewhere, and a terminal that is left clean."""
+"""ProgressHook: a bar on a terminal, the last state elsewhere, and a terminal that is left
+clean.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from tests.support.waiting import until_true
 
 async def run(hook: ah.SessionRunHook, runs: int, clock: ManualClock, *, start: int = 0) -> None:
     """Make so many runs of a second each in a session that starts at a step."""
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook], global_step=ah.MemoryStepStore(start)) as session:
+    async with ah.AsyncMonitoredSession(
+        counting_graph(), [hook], global_step=ah.MemoryStepStore(start)
+    ) as session:
         for _ in range(runs):
             clock.advance(1.0)
             await session.run("train")
@@ -45,9 +49,15 @@ def words(output: str) -> list[str]:
 
 
 async def test_the_last_state_is_written(clock: ManualClock) -> None:
-    """Off a terminal one line is written at the end: description, step, and the values of the last run; no escape codes."""
+    """Off a terminal one line is written at the end: description, step, and the values of the last
+    run; no escape codes.
+    """
     file = io.StringIO()
-    await run(ProgressHook({"loss": "loss", "sum": "total"}, total=50, description="[train]", file=file), 25, clock)
+    await run(
+        ProgressHook({"loss": "loss", "sum": "total"}, total=50, description="[train]", file=file),
+        25,
+        clock,
+    )
     (line,) = file.getvalue().splitlines()
     assert words(line)[:2] == ["[train]", "25/50"]
     assert line.rstrip().endswith("loss = 10, sum = 24")
@@ -55,9 +65,13 @@ async def test_the_last_state_is_written(clock: ManualClock) -> None:
 
 
 async def test_a_run_without_a_total_or_a_step() -> None:
-    """Without a total the number of steps is shown; a session without a run shows where it starts."""
+    """Without a total the number of steps is shown; a session without a run shows where it
+    starts.
+    """
     file = io.StringIO()
-    async with ah.AsyncMonitoredSession(counting_graph(), [ProgressHook(file=file)], global_step=ah.MemoryStepStore(7)):
+    async with ah.AsyncMonitoredSession(
+        counting_graph(), [ProgressHook(file=file)], global_step=ah.MemoryStepStore(7)
+    ):
         pass
     assert words(file.getvalue())[:2] == ["run", "7/?"]
 
@@ -79,24 +93,32 @@ async def test_values_on_one_line_without_escape_codes(clock: ManualClock) -> No
     graph.operation(name="count")(lambda: 1234567)
     file = io.StringIO()
     for tag in ("array", "text", "number", "count"):
-        await run_session(ah.AsyncMonitoredSession(graph, [ProgressHook([tag], file=file)]), 1, "train")
+        await run_session(
+            ah.AsyncMonitoredSession(graph, [ProgressHook([tag], file=file)]), 1, "train"
+        )
     shown = [line.split("= ")[1].rstrip() for line in file.getvalue().splitlines()]
     assert shown == [r"[[1. 2.]\n [3. 4.]]", r"a\n\x1b[31mb", "0.3333", "1234567"]
 
 
 async def test_values_are_fetched_only_for_runs_that_are_shown(clock: ManualClock) -> None:
-    """A run within a tenth of a second after the last one that was shown does not evaluate the values."""
+    """A run within a tenth of a second after the last one that was shown does not evaluate the
+    values.
+    """
     graph = counting_graph()
     calls: list[int] = []
     graph.operation(name="watched")(lambda: calls.append(1))
-    async with ah.AsyncMonitoredSession(graph, [ProgressHook(["watched"], file=io.StringIO())]) as session:
+    async with ah.AsyncMonitoredSession(
+        graph, [ProgressHook(["watched"], file=io.StringIO())]
+    ) as session:
         for _ in range(9):
             await session.run("train")
             clock.advance(1 / 32)
     assert len(calls) == 3
 
 
-async def test_errors_of_the_output_do_not_end_the_run(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+async def test_errors_of_the_output_do_not_end_the_run(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
     """A closed file is reported, and the run continues."""
     file = io.StringIO()
     file.close()
@@ -106,7 +128,9 @@ async def test_errors_of_the_output_do_not_end_the_run(clock: ManualClock, caplo
     }
 
 
-async def test_the_default_is_the_current_stderr(clock: ManualClock, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_the_default_is_the_current_stderr(
+    clock: ManualClock, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Without a file it writes to the current stderr; stdout is not used."""
     await run(ProgressHook(), 1, clock)
     captured = capsys.readouterr()
@@ -174,14 +198,24 @@ def assert_clean(terminal: Terminal) -> None:
 
 async def test_a_bar_on_a_terminal(clock: ManualClock, terminal: Terminal) -> None:
     """A terminal gets a bar that ends in the last state; the terminal is left clean."""
-    await run(ProgressHook({"loss": "loss"}, total=20, description="[train]", file=terminal.file), 20, clock)
+    await run(
+        ProgressHook({"loss": "loss"}, total=20, description="[train]", file=terminal.file),
+        20,
+        clock,
+    )
     assert re.search(r"\[train\] ━+ 20/20 .* loss = 10 *\r*\n", plain(terminal.output()))
     assert_clean(terminal)
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError("0"), asyncio.CancelledError()], ids=["failed", "cancelled"])
-async def test_a_terminal_is_left_clean(clock: ManualClock, terminal: Terminal, error: BaseException) -> None:
-    """However the run ends, the last state stays, and the terminal and the process's streams are restored."""
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError("0"), asyncio.CancelledError()], ids=["failed", "cancelled"]
+)
+async def test_a_terminal_is_left_clean(
+    clock: ManualClock, terminal: Terminal, error: BaseException
+) -> None:
+    """However the run ends, the last state stays, and the terminal and the process's streams are
+    restored.
+    """
     streams = sys.stdout, sys.stderr
     with pytest.raises(type(error)):
         await fail(ProgressHook(total=10, file=terminal.file), error)
@@ -190,8 +224,12 @@ async def test_a_terminal_is_left_clean(clock: ManualClock, terminal: Terminal, 
     assert (sys.stdout, sys.stderr) == streams
 
 
-async def test_other_output_appears_above(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Output to the same terminal appears in lines of its own; a stdout that is a file stays one."""
+async def test_other_output_appears_above(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Output to the same terminal appears in lines of its own; a stdout that is a file stays
+    one.
+    """
     stdout = io.StringIO()
     monkeypatch.setattr(sys, "stderr", terminal.file)
     monkeypatch.setattr(sys, "stdout", stdout)
@@ -207,9 +245,15 @@ async def test_other_output_appears_above(terminal: Terminal, monkeypatch: pytes
     assert_clean(terminal)
 
 
-async def test_a_stopped_terminal_does_not_block_the_steps(clock: ManualClock, terminal: Terminal) -> None:
-    """While the terminal blocks all writes, as after Ctrl-S, runs continue; the last state is shown once it is resumed."""
-    async with ah.AsyncMonitoredSession(counting_graph(), [ProgressHook(total=5, file=terminal.file)]) as session:
+async def test_a_stopped_terminal_does_not_block_the_steps(
+    clock: ManualClock, terminal: Terminal
+) -> None:
+    """While the terminal blocks all writes, as after Ctrl-S, runs continue; the last state is shown
+    once it is resumed.
+    """
+    async with ah.AsyncMonitoredSession(
+        counting_graph(), [ProgressHook(total=5, file=terminal.file)]
+    ) as session:
         await until_true(lambda: "0/5" in terminal.output())
         termios.tcflow(terminal.file, termios.TCOOFF)
         for _ in range(5):

@@ -51,7 +51,9 @@ def returning(values: Any) -> Callable[[Any], Any]:
 
 
 async def test_lines(path: Path) -> None:
-    """There is a line per due step: the step, the clock's time, and the values in order; arrays become lists."""
+    """There is a line per due step: the step, the clock's time, and the values in order; arrays
+    become lists.
+    """
     graph = counting_graph()
     detail = {"norms": np.array([1.5, 2.5]), "name": "ä", "ok": np.True_, "count": np.int64(3)}
     graph.operation(name="detail")(lambda: detail)
@@ -82,7 +84,9 @@ class Size(enum.IntEnum):
 
 
 async def test_values_of_other_types(path: Path) -> None:
-    """JSON stays strict: NaN and infinities are strings there and numbers when read; a subclass is its base class."""
+    """JSON stays strict: NaN and infinities are strings there and numbers when read; a subclass is
+    its base class.
+    """
 
     def refuse_constant(name: str) -> None:
         raise AssertionError(f"{name} is no JSON")
@@ -107,7 +111,11 @@ async def test_values_of_other_types(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("record", "says"),
-    [({"thing": object()}, ("'thing'", "<object object")), ({"step": 3}, ("'step'",)), (3, ("record_fn returned 3",))],
+    [
+        ({"thing": object()}, ("'thing'", "<object object")),
+        ({"step": 3}, ("'step'",)),
+        (3, ("record_fn returned 3",)),
+    ],
 )
 async def test_a_value_that_cannot_be_written(path: Path, record: Any, says: Any) -> None:
     """It is an error that names its tag; so is a record that is no mapping, or has a step."""
@@ -176,28 +184,46 @@ async def test_fsync(path: Path, monkeypatch: pytest.MonkeyPatch, fsync: bool, c
 
 
 async def test_two_writers_of_one_file(path: Path) -> None:
-    """The second hook with the same path is an error before either has written; afterwards the file is free again."""
-    with refused(ah.errors.InvalidArgumentError, "is being written by another hook or process; give each of them"):
+    """The second hook with the same path is an error before either has written; afterwards the file
+    is free again.
+    """
+    with refused(
+        ah.errors.InvalidArgumentError,
+        "is being written by another hook or process; give each of them",
+    ):
         await train(JSONLinesHook(path, ["loss"]), JSONLinesHook(path, ["total"]), runs=0)
     await train(JSONLinesHook(path, ["loss"]), runs=1)
     assert steps(path) == [1]
 
 
-@pytest.mark.parametrize("content", [b"not ours\n", b"1,2\n", b'{"a": 1}\n', b'{"stop": 1}\n', b"\0\1\n"], ids=repr)
+@pytest.mark.parametrize(
+    "content", [b"not ours\n", b"1,2\n", b'{"a": 1}\n', b'{"stop": 1}\n', b"\0\1\n"], ids=repr
+)
 async def test_another_file_is_not_changed(path: Path, content: bytes) -> None:
     """A file with other contents is neither changed nor read; the error has its path."""
     write(path, content)
-    with refused(ah.errors.InvalidArgumentError, str(path), "not a file of JSONLinesHook", "give another path"):
+    with refused(
+        ah.errors.InvalidArgumentError,
+        str(path),
+        "not a file of JSONLinesHook",
+        "give another path",
+    ):
         await train(JSONLinesHook(path, ["loss"]), runs=1)
     with refused(ah.errors.InvalidArgumentError, str(path)):
         read_records(path)
     assert contents(path) == content
 
 
-@pytest.mark.parametrize("damaged", ['{"step": 2, "ti\n', "[2]\n", "{}\n", '{"step": "2"}\n', "\xff\n"], ids=repr)
+@pytest.mark.parametrize(
+    "damaged", ['{"step": 2, "ti\n', "[2]\n", "{}\n", '{"step": "2"}\n', "\xff\n"], ids=repr
+)
 def test_a_damaged_line(path: Path, damaged: str) -> None:
-    """Damage that is not at the end of a session, where a crash leaves it, is an error with the number of the line."""
-    path.write_text('{"step": 1, "time": 1.0}\n' + damaged + '{"step": 3, "time": 1.0}\n', encoding="latin-1")
+    """Damage that is not at the end of a session, where a crash leaves it, is an error with the
+    number of the line.
+    """
+    path.write_text(
+        '{"step": 1, "time": 1.0}\n' + damaged + '{"step": 3, "time": 1.0}\n', encoding="latin-1"
+    )
     with refused(ah.errors.InvalidArgumentError, f"{path}: line 2 is damaged"):
         read_records(path)
 
@@ -225,7 +251,9 @@ async def test_a_recovery_that_moves_the_step_back(path: Path) -> None:
 
 @pytest.mark.parametrize("tail", [b"", b"\0" * 5], ids=["torn", "zeros"])
 async def test_every_torn_tail(path: Path, tail: bytes) -> None:
-    """Whatever byte a crash ended the file at, in a first session or a later one, whole lines are read and continued."""
+    """Whatever byte a crash ended the file at, in a first session or a later one, whole lines are
+    read and continued.
+    """
     await train(JSONLinesHook(path, ["loss"]), runs=2)
     await train(JSONLinesHook(path, ["loss"]), runs=1, start=1)
     whole = contents(path)
@@ -258,7 +286,9 @@ def test_records_that_were_not_written_when_the_process_died(path: Path) -> None
 
 async def test_a_line_that_is_being_written(path: Path) -> None:
     """A part of a line at the end is not read."""
-    await run_session(ah.AsyncMonitoredSession(counting_graph(), [JSONLinesHook(path, ["loss"])]), 2, "train")
+    await run_session(
+        ah.AsyncMonitoredSession(counting_graph(), [JSONLinesHook(path, ["loss"])]), 2, "train"
+    )
     with path.open("a") as file:
         file.write('{"step": 3, "ti')
     assert without_time(path) == [{"step": 1, "loss": 10}, {"step": 2, "loss": 10}]

@@ -1,4 +1,6 @@
-"""CheckpointSaverHook and evaluations: which checkpoints are kept by them, and what is said when nothing is saved or judged."""
+"""CheckpointSaverHook and evaluations: which checkpoints are kept by them, and what is said when
+nothing is saved or judged.
+"""
 
 from __future__ import annotations
 
@@ -32,25 +34,39 @@ async def score(evaluation: ah.hooks.Evaluation) -> dict[str, Any]:
 
 async def train(saver: Any, hooks: list[Any], steps: int) -> None:
     hooks = [*hooks, ah.StopAtStepHook(last_step=steps)]
-    async with ah.AsyncMonitoredSession(ah.ChiefSessionCreator(step, checkpoint_dir=saver), hooks) as session:
+    async with ah.AsyncMonitoredSession(
+        ah.ChiefSessionCreator(step, checkpoint_dir=saver), hooks
+    ) as session:
         await use_up(session.steps("loss"))
 
 
 @pytest.mark.parametrize("mode", ["inline", "background"])
 @pytest.mark.parametrize("evaluator_first", [False, True])
-async def test_the_best_by_an_evaluation_is_kept(tmp_path: Path, mode: Any, evaluator_first: bool) -> None:
-    """KeepBest sees what an EvaluatorHook returns, without a fetch, and wherever the two are in the list."""
-    hooks = [ah.CheckpointSaverHook(every=EVERY_TWO), ah.EvaluatorHook(score, every=EVERY_TWO, mode=mode)]
+async def test_the_best_by_an_evaluation_is_kept(
+    tmp_path: Path, mode: Any, evaluator_first: bool
+) -> None:
+    """KeepBest sees what an EvaluatorHook returns, without a fetch, and wherever the two are in the
+    list.
+    """
+    hooks = [
+        ah.CheckpointSaverHook(every=EVERY_TWO),
+        ah.EvaluatorHook(score, every=EVERY_TWO, mode=mode),
+    ]
     async with ah.Saver(tmp_path, keep=KeepNewest(1) | KeepBest(1, "score")) as saver:
         await train(saver, hooks[::-1] if evaluator_first else hooks, 10)
         kept = await saver.checkpoints()
     again = await ah.Saver(tmp_path, read_only=True).checkpoints()  # it is on the disk
-    assert [(one.step, dict(one.metrics)) for one in kept] == [(10, {"score": 6}), (4, {"score": 0})]
+    assert [(one.step, dict(one.metrics)) for one in kept] == [
+        (10, {"score": 6}),
+        (4, {"score": 0}),
+    ]
     assert kept == again
 
 
 async def test_a_checkpoint_is_judged_when_its_evaluation_is_there(tmp_path: Path) -> None:
-    """A checkpoint that was saved before its evaluation gets its numbers later; the next save waits for them."""
+    """A checkpoint that was saved before its evaluation gets its numbers later; the next save waits
+    for them.
+    """
     gate = asyncio.Event()
 
     async def evaluate(evaluation: ah.hooks.Evaluation) -> dict[str, float]:
@@ -71,19 +87,29 @@ async def test_a_checkpoint_is_judged_when_its_evaluation_is_there(tmp_path: Pat
 
 
 @pytest.mark.parametrize("mode", ["inline", "background"])
-async def test_an_evaluation_at_the_beginning_judges_the_first_checkpoint(tmp_path: Path, mode: Any) -> None:
+async def test_an_evaluation_at_the_beginning_judges_the_first_checkpoint(
+    tmp_path: Path, mode: Any
+) -> None:
     """With `at_begin`, the checkpoint of the first step has the numbers of its evaluation."""
     async with ah.Saver(tmp_path) as saver:
         await train(
             saver,
-            [ah.CheckpointSaverHook(every=EVERY_TWO), ah.EvaluatorHook(score, every=EVERY_TWO, mode=mode, at_begin=True)],
+            [
+                ah.CheckpointSaverHook(every=EVERY_TWO),
+                ah.EvaluatorHook(score, every=EVERY_TWO, mode=mode, at_begin=True),
+            ],
             2,
         )
-        assert {one.step: dict(one.metrics) for one in await saver.checkpoints()} == {0: {"score": 4}, 2: {"score": 2}}
+        assert {one.step: dict(one.metrics) for one in await saver.checkpoints()} == {
+            0: {"score": 4},
+            2: {"score": 2},
+        }
 
 
 async def test_an_evaluation_that_is_repeated_judges_an_older_checkpoint(tmp_path: Path) -> None:
-    """Where an evaluation fails as a later step is saved, its numbers come with the repetition, to the checkpoint of its step."""
+    """Where an evaluation fails as a later step is saved, its numbers come with the repetition, to
+    the checkpoint of its step.
+    """
     gate, failed = asyncio.Event(), list[int]()
 
     async def evaluate(evaluation: ah.hooks.Evaluation) -> dict[str, float]:
@@ -114,7 +140,9 @@ async def test_an_evaluation_that_is_repeated_judges_an_older_checkpoint(tmp_pat
     assert found == {0: {}, 2: {"score": 2}, 4: {"score": 4}, 6: {"score": 6}}
 
 
-async def test_what_keepbest_cannot_judge_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_keepbest_cannot_judge_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A metric that no checkpoint has is named in one warning, with what to do."""
     async with ah.Saver(tmp_path, keep=KeepBest(1, "score")) as saver:
         await train(saver, [ah.CheckpointSaverHook(every=ah.Every(steps=1))], 6)
@@ -125,35 +153,60 @@ async def test_what_keepbest_cannot_judge_is_said_once(tmp_path: Path, caplog: p
 
 
 @pytest.mark.parametrize(
-    ("hooks", "options", "warned"), [([], {}, True), ([], {"read_only": True}, False), ([ah.CheckpointSaverHook()], {}, False)]
+    ("hooks", "options", "warned"),
+    [([], {}, True), ([], {"read_only": True}, False), ([ah.CheckpointSaverHook()], {}, False)],
 )
 async def test_a_directory_in_which_nothing_is_saved(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, hooks: list[Any], options: dict[str, Any], warned: bool
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    hooks: list[Any],
+    options: dict[str, Any],
+    warned: bool,
 ) -> None:
     """A session that only restores from its directory says so, once, unless it is to only read."""
     async with ah.Saver(tmp_path, **options) as saver:
         await train(saver, hooks, 3)
-    assert [("no checkpoint will be saved" in one.getMessage()) for one in caplog.records if one.levelno > 20] == [True] * warned
+    assert [
+        ("no checkpoint will be saved" in one.getMessage())
+        for one in caplog.records
+        if one.levelno > 20
+    ] == [True] * warned
 
 
-async def test_a_state_that_not_all_hooks_have_seen_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """With `save_on_error`, a step whose `after_run` failed is saved, and a warning says what may be missing."""
+async def test_a_state_that_not_all_hooks_have_seen_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With `save_on_error`, a step whose `after_run` failed is saved, and a warning says what may
+    be missing.
+    """
 
     async def fail(context: ah.SessionRunContext, values: object) -> None:
         if context.global_step == 3:
             raise ValueError("mine")
 
-    hooks = [ah.CheckpointSaverHook(every=ah.Every(steps=10), save_on_error=True), ah.LambdaHook(after_run=fail)]
+    hooks = [
+        ah.CheckpointSaverHook(every=ah.Every(steps=10), save_on_error=True),
+        ah.LambdaHook(after_run=fail),
+    ]
     with pytest.raises(ValueError, match="mine"):
         await train(tmp_path, hooks, 5)
     assert "step 3 is saved, and after_run of this step has not ended for all hooks" in caplog.text
     assert (await on_disk(tmp_path))[-1] == 3
 
 
-async def test_hooks_that_keep_time_are_numbered(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Several hooks of a class that keep only when they were due need no names; a new one is no warning."""
+async def test_hooks_that_keep_time_are_numbered(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Several hooks of a class that keep only when they were due need no names; a new one is no
+    warning.
+    """
     for count in (2, 3):
         logs = [ah.LoggingHook(["loss"], every=ah.Every(secs=60)) for _ in range(count)]
         await train(tmp_path, [*logs, ah.CheckpointSaverHook()], 2 * count)
-    assert (await state_at(tmp_path))["hooks"].keys() == {"LoggingHook", "LoggingHook#2", "LoggingHook#3", "CheckpointSaverHook"}
+    assert (await state_at(tmp_path))["hooks"].keys() == {
+        "LoggingHook",
+        "LoggingHook#2",
+        "LoggingHook#3",
+        "CheckpointSaverHook",
+    }
     assert not [one for one in caplog.records if one.levelno >= logging.WARNING]

@@ -56,9 +56,13 @@ async def seconds_run(
     ],
 )
 async def test_the_reason_of_a_stop_at_a_step(start: int, by: int, reason: str) -> None:
-    """The reason names the last step, and the present one if that is a later one: sessions may share the step."""
+    """The reason names the last step, and the present one if that is a later one: sessions may
+    share the step.
+    """
     steps = ah.MemoryStepStore(start)
-    async with ah.AsyncMonitoredSession(counting_graph(), [ah.StopAtStepHook(last_step=60)], global_step=steps) as session:
+    async with ah.AsyncMonitoredSession(
+        counting_graph(), [ah.StopAtStepHook(last_step=60)], global_step=steps
+    ) as session:
         if by:
             await steps.raise_to(start + by - 1)
             await session.run("train")
@@ -71,24 +75,37 @@ async def test_the_reason_of_a_stop_at_a_step(start: int, by: int, reason: str) 
         ({"secs": 10}, 10, "the time is up: 10 s"),
         ({"secs": 10, "margin_secs": 2.5}, 8, "the time is up: 10 s, less a margin of 2.5 s"),
         ({"secs": 10, "margin_secs": 99.0}, 0, "the time is up: 10 s, less a margin of 99 s"),
-        ({"deadline": in_secs(10), "margin_secs": 2}, 8, "the deadline is reached: {}, less a margin of 2 s"),
+        (
+            {"deadline": in_secs(10), "margin_secs": 2},
+            8,
+            "the deadline is reached: {}, less a margin of 2 s",
+        ),
         ({"deadline": lambda: in_secs(10)().timestamp()}, 10, "the deadline is reached: {}"),
         ({"deadline": lambda: in_secs(10)().astimezone(EAST)}, 10, "the deadline is reached: {}"),
         ({"deadline": in_secs(-1)}, 0, "the deadline is reached: {}"),
     ],
 )
 async def test_when_and_why_the_time_is_up(options: dict[str, Any], runs: int, reason: str) -> None:
-    """Runs begin until the time is up, less a margin: after seconds of the clock, or at a point in time in any time zone."""
+    """Runs begin until the time is up, less a margin: after seconds of the clock, or at a point in
+    time in any time zone.
+    """
     with ManualClock(now=500.0) as clock:
         if "deadline" in options:
             deadline = options["deadline"]()
             when = (
-                deadline if isinstance(deadline, datetime.datetime) else datetime.datetime.fromtimestamp(deadline, datetime.UTC)
+                deadline
+                if isinstance(deadline, datetime.datetime)
+                else datetime.datetime.fromtimestamp(deadline, datetime.UTC)
             )
-            options, reason = {**options, "deadline": deadline}, reason.format(f"{when.astimezone(datetime.UTC):%F %T+00:00}")
+            options, reason = (
+                {**options, "deadline": deadline},
+                reason.format(f"{when.astimezone(datetime.UTC):%F %T+00:00}"),
+            )
         hook = StopAtTimeHook(**options)
         assert hook.elapsed_secs == hook.remaining_secs == 0.0
-        for _ in range(2 if "secs" in options else 1):  # the same object has its whole time again in the next session
+        for _ in range(
+            2 if "secs" in options else 1
+        ):  # the same object has its whole time again in the next session
             assert await seconds_run(hook, clock) == (runs, reason)
         assert clock.pending == 0
 
@@ -113,7 +130,9 @@ async def test_the_active_run_finishes() -> None:
 
 
 async def test_a_wait_for_the_next_feed_ends() -> None:
-    """The stop comes by a timer: a loop that waits for its feeds ends when the time is up, without another run."""
+    """The stop comes by a timer: a loop that waits for its feeds ends when the time is up, without
+    another run.
+    """
 
     async def feeds() -> Any:
         yield 1
@@ -138,7 +157,9 @@ async def test_a_wait_for_the_next_feed_ends() -> None:
 
 
 async def test_no_run_begins_late_in_a_busy_loop() -> None:
-    """If the timer was late, the hook itself refuses the run: nothing is run, and the end is clean."""
+    """If the timer was late, the hook itself refuses the run: nothing is run, and the end is
+    clean.
+    """
     restore = set_current_clock(clock := BusyClock())
     try:
         late = StopAtTimeHook(secs=10)
@@ -162,11 +183,15 @@ async def test_no_run_begins_late_in_a_busy_loop() -> None:
 
 
 async def test_a_recovery_does_not_restart_the_time() -> None:
-    """Seconds count from `begin` through recoveries, and a state that a recovery restores is ignored."""
+    """Seconds count from `begin` through recoveries, and a state that a recovery restores is
+    ignored.
+    """
     with ManualClock() as clock:
         hook, seen = StopAtTimeHook(secs=10, keep_elapsed=True), SessionRecorder()
         lost = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost")})
-        async with ah.AsyncMonitoredSession(counting_graph(), [hook, lost, seen], recovery=NO_BACKOFF) as session:
+        async with ah.AsyncMonitoredSession(
+            counting_graph(), [hook, lost, seen], recovery=NO_BACKOFF
+        ) as session:
             await session.run("train")
             clock.advance(6)
             hook.load_state_dict({"elapsed_secs": 3.0})

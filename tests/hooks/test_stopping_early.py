@@ -1,4 +1,6 @@
-"""EarlyStoppingHook: when it stops and why, over restarts and recoveries, and the states of the best observation."""
+"""EarlyStoppingHook: when it stops and why, over restarts and recoveries, and the states of the
+best observation.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +27,65 @@ NAN, INF = math.nan, math.inf
 
 # (values, options, the reason; None if it does not stop)
 OBSERVED: list[tuple[list[Any], dict[str, Any], str | None]] = [
-    ([3, 2, 2], {"patience": 1}, "at step 3: loss = 2, no better for 1 observation; the best was 2 at step 2"),
-    ([3, 2, 2, 1, 1, 1, 0], {"patience": 2}, "at step 6: loss = 1, no better for 2 observations; the best was 1 at step 4"),
+    (
+        [3, 2, 2],
+        {"patience": 1},
+        "at step 3: loss = 2, no better for 1 observation; the best was 2 at step 2",
+    ),
+    (
+        [3, 2, 2, 1, 1, 1, 0],
+        {"patience": 2},
+        "at step 6: loss = 1, no better for 2 observations; the best was 1 at step 4",
+    ),
     ([3, 2, 1, 0], {"patience": 1}, None),
-    ([1, 2, 0.5, 2, 2], {"patience": 2}, "at step 5: loss = 2, no better for 2 observations; the best was 0.5 at step 3"),
-    ([1, 2, 2, 3, 3, 3], {"patience": 2, "mode": "max"}, "at step 6: loss = 3, no better for 2 observations; the best was 3"),
-    ([1, 2, 3, 2, 2], {"patience": 2, "mode": "max"}, "at step 5: loss = 2, no better for 2 observations; the best was 3"),
-    ([1.0, 0.95, 0.91, 0.8], {"patience": 2, "min_delta": 0.1}, "at step 3: loss = 0.91, no better for 2 observations; the be"),
+    (
+        [1, 2, 0.5, 2, 2],
+        {"patience": 2},
+        "at step 5: loss = 2, no better for 2 observations; the best was 0.5 at step 3",
+    ),
+    (
+        [1, 2, 2, 3, 3, 3],
+        {"patience": 2, "mode": "max"},
+        "at step 6: loss = 3, no better for 2 observations; the best was 3",
+    ),
+    (
+        [1, 2, 3, 2, 2],
+        {"patience": 2, "mode": "max"},
+        "at step 5: loss = 2, no better for 2 observations; the best was 3",
+    ),
+    (
+        [1.0, 0.95, 0.91, 0.8],
+        {"patience": 2, "min_delta": 0.1},
+        "at step 3: loss = 0.91, no better for 2 observations; the be",
+    ),
     ([1.0, 0.8, 0.79, 0.69, 0.6], {"patience": 2, "min_delta": 0.1}, None),
-    ([1, 2, 2, 2, 2, 2], {"patience": ah.Every(steps=5)}, "at step 6: loss = 2, no better for 5 steps; the best was 1 at step 1"),
-    ([1] * 20, {"patience": 2, "every": ah.Every(steps=5)}, "at step 15: loss = 1, no better for 2 observations; the best was"),
-    ([1] * 20, {"patience": ah.Every(steps=7), "every": ah.Every(steps=5)}, "at step 15: loss = 1, no better for 10 steps; "),
-    ([9, 9, 9, 3, 3, 3], {"patience": 2, "every": ah.Every(steps=1, after=3)}, "at step 6: loss = 3, no better for 2 observat"),
+    (
+        [1, 2, 2, 2, 2, 2],
+        {"patience": ah.Every(steps=5)},
+        "at step 6: loss = 2, no better for 5 steps; the best was 1 at step 1",
+    ),
+    (
+        [1] * 20,
+        {"patience": 2, "every": ah.Every(steps=5)},
+        "at step 15: loss = 1, no better for 2 observations; the best was",
+    ),
+    (
+        [1] * 20,
+        {"patience": ah.Every(steps=7), "every": ah.Every(steps=5)},
+        "at step 15: loss = 1, no better for 10 steps; ",
+    ),
+    (
+        [9, 9, 9, 3, 3, 3],
+        {"patience": 2, "every": ah.Every(steps=1, after=3)},
+        "at step 6: loss = 3, no better for 2 observat",
+    ),
     ([3, 2, 1, 0], {"stopping_threshold": 1}, "at step 3: loss = 1 is as good as the threshold, 1"),
     ([3, 2, 1.01], {"stopping_threshold": 1}, None),
-    ([0.5, 0.9, 1.0, 0.2], {"stopping_threshold": 1.0, "mode": "max"}, "at step 3: loss = 1 is as good as the threshold, 1"),
+    (
+        [0.5, 0.9, 1.0, 0.2],
+        {"stopping_threshold": 1.0, "mode": "max"},
+        "at step 3: loss = 1 is as good as the threshold, 1",
+    ),
     ([3, NAN, 2], {"patience": 5}, "at step 2: loss = nan is not finite"),
     ([3, INF, 2], {"stopping_threshold": 1}, "at step 2: loss = inf is not finite"),
     ([-INF, 2], {"stopping_threshold": 1}, "at step 1: loss = -inf is not finite"),
@@ -47,8 +93,12 @@ OBSERVED: list[tuple[list[Any], dict[str, Any], str | None]] = [
 
 
 @pytest.mark.parametrize(("values", "options", "reason"), OBSERVED)
-async def test_when_and_why_it_stops(values: list[Any], options: dict[str, Any], reason: str | None) -> None:
-    """It stops at the first observation at which a limit is reached; the reason has the step, the value, and the limit."""
+async def test_when_and_why_it_stops(
+    values: list[Any], options: dict[str, Any], reason: str | None
+) -> None:
+    """It stops at the first observation at which a limit is reached; the reason has the step, the
+    value, and the limit.
+    """
     hook = EarlyStoppingHook("loss", **options)
     step = await stopped_at(values, hook)
     if reason is None:
@@ -67,7 +117,10 @@ async def test_patience_in_seconds() -> None:
                 assert not session.should_stop()
                 clock.advance(secs)
                 await session.run("step")
-        assert hook.reason == "early stopping at step 5: loss = 2, no better for 10 s; the best was 2 at step 2"
+        assert (
+            hook.reason
+            == "early stopping at step 5: loss = 2, no better for 10 s; the best was 2 at step 2"
+        )
 
 
 async def test_the_best_value() -> None:
@@ -106,7 +159,9 @@ async def test_any_single_number_is_accepted(value: Any) -> None:
 @pytest.mark.parametrize("value", [None, "2", b"2", np.array([1, 2]), [1], 1j, 10**400])
 async def test_anything_but_one_number_is_an_error(value: Any) -> None:
     """Anything else is refused, with the value and the step."""
-    with refused(ah.errors.InvalidArgumentError, "loss is", "at step 1; early stopping needs one number"):
+    with refused(
+        ah.errors.InvalidArgumentError, "loss is", "at step 1; early stopping needs one number"
+    ):
         await stopped_at([value], EarlyStoppingHook("loss", patience=1))
 
 
@@ -134,8 +189,12 @@ async def test_a_missing_metric_is_a_typed_error() -> None:
         ),
     ],
 )
-async def test_reports_are_observations(options: dict[str, Any], values: list[tuple[int, Any]], reason: str) -> None:
-    """A reported value, or that under `monitor` in a mapping, counts as a fetched one; the stop is requested immediately."""
+async def test_reports_are_observations(
+    options: dict[str, Any], values: list[tuple[int, Any]], reason: str
+) -> None:
+    """A reported value, or that under `monitor` in a mapping, counts as a fetched one; the stop is
+    requested immediately.
+    """
     hook = EarlyStoppingHook(**options)
     async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
         for step, value in values:
@@ -146,9 +205,15 @@ async def test_reports_are_observations(options: dict[str, Any], values: list[tu
 async def test_invalid_reports() -> None:
     """A mapping without the key, or without a `monitor`, and an invalid step are typed errors."""
     hook = EarlyStoppingHook("accuracy", patience=1, every=None)
-    with refused(ah.errors.FetchError, "'accuracy' is not in the mapping reported at step 3; did you mean 'acuracy'?"):
+    with refused(
+        ah.errors.FetchError,
+        "'accuracy' is not in the mapping reported at step 3; did you mean 'acuracy'?",
+    ):
         hook.report(3, {"acuracy": 1})
-    with refused(ah.errors.InvalidArgumentError, "got a mapping of loss, lr at step 3; say which: monitor=..."):
+    with refused(
+        ah.errors.InvalidArgumentError,
+        "got a mapping of loss, lr at step 3; say which: monitor=...",
+    ):
         EarlyStoppingHook(patience=1).report(3, {"loss": 1, "lr": 2})
     with refused(ah.errors.InvalidArgumentError, "step is -1"):
         hook.report(-1, 1.0)
@@ -161,7 +226,9 @@ async def test_a_report_before_the_first_run() -> None:
     async def early(*_: object) -> None:
         assert hook.report(0, 0.5)
 
-    async with ah.AsyncMonitoredSession(counting_graph(), [PhaseHook("after_create_session", early), hook]) as session:
+    async with ah.AsyncMonitoredSession(
+        counting_graph(), [PhaseHook("after_create_session", early), hook]
+    ) as session:
         assert session.should_stop()
         assert session.stop_reason == hook.reason
 
@@ -174,25 +241,37 @@ async def test_a_resumed_run_that_had_stopped() -> None:
     first, second = (EarlyStoppingHook("loss", patience=2) for _ in range(2))
     await stopped_at([1, 2, 2], first)
     hooks = [second, RestoringHook(second, first.state_dict())]
-    async with ah.AsyncMonitoredSession(giving([2] * 4), hooks, global_step=ah.MemoryStepStore(3)) as session:
+    async with ah.AsyncMonitoredSession(
+        giving([2] * 4), hooks, global_step=ah.MemoryStepStore(3)
+    ) as session:
         while not session.should_stop():
             await session.run("step")
-    assert session.stop_reason == "early stopping at step 5: loss = 2, no better for 2 observations; the best was 1 at step 1"
+    assert (
+        session.stop_reason
+        == "early stopping at step 5: loss = 2, no better for 2 observations; the best was 1 at"
+        " step 1"
+    )
 
 
 async def test_a_run_that_was_cut_after_its_stop_stops_again() -> None:
-    """What was saved between the request and the end has not ended: resumed, it stops before its first run."""
+    """What was saved between the request and the end has not ended: resumed, it stops before its
+    first run.
+    """
     first, second = (EarlyStoppingHook(stopping_threshold=1) for _ in range(2))
     async with ah.AsyncMonitoredSession(counting_graph(), [first]):
         first.report(1, 0.5)
         state = first.state_dict()
     assert (state["ended"], first.state_dict()["ended"]) == (False, True)
-    async with ah.AsyncMonitoredSession(counting_graph(), [second, RestoringHook(second, state)]) as session:
+    async with ah.AsyncMonitoredSession(
+        counting_graph(), [second, RestoringHook(second, state)]
+    ) as session:
         assert session.stop_reason == first.reason
 
 
 async def test_what_is_observed_after_the_end_is_not_in_the_state() -> None:
-    """`end_run` keeps the state of its moment, once: a later report changes what the hook knows, and no checkpoint."""
+    """`end_run` keeps the state of its moment, once: a later report changes what the hook knows,
+    and no checkpoint.
+    """
     hook = EarlyStoppingHook(patience=1)
     async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
         hook.report(1, 2.0)
@@ -206,7 +285,9 @@ async def test_what_is_observed_after_the_end_is_not_in_the_state() -> None:
 
 
 @pytest.mark.parametrize("other", [{"monitor": "accuracy"}, {"mode": "max"}])
-async def test_the_state_of_another_value_is_ignored(other: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_state_of_another_value_is_ignored(
+    other: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     """The best of another value, or by another mode, is not compared with; a warning says so."""
     hook = EarlyStoppingHook("loss", patience=2)
     await stopped_at([1, 2], hook)
@@ -215,15 +296,21 @@ async def test_the_state_of_another_value_is_ignored(other: dict[str, Any], capl
     second.load_state_dict(hook.state_dict())
     assert second.best is None
     assert "early stopping starts its counts again" in caplog.text
-    with refused(ah.errors.InvalidArgumentError, "the state of an EarlyStoppingHook has no", "best_step"):
+    with refused(
+        ah.errors.InvalidArgumentError, "the state of an EarlyStoppingHook has no", "best_step"
+    ):
         second.load_state_dict({"best": 1})
 
 
 async def test_a_recovery_keeps_the_counts() -> None:
-    """If there is no checkpoint to restore, the counts continue through a recovery; no observation is made twice."""
+    """If there is no checkpoint to restore, the counts continue through a recovery; no observation
+    is made twice.
+    """
     hook = EarlyStoppingHook("loss", patience=3)
     lost = FaultInjectionHook({("before_run", 3): ah.AbortedError("lost")})
-    async with ah.AsyncMonitoredSession(giving([1, 2, 2, 2, 2]), [hook, lost], recovery=NO_BACKOFF) as session:
+    async with ah.AsyncMonitoredSession(
+        giving([1, 2, 2, 2, 2]), [hook, lost], recovery=NO_BACKOFF
+    ) as session:
         while not session.should_stop():
             await session.run("step")
         assert session.status().recoveries == 1
@@ -231,7 +318,9 @@ async def test_a_recovery_keeps_the_counts() -> None:
 
 
 async def test_steps_after_a_recovery_are_observed_again() -> None:
-    """After a recovery that moved the step back, the repeated steps are due again, with the restored state."""
+    """After a recovery that moved the step back, the repeated steps are due again, with the
+    restored state.
+    """
     hook = EarlyStoppingHook("loss", patience=3, every=ah.Every(steps=2))
     saved: dict[str, Any] = {}
     seen: list[tuple[int, int]] = []
@@ -246,10 +335,24 @@ async def test_steps_after_a_recovery_are_observed_again() -> None:
             hook.load_state_dict(saved)
 
     hooks: list[Any] = [ah.configure(PhaseHook("after_create_session", restore), order=-1), hook]
-    async with going_back(*hooks, ah.configure(PhaseHook("after_run", note), order=1), at=7, to=3) as session:
+    async with going_back(
+        *hooks, ah.configure(PhaseHook("after_run", note), order=1), at=7, to=3
+    ) as session:
         while not session.should_stop():
             await session.run("train")
-    assert seen == [(1, 0), (2, 0), (3, 0), (4, 1), (5, 1), (6, 2), (4, 1), (5, 1), (6, 2), (7, 2), (8, 3)]
+    assert seen == [
+        (1, 0),
+        (2, 0),
+        (3, 0),
+        (4, 1),
+        (5, 1),
+        (6, 2),
+        (4, 1),
+        (5, 1),
+        (6, 2),
+        (7, 2),
+        (8, 3),
+    ]
 
 
 async def test_the_reason_survives_a_recovery() -> None:
@@ -291,15 +394,25 @@ async def train(session: ah.AsyncMonitoredSession) -> None:
 
 @pytest.mark.parametrize("stops", ["early", "elsewhere"])
 async def test_the_model_has_the_best_weights_after_a_clean_end(tmp_path: Path, stops: str) -> None:
-    """However it came about; the checkpoint of the end has the last ones, so that training can continue."""
+    """However it came about; the checkpoint of the end has the last ones, so that training can
+    continue.
+    """
     model = Model()
-    stopping = EarlyStoppingHook("loss", patience=2 if stops == "early" else 100, restore_best={"model": model})
-    creator = ah.ChiefSessionCreator(model.step, scaffold=ah.Scaffold(tracked={"model": model}), checkpoint_dir=tmp_path)
+    stopping = EarlyStoppingHook(
+        "loss", patience=2 if stops == "early" else 100, restore_best={"model": model}
+    )
+    creator = ah.ChiefSessionCreator(
+        model.step, scaffold=ah.Scaffold(tracked={"model": model}), checkpoint_dir=tmp_path
+    )
     async with ah.AsyncMonitoredSession(creator, [stopping, ah.CheckpointSaverHook()]) as session:
         await train(session)
         last = session.global_step.latest.step
         assert model.weights.tolist() == [last, last]
-    assert (last, stopping.best, stopping.best_step) == (6 if stops == "early" else len(LOSSES), 1, BEST_STEP)
+    assert (last, stopping.best, stopping.best_step) == (
+        6 if stops == "early" else len(LOSSES),
+        1,
+        BEST_STEP,
+    )
     assert model.weights.tolist() == [BEST_STEP, BEST_STEP]
     async with ah.AsyncMonitoredSession(creator):
         assert model.weights.tolist() == [last, last]
@@ -318,10 +431,15 @@ async def test_the_model_is_left_as_it_is_after_an_error() -> None:
 
 async def test_the_best_states_survive_a_restart_and_a_recovery(tmp_path: Path) -> None:
     """They are in the checkpoint: the best observation may be one of a process before."""
-    for last, faults in ((5, {}), (len(LOSSES), {("before_run", 2): ah.errors.AbortedError("lost")})):
+    for last, faults in (
+        (5, {}),
+        (len(LOSSES), {("before_run", 2): ah.errors.AbortedError("lost")}),
+    ):
         model = Model()
         stopping = EarlyStoppingHook("loss", patience=100, restore_best={"model": model})
-        creator = ah.ChiefSessionCreator(model.step, scaffold=ah.Scaffold(tracked={"model": model}), checkpoint_dir=tmp_path)
+        creator = ah.ChiefSessionCreator(
+            model.step, scaffold=ah.Scaffold(tracked={"model": model}), checkpoint_dir=tmp_path
+        )
         saver = ah.CheckpointSaverHook(every=ah.Every(steps=1), background=False)
         hooks = [stopping, ah.StopAtStepHook(last_step=last), saver, FaultInjectionHook(faults)]
         async with ah.AsyncMonitoredSession(creator, hooks, recovery=NO_BACKOFF) as session:

@@ -25,14 +25,22 @@ from tests.support.waiting import parked
 
 def events(folder: Path) -> list[Any]:
     """Return all events of a directory's files, as TensorBoard's loader gives them."""
-    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader  # type: ignore[import-untyped]
+    from tensorboard.backend.event_processing.event_file_loader import (  # type: ignore[import-untyped]
+        EventFileLoader,
+    )
 
-    return [event for path in sorted(folder.iterdir()) for event in EventFileLoader(str(path)).Load()]
+    return [
+        event for path in sorted(folder.iterdir()) for event in EventFileLoader(str(path)).Load()
+    ]
 
 
 def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
-    """Return what TensorBoard shows for a tag: steps and values, without those that a restart made void."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
+    """Return what TensorBoard shows for a tag: steps and values, without those that a restart made
+    void.
+    """
+    from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
+        EventAccumulator,
+    )
 
     accumulator = EventAccumulator(str(folder))
     accumulator.Reload()
@@ -47,14 +55,22 @@ def restarts(folder: Path) -> list[int]:
 
 
 def graph_with_look() -> ah.Graph:
-    """Return a graph whose `train` advances the step by one, `leap` by five, and `look` not at all."""
+    """Return a graph whose `train` advances the step by one, `leap` by five, and `look` not at
+    all.
+    """
     graph = counting_graph()
     graph.train_op(steps=5, name="leap")(lambda: None)
     graph.operation(name="look")(lambda: 42)
     return graph
 
 
-async def run(hook: ah.SessionRunHook, fetch: str, runs: int, clock: ManualClock | None = None, secs: float = 0.0) -> None:
+async def run(
+    hook: ah.SessionRunHook,
+    fetch: str,
+    runs: int,
+    clock: ManualClock | None = None,
+    secs: float = 0.0,
+) -> None:
     """Make so many runs in a session; the clock advances by `secs` before each."""
     async with ah.AsyncMonitoredSession(graph_with_look(), [hook]) as session:
         for number in range(runs):
@@ -64,7 +80,9 @@ async def run(hook: ah.SessionRunHook, fetch: str, runs: int, clock: ManualClock
 
 
 async def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
-    """The values of the first run and of each step that crosses a boundary are there, under their tags."""
+    """The values of the first run and of each step that crosses a boundary are there, under their
+    tags.
+    """
     hook = SummarySaverHook(tmp_path, {"a/total": "total", "loss": "loss"}, every=ah.Every(steps=8))
     await run(hook, "train", 30)
     assert scalars(tmp_path, "a/total") == [(1, 0), (8, 7), (16, 15), (24, 23)]
@@ -77,32 +95,51 @@ async def test_only_due_runs_evaluate_the_values(tmp_path: Path) -> None:
     graph = counting_graph()
     numbers = itertools.count(1)
     graph.operation(name="watched")(lambda: next(numbers))
-    async with ah.AsyncMonitoredSession(graph, [SummarySaverHook(tmp_path, ["watched"], every=ah.Every(steps=8))]) as session:
+    async with ah.AsyncMonitoredSession(
+        graph, [SummarySaverHook(tmp_path, ["watched"], every=ah.Every(steps=8))]
+    ) as session:
         await make_runs(session, 30, "train")
     assert scalars(tmp_path, "watched") == [(1, 1), (8, 2), (16, 3), (24, 4)]
 
 
 @pytest.mark.parametrize(
-    ("every_secs", "run_secs", "steps"), [(5.0, 3.0, [1, 3, 5]), (0.5, 0.5, [1, 2, 3, 4, 5, 6]), (9.0, 3.1, [1, 4])]
+    ("every_secs", "run_secs", "steps"),
+    [(5.0, 3.0, [1, 3, 5]), (0.5, 0.5, [1, 2, 3, 4, 5, 6]), (9.0, 3.1, [1, 4])],
 )
-async def test_by_time(tmp_path: Path, every_secs: float, run_secs: float, steps: list[int]) -> None:
-    """By time it writes at the first run at or after the period; the events' times advance as the clock does."""
+async def test_by_time(
+    tmp_path: Path, every_secs: float, run_secs: float, steps: list[int]
+) -> None:
+    """By time it writes at the first run at or after the period; the events' times advance as the
+    clock does.
+    """
     with ManualClock() as clock:
-        await run(SummarySaverHook(tmp_path, ["loss"], every=ah.Every(secs=every_secs)), "train", 6, clock, run_secs)
+        await run(
+            SummarySaverHook(tmp_path, ["loss"], every=ah.Every(secs=every_secs)),
+            "train",
+            6,
+            clock,
+            run_secs,
+        )
     assert [step for step, _ in scalars(tmp_path, "loss")] == steps
     times = [event.wall_time for event in events(tmp_path) if event.HasField("summary")]
     assert times[-1] - times[0] == pytest.approx((steps[-1] - steps[0]) * run_secs)
 
 
-@pytest.mark.parametrize(("fetch", "every", "steps"), [("look", 2, [0]), ("leap", 10, [5, 10, 20, 30, 40])])
+@pytest.mark.parametrize(
+    ("fetch", "every", "steps"), [("look", 2, [0]), ("leap", 10, [5, 10, 20, 30, 40])]
+)
 async def test_steps_that_leap(tmp_path: Path, fetch: str, every: int, steps: list[int]) -> None:
-    """What crosses a boundary is written, not the next run; one that does not advance is no step, unlike the original."""
+    """What crosses a boundary is written, not the next run; one that does not advance is no step,
+    unlike the original.
+    """
     await run(SummarySaverHook(tmp_path, ["loss"], every=ah.Every(steps=every)), fetch, 8)
     assert [step for step, _ in scalars(tmp_path, "loss")] == steps
 
 
 async def test_summary_fn(tmp_path: Path) -> None:
-    """`summary_fn` gets the fetched values and returns what is written; alone it gets an empty dict."""
+    """`summary_fn` gets the fetched values and returns what is written; alone it gets an empty
+    dict.
+    """
 
     def norms(values: dict[str, Any]) -> dict[str, Any]:
         return {"norm": np.linalg.norm([values["total"], values["loss"]]), "wrong": math.inf}
@@ -110,13 +147,23 @@ async def test_summary_fn(tmp_path: Path) -> None:
     await run(SummarySaverHook(tmp_path / "a", ["total", "loss"], summary_fn=norms), "train", 1)
     assert scalars(tmp_path / "a", "norm") == [(1, 10)]
     assert scalars(tmp_path / "a", "wrong") == [(1, math.inf)]
-    await run(SummarySaverHook(tmp_path / "b", summary_fn=lambda values: {"count": np.float32(len(values))}), "train", 1)
+    await run(
+        SummarySaverHook(
+            tmp_path / "b", summary_fn=lambda values: {"count": np.float32(len(values))}
+        ),
+        "train",
+        1,
+    )
     assert scalars(tmp_path / "b", "count") == [(1, 0)]
 
 
 async def test_a_recovery_that_moves_the_step_back(tmp_path: Path) -> None:
-    """Steps that a recovery repeats are written again, and TensorBoard drops its earlier values of them."""
-    async with going_back(SummarySaverHook(tmp_path, ["loss"], every=ah.Every(steps=1)), at=5, to=2) as session:
+    """Steps that a recovery repeats are written again, and TensorBoard drops its earlier values of
+    them.
+    """
+    async with going_back(
+        SummarySaverHook(tmp_path, ["loss"], every=ah.Every(steps=1)), at=5, to=2
+    ) as session:
         await make_runs(session, 6, "train")
     assert restarts(tmp_path) == [1, 3]
     assert [step for step, _ in scalars(tmp_path, "loss")] == [1, 2, 3, 4]
@@ -131,10 +178,14 @@ async def test_a_failed_run_leaves_a_readable_file(tmp_path: Path) -> None:
 
 
 async def test_an_invalid_directory_is_an_error_before_the_first_run(tmp_path: Path) -> None:
-    """The file is opened with the session: an invalid directory is an error before there is anything to lose."""
+    """The file is opened with the session: an invalid directory is an error before there is
+    anything to lose.
+    """
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(OSError, match="file"):
-        async with ah.AsyncMonitoredSession(counting_graph(), [SummarySaverHook(tmp_path / "file" / "runs", ["loss"])]):
+        async with ah.AsyncMonitoredSession(
+            counting_graph(), [SummarySaverHook(tmp_path / "file" / "runs", ["loss"])]
+        ):
             raise AssertionError("it must not open")
 
 
@@ -168,7 +219,9 @@ def on_full_disk(hook: SummarySaverHook, first: int, count: int = 1) -> ah.Sessi
             hook._writer._write = disk.wrap(hook._writer._write)
 
         async def after_run(self, *_: object) -> None:
-            if hook._writer is not None:  # one batch per run, so that the failures are in the expected runs
+            if (
+                hook._writer is not None
+            ):  # one batch per run, so that the failures are in the expected runs
                 await ThreadQueue.drain(hook._writer)  # which raises no failure
 
     return Fills()
@@ -176,7 +229,9 @@ def on_full_disk(hook: SummarySaverHook, first: int, count: int = 1) -> ah.Sessi
 
 @pytest.mark.parametrize("runs", [1, 4])
 async def test_a_failed_write_is_raised_in_the_next_run(tmp_path: Path, runs: int) -> None:
-    """With `on_write_error="raise"` the writer's own error is raised in the next run, due or not, or at the end."""
+    """With `on_write_error="raise"` the writer's own error is raised in the next run, due or not,
+    or at the end.
+    """
     hook = SummarySaverHook(tmp_path, ["loss"], every=ah.Every(steps=10))
     store = ah.MemoryStepStore()
     with pytest.raises(OSError, match="No space left") as caught:
@@ -185,10 +240,16 @@ async def test_a_failed_write_is_raised_in_the_next_run(tmp_path: Path, runs: in
     assert f"raised by the writer of the summaries in {tmp_path}" in caught.value.__notes__
 
 
-async def test_failed_writes_are_logged_and_the_run_continues(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """With `on_write_error="log"` a failure is logged once, lost records are counted, and later values are written."""
+async def test_failed_writes_are_logged_and_the_run_continues(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With `on_write_error="log"` a failure is logged once, lost records are counted, and later
+    values are written.
+    """
     hook = SummarySaverHook(tmp_path, ["total"], every=ah.Every(steps=1), on_write_error="log")
-    await run_session(ah.AsyncMonitoredSession(counting_graph(), [hook, on_full_disk(hook, 2, 2)]), 5, "train")
+    await run_session(
+        ah.AsyncMonitoredSession(counting_graph(), [hook, on_full_disk(hook, 2, 2)]), 5, "train"
+    )
     logged = [(record.levelno, record.getMessage()) for record in caplog.records]
     assert [level for level, _ in logged] == [logging.ERROR, logging.WARNING]
     assert "cannot be written; continuing" in logged[0][1]
@@ -219,21 +280,32 @@ def test_nothing_is_written_after_a_torn_record(tmp_path: Path) -> None:
 
 async def test_the_queue_is_bounded(tmp_path: Path) -> None:
     """With room for one record, each run waits for the previous record, and all are written."""
-    await run(SummarySaverHook(tmp_path, ["total"], every=ah.Every(steps=1), max_queue=1), "train", 20)
+    await run(
+        SummarySaverHook(tmp_path, ["total"], every=ah.Every(steps=1), max_queue=1), "train", 20
+    )
     assert scalars(tmp_path, "total") == [(step, step - 1) for step in range(1, 21)]
 
 
 @pytest.mark.parametrize(
     ("result", "says"),
     [
-        ({"weights": np.zeros((2, 3))}, ("'weights' is a ndarray of shape (2, 3)", "give one number")),
+        (
+            {"weights": np.zeros((2, 3))},
+            ("'weights' is a ndarray of shape (2, 3)", "give one number"),
+        ),
         (3, ("summary_fn returned 3",)),
     ],
 )
-async def test_what_is_not_a_number_is_refused(tmp_path: Path, result: Any, says: tuple[str, ...]) -> None:
-    """A value that is not a single number is an error that names its tag and shape; so is a result that is no mapping."""
+async def test_what_is_not_a_number_is_refused(
+    tmp_path: Path, result: Any, says: tuple[str, ...]
+) -> None:
+    """A value that is not a single number is an error that names its tag and shape; so is a result
+    that is no mapping.
+    """
     with refused(ah.errors.InvalidArgumentError, *says):
-        await run(SummarySaverHook(tmp_path, ["loss"], summary_fn=lambda values: result), "train", 1)
+        await run(
+            SummarySaverHook(tmp_path, ["loss"], summary_fn=lambda values: result), "train", 1
+        )
 
 
 # -- SummaryWriter
@@ -256,7 +328,9 @@ class OwnHook(ah.SessionRunHook):
         self.timer.resume(step, self.clock.now())
         self.writer.restart(step)
 
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+    async def after_run(
+        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+    ) -> None:
         step, now = run_context.global_step, self.clock.now()
         if self.timer.due(step, now):
             self.marks.append(self.timer.mark(step, now))
@@ -267,7 +341,9 @@ class OwnHook(ah.SessionRunHook):
 
 
 async def test_a_hook_of_ones_own_writes_summaries(tmp_path: Path) -> None:
-    """With a timer and a writer a hook writes on time; after a recovery TensorBoard shows each step once."""
+    """With a timer and a writer a hook writes on time; after a recovery TensorBoard shows each step
+    once.
+    """
     hook = OwnHook(tmp_path, ah.Every(steps=2))
     async with going_back(hook, at=6, to=2) as session:
         await make_runs(session, 8, "train")
@@ -277,7 +353,9 @@ async def test_a_hook_of_ones_own_writes_summaries(tmp_path: Path) -> None:
 
 
 async def test_a_writer_without_a_session(tmp_path: Path) -> None:
-    """What was added is in the file after a flush, and at the end of the block; times follow the clock."""
+    """What was added is in the file after a flush, and at the end of the block; times follow the
+    clock.
+    """
     with ManualClock() as clock:
         async with SummaryWriter(tmp_path / "new") as writer:
             assert len(os.listdir(tmp_path / "new")) == 1
@@ -288,7 +366,9 @@ async def test_a_writer_without_a_session(tmp_path: Path) -> None:
             assert scalars(tmp_path / "new", "a") == [(1, 1), (2, 0.5)]
             await writer.add(3, {"a": math.inf})
     assert scalars(tmp_path / "new", "a") == [(1, 1), (2, 0.5), (3, math.inf)]
-    first, second, third = [event.wall_time for event in events(tmp_path / "new") if event.HasField("summary")]
+    first, second, third = [
+        event.wall_time for event in events(tmp_path / "new") if event.HasField("summary")
+    ]
     assert (second - first, third - second) == (pytest.approx(60), 0)
 
 
@@ -335,8 +415,12 @@ async def test_a_value_that_is_no_number_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("on_write_error", ["raise", "log"])
-async def test_a_failed_write_of_a_writer(tmp_path: Path, on_write_error: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """A failed write is raised by the next call, or logged; its records are counted, and later ones are written."""
+async def test_a_failed_write_of_a_writer(
+    tmp_path: Path, on_write_error: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A failed write is raised by the next call, or logged; its records are counted, and later ones
+    are written.
+    """
     writer = SummaryWriter(tmp_path, on_write_error=on_write_error)
     writer._writer._write = FullDisk(1).wrap(writer._writer._write)
     await writer.add(1, {"a": 1})

@@ -35,7 +35,9 @@ class Busy(ah.SessionRunHook):
             self.clock.advance(self.block)
         return ah.SessionRunArgs("loss")
 
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+    async def after_run(
+        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+    ) -> None:
         assert run_values.results == 2
         self.clock.advance(self.block / 2)
 
@@ -43,23 +45,37 @@ class Busy(ah.SessionRunHook):
 def found(timing: HookTimingHook) -> dict[str, tuple[int, float, float, float]]:
     """Return calls, blocking and waiting seconds and the longest block, by hook and phase."""
     return {
-        f"{one.hook}.{one.phase}": (one.calls, one.blocking_secs, one.waiting_secs, one.longest_block_secs)
+        f"{one.hook}.{one.phase}": (
+            one.calls,
+            one.blocking_secs,
+            one.waiting_secs,
+            one.longest_block_secs,
+        )
         for one in timing.statistics().phases
     }
 
 
 async def test_blocking_and_waiting(clock: ManualClock) -> None:
-    """Time between a resumption and the next suspension is blocking, the rest is waiting; each method is measured separately."""
+    """Time between a resumption and the next suspension is blocking, the rest is waiting; each
+    method is measured separately.
+    """
     timing = HookTimingHook(warn_secs=100)
     hooks = timing.watch([Busy(clock, 1.0, 8.0)])
     await run_session(ah.AsyncMonitoredSession(double, hooks), 3, "loss")
-    assert found(timing) == {"Busy.before_run": (3, 6.0, 24.0, 1.0), "Busy.after_run": (3, 1.5, 0.0, 0.5)}
+    assert found(timing) == {
+        "Busy.before_run": (3, 6.0, 24.0, 1.0),
+        "Busy.after_run": (3, 1.5, 0.0, 0.5),
+    }
 
 
 async def test_several_hooks_of_a_class_are_numbered(clock: ManualClock) -> None:
     """Each hook is counted separately; the one that blocks longest comes first."""
     timing = HookTimingHook(warn_secs=100)
-    await run_session(ah.AsyncMonitoredSession(double, timing.watch([Busy(clock, 1.0), Busy(clock, 2.0)])), 1, "loss")
+    await run_session(
+        ah.AsyncMonitoredSession(double, timing.watch([Busy(clock, 1.0), Busy(clock, 2.0)])),
+        1,
+        "loss",
+    )
     assert [f"{one.hook}.{one.phase}" for one in timing.statistics().phases] == [
         "Busy#2.before_run",
         "Busy#1.before_run",
@@ -69,7 +85,9 @@ async def test_several_hooks_of_a_class_are_numbered(clock: ManualClock) -> None
 
 
 async def test_watched_hooks_work_as_before() -> None:
-    """All phases are called in order with their arguments; results, registrations and names are unchanged."""
+    """All phases are called in order with their arguments; results, registrations and names are
+    unchanged.
+    """
     record: list[tuple[str, str]] = []
     plain = RecordingHook("plain", record=record, fetches="loss")
     suspending = RecordingHook("suspending", record=record, suspend=True)
@@ -81,7 +99,12 @@ async def test_watched_hooks_work_as_before() -> None:
         while not session.should_stop():
             await session.run("train")
     assert plain.results == [10, 10]
-    both = [("suspending", "before_run"), ("plain", "before_run"), ("suspending", "after_run"), ("plain", "after_run")]
+    both = [
+        ("suspending", "before_run"),
+        ("plain", "before_run"),
+        ("suspending", "after_run"),
+        ("plain", "after_run"),
+    ]
     names = ("plain", "suspending")
     begun = [(name, "begin") for name in names]
     created = [(name, "after_create_session") for name in ("suspending", "plain")]
@@ -89,7 +112,11 @@ async def test_watched_hooks_work_as_before() -> None:
     assert record == [*begun, *created, *both, *both, *ended]
     counted = {f"{one.hook}.{one.phase}": one.calls for one in timing.statistics().phases}
     assert counted == {
-        **{f"{name}.{phase}": 1 for name in names for phase in ("begin", "after_create_session", "end", "close")},
+        **{
+            f"{name}.{phase}": 1
+            for name in names
+            for phase in ("begin", "after_create_session", "end", "close")
+        },
         **{f"{name}.{phase}": 2 for name in names for phase in ("before_run", "after_run")},
         "StopAtStepHook.begin": 1,
         "StopAtStepHook.after_create_session": 1,
@@ -98,7 +125,9 @@ async def test_watched_hooks_work_as_before() -> None:
 
 
 async def test_hooks_are_restored() -> None:
-    """After the session the hooks have their own methods and nothing more, and may be watched again."""
+    """After the session the hooks have their own methods and nothing more, and may be watched
+    again.
+    """
     own = RecordingHook("own")
     special = RecordingHook("special")
 
@@ -149,16 +178,24 @@ async def test_watched_hooks_still_overlap() -> None:
         return PhaseHook("before_run", meet)
 
     timing = HookTimingHook()
-    async with ah.AsyncMonitoredSession(double, timing.watch([meets(here, there), meets(there, here)])) as session:
+    async with ah.AsyncMonitoredSession(
+        double, timing.watch([meets(here, there), meets(there, here)])
+    ) as session:
         assert await session.run("loss") == 2
 
 
-async def test_hooks_that_block_are_warned_about(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
-    """A block longer than `warn_secs` is logged with hook and step, at most five times; shorter ones are not."""
+async def test_hooks_that_block_are_warned_about(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A block longer than `warn_secs` is logged with hook and step, at most five times; shorter
+    ones are not.
+    """
     timing = HookTimingHook(warn_secs=0.4)
     await run_session(ah.AsyncMonitoredSession(double, timing.watch([Busy(clock, 0.5)])), 8, "loss")
     warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert warned == [f"Busy.before_run blocked the event loop for 0.500 s at step {step}" for step in range(1, 6)]
+    assert warned == [
+        f"Busy.before_run blocked the event loop for 0.500 s at step {step}" for step in range(1, 6)
+    ]
 
 
 async def test_the_report_is_logged(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
@@ -166,8 +203,13 @@ async def test_the_report_is_logged(clock: ManualClock, caplog: pytest.LogCaptur
     caplog.set_level(logging.INFO, logger="aiohooks.hooks")
     timing = HookTimingHook(every=ah.Every(steps=2), warn_secs=100)
     await run_session(ah.AsyncMonitoredSession(double, timing.watch([Busy(clock, 0.5)])), 3, "loss")
-    logged = [record.getMessage() for record in caplog.records if "hook times" in record.getMessage()]
-    assert [text.splitlines()[0] for text in logged] == ["hook times at step 2:", "hook times at the end, step 3:"]
+    logged = [
+        record.getMessage() for record in caplog.records if "hook times" in record.getMessage()
+    ]
+    assert [text.splitlines()[0] for text in logged] == [
+        "hook times at step 2:",
+        "hook times at the end, step 3:",
+    ]
     assert "Busy.before_run        3    1.500s   0.000s  0.500000s at step 1" in logged[1]
     assert timing.report() in logged[1]
 
@@ -204,7 +246,11 @@ async def test_the_lag_of_the_loop() -> None:
     finally:
         restore()
     measured = timing.statistics()
-    assert (measured.lag_samples, measured.longest_lag_secs, measured.mean_lag_secs) == (4, 2.0, 2.25 / 4)
+    assert (measured.lag_samples, measured.longest_lag_secs, measured.mean_lag_secs) == (
+        4,
+        2.0,
+        2.25 / 4,
+    )
 
 
 async def test_code_that_blocks_the_loop_is_found(start_watch: Callable[[], None]) -> None:
@@ -232,7 +278,9 @@ async def test_the_hook_may_be_used_again(clock: ManualClock) -> None:
     timing = HookTimingHook(warn_secs=100)
     for runs in (3, 1):
         faults = FaultInjectionHook({("before_run", 1): ah.AbortedError("lost")})
-        async with ah.AsyncMonitoredSession(double, [*timing.watch([Busy(clock, 1.0)]), faults], recovery=NO_BACKOFF) as session:
+        async with ah.AsyncMonitoredSession(
+            double, [*timing.watch([Busy(clock, 1.0)]), faults], recovery=NO_BACKOFF
+        ) as session:
             await make_runs(session, runs, "loss")
         assert found(timing)["Busy.before_run"][:2] == (runs + 1, runs + 1.0)
 

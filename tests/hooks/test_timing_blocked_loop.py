@@ -27,7 +27,9 @@ async def test_a_block_is_reported_once() -> None:
     watch._answered = Counted()
     watch.start()
     for _ in range(2):
-        before = len(reported)  # on a busy machine the turn of the loop may have been a block of its own
+        before = len(
+            reported
+        )  # on a busy machine the turn of the loop may have been a block of its own
         while len(reported) == before:
             pass
         while asked.acquire(blocking=False):

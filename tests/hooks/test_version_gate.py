@@ -1,4 +1,6 @@
-"""VersionGateHook: a session's step stays near the published version, across resets, recoveries and failures."""
+"""VersionGateHook: a session's step stays near the published version, across resets, recoveries and
+failures.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from tests.support.waiting import ticks
 class Shipping:
     """A session that runs as fast as its gate allows."""
 
-    def __init__(self, versions: ah.StepStore, *, steps: ah.StepStore | None = None, **options: Any) -> None:
+    def __init__(
+        self, versions: ah.StepStore, *, steps: ah.StepStore | None = None, **options: Any
+    ) -> None:
         self.versions = versions
         self.hook = VersionGateHook(versions, **options)
         self.steps = steps or ah.MemoryStepStore(run="shipped")
@@ -35,7 +39,9 @@ class Shipping:
 
     async def run(self) -> None:
         recovery = ah.RecoveryPolicy(backoff=ah.Backoff(0.0))
-        session = ah.AsyncMonitoredSession(self.ship, [self.hook], global_step=self.steps, recovery=recovery)
+        session = ah.AsyncMonitoredSession(
+            self.ship, [self.hook], global_step=self.steps, recovery=recovery
+        )
         try:
             async with session:
                 while not session.should_stop():
@@ -57,7 +63,9 @@ class Shipping:
 
 @pytest.mark.parametrize("max_lag", [0, 1, 3])
 async def test_the_bound(max_lag: int) -> None:
-    """Each published version lets one more run begin, and no run begins more than `max_lag` ahead."""
+    """Each published version lets one more run begin, and no run begins more than `max_lag`
+    ahead.
+    """
     versions = ah.MemoryStepStore(run="weights")
     shipping = Shipping(versions, max_lag=max_lag)
     seen = [await shipping.idle_step()]
@@ -70,22 +78,37 @@ async def test_the_bound(max_lag: int) -> None:
     await shipping.cancelled()
 
 
-# (versions, steps, what happens in turn: to the versions or the step, and the step at which the session waits then)
+# (versions, steps, what happens in turn: to the versions or the step, and the step at which the
+# session waits then)
 CLOCKS: dict[str, tuple[int, int, list[tuple[str, int, int]]]] = {
     "a resumed session is ahead of the versions": (8, 10, [("", 0, 10), ("advance", 1, 11)]),
-    "a session begins beside a trainer at work: it may ship as much as any other": (500, 0, [("", 0, 2), ("advance", 1, 3)]),
+    "a session begins beside a trainer at work: it may ship as much as any other": (
+        500,
+        0,
+        [("", 0, 2), ("advance", 1, 3)],
+    ),
     "after a reset of the versions earlier runs count no more": (
         *(0, 0),
         [("", 0, 2), ("advance", 100, 4), ("reset", 40, 6), ("advance", 1, 7)],
     ),
-    "a step that goes back does not open the gate": (20, 20, [("", 0, 22), ("set the step back", 5, 5), ("advance", 2, 8)]),
-    "a run that is repeated after a recovery counts once": (0, 0, [("fail once", 1, 2), ("advance", 1, 3)]),
+    "a step that goes back does not open the gate": (
+        20,
+        20,
+        [("", 0, 22), ("set the step back", 5, 5), ("advance", 2, 8)],
+    ),
+    "a run that is repeated after a recovery counts once": (
+        0,
+        0,
+        [("fail once", 1, 2), ("advance", 1, 3)],
+    ),
 }
 
 
 @pytest.mark.parametrize("name", CLOCKS)
 async def test_the_step_and_the_versions_may_move(name: str) -> None:
-    """Both are trusted at the start; whatever moves them, no run begins further ahead than `max_lag`."""
+    """Both are trusted at the start; whatever moves them, no run begins further ahead than
+    `max_lag`.
+    """
     start, step, moves = CLOCKS[name]
     versions = ah.MemoryStepStore(start)
     shipping = Shipping(versions, steps=ah.MemoryStepStore(step), max_lag=1)
@@ -121,7 +144,9 @@ async def test_the_lag_of_a_run() -> None:
 
 
 async def test_the_end_of_the_publisher() -> None:
-    """If the publisher fails, the waiting run raises, caused by its error; if it finishes, the session ends cleanly."""
+    """If the publisher fails, the waiting run raises, caused by its error; if it finishes, the
+    session ends cleanly.
+    """
     for error in (RuntimeError("out of memory"), None):
         versions = ah.MemoryStepStore(run="weights")
         publisher = versions.publisher("trainer")
@@ -179,5 +204,7 @@ async def test_the_sessions_own_step_is_refused() -> None:
         return {}
 
     with pytest.raises(ah.errors.InvalidArgumentError, match="give the store of the publisher"):
-        async with ah.AsyncMonitoredSession(ship, [VersionGateHook(steps, max_lag=1)], global_step=steps):
+        async with ah.AsyncMonitoredSession(
+            ship, [VersionGateHook(steps, max_lag=1)], global_step=steps
+        ):
             pass

@@ -1,4 +1,6 @@
-"""VersionGateHook in several sessions of one trainer: the items of a session that has left are made by the others, no more."""
+"""VersionGateHook in several sessions of one trainer: the items of a session that has left are made
+by the others, no more.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class Workers:
             await asyncio.sleep(0)
             return {"version": version}
 
-        async with ah.AsyncMonitoredSession(make, [hook], name=f"worker-{number}", global_step=self.steps) as session:
+        async with ah.AsyncMonitoredSession(
+            make, [hook], name=f"worker-{number}", global_step=self.steps
+        ) as session:
             async for version in session.steps("version"):
                 self.items.put_nowait(version)
                 assert hook.ahead is not None
@@ -98,21 +102,33 @@ class Trainer:
 
     async def run(self, how: str) -> None:
         hooks = [ah.StopAtStepHook(last_step=self.last_step)]
-        async with ah.AsyncMonitoredSession(self.train, hooks, global_step=self.workers.versions, name="trainer") as session:
+        async with ah.AsyncMonitoredSession(
+            self.train, hooks, global_step=self.workers.versions, name="trainer"
+        ) as session:
             if how == "feeds":
                 async for _ in session.steps("train", feeds=self.batches()):
                     pass
             while not session.should_stop():
                 get = self.workers.items.get
-                batch = [await (session.until(get()) if how == "until" else get()) for _ in range(self.batch)]
+                batch = [
+                    await (session.until(get()) if how == "until" else get())
+                    for _ in range(self.batch)
+                ]
                 await session.run("train", {"batch": batch})
 
 
 @contextlib.asynccontextmanager
 async def training(
-    count: int = 3, *, how: str = "until", last_step: int = 40, batch: int = 3, steps: ah.StepStore | None = None
+    count: int = 3,
+    *,
+    how: str = "until",
+    last_step: int = 40,
+    batch: int = 3,
+    steps: ah.StepStore | None = None,
 ) -> AsyncIterator[tuple[Workers, Trainer]]:
-    """Let workers and a trainer make five versions; after the block, let them finish, which the trainer's end is for workers."""
+    """Let workers and a trainer make five versions; after the block, let them finish, which the
+    trainer's end is for workers.
+    """
     workers = Workers(count, steps=steps)
     trainer = Trainer(workers, how=how, last_step=last_step, batch=batch)
     await workers.versions.wait_for(5)
@@ -127,7 +143,9 @@ async def training(
 async def test_the_others_make_the_items_of_a_session_that_has_left(
     how: str, wait: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """However a worker has left, a trainer with a fixed batch continues with items of the others, none older than the bound."""
+    """However a worker has left, a trainer with a fixed batch continues with items of the others,
+    none older than the bound.
+    """
     caplog.set_level(logging.INFO, logger="aiohooks.hooks")
     async with training(how=wait) as (workers, trainer):
         await workers.leave(how)
@@ -142,7 +160,9 @@ async def test_the_others_make_the_items_of_a_session_that_has_left(
 
 
 async def test_nothing_is_made_in_place_of_a_session_whose_items_are_not_needed() -> None:
-    """If the trainer makes its batches smaller instead, the others get no further ahead than before."""
+    """If the trainer makes its batches smaller instead, the others get no further ahead than
+    before.
+    """
     async with training(2, last_step=30, batch=2) as (workers, trainer):
         trainer.batch = 1
         await workers.leave("cancelled")
@@ -150,8 +170,12 @@ async def test_nothing_is_made_in_place_of_a_session_whose_items_are_not_needed(
     assert max(trainer.lags) <= 2 * MAX_LAG, "two items of the session that has left are used late"
 
 
-async def test_without_a_publisher_that_waits_nothing_is_taken_over(caplog: pytest.LogCaptureFixture) -> None:
-    """If the trainer may be at work the bound holds; a line a minute names waiters, publishers and who has left."""
+async def test_without_a_publisher_that_waits_nothing_is_taken_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """If the trainer may be at work the bound holds; a line a minute names waiters, publishers and
+    who has left.
+    """
     caplog.set_level(logging.INFO, logger="aiohooks.version_gate")
     with ManualClock() as clock:
         workers = Workers(3)
@@ -166,10 +190,13 @@ async def test_without_a_publisher_that_waits_nothing_is_taken_over(caplog: pyte
         trainer.task.cancel()
         await asyncio.wait([trainer.task])
         await workers.aclose()
-    waits = f"2 of 2 sessions wait for version {version + 1} or more of 'weights', now at {version}, published by trainer"
-    assert [record.getMessage() for record in caplog.records if record.name == "aiohooks.version_gate"] == [
-        f"{waits}; left: worker-0 (CancelledError), for {secs} s now" for secs in (60, 120)
-    ]
+    waits = (
+        f"2 of 2 sessions wait for version {version + 1} or more of 'weights', now at {version},"
+        " published by trainer"
+    )
+    assert [
+        record.getMessage() for record in caplog.records if record.name == "aiohooks.version_gate"
+    ] == [f"{waits}; left: worker-0 (CancelledError), for {secs} s now" for secs in (60, 120)]
     assert clock.pending == 0
 
 
@@ -186,7 +213,9 @@ async def test_while_the_trainer_is_at_work_nothing_is_taken_over(wait: str) -> 
 
 
 async def test_a_session_that_joins_replaces_one_that_has_left() -> None:
-    """A new worker makes its own items; what is made in place of the old one is at most what that did not make until then."""
+    """A new worker makes its own items; what is made in place of the old one is at most what that
+    did not make until then.
+    """
     async with training(last_step=60) as (workers, trainer):
         await workers.leave("failed")
         await workers.versions.wait_for(20)
@@ -198,7 +227,9 @@ async def test_a_session_that_joins_replaces_one_that_has_left() -> None:
 
 
 async def test_one_new_session_in_place_of_all(caplog: pytest.LogCaptureFixture) -> None:
-    """When all workers have left and the trainer waits, a warning names them; a new one makes the items of all."""
+    """When all workers have left and the trainer waits, a warning names them; a new one makes the
+    items of all.
+    """
     async with training() as (workers, trainer):
         for task in workers.tasks:
             task.cancel()
@@ -206,7 +237,10 @@ async def test_one_new_session_in_place_of_all(caplog: pytest.LogCaptureFixture)
         await workers.idle()
         (warning,) = caplog.messages
         assert warning.startswith("no session waits for versions of 'weights', now at")
-        assert "published by trainer; left: worker-0 (CancelledError), worker-1 (CancelledError), worker-2" in warning
+        assert (
+            "published by trainer; left: worker-0 (CancelledError), worker-1 (CancelledError),"
+            " worker-2" in warning
+        )
         workers.tasks = [workers.start()]
     assert max(trainer.lags) <= MAX_LAG
     assert workers.hooks[-1].taken_over > 40
@@ -237,9 +271,13 @@ async def test_a_reset_of_the_versions_forgets_what_was_missing() -> None:
 
 
 async def test_a_session_that_is_cancelled_as_it_is_let_in() -> None:
-    """A cancellation in the tick in which a session is let in ends it; the others are let in instead."""
+    """A cancellation in the tick in which a session is let in ends it; the others are let in
+    instead.
+    """
     workers = Workers(3)
-    workers.end[0] = ah.OutOfRangeError("no input")  # it makes none of the three items that it may make
+    workers.end[0] = ah.OutOfRangeError(
+        "no input"
+    )  # it makes none of the three items that it may make
 
     async def train() -> dict[str, Any]:
         return {}

@@ -1,4 +1,6 @@
-"""WatchdogHook: an activity that takes too long is reported with its phase and name, and ended if configured."""
+"""WatchdogHook: an activity that takes too long is reported with its phase and name, and ended if
+configured.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +31,23 @@ def found(watchdog: WatchdogHook) -> list[tuple[str, str, float]]:
     return [(stall.phase, stall.what, stall.secs) for stall in watchdog.stalls]
 
 
-async def test_a_hook_that_hangs_is_named_once(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
-    """At the limit, and not before, one report names the hook, and shows where it and all tasks of the session wait."""
+async def test_a_hook_that_hangs_is_named_once(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the limit, and not before, one report names the hook, and shows where it and all tasks of
+    the session wait.
+    """
     gate = Gate()
     watchdog = WatchdogHook(30)
 
     async def refresh() -> None:
         await gate.pass_through()
 
-    hooks = [watchdog, PhaseHook("before_run", do_nothing), PhaseHook("before_run", gate.pass_through)]
+    hooks = [
+        watchdog,
+        PhaseHook("before_run", do_nothing),
+        PhaseHook("before_run", gate.pass_through),
+    ]
     async with ah.AsyncMonitoredSession(double, hooks, name="trainer") as session:
         session.start_soon(refresh, name="refresh")
         run = asyncio.create_task(session.run("loss"), name="the run")
@@ -54,7 +64,10 @@ async def test_a_hook_that_hangs_is_named_once(clock: ManualClock, caplog: pytes
     (record,) = [record for record in caplog.records if record.name == "aiohooks.hooks"]
     assert record.levelno == logging.ERROR
     text = record.getMessage()
-    assert text.startswith("the session stalls: first step: PhaseHook#2.before_run at step 1 for 30 s, at Gate.pass_through")
+    assert text.startswith(
+        "the session stalls: first step: PhaseHook#2.before_run at step 1 for 30 s, at"
+        " Gate.pass_through"
+    )
     assert "the limit is 30 s" in text
     assert "session trainer: open for 30 s, at step 0, in run 1 for 30 s" in text
     assert "background task 'refresh'" in text
@@ -74,7 +87,11 @@ async def test_every_phase_is_watched(phase: str, clock: ManualClock) -> None:
     async def main() -> None:
         # `begin` and `end` go in this order, `close` in reverse.
         watched = PhaseHook(phase, gate.pass_through)
-        await run_session(ah.AsyncMonitoredSession(double, [watchdog, watched], stop_grace_period_secs=60), 1, "loss")
+        await run_session(
+            ah.AsyncMonitoredSession(double, [watchdog, watched], stop_grace_period_secs=60),
+            1,
+            "loss",
+        )
 
     task = await parked(main(), 20)
     clock.advance(11)
@@ -88,7 +105,9 @@ async def test_every_phase_is_watched(phase: str, clock: ManualClock) -> None:
 
 
 async def test_the_first_step_has_a_limit_of_its_own(clock: ManualClock) -> None:
-    """The first run of each created session may take longer; the later ones have the limit of a step."""
+    """The first run of each created session may take longer; the later ones have the limit of a
+    step.
+    """
     gate = Gate()
 
     async def step() -> None:
@@ -118,7 +137,9 @@ class SlowListener(CheckpointSaverListener):
 
 
 def saving(gate: Gate, folder: Path) -> ah.SessionRunHook:
-    return CheckpointSaverHook(folder, every=ah.Every(steps=1), listeners=[SlowListener(gate)], save_on_begin=False)
+    return CheckpointSaverHook(
+        folder, every=ah.Every(steps=1), listeners=[SlowListener(gate)], save_on_begin=False
+    )
 
 
 def evaluating(gate: Gate, folder: Path) -> ah.SessionRunHook:
@@ -141,9 +162,16 @@ def other(gate: Gate, folder: Path) -> ah.SessionRunHook:
     ],
 )
 async def test_hooks_with_limits_of_their_own(
-    make: Any, limits: dict[str, Any], phase: str | None, secs: float, clock: ManualClock, tmp_path: Path
+    make: Any,
+    limits: dict[str, Any],
+    phase: str | None,
+    secs: float,
+    clock: ManualClock,
+    tmp_path: Path,
 ) -> None:
-    """A step that is held up by a save, an evaluation or a hook has that limit, and none if it is infinite."""
+    """A step that is held up by a save, an evaluation or a hook has that limit, and none if it is
+    infinite.
+    """
     gate = Gate()
     watchdog = WatchdogHook(10, **limits)
     async with ah.AsyncMonitoredSession(double, [watchdog, make(gate, tmp_path)]) as session:
@@ -152,7 +180,9 @@ async def test_hooks_with_limits_of_their_own(
         clock.advance(secs - 1)
         assert found(watchdog) == []
         clock.advance(1)
-        assert [(stall.phase, stall.secs) for stall in watchdog.stalls] == ([] if phase is None else [(phase, secs)])
+        assert [(stall.phase, stall.secs) for stall in watchdog.stalls] == (
+            [] if phase is None else [(phase, secs)]
+        )
         gate.opened.set()
         await run
 
@@ -162,14 +192,18 @@ async def test_waits_are_not_limited_by_default(secs: float | None, clock: Manua
     """A wait for a step, and the block between runs, have no limit unless `wait_secs` is given."""
     watchdog = WatchdogHook(10, wait_secs=secs)
     steps = ah.MemoryStepStore(run="digits")
-    async with ah.AsyncMonitoredSession(double, [watchdog, GlobalStepWaiterHook(7)], global_step=steps) as session:
+    async with ah.AsyncMonitoredSession(
+        double, [watchdog, GlobalStepWaiterHook(7)], global_step=steps
+    ) as session:
         await ticks(20)
         clock.advance(200)  # in the block
         run = await parked(session.run("loss"), 20)
         clock.advance(499)
         assert found(watchdog) == []
         clock.advance(1)
-        assert [(one.phase, one.secs) for one in watchdog.stalls] == ([] if secs is None else [("wait", 500)])
+        assert [(one.phase, one.secs) for one in watchdog.stalls] == (
+            [] if secs is None else [("wait", 500)]
+        )
         assert secs is None or "waiting for step 7 of digits" in watchdog.stalls[0].report
         await steps.raise_to(7)
         await run
@@ -198,17 +232,26 @@ async def test_a_stop_ends_the_waits(clock: ManualClock) -> None:
     """With "stop" a wait that stalls ends cleanly, and the reason names the wait."""
     watchdog = WatchdogHook(10, wait_secs=20, on_stall="stop")
     steps = ah.MemoryStepStore(run="digits")
-    async with ah.AsyncMonitoredSession(double, [watchdog, GlobalStepWaiterHook(7)], global_step=steps) as session:
+    async with ah.AsyncMonitoredSession(
+        double, [watchdog, GlobalStepWaiterHook(7)], global_step=steps
+    ) as session:
         run = await parked(session.run("loss"), 20)
         clock.advance(21)
-        with pytest.raises(ah.StopRequestedError, match=r"wait: GlobalStepWaiterHook.before_run .* step 7 of digits"):
+        with pytest.raises(
+            ah.StopRequestedError,
+            match=r"wait: GlobalStepWaiterHook.before_run .* step 7 of digits",
+        ):
             await run
-    assert str(session.stop_reason).startswith("the session stalls: wait: GlobalStepWaiterHook.before_run")
+    assert str(session.stop_reason).startswith(
+        "the session stalls: wait: GlobalStepWaiterHook.before_run"
+    )
 
 
 @pytest.mark.parametrize("recovers", [False, True])
 async def test_an_error_ends_the_run(clock: ManualClock, recovers: bool) -> None:
-    """With "raise" the run that stalls is cancelled, and the block gets the error; or the policy, which repeats the run."""
+    """With "raise" the run that stalls is cancelled, and the block gets the error; or the policy,
+    which repeats the run.
+    """
     gates = [Gate()]
     watchdog = WatchdogHook(10, on_stall="raise")
 
@@ -219,7 +262,9 @@ async def test_an_error_ends_the_run(clock: ManualClock, recovers: bool) -> None
     on = (ah.errors.SessionStalledError,) if recovers else ()
     policy = ah.RecoveryPolicy(on, backoff=ah.Backoff(initial_secs=0, jitter=False))
 
-    session = ah.AsyncMonitoredSession(double, [watchdog, PhaseHook("after_run", hang_once)], recovery=policy)
+    session = ah.AsyncMonitoredSession(
+        double, [watchdog, PhaseHook("after_run", hang_once)], recovery=policy
+    )
 
     async def main() -> None:
         async with session:
@@ -231,13 +276,17 @@ async def test_an_error_ends_the_run(clock: ManualClock, recovers: bool) -> None
         await task
         assert session.status().recoveries == 1
         return
-    with refused(ah.errors.SessionStalledError, "PhaseHook.after_run at step 1 for 10 s", "Gate.pass_through"):
+    with refused(
+        ah.errors.SessionStalledError, "PhaseHook.after_run at step 1 for 10 s", "Gate.pass_through"
+    ):
         await task
     assert isinstance(task.exception(), TimeoutError)
 
 
 async def test_a_blocked_loop_is_reported_by_a_thread(start_watch: Callable[[], None]) -> None:
-    """A hook that blocks the event loop is named, with the line, by the watching thread; the loop itself could not."""
+    """A hook that blocks the event loop is named, with the line, by the watching thread; the loop
+    itself could not.
+    """
     watchdog = WatchdogHook(1000, blocked_secs=0.01)
     reported = threading.Event()
 
@@ -276,11 +325,15 @@ async def test_a_blocked_loop_may_end_the_session(start_watch: Callable[[], None
         await asyncio.Event().wait()
 
     with refused(ah.errors.SessionStalledError, "blocked loop", "PhaseHook.before_run"):
-        await run_session(ah.AsyncMonitoredSession(double, [watchdog, PhaseHook("before_run", block)]), 1, "loss")
+        await run_session(
+            ah.AsyncMonitoredSession(double, [watchdog, PhaseHook("before_run", block)]), 1, "loss"
+        )
 
 
 async def test_the_hook_may_be_used_again(clock: ManualClock) -> None:
-    """A second session starts without stalls, and after a session without blocked_secs no thread is left."""
+    """A second session starts without stalls, and after a session without blocked_secs no thread is
+    left.
+    """
     watchdog = WatchdogHook(10, wait_secs=10)
     await watchdog.close(None)  # before a session
     for _ in range(2):

@@ -1,4 +1,6 @@
-"""What tests of several engines need: certificates, names of runs, and a loop that has opened streams."""
+"""What tests of several engines need: certificates, names of runs, and a loop that has opened
+streams.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ BY_ADDRESS = ",IP:127.0.0.1"
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two authorities, and certificates of the first for localhost; two are for 127.0.0.1 as well."""
+    """A folder with two authorities, and certificates of the first for localhost; two are for
+    127.0.0.1 as well.
+    """
     folder = tmp_path_factory.mktemp("certificates")
 
     def openssl(*args: str) -> None:
@@ -28,12 +32,38 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     signs = ["-addext", "keyUsage=critical,keyCertSign"]
     for authority in ("ca", "other"):
-        to = ["-keyout", f"{authority}.key", "-out", f"{authority}.crt", "-days", "2", "-subj", f"/CN={authority}"]
+        to = [
+            "-keyout",
+            f"{authority}.key",
+            "-out",
+            f"{authority}.crt",
+            "-days",
+            "2",
+            "-subj",
+            f"/CN={authority}",
+        ]
         openssl("req", "-x509", *key, *to, *signs)
-    for name, days, names in (("server", 2, ""), ("client", 2, ""), ("expired", -1, BY_ADDRESS), ("numeric", 2, BY_ADDRESS)):
+    for name, days, names in (
+        ("server", 2, ""),
+        ("client", 2, ""),
+        ("expired", -1, BY_ADDRESS),
+        ("numeric", 2, BY_ADDRESS),
+    ):
         (folder / "names").write_text(f"subjectAltName=DNS:localhost{names}\n", encoding="utf-8")
-        openssl("req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
-        by = ["-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", str(days), "-extfile", "names"]
+        openssl(
+            "req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}"
+        )
+        by = [
+            "-CA",
+            "ca.crt",
+            "-CAkey",
+            "ca.key",
+            "-CAcreateserial",
+            "-days",
+            str(days),
+            "-extfile",
+            "names",
+        ]
         openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.crt", *by)
     return folder
 
@@ -46,5 +76,7 @@ def run() -> str:
 
 @pytest.fixture
 async def streams() -> None:
-    """Open a stream, after which uvloop keeps a spare descriptor for as long as it lives; tests count what they leave open."""
+    """Open a stream, after which uvloop keeps a spare descriptor for as long as it lives; tests
+    count what they leave open.
+    """
     await first_stream()

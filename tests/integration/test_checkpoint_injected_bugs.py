@@ -26,10 +26,16 @@ from tests.fuzz.checkpoints.faults import crash, error, full, kill, power, turns
 
 Bug = Callable[[pytest.MonkeyPatch], None]
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="kills, forks and mounts as Linux does")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="kills, forks and mounts as Linux does"),
+]
 
 
-failing_syncs, failing_opens = functools.partial(error, calls=("fsync",)), functools.partial(error, calls=("open",))
+failing_syncs, failing_opens = (
+    functools.partial(error, calls=("fsync",)),
+    functools.partial(error, calls=("open",)),
+)
 
 
 # Operations that do not keep their promises
@@ -51,7 +57,9 @@ def without_sync(fs: Any) -> Changed:
 
 
 def without_directory_sync(fs: Any) -> Changed:
-    return Changed(fs, fsync=lambda fd: None if stat.S_ISDIR(os.fstat(fd).st_mode) else fs.fsync(fd))
+    return Changed(
+        fs, fsync=lambda fd: None if stat.S_ISDIR(os.fstat(fd).st_mode) else fs.fsync(fd)
+    )
 
 
 def retried_sync(fs: Any) -> Changed:
@@ -68,7 +76,9 @@ def retried_sync(fs: Any) -> Changed:
 
 def without_lock(fs: Any) -> Changed:
     """Unlock, whatever the operation."""
-    return Changed(fs, flock=lambda fd, operation: getattr(fs, "flock", fcntl.flock)(fd, fcntl.LOCK_UN))
+    return Changed(
+        fs, flock=lambda fd, operation: getattr(fs, "flock", fcntl.flock)(fd, fcntl.LOCK_UN)
+    )
 
 
 def through(change: Callable[[Any], Changed]) -> Bug:
@@ -85,10 +95,17 @@ Contents = Mapping[str, Iterable[bytes | memoryview]]
 
 
 def commits_through(written_as: str) -> Bug:
-    """Write a checkpoint under this name, which has the final one as {}, rename it, and sync last of all."""
+    """Write a checkpoint under this name, which has the final one as {}, rename it, and sync last
+    of all.
+    """
 
     def commit(
-        self: CheckpointDirectory, dir_fd: int, names: set[str], manifest: _format.Manifest, contents: Contents, size: int
+        self: CheckpointDirectory,
+        dir_fd: int,
+        names: set[str],
+        manifest: _format.Manifest,
+        contents: Contents,
+        size: int,
     ) -> Checkpoint:
         name = str(manifest.name)
         names.add(name)
@@ -96,7 +113,10 @@ def commits_through(written_as: str) -> Bug:
         unsynced = Files(without_sync(files.fs))
         files.fs.mkdir(directory, 0o700, dir_fd=dir_fd)
         with files.directory(directory, dir_fd=dir_fd) as fd:
-            entries = {file: _format.FileEntry(*unsynced.write_new(file, chunks, dir_fd=fd)) for file, chunks in contents.items()}
+            entries = {
+                file: _format.FileEntry(*unsynced.write_new(file, chunks, dir_fd=fd))
+                for file, chunks in contents.items()
+            }
             manifest = dataclasses.replace(manifest, files=entries)
             unsynced.write_new(_format.MANIFEST, [_format.encode(manifest)], dir_fd=fd)
             if directory != name:
@@ -127,7 +147,9 @@ def trusts_a_pointer(patch: pytest.MonkeyPatch) -> None:
     """Keep the name of the newest checkpoint in a file, and restore only that."""
     save, restore = CheckpointDirectory.save, CheckpointDirectory._restore
 
-    def saving(self: CheckpointDirectory, state: Mapping[str, Any], step: int, metrics: Mapping[str, float]) -> Checkpoint:
+    def saving(
+        self: CheckpointDirectory, state: Mapping[str, Any], step: int, metrics: Mapping[str, float]
+    ) -> Checkpoint:
         saved = save(self, state, step, metrics)
         fs = self._files.fs
         fd = fs.open(f"{self.path}/latest", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -135,7 +157,9 @@ def trusts_a_pointer(patch: pytest.MonkeyPatch) -> None:
         fs.close(fd)
         return saved
 
-    def restoring(self: CheckpointDirectory, dir_fd: int, names: set[str], step: int | None) -> Restored | None:
+    def restoring(
+        self: CheckpointDirectory, dir_fd: int, names: set[str], step: int | None
+    ) -> Restored | None:
         if (self.path / "latest").exists():
             latest = _format.parse_name((self.path / "latest").read_text())
             found = _format.checkpoint_names(names)
@@ -164,8 +188,17 @@ def accepts_any_form(patch: pytest.MonkeyPatch) -> None:
 
 
 def ignores_checksums(patch: pytest.MonkeyPatch) -> None:
-    def read_file(self: CheckpointDirectory, fd: int, manifest: _format.Manifest, file: str, load: Callable[[Any], Any]) -> Any:
-        with _format.damage_in(file), self._files.opened(file, dir_fd=fd, size=manifest.files[file].size) as reader:
+    def read_file(
+        self: CheckpointDirectory,
+        fd: int,
+        manifest: _format.Manifest,
+        file: str,
+        load: Callable[[Any], Any],
+    ) -> Any:
+        with (
+            _format.damage_in(file),
+            self._files.opened(file, dir_fd=fd, size=manifest.files[file].size) as reader,
+        ):
             return load(reader)
 
     patch.setattr(CheckpointDirectory, "_read_file", read_file)
@@ -176,7 +209,9 @@ def follows_links(patch: pytest.MonkeyPatch) -> None:
 
 
 def removes_what_is_damaged(patch: pytest.MonkeyPatch) -> None:
-    def set_aside(self: CheckpointDirectory, dir_fd: int, names: set[str], name: _format.Name, reason: str) -> None:
+    def set_aside(
+        self: CheckpointDirectory, dir_fd: int, names: set[str], name: _format.Name, reason: str
+    ) -> None:
         self._files.remove_directory(str(name), dir_fd=dir_fd)
 
     patch.setattr(CheckpointDirectory, "_set_aside", set_aside)
@@ -196,7 +231,9 @@ def removes_foreign_files(patch: pytest.MonkeyPatch) -> None:
 
 
 def keeps_leftovers(patch: pytest.MonkeyPatch) -> None:
-    """Know none of them: those of the directory itself, and not those that a save of ours would leave."""
+    """Know none of them: those of the directory itself, and not those that a save of ours would
+    leave.
+    """
     patch.setattr(_format, "is_temporary", lambda name: False)
 
 
@@ -254,10 +291,22 @@ BUGS: list[tuple[str, Bug, Program, int, str]] = [
     ("a pointer that is trusted", trusts_a_pointer, crash, 200, "restored|lost"),
     ("sync retried", through(retried_sync), failing_syncs, 80, "fsync was ignored"),
     ("manifest in any form", accepts_any_form, corruption, 300, "restored"),
-    ("checksums ignored", ignores_checksums, corruption, 200, "came back changed|restored|reported|corrupt|raised"),
+    (
+        "checksums ignored",
+        ignores_checksums,
+        corruption,
+        200,
+        "came back changed|restored|reported|corrupt|raised",
+    ),
     ("links followed", follows_links, corruption, 500, "restored"),
     ("damaged ones removed", removes_what_is_damaged, corruption, 50, "set aside"),
-    ("errors mistaken for damage", mistakes_errors_for_damage, failing_opens, 60, "corrupt|restored"),
+    (
+        "errors mistaken for damage",
+        mistakes_errors_for_damage,
+        failing_opens,
+        60,
+        "corrupt|restored",
+    ),
     ("foreign files removed", removes_foreign_files, kill, 60, "not ours"),
     ("leftovers kept", keeps_leftovers, kill, 60, "leftovers were not removed"),
     ("no lock", through(without_lock), kill, 100, "second writer"),
@@ -271,8 +320,14 @@ BUGS: list[tuple[str, Bug, Program, int, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("bug", "program", "points", "finding"), [each[1:] for each in BUGS], ids=[each[0] for each in BUGS])
-def test_an_injected_bug_is_found(monkeypatch: pytest.MonkeyPatch, bug: Bug, program: Program, points: int, finding: str) -> None:
+@pytest.mark.parametrize(
+    ("bug", "program", "points", "finding"),
+    [each[1:] for each in BUGS],
+    ids=[each[0] for each in BUGS],
+)
+def test_an_injected_bug_is_found(
+    monkeypatch: pytest.MonkeyPatch, bug: Bug, program: Program, points: int, finding: str
+) -> None:
     """Each injected bug is found by the program for it."""
     bug(monkeypatch)
     outcome = run(program, points)

@@ -17,15 +17,26 @@ from tests.support import needs
 from tests.support.checkpoint_files import same
 
 FAST = {"kill": 150, "crash": 150, "error": 200, "corruption": 200}
-SLOW = {"turns": 100, "strace": 300, "power": 60, "crash": 700, "error": 600, "full": 150, "corruption": 1500}
+SLOW = {
+    "turns": 100,
+    "strace": 300,
+    "power": 60,
+    "crash": 700,
+    "error": 600,
+    "full": 150,
+    "corruption": 1500,
+}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="kills, forks and mounts as Linux does")
 @pytest.mark.parametrize(
-    ("fault", "points"), [*FAST.items(), *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW.items())]
+    ("fault", "points"),
+    [*FAST.items(), *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW.items())],
 )
 def test_nothing_is_lost(fault: str, points: int) -> None:
-    """Whatever happens to a writer, its disk or its files: no acknowledged checkpoint is lost, and no torn one restored."""
+    """Whatever happens to a writer, its disk or its files: no acknowledged checkpoint is lost, and
+    no torn one restored.
+    """
     outcome = run(PROGRAMS[fault][0], points)
     assert not outcome.violations, "\n".join(outcome.violations[:MAX_SHOWN])
     assert outcome.points >= points
@@ -50,8 +61,12 @@ def test_a_command_names_what_the_machine_lacks(
     assert re.search("not run: .*( need | is not installed)", capsys.readouterr().out)
 
 
-def test_a_command_fails_on_a_violation_and_on_too_few_points(capsys: pytest.CaptureFixture[str]) -> None:
-    """It exits with 1 if a law was broken, any error counts, or if there were fewer points than requested."""
+def test_a_command_fails_on_a_violation_and_on_too_few_points(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It exits with 1 if a law was broken, any error counts, or if there were fewer points than
+    requested.
+    """
 
     def found(points: int, seed: int) -> Outcome:
         outcome = Outcome("found")
@@ -100,7 +115,9 @@ def test_same_compares_to_the_last_bit(one: object, other: object) -> None:
 
 
 def test_a_crash_keeps_what_was_synced(tmp_path: Path) -> None:
-    """What was synced is there in every state; of the rest all, nothing or any part in some state."""
+    """What was synced is there in every state; of the rest all, nothing or any part in some
+    state.
+    """
     recorder = Recorder(tmp_path)
     directory = recorder.open(tmp_path, 0)
     for name, synced in (("safe", True), ("unsafe", False)):

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.may_leak]
 
 JOBS = """
 import asyncio, os, sys
-import training  # beside this file; the library has a module of that name, which must not be taken for it
+import training  # beside this file, and not the module of the library with that name
 import aiohooks as ah
 
 async def main(task):
@@ -49,8 +49,21 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_function_of_the_current_directory(jobs: Path, cluster: str) -> None:
-    """It and the modules beside it are imported on the cluster; what the tasks return is printed."""
-    arguments = ("--engine", "ray", "--address", cluster, "--workers", "1", "--checkpoint-dir", "model", "--run", "by command")
+    """It and the modules beside it are imported on the cluster; what the tasks return is
+    printed.
+    """
+    arguments = (
+        "--engine",
+        "ray",
+        "--address",
+        cluster,
+        "--workers",
+        "1",
+        "--checkpoint-dir",
+        "model",
+        "--run",
+        "by command",
+    )
     done = command("run", "jobs:main", *arguments, cwd=jobs)
     assert done.returncode == 0, done.stderr
     returned = ("mine", jobs / "model")
@@ -60,8 +73,12 @@ def test_a_function_of_the_current_directory(jobs: Path, cluster: str) -> None:
 
 
 def test_a_signal_stops_the_tasks(jobs: Path, cluster: str) -> None:
-    """SIGTERM to the launcher ends each session after its step; the exit code is 143, and the run is forgotten."""
-    with start_command("run", "jobs:trains", "--engine", "ray", "--address", cluster, "--workers", "1", cwd=jobs) as process:
+    """SIGTERM to the launcher ends each session after its step; the exit code is 143, and the run
+    is forgotten.
+    """
+    with start_command(
+        "run", "jobs:trains", "--engine", "ray", "--address", cluster, "--workers", "1", cwd=jobs
+    ) as process:
         while not all((jobs / f"started-{task_id}").exists() for task_id in range(2)):
             assert process.poll() is None
         process.send_signal(signal.SIGTERM)

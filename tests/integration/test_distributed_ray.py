@@ -29,7 +29,9 @@ async def launch(main: Any, **options: Any) -> list[Any]:
 
 
 async def test_tasks(cluster: str, tmp_path: Path) -> None:
-    """The function of the local launchers runs on Ray; a run without a name is forgotten afterwards."""
+    """The function of the local launchers runs on Ray; a run without a name is forgotten
+    afterwards.
+    """
     found = await launch(distributed_tasks.about, num_workers=2, checkpoint_dir=tmp_path)
     assert [one["task_id"] for one in found] == [0, 1, 2]
     assert {one["step"] for one in found} == {1, 2, 3}
@@ -62,7 +64,9 @@ async def test_a_task_that_fails(cluster: str) -> None:
 
 
 async def test_bad_options(cluster: str) -> None:
-    """Options that the launcher sets are refused, and so is another cluster than that of this process."""
+    """Options that the launcher sets are refused, and so is another cluster than that of this
+    process.
+    """
     with pytest.raises(InvalidArgumentError, match="task_options has 'max_retries'"):
         await launch(distributed_tasks.about, task_options={"max_retries": 3})
     with pytest.raises(InvalidArgumentError, match="is part of the Ray cluster at"):
@@ -73,4 +77,6 @@ async def test_bad_options(cluster: str) -> None:
 async def test_staggered_start(cluster: str, kills: tuple[int, ...]) -> None:
     """A chief and three workers each start exactly at their step, also if some are killed."""
     run = f"staggered {len(kills)}"
-    distributed_tasks.check_staggered(await launch(distributed_tasks.staggered, args=(200, kills), run=run), kills)
+    distributed_tasks.check_staggered(
+        await launch(distributed_tasks.staggered, args=(200, kills), run=run), kills
+    )

@@ -1,4 +1,5 @@
-"""Effects of trainings that are killed: some of them in every test run, and the proof that the program finds bugs.
+"""Effects of trainings that are killed: some of them in every test run, and the proof that the
+program finds bugs.
 
 All of them are a command: `python -m tests.fuzz.effects --count 2000`.
 """
@@ -19,7 +20,9 @@ from tests.support.waiting import HANG_SECS
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the program in a process of its own, without threads, which it forks."""
     command = [sys.executable, "-m", "tests.fuzz.effects", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECS, check=False)
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECS, check=False
+    )
 
 
 @pytest.mark.slow

@@ -28,11 +28,29 @@ STEPS = 14
 async def train(receiver: str, folder: Path, url: str = "") -> None:
     """Run the example until its end; it is killed when it has made some of the steps."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-W", "error", EXAMPLE, receiver, str(folder), url, "--steps", str(STEPS), "--pause", "0.005"]
+    command = [
+        sys.executable,
+        "-W",
+        "error",
+        EXAMPLE,
+        receiver,
+        str(folder),
+        url,
+        "--steps",
+        str(STEPS),
+        "--pause",
+        "0.005",
+    ]
     for last in (4, 7, 12, None):
-        process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, env=environment, stdout=PIPE, stderr=PIPE)
+        process = await asyncio.create_subprocess_exec(
+            *command, cwd=ROOT, env=environment, stdout=PIPE, stderr=PIPE
+        )
         assert process.stdout is not None
-        while last is not None and (line := await process.stdout.readline()) and int(line.split()[1]) < last:
+        while (
+            last is not None
+            and (line := await process.stdout.readline())
+            and int(line.split()[1]) < last
+        ):
             pass
         if last is not None:
             process.kill()
@@ -55,7 +73,9 @@ async def test_a_database_has_each_step_once(tmp_path: Path) -> None:
 
 @contextlib.asynccontextmanager
 async def service(keys: Counter[str]) -> AsyncIterator[str]:
-    """Serve an address that counts idempotency keys; every third request fails, half of these after it was counted."""
+    """Serve an address that counts idempotency keys; every third request fails, half of these after
+    it was counted.
+    """
     requests = 0
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -91,7 +111,9 @@ async def test_a_webhook_gets_each_step_under_one_key(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_published_weights_are_in_a_checkpoint(tmp_path: Path) -> None:
-    """A worker that waits for a version finds it in a durable checkpoint, or a later one, also while the trainer is killed."""
+    """A worker that waits for a version finds it in a durable checkpoint, or a later one, also
+    while the trainer is killed.
+    """
     url = f"local://{tmp_path / 'versions'}"
     seen: list[tuple[int, list[int]]] = []
     async with ah.open_step_store(url, run="versions") as versions:
@@ -110,14 +132,18 @@ async def test_published_weights_are_in_a_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_entries_of_a_redis_stream_are_acknowledged_when_they_are_saved(tmp_path: Path) -> None:
+async def test_entries_of_a_redis_stream_are_acknowledged_when_they_are_saved(
+    tmp_path: Path,
+) -> None:
     """Each entry makes one step, in order, and none that was used is pending in the end."""
     need("redis")
     from redis.asyncio import Redis
 
     with running("valkey", tmp_path) as server:
         async with Redis.from_url(server.url, decode_responses=True) as client:
-            names = [str(await client.xadd("batches", {"number": number})) for number in range(3 * STEPS)]
+            names = [
+                str(await client.xadd("batches", {"number": number})) for number in range(3 * STEPS)
+            ]
             await train("redis", tmp_path, server.url)
             pending = await client.xpending_range("batches", "trainers", "-", "+", 100)
     assert {one["message_id"] for one in pending}.isdisjoint(names[:STEPS])

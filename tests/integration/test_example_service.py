@@ -1,4 +1,6 @@
-"""The example of a web service: a process that gets HTTP requests and signals, and whose page a browser shows."""
+"""The example of a web service: a process that gets HTTP requests and signals, and whose page a
+browser shows.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ class ServiceProcess:
         assert line or self._process.poll() is None, self._process.communicate()
         return line
 
-    def begin(self, path: str, *, method: str = "GET", body: Any = None) -> http.client.HTTPConnection:
+    def begin(
+        self, path: str, *, method: str = "GET", body: Any = None
+    ) -> http.client.HTTPConnection:
         """Send a request, without waiting for the reply."""
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=HANG_SECS)
         connection.request(method, path, None if body is None else json.dumps(body))
@@ -60,15 +64,21 @@ class ServiceProcess:
         assert self.ask("/rows", method="POST", body=rows)[0] == 202
 
     def wait_parked(self, count: int) -> None:
-        """Request the progress until `count` clients wait for a step; while the session opens there is no store yet."""
-        while (store := self.ask("/training/progress")[1]["store"]) is None or store["waiting"] < count:
+        """Request the progress until `count` clients wait for a step; while the session opens there
+        is no store yet.
+        """
+        while (store := self.ask("/training/progress")[1]["store"]) is None or store[
+            "waiting"
+        ] < count:
             pass
 
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
     def end(self) -> tuple[int, str]:
-        """Wait for its end and return status and output; the error stream may have log lines only."""
+        """Wait for its end and return status and output; the error stream may have log lines
+        only.
+        """
         out, err = self._process.communicate(timeout=HANG_SECS)
         assert "never retrieved" not in err, err
         assert "Exception ignored" not in err, err
@@ -90,7 +100,11 @@ def read_events(connection: http.client.HTTPConnection) -> list[tuple[str, Any]]
     """Return the remaining events of a stream, up to its end."""
     with contextlib.closing(connection):
         text = connection.getresponse().read().decode()
-    return [(one.split("\n")[0][7:], json.loads(one.split("\n")[1][6:])) for one in text.split("\n\n") if one]
+    return [
+        (one.split("\n")[0][7:], json.loads(one.split("\n")[1][6:]))
+        for one in text.split("\n\n")
+        if one
+    ]
 
 
 @contextlib.contextmanager
@@ -103,7 +117,9 @@ def started(*command: str) -> Iterator[ServiceProcess]:
 
 
 def example(directory: Path, *options: str) -> contextlib.AbstractContextManager[ServiceProcess]:
-    return started("examples/service.py", "--port", "0", "--checkpoint-dir", str(directory), *options)
+    return started(
+        "examples/service.py", "--port", "0", "--checkpoint-dir", str(directory), *options
+    )
 
 
 MARKUP = "<img src=x onerror='window.hacked = 1'><script>window.hacked = 1</script>"
@@ -138,13 +154,20 @@ def saved_step(directory: Path) -> int | None:
 
 @pytest.mark.sample
 def test_it_trains_and_serves(tmp_path: Path) -> None:
-    """Rows make steps, waits for steps are answered, and predictions are served; a restart continues at the same step."""
+    """Rows make steps, waits for steps are answered, and predictions are served; a restart
+    continues at the same step.
+    """
     with example(tmp_path) as service:
-        assert service.ask("/predict?x=0.5")[0] in (200, 503), "while the session opens there may be no model yet"
+        assert service.ask("/predict?x=0.5")[0] in (
+            200,
+            503,
+        ), "while the session opens there may be no model yet"
         waiting = [service.begin("/training/steps/300") for _ in range(20)]
         service.wait_parked(20)
         service.send_rows(300)
-        assert [read_reply(one) for one in waiting] == [(200, {"step": 300, "wanted": 300, "epoch": 1})] * 20
+        assert [read_reply(one) for one in waiting] == [
+            (200, {"step": 300, "wanted": 300, "epoch": 1})
+        ] * 20
         status, prediction = service.ask("/predict?x=0.5")
         assert status == 200
         assert abs(prediction["y"] - (2 * 0.5 * 0.5 - 1)) < 0.2
@@ -165,7 +188,9 @@ def test_it_trains_and_serves(tmp_path: Path) -> None:
 
 
 def test_sigterm_in_the_middle_of_a_step_wait(tmp_path: Path) -> None:
-    """The session's own wait ends, waiting clients are answered and streams end; then the process ends, with a checkpoint."""
+    """The session's own wait ends, waiting clients are answered and streams end; then the process
+    ends, with a checkpoint.
+    """
     with example(tmp_path) as service:
         service.send_rows(2)
         service.ask("/training/steps/2")
@@ -180,13 +205,19 @@ def test_sigterm_in_the_middle_of_a_step_wait(tmp_path: Path) -> None:
         expected = {"error": "stopped", "message": message, "wanted": 9, "step": 2}
         assert [read_reply(one) for one in waiting] == [(410, expected)] * 5
         kind, event = read_events(follower)[-1]
-        assert (kind, event["state"], event["stop_reason"]) == ("end", "finished", "the server received SIGTERM")
+        assert (kind, event["state"], event["stop_reason"]) == (
+            "end",
+            "finished",
+            "the server received SIGTERM",
+        )
         assert service.end() == (0, "finished at step 2: the server received SIGTERM\n")
     assert saved_step(tmp_path) == 2
 
 
 def test_a_crash_turns_health_red_and_the_service_continues(tmp_path: Path) -> None:
-    """Waits are answered with the reason, predictions are still served; no password is shown; the process ends with status 1."""
+    """Waits are answered with the reason, predictions are still served; no password is shown; the
+    process ends with status 1.
+    """
     with with_a_hook(tmp_path, "crash") as service:
         service.send_rows(2)
         service.ask("/training/steps/2")
@@ -205,18 +236,25 @@ def test_a_crash_turns_health_red_and_the_service_continues(tmp_path: Path) -> N
 
 
 def test_the_page_shows_the_run_live(tmp_path: Path) -> None:
-    """In a browser the page counts the steps and shows the stop; all its files come from the service."""
+    """In a browser the page counts the steps and shows the stop; all its files come from the
+    service.
+    """
     with example(tmp_path) as service, Chromium() as chromium:
         chromium.open(service.url)
         chromium.wait_until("document.documentElement.dataset.state === 'running'")
-        assert chromium.evaluate("getComputedStyle(document.querySelector('#controls')).display") == "none"
+        assert (
+            chromium.evaluate("getComputedStyle(document.querySelector('#controls')).display")
+            == "none"
+        )
         service.send_rows(50)
         chromium.wait_until("document.querySelector('#figures dd')?.textContent === '50'")
         assert "NanHook" in chromium.evaluate("document.querySelector('#hooks').textContent")
         for width in (1100, 390):
             chromium.open(service.url, width=width, dark=width == 390)
             chromium.wait_until("document.querySelector('#figures dd')?.textContent === '50'")
-            assert chromium.evaluate("document.documentElement.scrollWidth") == width, "nothing is wider than the page"
+            assert chromium.evaluate("document.documentElement.scrollWidth") == width, (
+                "nothing is wider than the page"
+            )
         names = chromium.evaluate("performance.getEntriesByType('resource').map((one) => one.name)")
         assert names
         assert all(name.startswith(service.url) for name in names)
@@ -225,12 +263,17 @@ def test_the_page_shows_the_run_live(tmp_path: Path) -> None:
         assert shot.read_bytes().startswith(b"\x89PNG")
         service.signal(signal.SIGTERM)
         chromium.wait_until("document.documentElement.dataset.state === 'finished'")
-        assert chromium.evaluate("document.querySelector('#notice').textContent") == "stop: the server received SIGTERM"
+        assert (
+            chromium.evaluate("document.querySelector('#notice').textContent")
+            == "stop: the server received SIGTERM"
+        )
         assert service.end()[0] == 0
 
 
 def test_the_buttons_control_the_session(tmp_path: Path) -> None:
-    """With controls the page has buttons, which the keyboard reaches: pause, resume on the same one, drain when confirmed."""
+    """With controls the page has buttons, which the keyboard reaches: pause, resume on the same
+    one, drain when confirmed.
+    """
     shown = "document.querySelector('#pause').textContent + ', ' + document.activeElement.id"
     with example(tmp_path, "--controls") as service, Chromium() as chromium:
         chromium.open(service.url, width=390)
@@ -240,7 +283,9 @@ def test_the_buttons_control_the_session(tmp_path: Path) -> None:
         chromium.press("Enter", "\r")
         chromium.wait_until("document.documentElement.dataset.state === 'paused'")
         assert chromium.evaluate(shown) == "Resume, pause"
-        assert "paused: a client asked for a pause" in chromium.evaluate("document.querySelector('#notice').textContent")
+        assert "paused: a client asked for a pause" in chromium.evaluate(
+            "document.querySelector('#notice').textContent"
+        )
         chromium.press("Enter", "\r")
         chromium.wait_until("document.documentElement.dataset.state === 'running'")
         assert chromium.evaluate(shown) == "Pause, pause"
@@ -251,7 +296,9 @@ def test_the_buttons_control_the_session(tmp_path: Path) -> None:
             if answer == "false":
                 assert service.ask("/training/health")[1]["state"] == "running"
         disabled = "[...document.querySelectorAll('button')].map((one) => one.disabled).join()"
-        chromium.wait_until(f"document.documentElement.dataset.state === 'draining' && {disabled} === 'false,true'")
+        chromium.wait_until(
+            f"document.documentElement.dataset.state === 'draining' && {disabled} === 'false,true'"
+        )
         service.signal(signal.SIGTERM)
         chromium.wait_until(f"{disabled} === 'true,true'")
         assert service.end()[0] == 0
@@ -264,8 +311,21 @@ def test_names_that_are_markup_stay_text(tmp_path: Path) -> None:
         chromium.wait_until("document.documentElement.dataset.state === 'running'")
         service.send_rows(5)
         chromium.wait_until("document.querySelector('#hooks').textContent.includes('<img')")
-        assert chromium.evaluate("document.querySelector('h1').textContent").startswith("<img src=x onerror=")
-        assert chromium.evaluate("document.querySelectorAll('img').length + document.querySelectorAll('script').length") == 1
+        assert chromium.evaluate("document.querySelector('h1').textContent").startswith(
+            "<img src=x onerror="
+        )
+        assert (
+            chromium.evaluate(
+                "document.querySelectorAll('img').length +"
+                " document.querySelectorAll('script').length"
+            )
+            == 1
+        )
         assert chromium.evaluate("typeof window.hacked") == "undefined"
-        chromium.evaluate("document.body.append(Object.assign(document.createElement('script'), {text: 'window.hacked = 2'}))")
-        assert chromium.evaluate("typeof window.hacked") == "undefined", "the policy forbids scripts that are not in page.js"
+        chromium.evaluate(
+            "document.body.append(Object.assign(document.createElement('script'), {text:"
+            " 'window.hacked = 2'}))"
+        )
+        assert chromium.evaluate("typeof window.hacked") == "undefined", (
+            "the policy forbids scripts that are not in page.js"
+        )

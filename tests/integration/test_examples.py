@@ -37,7 +37,9 @@ def command(example: str, *options: object) -> list[str]:
 
 
 def output_of(example: str, *options: object, code: int = 0, errors: str | None = "") -> str:
-    """Run an example to its end, and return what it prints; check its exit code, and the error stream unless others use it."""
+    """Run an example to its end, and return what it prints; check its exit code, and the error
+    stream unless others use it.
+    """
     env = {**ENVIRONMENT, **ray_environment(), "RAY_LOG_TO_DRIVER": "1", "RAY_DEDUP_LOGS": "0"}
     done = processes.run(command(example, *options), env=env)
     assert done.returncode == code, done
@@ -50,11 +52,17 @@ def output_of(example: str, *options: object, code: int = 0, errors: str | None 
 
 def said_in(errors: str) -> list[str]:
     """Return the lines of an error stream, but for warnings of a slow disk, or a busy machine."""
-    return [line for line in errors.splitlines() if "has waited" not in line and "has been blocked" not in line]
+    return [
+        line
+        for line in errors.splitlines()
+        if "has waited" not in line and "has been blocked" not in line
+    ]
 
 
 @contextlib.contextmanager
-def started(example: str, *options: object, until: str, **streams: Any) -> Iterator[subprocess.Popen[str]]:
+def started(
+    example: str, *options: object, until: str, **streams: Any
+) -> Iterator[subprocess.Popen[str]]:
     """Start an example, and read its output up to a line with a text."""
     with processes.start(command(example, *options), env=ENVIRONMENT, **streams) as process:
         try:
@@ -77,9 +85,20 @@ def interrupted(process: subprocess.Popen[str]) -> str:
 # -- small examples: what each prints, line by line, as patterns
 
 PRINTED = {
-    "first_session.py": ["loss 1.0", "loss 0.5", r"loss 0\.125", r"loss 0\.25", r"best loss after 4 steps: 0\.125"],
+    "first_session.py": [
+        "loss 1.0",
+        "loss 0.5",
+        r"loss 0\.125",
+        r"loss 0\.25",
+        r"best loss after 4 steps: 0\.125",
+    ],
     "step_waiter.py": [
-        *("published step 1", "published step 2", "wanted step 2: woken at step 2", "published step 3"),
+        *(
+            "published step 1",
+            "published step 2",
+            "wanted step 2: woken at step 2",
+            "published step 3",
+        ),
         "wanted step 10: .*because of: out of memory",
     ],
     "explore_hooks.py": [
@@ -101,7 +120,9 @@ PRINTED = {
 
 @pytest.mark.parametrize("example", PRINTED)
 def test_what_an_example_prints(example: str) -> None:
-    """A session and its best loss, waits that are woken or fail, a lost update that is found, hooks that overlap."""
+    """A session and its best loss, waits that are woken or fail, a lost update that is found, hooks
+    that overlap.
+    """
     printed = output_of(example)
     assert re.fullmatch("\n+".join(PRINTED[example]), printed.strip()), printed
 
@@ -111,13 +132,31 @@ def test_the_timeline_shows_what_overlaps(tmp_path: Path) -> None:
     written, *tracks = output_of("timeline.py", tmp_path).splitlines()
     trace = tmp_path / "timeline-7.json"
     assert written == f"wrote {trace}"
-    busy = {name: float(milliseconds) for name, milliseconds in (track.rsplit(maxsplit=2)[:2] for track in tracks)}
-    names = ("prefetched feeds", "train_step", "Upload", "Audit", "Metrics in the background", "checkpoint writes")
-    assert sum(busy[name] for name in names) > busy["steps"], "one after another it would have taken longer"
+    busy = {
+        name: float(milliseconds)
+        for name, milliseconds in (track.rsplit(maxsplit=2)[:2] for track in tracks)
+    }
+    names = (
+        "prefetched feeds",
+        "train_step",
+        "Upload",
+        "Audit",
+        "Metrics in the background",
+        "checkpoint writes",
+    )
+    assert sum(busy[name] for name in names) > busy["steps"], (
+        "one after another it would have taken longer"
+    )
     picture = tmp_path / "timeline.svg"
-    subprocess.run([sys.executable, ROOT / "docs" / "images" / "draw_timeline.py", trace, picture], check=True)
+    subprocess.run(
+        [sys.executable, ROOT / "docs" / "images" / "draw_timeline.py", trace, picture], check=True
+    )
     drawn = xml.etree.ElementTree.parse(picture).getroot()
-    assert {text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")} >= {*names, "steps", "step 8"}
+    assert {text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")} >= {
+        *names,
+        "steps",
+        "step 8",
+    }
 
 
 REFUSED = [
@@ -127,7 +166,11 @@ REFUSED = [
     (DIGITS, "--k -1", "--k is -1: give a number from 0 to 1000000000"),
     (DIGITS, "--seed 1.5", "argument --seed: invalid int value: '1.5'"),
     (DIGITS, "--checkpoint-every 0", "--checkpoint-every is 0: give a number from 1 to 1000000000"),
-    (DIGITS, "--engine ray --store local:///x", "--engine ray keeps the global step in the cluster: leave out --store"),
+    (
+        DIGITS,
+        "--engine ray --store local:///x",
+        "--engine ray keeps the global step in the cluster: leave out --store",
+    ),
     (ASYNC_RL, "--bounds 0 -1", "--bounds has -1: give whole numbers, 0 or more"),
     (ASYNC_RL, "--seeds 0", "--seeds is 0: give 1 or more"),
     (ASYNC_RL, "--steps 10", "--steps is 10: give 50 or more"),
@@ -146,14 +189,21 @@ def test_an_invalid_option_is_refused(example: str, options: str, message: str) 
 
 @dataclasses.dataclass
 class Training:
-    """What `train_digits.py` says of a run: by worker the step at which it was to start, and the one at which it did."""
+    """What `train_digits.py` says of a run: by worker the step at which it was to start, and the
+    one at which it did.
+    """
 
     output: str
 
     @property
     def starts(self) -> dict[str, tuple[int, int]]:
-        found = re.findall(r"((?:chief|worker \d+)): asked to start at step (\d+), started at step (\d+)", self.output)
-        return {name: (int(asked), int(seen)) for name, asked, seen in sorted(found)}  # processes print in any order
+        found = re.findall(
+            r"((?:chief|worker \d+)): asked to start at step (\d+), started at step (\d+)",
+            self.output,
+        )
+        return {
+            name: (int(asked), int(seen)) for name, asked, seen in sorted(found)
+        }  # processes print in any order
 
     @property
     def ends(self) -> dict[str, tuple[int, str]]:
@@ -176,14 +226,20 @@ def trained(*options: object, errors: str | None = "") -> Training:
 
 
 def check_starts(training: Training, workers: int, k: int) -> None:
-    """Check that all workers were started, at K times the logarithm of their number, and none too early."""
-    assert [want for want, _ in training.starts.values()] == [int(k * math.log(number + 1)) for number in range(workers)]
+    """Check that all workers were started, at K times the logarithm of their number, and none too
+    early.
+    """
+    assert [want for want, _ in training.starts.values()] == [
+        int(k * math.log(number + 1)) for number in range(workers)
+    ]
     assert all(start >= want for want, start in training.starts.values())
 
 
 @pytest.mark.slow
 def test_the_main_job_reaches_its_accuracy() -> None:
-    """Without options four workers train to an accuracy of 0.93 or more, each starting at its step."""
+    """Without options four workers train to an accuracy of 0.93 or more, each starting at its
+    step.
+    """
     done = trained()
     assert done.accuracy >= 0.93
     check_starts(done, 4, 200)
@@ -197,17 +253,31 @@ def test_the_main_job_reaches_its_accuracy() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("workers", "k"), [(1, 0), (5, 20)])
 def test_options_are_applied(workers: int, k: int) -> None:
-    """The run has the given workers, steps and K; every worker makes steps; the same seed gives the same output but for times."""
+    """The run has the given workers, steps and K; every worker makes steps; the same seed gives the
+    same output but for times.
+    """
     options = ("--workers", workers, "--steps", 150, "--k", k, "--seed", 3)
     done = trained(*options)
     check_starts(done, workers, k)
     assert sorted(done.ends) == sorted(done.starts)
-    assert all(runs > 0 and "reached the last step, 150" in reason for runs, reason in done.ends.values())
-    # Workers finish the run that they are in when the last step is reached: at most one step more each.
-    assert 150 <= done.number(r"(\d+) steps in") == sum(runs for runs, _ in done.ends.values()) < 150 + workers
+    assert all(
+        runs > 0 and "reached the last step, 150" in reason for runs, reason in done.ends.values()
+    )
+    # Workers finish the run that they are in when the last step is reached: at most one step more
+    # each.
+    assert (
+        150
+        <= done.number(r"(\d+) steps in")
+        == sum(runs for runs, _ in done.ends.values())
+        < 150 + workers
+    )
 
     def without_times(output: str) -> list[str]:
-        return [re.sub(r" \([\d.]+ sec\)$| in [\d.]+ s: .*", "", line) for line in output.splitlines() if "/sec" not in line]
+        return [
+            re.sub(r" \([\d.]+ sec\)$| in [\d.]+ s: .*", "", line)
+            for line in output.splitlines()
+            if "/sec" not in line
+        ]
 
     assert without_times(trained(*options).output) == without_times(done.output)
 
@@ -224,9 +294,21 @@ def test_a_worker_that_can_never_start_ends() -> None:
 
 @pytest.mark.slow
 def test_a_run_continues_from_its_checkpoint(tmp_path: Path) -> None:
-    """With a checkpoint directory a second run continues from the last step and prints so; damaged checkpoints end it."""
+    """With a checkpoint directory a second run continues from the last step and prints so; damaged
+    checkpoints end it.
+    """
     directory = tmp_path / "made" / "here"
-    options = ("--workers", 2, "--k", 20, "--checkpoint-dir", directory, "--checkpoint-every", 70, "--steps")
+    options = (
+        "--workers",
+        2,
+        "--k",
+        20,
+        "--checkpoint-dir",
+        directory,
+        "--checkpoint-every",
+        70,
+        "--steps",
+    )
     done = trained(*options, 150)
     assert "continuing from" not in done.output
     first = sum(runs for runs, _ in done.ends.values())
@@ -239,12 +321,20 @@ def test_a_run_continues_from_its_checkpoint(tmp_path: Path) -> None:
     assert done.accuracy > 0.9
     for manifest in directory.glob("*/manifest.json"):
         manifest.write_text("not what was written")
-    output_of(DIGITS, *options, 450, code=1, errors=f"{directory} has checkpoints and none of them is good")
+    output_of(
+        DIGITS,
+        *options,
+        450,
+        code=1,
+        errors=f"{directory} has checkpoints and none of them is good",
+    )
 
 
 @pytest.mark.slow
 def test_ctrl_c_stops_all_workers() -> None:
-    """Ctrl-C ends every worker after its step; the accuracy is printed and the exit code is 130; as cleanly at the start."""
+    """Ctrl-C ends every worker after its step; the accuracy is printed and the exit code is 130; as
+    cleanly at the start.
+    """
     with started(DIGITS, *FOREVER, until="loss = ") as process:
         done = Training(interrupted(process))
     assert 0 <= done.accuracy <= 1
@@ -257,10 +347,14 @@ def test_ctrl_c_stops_all_workers() -> None:
 def on_a_terminal(*options: object, interrupt: bool = False) -> tuple[int, str]:
     """Run the main example on a terminal, and return its exit code and its output."""
     terminal, side = pty.openpty()
-    with processes.start(command(DIGITS, *options), env=ENVIRONMENT, stdin=side, stdout=side, stderr=side) as process:
+    with processes.start(
+        command(DIGITS, *options), env=ENVIRONMENT, stdin=side, stdout=side, stderr=side
+    ) as process:
         os.close(side)
         output = b""
-        with contextlib.suppress(OSError):  # on Linux, when the last process has closed the other side
+        with contextlib.suppress(
+            OSError
+        ):  # on Linux, when the last process has closed the other side
             while chunk := os.read(terminal, 4096):
                 output += chunk
                 if interrupt and b": loss " in output:
@@ -274,14 +368,21 @@ def on_a_terminal(*options: object, interrupt: bool = False) -> tuple[int, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("interrupt", [False, True])
 def test_a_terminal_shows_one_line_of_progress(interrupt: bool) -> None:
-    """It is written over, and nothing of it remains between the other lines; also Ctrl-C leaves the cursor on an empty line."""
-    code, output = on_a_terminal(*(FOREVER if interrupt else ("--steps", 3_000)), interrupt=interrupt)
+    """It is written over, and nothing of it remains between the other lines; also Ctrl-C leaves the
+    cursor on an empty line.
+    """
+    code, output = on_a_terminal(
+        *(FOREVER if interrupt else ("--steps", 3_000)), interrupt=interrupt
+    )
     assert code == (130 if interrupt else 0), output
     assert "Traceback" not in output
     assert re.search(r"\r\x1b\[Kstep \d+: loss [\d.]+, [\d,]+ steps per second", output)
     assert "loss = " not in output, "log lines are only for other outputs"
     # What a terminal shows in the end, with the last of the texts written over each other.
-    lines = [line.rsplit("\r", 1)[-1].removeprefix("\x1b[K") for line in output.replace("\r\n", "\n").split("\n")]
+    lines = [
+        line.rsplit("\r", 1)[-1].removeprefix("\x1b[K")
+        for line in output.replace("\r\n", "\n").split("\n")
+    ]
     assert not [line for line in lines if line.startswith("step ") and ": loss " in line]
     assert lines[-1] == ""
     shown = Training("\n".join(lines))
@@ -294,12 +395,26 @@ def test_a_terminal_shows_one_line_of_progress(interrupt: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("engine", "workers"), [(("--processes",), 3), (("--engine", "ray"), 4)], ids=["processes", "ray"])
+@pytest.mark.parametrize(
+    ("engine", "workers"),
+    [(("--processes",), 3), (("--engine", "ray"), 4)],
+    ids=["processes", "ray"],
+)
 def test_processes_train_together(engine: tuple[str, ...], workers: int) -> None:
-    """Each process, of this machine or on a cluster, trains its own copy of the model; the chief's is the mean."""
+    """Each process, of this machine or on a cluster, trains its own copy of the model; the chief's
+    is the mean.
+    """
     if "ray" in engine:
         need("ray")
-    done = trained(*engine, *(("--workers", workers) if workers == 3 else ()), "--steps", 600, "--k", 20, errors=None)
+    done = trained(
+        *engine,
+        *(("--workers", workers) if workers == 3 else ()),
+        "--steps",
+        600,
+        "--k",
+        20,
+        errors=None,
+    )
     check_starts(done, workers, 20)
     assert 600 <= done.number(r"(\d+) steps in") < 600 + workers
     assert done.number(r"held-out images: ([\d.]+)") > 0.85
@@ -307,8 +422,17 @@ def test_processes_train_together(engine: tuple[str, ...], workers: int) -> None
 
 @pytest.mark.slow
 def test_a_given_store(tmp_path: Path) -> None:
-    """--store implies processes; with --checkpoint-dir a second run continues where the first one ended."""
-    options = ("--store", f"local://{tmp_path}/steps", "--checkpoint-dir", tmp_path / "model", "--k", 20)
+    """--store implies processes; with --checkpoint-dir a second run continues where the first one
+    ended.
+    """
+    options = (
+        "--store",
+        f"local://{tmp_path}/steps",
+        "--checkpoint-dir",
+        tmp_path / "model",
+        "--k",
+        20,
+    )
     check_starts(trained(*options, "--workers", 2, "--steps", 600, errors=None), 2, 20)
     done = trained(*options, "--workers", 1, "--steps", 900, errors=None)
     assert re.search(r"continuing from step 60\d, the newest checkpoint", done.output)
@@ -320,9 +444,13 @@ def test_a_given_store(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_torch_reaches_its_accuracy_and_is_continued(tmp_path: Path) -> None:
-    """SIGTERM ends it after the step; started again it continues from there, and ends with the best weights."""
+    """SIGTERM ends it after the step; started again it continues from there, and ends with the best
+    weights.
+    """
     options = ("--every", 50, "--patience", 10**6, "--checkpoint-dir", tmp_path, "--steps")
-    with started(TORCH, *options, 10**6, until="step 50:", stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+    with started(
+        TORCH, *options, 10**6, until="step 50:", stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=HANG_SECS)
     assert process.returncode == 128 + signal.SIGTERM
@@ -346,15 +474,33 @@ def test_torch_stops_when_it_gets_no_better() -> None:
 
 def rows(output: str) -> list[dict[str, Any]]:
     """Return the rows of the table."""
-    names = ("bound", "seed", "accuracy", "steps_per_sec", "waiting", "lag_mean", "lag_max", "refused", "crashed_at", "continued")
+    names = (
+        "bound",
+        "seed",
+        "accuracy",
+        "steps_per_sec",
+        "waiting",
+        "lag_mean",
+        "lag_max",
+        "refused",
+        "crashed_at",
+        "continued",
+    )
     lines = (line.replace(",", " ").replace("%", "").split() for line in output.splitlines())
-    table = [dict(zip(names, words, strict=False)) for words in lines if words and words[0].isdigit()]
-    return [{name: text if name == "seed" else float(text) for name, text in row.items()} for row in table]
+    table = [
+        dict(zip(names, words, strict=False)) for words in lines if words and words[0].isdigit()
+    ]
+    return [
+        {name: text if name == "seed" else float(text) for name, text in row.items()}
+        for row in table
+    ]
 
 
 @pytest.mark.slow
 def test_no_item_is_used_beyond_the_bound() -> None:
-    """For each bound the run learns, continues after a crash, and uses no item beyond the bound; a bound of 4 makes a lag."""
+    """For each bound the run learns, continues after a crash, and uses no item beyond the bound; a
+    bound of 4 makes a lag.
+    """
     table = rows(output_of(ASYNC_RL, "--seeds", 1, "--steps", 80))
     assert [(row["bound"], row["seed"]) for row in table] == [(0, "0"), (1, "0"), (4, "0")]
     for row in table:
@@ -371,18 +517,28 @@ def test_no_item_is_used_beyond_the_bound() -> None:
 
 @pytest.mark.slow
 def test_several_seeds_are_averaged() -> None:
-    """Over several seeds the table has the means of the printed values, and the maximum of the maximum lag."""
-    first, second, both = rows(output_of(ASYNC_RL, "--bounds", 2, "--seeds", 2, "--steps", 50, "--workers", 8, "--wait"))
+    """Over several seeds the table has the means of the printed values, and the maximum of the
+    maximum lag.
+    """
+    first, second, both = rows(
+        output_of(ASYNC_RL, "--bounds", 2, "--seeds", 2, "--steps", 50, "--workers", 8, "--wait")
+    )
     assert (first["seed"], second["seed"], both["seed"]) == ("0", "1", "all")
     assert both["lag_max"] == max(first["lag_max"], second["lag_max"]) <= 2
-    assert both["accuracy"] == pytest.approx((first["accuracy"] + second["accuracy"]) / 2, abs=0.001)
+    assert both["accuracy"] == pytest.approx(
+        (first["accuracy"] + second["accuracy"]) / 2, abs=0.001
+    )
     assert "crashed_at" not in both
 
 
 @pytest.mark.slow
 def test_ctrl_c_ends_the_table() -> None:
-    """Ctrl-C ends the runs at any point, with the exit code of an interrupt and without a traceback."""
-    with started(ASYNC_RL, "--steps", 50, "--seeds", 1_000, "--bounds", 4, until="lag bound") as process:
+    """Ctrl-C ends the runs at any point, with the exit code of an interrupt and without a
+    traceback.
+    """
+    with started(
+        ASYNC_RL, "--steps", 50, "--seeds", 1_000, "--bounds", 4, until="lag bound"
+    ) as process:
         assert process.stdout is not None
         assert rows(process.stdout.readline())
         assert len(rows(interrupted(process))) < 999

@@ -1,4 +1,5 @@
-"""Programs that `explore` disturbs: some schedules of each in every test run, and the proof that it finds the bugs it is for.
+"""Programs that `explore` disturbs: some schedules of each in every test run, and the proof that it
+finds the bugs it is for.
 
 All of it is a command: `python -m tests.fuzz.explored --seeds 500`, and `--exhaust 1`.
 """
@@ -42,7 +43,9 @@ def test_there_are_as_many_programs_as_it_says() -> None:
 @one_loop
 @pytest.mark.parametrize("scenario", SOUND, ids=lambda scenario: scenario.name)
 async def test_sound_code_passes(scenario: SessionScenario) -> None:
-    """Nothing is found in small coroutines that treat cancellation as they should, in any place on this Python."""
+    """Nothing is found in small coroutines that treat cancellation as they should, in any place on
+    this Python.
+    """
     assert not (await explored(scenario.name, in_a_place(scenario), seeds=300)).problem
 
 
@@ -64,18 +67,51 @@ async def test_random_programs_have_all_kinds_of_actions() -> None:
 
     await explore(program, seeds=500, disturb=["choice"])
     hooks = [hook for one in drawn for hook in (*one.hooks, *one.members)]
-    kinds, scripts = set[str](), [script for one in drawn for script in (*one.callers, *one.operations)]
+    kinds, scripts = (
+        set[str](),
+        [script for one in drawn for script in (*one.callers, *one.operations)],
+    )
     scripts += [script for hook in hooks for _, script in hook.methods]
     while scripts:
         for action in scripts.pop():
             kinds.add(f"fail {ERRORS[action.n]}" if action.kind == "fail" else action.kind)
             scripts += action.scripts
     assert kinds == {
-        "aclose", "anyio_group", "background", "call", "cancelled", "catch", "cleanup", "event", "fail clean end",
-        "fail group", "fail plain", "fail recoverable", "fail takes no note", "finally", "gather", "group", "hooked", "raw",
-        "run", "scope", "session", "set", "shield", "stale", "step_fn", "stop", "swallow", "third_party", "timeout",
-        "together", "turns", "until", "wait", "wait_for",
-    }  # fmt: skip
+        "aclose",
+        "anyio_group",
+        "background",
+        "call",
+        "cancelled",
+        "catch",
+        "cleanup",
+        "event",
+        "fail clean end",
+        "fail group",
+        "fail plain",
+        "fail recoverable",
+        "fail takes no note",
+        "finally",
+        "gather",
+        "group",
+        "hooked",
+        "raw",
+        "run",
+        "scope",
+        "session",
+        "set",
+        "shield",
+        "stale",
+        "step_fn",
+        "stop",
+        "swallow",
+        "third_party",
+        "timeout",
+        "together",
+        "turns",
+        "until",
+        "wait",
+        "wait_for",
+    }
     assert {hook.order for hook in hooks} == {-1, 0, 1}
     assert {hook.on_error for hook in hooks} == {"raise", "log"}
     assert {hook.background for hook in hooks} == {hook.fetches for hook in hooks} == {True, False}
@@ -88,7 +124,12 @@ def test_the_command_prints_a_row_for_each_program(capsys: pytest.CaptureFixture
     assert table[1].split()[:5] == ["two", "steps,", "1", "hooks", "6"]
     assert table[2].split()[:2] == ["sum", "6"]
     assert main(["--program", "leaves_a_task", "--injected-bugs"]) == 0
-    assert capsys.readouterr().out.split() == ["leaves_a_task", "found", "hook_leaves_a_task", "found"]
+    assert capsys.readouterr().out.split() == [
+        "leaves_a_task",
+        "found",
+        "hook_leaves_a_task",
+        "found",
+    ]
 
 
 def test_the_command_refuses_an_unknown_program(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,6 @@
-"""The hostile client program with a small count, over real sockets, and the weaknesses that it must find."""
+"""The hostile client program with a small count, over real sockets, and the weaknesses that it must
+find.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.sample
 def test_hostile_requests_do_no_harm(capsys: pytest.CaptureFixture[str]) -> None:
-    """No reply is a server error or contains a secret, no client leaves anything behind, and the session is not disturbed."""
+    """No reply is a server error or contains a secret, no client leaves anything behind, and the
+    session is not disturbed.
+    """
     assert hostile_http.main(["--requests", "390", "--seed", "7"]) == 0, capsys.readouterr().out
     out = capsys.readouterr().out
     assert out.startswith("390 hostile requests (30 broken, 30 follower, ")
@@ -47,7 +51,9 @@ async def _ignore_disconnect(receive: _events.Receive) -> None:
     ],
     ids=["ignores disconnects", "accepts any step", "serves any host", "shows its source files"],
 )
-def test_a_weakness_is_found(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, weaker: Any, found: str) -> None:
+def test_a_weakness_is_found(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, weaker: Any, found: str
+) -> None:
     """A service without one of its protections is reported."""
     monkeypatch.setattr(owner, name, weaker)
     monkeypatch.setattr(hostile_http, "HANG_SECS", 2)

@@ -1,4 +1,6 @@
-"""The local store with real processes: forked, killed, with the lock taken, without inotify, for a long time."""
+"""The local store with real processes: forked, killed, with the lock taken, without inotify, for a
+long time.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,18 @@ from tests.fuzz import local_soak
 from tests.fuzz.store_faults.engines import left_in
 from tests.support.store_processes import WorkerProcess, reply_to
 
-pytestmark = [pytest.mark.every_python, pytest.mark.slow, pytest.mark.asyncio(loop_factories=["asyncio"])]
+pytestmark = [
+    pytest.mark.every_python,
+    pytest.mark.slow,
+    pytest.mark.asyncio(loop_factories=["asyncio"]),
+]
 
 
 @contextlib.asynccontextmanager
 async def processes(directory: Path, count: int) -> AsyncIterator[list[WorkerProcess]]:
-    """Run processes with the run open; those that live in the end close it, and then nothing of them is left there."""
+    """Run processes with the run open; those that live in the end close it, and then nothing of
+    them is left there.
+    """
     workers = await asyncio.gather(*(WorkerProcess.start() for _ in range(count)))
     try:
         for one in workers:
@@ -35,7 +43,9 @@ async def processes(directory: Path, count: int) -> AsyncIterator[list[WorkerPro
 
 @pytest.mark.sample
 async def test_a_forked_store(tmp_path: Path) -> None:
-    """A store inherited by a forked child does not work there, and the child does not hide the parent's death."""
+    """A store inherited by a forked child does not work there, and the child does not hide the
+    parent's death.
+    """
     async with processes(tmp_path, 2) as (waiter, parent):
         await parent.do("lead")
         wait = waiter.order("wait", step=10**6)
@@ -52,7 +62,9 @@ async def test_a_forked_store(tmp_path: Path) -> None:
 
 
 async def test_closing_with_the_lock_taken(tmp_path: Path) -> None:
-    """A store can be closed, and its process end, while a stopped process holds the lock; no loop is blocked."""
+    """A store can be closed, and its process end, while a stopped process holds the lock; no loop
+    is blocked.
+    """
     async with processes(tmp_path, 3) as (holder, other, last):
         await holder.do("hold_lock")
         holder.stop()
@@ -65,7 +77,9 @@ async def test_closing_with_the_lock_taken(tmp_path: Path) -> None:
 
 
 async def test_killed_as_another_closes(tmp_path: Path) -> None:
-    """A process that closes its store removes another that was killed just before: perhaps no other process will."""
+    """A process that closes its store removes another that was killed just before: perhaps no other
+    process will.
+    """
     async with processes(tmp_path, 1) as (killed,), LocalStepStore(tmp_path, run="run"):
         await killed.do("advance")
         await killed.kill()
@@ -78,7 +92,9 @@ async def test_without_inotify(tmp_path: Path) -> None:
         # In a process without other threads.
         if "error" in await reply_to(worker.order("forbid_inotify"), "without inotify"):
             pytest.skip("this system does not let a user be without inotify")
-        reply = await reply_to(worker.order("open", url=f"local://{tmp_path}", run="run"), "the opening")
+        reply = await reply_to(
+            worker.order("open", url=f"local://{tmp_path}", run="run"), "the opening"
+        )
         assert reply["error"] == "StoreUnavailableError"
         assert "raise fs.inotify.max_user_instances" in reply["text"]
     finally:
@@ -86,5 +102,7 @@ async def test_without_inotify(tmp_path: Path) -> None:
 
 
 async def test_soak(capsys: pytest.CaptureFixture[str]) -> None:
-    """Memory, files, watches and tasks do not grow while processes wait and advance for a long time."""
+    """Memory, files, watches and tasks do not grow while processes wait and advance for a long
+    time.
+    """
     assert await local_soak.soak(8000) == []

@@ -15,7 +15,11 @@ from typing import Any
 import fsspec  # type: ignore[import-untyped]
 import numpy as np
 import pytest
-from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from moto.moto_server.werkzeug_app import (
+    DomainDispatcherApplication,
+    MotoRequestHandler,
+    create_backend_app,
+)
 from werkzeug.serving import make_server
 
 from aiohooks import Backoff
@@ -27,21 +31,30 @@ from tests.support.store_proxy import FAULTS, Proxy
 from tests.support.waiting import HANG_SECS, until_true
 
 # The client's threads and pooled connections live as long as the process.
-pytestmark = [pytest.mark.slow, pytest.mark.may_leak, pytest.mark.asyncio(loop_factories=["asyncio"])]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.may_leak,
+    pytest.mark.asyncio(loop_factories=["asyncio"]),
+]
 
 STATE_BYTES = 24 << 20  # several parts
-STALL_SECS = 6  # until a black hole is noticed; on a busy machine some uploads take longer, and are tried again
+# until a black hole is noticed; on a busy machine some uploads take longer, and are tried again
+STALL_SECS = 6
 QUICKLY = Backoff(0.05, 0.2)
 
 
 class Service:
-    """An S3 server that counts its requests, and fails by `fault`: it gets the method, and returns one of `FAULTS_OF_ANSWERS`."""
+    """An S3 server that counts its requests, and fails by `fault`: it gets the method, and returns
+    one of `FAULTS_OF_ANSWERS`.
+    """
 
     def __init__(self) -> None:
         self._app: Any = DomainDispatcherApplication(create_backend_app)
         self.methods: list[str] = []
         self.fault: Callable[[str], str | None] = lambda method: None
-        self.server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=MotoRequestHandler)
+        self.server = make_server(
+            "127.0.0.1", 0, self._answer, threaded=True, request_handler=MotoRequestHandler
+        )
         self.port: int = self.server.server_port
 
     def _answer(self, environ: dict[str, Any], start_response: Any) -> Any:
@@ -68,7 +81,15 @@ class Service:
         return [f"<Error><Code>{code}</Code><Message>injected</Message></Error>".encode()]
 
 
-FAULTS_OF_ANSWERS = ("500", "403", "400", "done and 500", "a changed request", "a changed answer", "half an answer")
+FAULTS_OF_ANSWERS = (
+    "500",
+    "403",
+    "400",
+    "done and 500",
+    "a changed request",
+    "a changed answer",
+    "half an answer",
+)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +118,11 @@ def options(port: int, timeout_secs: float = HANG_SECS) -> dict[str, Any]:
         "secret": "secret",
         "endpoint_url": f"http://127.0.0.1:{port}",
         "client_kwargs": {"region_name": "eu-west-1"},
-        "config_kwargs": {"retries": {"max_attempts": 0}, "connect_timeout": timeout_secs, "read_timeout": timeout_secs},
+        "config_kwargs": {
+            "retries": {"max_attempts": 0},
+            "connect_timeout": timeout_secs,
+            "read_timeout": timeout_secs,
+        },
     }
 
 
@@ -119,13 +144,18 @@ def state_of(step: int) -> dict[str, Any]:
 
 
 async def test_a_missing_bucket_is_an_error_and_not_made(service: Service, tmp_path: Path) -> None:
-    """It is not an empty mirror: a restore fails; what is saved is pending, with the reason in the status."""
+    """It is not an empty mirror: a restore fails; what is saved is pending, with the reason in the
+    status.
+    """
     async with asyncio.timeout(HANG_SECS):
-        mirror = Mirror("s3://no-such-bucket/run", storage_options=options(service.port), backoff=QUICKLY)
+        mirror = Mirror(
+            "s3://no-such-bucket/run", storage_options=options(service.port), backoff=QUICKLY
+        )
         async with Saver(tmp_path, mirror=mirror) as saver:
             for missing_ok in (False, True):
                 with pytest.raises(
-                    CheckpointError, match="the bucket no-such-bucket does not exist; make it, or correct the URL"
+                    CheckpointError,
+                    match="the bucket no-such-bucket does not exist; make it, or correct the URL",
                 ):
                     await saver.restore(missing_ok=missing_ok)
             await saver.save(state_of(1), 1)
@@ -135,13 +165,19 @@ async def test_a_missing_bucket_is_an_error_and_not_made(service: Service, tmp_p
 
 
 @pytest.mark.parametrize("read_back", [True, False])
-async def test_a_checkpoint_takes_six_requests(service: Service, tmp_path: Path, read_back: bool) -> None:
-    """Each file is written, and read back; the manifest, whose checksum the store answers, is written; one removes an old one."""
+async def test_a_checkpoint_takes_six_requests(
+    service: Service, tmp_path: Path, read_back: bool
+) -> None:
+    """Each file is written, and read back; the manifest, whose checksum the store answers, is
+    written; one removes an old one.
+    """
     name = f"counted-{read_back}".lower()
     fs = await asyncio.to_thread(bucket, service, name)
     mirror = Mirror(f"s3://{name}/run", storage_options=options(service.port), read_back=read_back)
     async with Saver(tmp_path, mirror=mirror, keep=KeepNewest(2)) as saver:
-        await saver.save({"step": 0, "weights": np.zeros(1000)}, 0)  # the first one looks what is there
+        await saver.save(
+            {"step": 0, "weights": np.zeros(1000)}, 0
+        )  # the first one looks what is there
         assert await saver.flush_mirror(HANG_SECS)
         assert len(service.methods) >= 6
         for step in range(1, 6):
@@ -149,13 +185,22 @@ async def test_a_checkpoint_takes_six_requests(service: Service, tmp_path: Path,
             await saver.save({"step": step, "weights": np.zeros(1000)}, step)
             assert await saver.flush_mirror(HANG_SECS)
             removal = ["POST"] if step > 1 else []
-            assert service.methods == ["PUT", "PUT", *(["GET", "GET", "PUT"] if read_back else ["GET", "PUT"]), *removal]
+            assert service.methods == [
+                "PUT",
+                "PUT",
+                *(["GET", "GET", "PUT"] if read_back else ["GET", "PUT"]),
+                *removal,
+            ]
     files = ("arrays.safetensors", "manifest.json", "state.msgpack")
-    expected = [f"step-00000000000{step}.00000{step + 1}/{file}" for step in (4, 5) for file in files]
+    expected = [
+        f"step-00000000000{step}.00000{step + 1}/{file}" for step in (4, 5) for file in files
+    ]
     assert await asyncio.to_thread(found_in, fs, f"{name}/run") == expected
 
 
-async def test_files_that_may_not_be_removed_are_an_error(service: Service, tmp_path: Path, caplog: Any) -> None:
+async def test_files_that_may_not_be_removed_are_an_error(
+    service: Service, tmp_path: Path, caplog: Any
+) -> None:
     """The store takes the request for all of them, and refuses each in its answer."""
     await asyncio.to_thread(bucket, service, "kept")
     answer = service._app
@@ -176,11 +221,16 @@ async def test_files_that_may_not_be_removed_are_an_error(service: Service, tmp_
                 assert await saver.flush_mirror(HANG_SECS)
     finally:
         service._app = answer
-    assert "old checkpoints could not be removed (PermissionError: [Errno 13] k: AccessDenied no)" in caplog.text
+    assert (
+        "old checkpoints could not be removed (PermissionError: [Errno 13] k: AccessDenied no)"
+        in caplog.text
+    )
 
 
 async def test_random_faults_of_the_store(service: Service, tmp_path: Path) -> None:
-    """Refused, done without an answer, changed, cut: a restore is never wrong, and has the newest in the end."""
+    """Refused, done without an answer, changed, cut: a restore is never wrong, and has the newest
+    in the end.
+    """
     await asyncio.to_thread(bucket, service, "faulty")
     chosen = random.Random(5)
     count = step = 0
@@ -192,7 +242,9 @@ async def test_random_faults_of_the_store(service: Service, tmp_path: Path) -> N
         count += 1
         return chosen.choice(FAULTS_OF_ANSWERS)
 
-    mirror = Mirror("s3://faulty/run", storage_options=options(service.port), backoff=QUICKLY, max_pending=2)
+    mirror = Mirror(
+        "s3://faulty/run", storage_options=options(service.port), backoff=QUICKLY, max_pending=2
+    )
 
     async def restored(path: Path) -> int:
         async with Saver(path, mirror=mirror) as saver:
@@ -223,14 +275,26 @@ async def test_random_faults_of_the_store(service: Service, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_a_link_that_fails_in_an_upload(service: Service, proxy: Proxy, tmp_path: Path, fault: str) -> None:
-    """It is not taken for a checkpoint; when the link is back the newest is copied, and restored elsewhere."""
+async def test_a_link_that_fails_in_an_upload(
+    service: Service, proxy: Proxy, tmp_path: Path, fault: str
+) -> None:
+    """It is not taken for a checkpoint; when the link is back the newest is copied, and restored
+    elsewhere.
+    """
     async with asyncio.timeout(HANG_SECS):
         name = fault.replace(" ", "-")
         fs = await asyncio.to_thread(bucket, service, name)
-        secs = STALL_SECS if fault == "black hole" else HANG_SECS  # the others are noticed immediately
-        mirror = Mirror(f"s3://{name}/run", storage_options=options(proxy.port, secs), backoff=QUICKLY, timeout_secs=secs)
-        # Uploads only, which are tried again: a restore fails where the machine stands still for so long.
+        secs = (
+            STALL_SECS if fault == "black hole" else HANG_SECS
+        )  # the others are noticed immediately
+        mirror = Mirror(
+            f"s3://{name}/run",
+            storage_options=options(proxy.port, secs),
+            backoff=QUICKLY,
+            timeout_secs=secs,
+        )
+        # Uploads only, which are tried again: a restore fails where the machine stands still for so
+        # long.
         async with Saver(tmp_path / "a", mirror=mirror) as saver:
             await saver.save(state_of(1), 1)
             assert await saver.flush_mirror(HANG_SECS)
@@ -240,11 +304,17 @@ async def test_a_link_that_fails_in_an_upload(service: Service, proxy: Proxy, tm
             proxy.fail(fault)
             if fault != "cut in an answer":  # after which s3fs itself tries again
                 await until_true(lambda: status_of(saver).failures)
-                assert not [each for each in await asyncio.to_thread(found_in, fs, f"{name}/run") if "002/manifest" in each]
+                assert not [
+                    each
+                    for each in await asyncio.to_thread(found_in, fs, f"{name}/run")
+                    if "002/manifest" in each
+                ]
                 assert set(objects) <= set(await asyncio.to_thread(found_in, fs, f"{name}/run"))
             await saver.save(state_of(3), 3)
             proxy.heal()
             assert await saver.flush_mirror(HANG_SECS)
             assert status_of(saver).latest_step == 3
-        async with Saver(tmp_path / "b", mirror=Mirror(mirror.url, storage_options=options(service.port))) as saver:
+        async with Saver(
+            tmp_path / "b", mirror=Mirror(mirror.url, storage_options=options(service.port))
+        ) as saver:
             assert step_of(await saver.restore()) == 3

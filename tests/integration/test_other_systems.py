@@ -1,6 +1,8 @@
-"""The library on systems that lack what Linux has: each program in a process from which that was taken away.
+"""The library on systems that lack what Linux has: each program in a process from which that was
+taken away.
 
-No other system than Linux was tried for real; docs/reference/systems.md says what follows from these.
+No other system than Linux was tried for real; docs/reference/systems.md says what follows from
+these.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ EXIT_CODES = {"signals": 128 + signal.SIGTERM}
     ],
 )
 def test_it_works_or_says_what_is_missing(system: str, program: str) -> None:
-    """Without what the system lacks everything works, or is refused at its first use with what to do instead."""
+    """Without what the system lacks everything works, or is refused at its first use with what to
+    do instead.
+    """
     done = run_python("-m", "tests.support.other_system_programs", system, program)
     assert done.returncode == EXIT_CODES.get(program, 0), done.stderr

@@ -1,4 +1,6 @@
-"""The step store on a real Ray cluster; tests that need no cluster are in tests/stores/test_ray_actor.py."""
+"""The step store on a real Ray cluster; tests that need no cluster are in
+tests/stores/test_ray_actor.py.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ pytestmark = [
     pytest.mark.asyncio(loop_factories=["asyncio"]),
 ]
 
-# The others open many runs, each with an actor that takes seconds to start, and check nothing of Ray itself.
+# The others open many runs, each with an actor that takes seconds to start, and check nothing of
+# Ray itself.
 QUICK = [check for check in step_store_checks() if check not in ("forgets", "keeps_runs_apart")]
 
 
@@ -35,7 +38,11 @@ async def test_contract(check: str, cluster: str) -> None:
 
 async def test_two_runs_and_a_forgotten_one(cluster: str) -> None:
     """Runs of one cluster never meet; a forgotten run is gone, and so is its actor."""
-    async with nothing_left(), open_step_store("ray://aiohooks/one") as one, open_step_store("ray://aiohooks/two") as two:
+    async with (
+        nothing_left(),
+        open_step_store("ray://aiohooks/one") as one,
+        open_step_store("ray://aiohooks/two") as two,
+    ):
         await one.advance(7)
         assert (await two.value()).step == 0
         for store in (one, two):
@@ -47,8 +54,13 @@ async def test_two_runs_and_a_forgotten_one(cluster: str) -> None:
 
 
 async def test_a_look_from_outside_makes_no_actor(cluster: str) -> None:
-    """`inspect` of a run that is not there starts no actor for it, and of one that is there no poll."""
-    async with nothing_left(), contextlib.aclosing(open_step_store("ray://aiohooks", run="looked at")) as outside:
+    """`inspect` of a run that is not there starts no actor for it, and of one that is there no
+    poll.
+    """
+    async with (
+        nothing_left(),
+        contextlib.aclosing(open_step_store("ray://aiohooks", run="looked at")) as outside,
+    ):
         assert await outside.inspect() is None
         assert actor_of("looked at") is None
         async with open_step_store("ray://aiohooks", run="looked at") as store:
@@ -62,16 +74,33 @@ async def test_a_look_from_outside_makes_no_actor(cluster: str) -> None:
 async def test_an_actor_of_another_store_at_the_same_address(cluster: str) -> None:
     """A process that is a member of a cluster opens runs of that one only."""
     store = open_step_store("ray://aiohooks", run="elsewhere", address="127.0.0.1:1")
-    with pytest.raises(InvalidArgumentError, match=r"part of the Ray cluster at '127.0.0.1:\d+' already"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"part of the Ray cluster at '127.0.0.1:\d+' already"
+    ):
         await store.value()
     await store.aclose()
 
 
 async def test_a_few_faults(cluster: str) -> None:
-    """Each of the actor, and each of a process; `python -m tests.fuzz.store_faults --engine ray` makes more of them."""
-    command = [sys.executable, "-m", "tests.fuzz.store_faults", "--engine", "ray", "--count", "6", "--seed", "2"]
+    """Each of the actor, and each of a process; `python -m tests.fuzz.store_faults --engine ray`
+    makes more of them.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "tests.fuzz.store_faults",
+        "--engine",
+        "ray",
+        "--count",
+        "6",
+        "--seed",
+        "2",
+    ]
     process = await asyncio.create_subprocess_exec(
-        *command, cwd=ROOT, env={**os.environ, **environment(), "AIOHOOKS_TEST_RAY": cluster}, stdout=asyncio.subprocess.PIPE
+        *command,
+        cwd=ROOT,
+        env={**os.environ, **environment(), "AIOHOOKS_TEST_RAY": cluster},
+        stdout=asyncio.subprocess.PIPE,
     )
     said, _ = await process.communicate()
     assert process.returncode == 0, said.decode()

@@ -1,4 +1,6 @@
-"""The Ray store and launcher in separate processes, because the tests' own process is a member of the tests' cluster."""
+"""The Ray store and launcher in separate processes, because the tests' own process is a member of
+the tests' cluster.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ pytestmark = pytest.mark.slow
 
 def run_script(code: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run a script in a new process."""
-    return processes.run([sys.executable, "-c", code, *args], env={**os.environ, **environment(), **env})
+    return processes.run(
+        [sys.executable, "-c", code, *args], env={**os.environ, **environment(), **env}
+    )
 
 
 SIGTERM = """
@@ -43,7 +47,9 @@ asyncio.run(main())
 
 
 def test_a_member_of_a_cluster_has_all_the_time_it_needs_after_sigterm() -> None:
-    """Ray's own handler, which comes before Python's, would abort it three seconds later, in the middle of its last save."""
+    """Ray's own handler, which comes before Python's, would abort it three seconds later, in the
+    middle of its last save.
+    """
     done = run_script(SIGTERM)
     assert (done.returncode, done.stdout) == (0, "secs until it is aborted: 0.0\n"), done.stderr
     assert "SIGTERM received" not in done.stderr
@@ -55,7 +61,10 @@ from aiohooks import open_step_store
 from aiohooks.errors import StoreUnavailableError
 
 async def main():
-    store = open_step_store("ray://aiohooks", run="refused", address=sys.argv[1], connect_timeout=float(sys.argv[2]))
+    timeout = float(sys.argv[2])
+    store = open_step_store(
+        "ray://aiohooks", run="refused", address=sys.argv[1], connect_timeout=timeout
+    )
     try:
         await store.value()
     except StoreUnavailableError as error:
@@ -69,12 +78,16 @@ asyncio.run(main())
 def test_no_cluster_answers() -> None:
     """The error comes immediately, and says what to do; Ray itself would try for minutes."""
     ended = run_script(REFUSED, "127.0.0.1:1", "0.2")
-    assert "StoreUnavailableError no Ray cluster answers at 127.0.0.1:1" in ended.stdout, ended.stderr
+    assert "StoreUnavailableError no Ray cluster answers at 127.0.0.1:1" in ended.stdout, (
+        ended.stderr
+    )
     assert "ray start --head" in ended.stdout
 
 
 def test_a_wrong_token_is_refused(request: pytest.FixtureRequest) -> None:
-    """The cluster refuses the process, and the error says what to set; the store does not try again."""
+    """The cluster refuses the process, and the error says what to set; the store does not try
+    again.
+    """
     ended = run_script(REFUSED, session_cluster(request), "3600", RAY_AUTH_TOKEN="f" * 32)
     assert ended.stdout.startswith("StoreRefusedError"), ended.stderr
     assert "Something answers there; if the cluster requires a token" in ended.stdout
@@ -97,7 +110,8 @@ async def main():
         return found
     done = []
     looking = asyncio.ensure_future(look())
-    print([one["step"] for one in await run(about, num_workers=1, init_options={"object_store_memory": 80_000_000})])
+    options = {"object_store_memory": 80_000_000}
+    print([result["step"] for result in await run(about, num_workers=1, init_options=options)])
     done.append(None)
     print("listening on", sorted(await looking))
 
@@ -121,7 +135,9 @@ def _family() -> Iterator[int]:
     parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            parents[int(stat.parent.name)] = int(stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1])
+            parents[int(stat.parent.name)] = int(
+                stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1]
+            )
     family = {os.getpid()}
     while found := {pid for pid, parent in parents.items() if parent in family} - family:
         family |= found
@@ -140,7 +156,9 @@ LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "0000000000000000000
 
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="looks into /proc")
 def test_a_cluster_of_its_own_listens_on_loopback_only() -> None:
-    """The cluster that the launcher starts exists for the run only, and other machines cannot reach it."""
+    """The cluster that the launcher starts exists for the run only, and other machines cannot reach
+    it.
+    """
     ended = run_script(OWN_CLUSTER)
     assert ended.returncode == 0, ended.stderr
     assert "[1, 2]" in ended.stdout or "[2, 1]" in ended.stdout
@@ -150,15 +168,24 @@ def test_a_cluster_of_its_own_listens_on_loopback_only() -> None:
 
 
 def test_the_node_of_the_step_actor_is_killed() -> None:
-    """On a cluster of two nodes: the actor comes back on the other one, and each worker starts where it should."""
+    """On a cluster of two nodes: the actor comes back on the other one, and each worker starts
+    where it should.
+    """
     env = {**os.environ, **environment()}
-    ended = processes.run([sys.executable, "-m", "tests.fuzz.ray_node"], env=env, timeout=2 * HANG_SECS)
+    ended = processes.run(
+        [sys.executable, "-m", "tests.fuzz.ray_node"], env=env, timeout=2 * HANG_SECS
+    )
     assert ended.returncode == 0, ended.stderr
-    printed: dict[str, Any] = json.loads([line for line in ended.stdout.splitlines() if line.startswith("{")][-1])
+    printed: dict[str, Any] = json.loads(
+        [line for line in ended.stdout.splitlines() if line.startswith("{")][-1]
+    )
     assert printed["started"] == [[0, 0], [13, 13], [21, 21], [27, 27]]
 
 
 def test_a_missing_package() -> None:
     """The error says what to install."""
-    ended = run_script("import sys; sys.modules['ray'] = None; import aiohooks; aiohooks.open_step_store('ray://x', run='r')")
+    ended = run_script(
+        "import sys; sys.modules['ray'] = None; import aiohooks;"
+        " aiohooks.open_step_store('ray://x', run='r')"
+    )
     assert "pip install 'aiohooks[ray]'" in ended.stderr

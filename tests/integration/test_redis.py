@@ -25,7 +25,9 @@ pytestmark = pytest.mark.usefixtures("streams")
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     with running(request.param, tmp_path_factory.mktemp("redis"), keeps=False) as one:
         yield one
 
@@ -34,12 +36,16 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 async def test_contract_in_both_protocols(server: Server, protocol: int) -> None:
     """Replies that have another shape in RESP3 are read."""
     for check in ("wakes", "resets", "reports_the_last_finished", "leads"):
-        await check_step_store(lambda run: RedisStepStore(f"{server.url}?protocol={protocol}", run=run), check)
+        await check_step_store(
+            lambda run: RedisStepStore(f"{server.url}?protocol={protocol}", run=run), check
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_unix_socket_and_database(kind: str, tmp_path: Path) -> None:
-    """A server is reached through a socket file as well; the number of a database may follow the address."""
+    """A server is reached through a socket file as well; the number of a database may follow the
+    address.
+    """
     socket = tmp_path / f"{kind}.sock"
     with running(kind, tmp_path, ["--unixsocket", str(socket)], keeps=False) as server:
         await check_step_store(lambda run: RedisStepStore(f"unix://{socket}", run=run), "wakes")
@@ -50,7 +56,9 @@ async def test_unix_socket_and_database(kind: str, tmp_path: Path) -> None:
 
 
 async def test_a_wake_costs_one_read_without_polling(server: Server, run: str) -> None:
-    """With a heartbeat of an hour, ten wakes cost ten blocking reads and ten calls of the script."""
+    """With a heartbeat of an hour, ten wakes cost ten blocking reads and ten calls of the
+    script.
+    """
     async with (
         RedisStepStore(server.url, run=run, heartbeat=3600) as waiting,
         RedisStepStore(server.url, run=run, heartbeat=3600) as advancing,
@@ -81,7 +89,9 @@ async def test_a_wake_costs_one_read_without_polling(server: Server, run: str) -
 
 
 async def test_many_waiters_are_one_blocked_client(server: Server, run: str) -> None:
-    """A thousand waiters of a process are one blocked client and two connections; closing leaves none."""
+    """A thousand waiters of a process are one blocked client and two connections; closing leaves
+    none.
+    """
     before = len(await execute(server, "CLIENT LIST"))
     async with RedisStepStore(server.url, run=run) as store:
         waits = [await parked_wait(store, step) for step in range(1, 1_001)]
@@ -94,7 +104,9 @@ async def test_many_waiters_are_one_blocked_client(server: Server, run: str) -> 
 
 
 async def test_a_wait_for_a_lower_step_ends_the_blocking_read(server: Server, run: str) -> None:
-    """A waiter for a lower step than that of the blocking read is woken long before the heartbeat."""
+    """A waiter for a lower step than that of the blocking read is woken long before the
+    heartbeat.
+    """
     async with (
         RedisStepStore(server.url, run=run, heartbeat=3600) as waiting,
         RedisStepStore(server.url, run=run, heartbeat=3600) as advancing,
@@ -109,11 +121,19 @@ async def test_a_wait_for_a_lower_step_ends_the_blocking_read(server: Server, ru
         assert await asyncio.gather(*tasks) == [1_000] * 3
 
 
-async def test_a_cancelled_call_leaves_the_connection_to_the_others(server: Server, run: str) -> None:
+async def test_a_cancelled_call_leaves_the_connection_to_the_others(
+    server: Server, run: str
+) -> None:
     """A reply without a caller is read, and the next caller gets its own."""
-    async with Proxy.to(server.port) as proxy, RedisStepStore(f"redis://127.0.0.1:{proxy.port}", run=run) as store:
+    async with (
+        Proxy.to(server.port) as proxy,
+        RedisStepStore(f"redis://127.0.0.1:{proxy.port}", run=run) as store,
+    ):
         for number in range(20):
-            calls = [asyncio.create_task(call) for call in (store.value(), store.advance(), store.value(), store.raise_to(2))]
+            calls = [
+                asyncio.create_task(call)
+                for call in (store.value(), store.advance(), store.value(), store.raise_to(2))
+            ]
             for _ in range(number % 5):
                 await asyncio.sleep(0)
             for call in calls[::2]:
@@ -156,7 +176,10 @@ async def test_without_the_right_to_end_its_own_read(server: Server, run: str) -
 
 async def test_deleted_keys_are_restored_by_a_heartbeat(server: Server, run: str) -> None:
     """Also without a write: the members are announced again, and the step is what it was."""
-    async with RedisStepStore(server.url, run=run, heartbeat=0.05) as store, RedisStepStore(server.url, run=run) as other:
+    async with (
+        RedisStepStore(server.url, run=run, heartbeat=0.05) as store,
+        RedisStepStore(server.url, run=run) as other,
+    ):
         with other.publisher("trainer"):
             await other.advance(5)
             await other.flush()
@@ -168,7 +191,9 @@ async def test_deleted_keys_are_restored_by_a_heartbeat(server: Server, run: str
 
 
 async def test_a_run_expires(server: Server, run: str) -> None:
-    """With `expire_secs` every key of the run has a time to live after the last store has closed."""
+    """With `expire_secs` every key of the run has a time to live after the last store has
+    closed.
+    """
     async with RedisStepStore(server.url, run=run, expire_secs=100) as store:
         with store.publisher("trainer"):
             await store.advance(3)

@@ -1,4 +1,6 @@
-"""Errors of the Redis store where the server is unavailable or refuses, TLS and rights: what is wrong, and what to do."""
+"""Errors of the Redis store where the server is unavailable or refuses, TLS and rights: what is
+wrong, and what to do.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,8 @@ async def answering(answer: str) -> AsyncIterator[str]:
 
 
 async def refused(store: RedisStepStore, *, later: ManualClock | None = None) -> str:
-    """Return the message of the error of opening the store, which comes long before the time for connecting is up.
+    """Return the message of the error of opening the store, which comes long before the time for
+    connecting is up.
 
     A temporary one, of a store of the clock `later`, comes when that time is up.
     """
@@ -70,7 +73,9 @@ async def refused(store: RedisStepStore, *, later: ManualClock | None = None) ->
     store._engine.attach(dataclasses.replace(store._engine.link, connect_timeout=HOUR_SECS))
     opening = asyncio.ensure_future(store.__aenter__())
     if later is not None:
-        await until_true(lambda: later.pending or opening.done())  # the pause after the first attempt
+        await until_true(
+            lambda: later.pending or opening.done()
+        )  # the pause after the first attempt
         later.advance(HOUR_SECS)
     with pytest.raises(StoreUnavailableError) as raised:
         await opening
@@ -86,38 +91,76 @@ async def refused(store: RedisStepStore, *, later: ManualClock | None = None) ->
         ("-ERR unknown command `EVALSHA`, with args beginning with: ", True, "Redis 6.2 or later"),
         ("-NOAUTH Authentication required.", True, "put them in the URL"),
         ("-NOPERM this user has no permissions to run the 'evalsha' command", True, "ACL SETUSER"),
-        ("-ERR AUTH <password> called without any password configured for the default user.", True, "leave it out of the URL"),
+        (
+            "-ERR AUTH <password> called without any password configured for the default user.",
+            True,
+            "leave it out of the URL",
+        ),
         ("+what?", True, "what?"),
         ("-ERR something new", True, "something new"),
         ("-MOVED 1234 10.0.0.7:6379", True, "give the address of that node"),
         ("-ASK 1234 10.0.0.7:6379", True, "give the address of that node"),
         pytest.param("-ERR " + 70_000 * "x", True, "a line of more than 64 kB", id="long"),
         ("-LOADING Redis is loading the dataset in memory", False, "still reading its data"),
-        ("-MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.", False, "lost its master"),
+        (
+            "-MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+            False,
+            "lost its master",
+        ),
         ("-CLUSTERDOWN The cluster is down", False, "the cluster is down"),
-        ("-MISCONF Redis is configured to save RDB snapshots, but ...", False, "cannot write to its disk"),
+        (
+            "-MISCONF Redis is configured to save RDB snapshots, but ...",
+            False,
+            "cannot write to its disk",
+        ),
         ("-NOREPLICAS Not enough good replicas to write.", False, "too few replicas"),
-        ("-TRYAGAIN Multiple keys request during rehashing of slot", False, "being moved to another node"),
-        (f"-ERR {IN_SCRIPT} -READONLY You can't write against a read only replica. ", False, "give the address of its master"),
-        (f"-ERR {IN_SCRIPT} -OOM command not allowed when used memory > 'maxmemory'. ", False, "its memory is full"),
-        (f"-ERR {IN_SCRIPT} -NOREPLICAS Not enough good replicas to write. ", False, "too few replicas"),
+        (
+            "-TRYAGAIN Multiple keys request during rehashing of slot",
+            False,
+            "being moved to another node",
+        ),
+        (
+            f"-ERR {IN_SCRIPT} -READONLY You can't write against a read only replica. ",
+            False,
+            "give the address of its master",
+        ),
+        (
+            f"-ERR {IN_SCRIPT} -OOM command not allowed when used memory > 'maxmemory'. ",
+            False,
+            "its memory is full",
+        ),
+        (
+            f"-ERR {IN_SCRIPT} -NOREPLICAS Not enough good replicas to write. ",
+            False,
+            "too few replicas",
+        ),
         ("-ERR max number of clients reached", False, "maxclients"),
-        ("-BUSY Redis is busy running a script. You can only call SCRIPT KILL", False, "another script"),
+        (
+            "-BUSY Redis is busy running a script. You can only call SCRIPT KILL",
+            False,
+            "another script",
+        ),
         ("HTTP/1.1 400 Bad Request", False, "redis at"),
     ],
 )
 async def test_a_refusal(answer: str, permanently: bool, said: str, clock: ManualClock) -> None:
-    """A permanent one is raised immediately, a temporary one is tried again until `connect_timeout`; each says what to do."""
+    """A permanent one is raised immediately, a temporary one is tried again until
+    `connect_timeout`; each says what to do.
+    """
     async with answering(answer) as url:
         assert said in await refused(RedisStepStore(url), later=None if permanently else clock)
 
 
-@pytest.mark.parametrize(("answer_timeout", "connect_timeout"), [(0.1, HOUR_SECS), (HOUR_SECS, 0.1)])
+@pytest.mark.parametrize(
+    ("answer_timeout", "connect_timeout"), [(0.1, HOUR_SECS), (HOUR_SECS, 0.1)]
+)
 async def test_a_server_that_accepts_and_never_answers(
     server: Server, answer_timeout: float, connect_timeout: float, clock: ManualClock
 ) -> None:
     """It counts as unavailable after `answer_timeout`, or `connect_timeout` if that is shorter."""
-    store = RedisStepStore(server.url, answer_timeout=answer_timeout, connect_timeout=connect_timeout)
+    store = RedisStepStore(
+        server.url, answer_timeout=answer_timeout, connect_timeout=connect_timeout
+    )
     server.pause()
     opening = asyncio.ensure_future(store.__aenter__())
     await until_true(lambda: clock.pending)
@@ -129,24 +172,36 @@ async def test_a_server_that_accepts_and_never_answers(
 
 
 async def test_a_server_of_another_kind(server: Server, clock: ManualClock) -> None:
-    """Without TLS, with too few databases, a replica: found while connecting, not at the first advance, with what to give."""
-    tls = RedisStepStore(server.url.replace("redis://", "rediss://"), answer_timeout=0.1)  # it waits for more of the handshake
+    """Without TLS, with too few databases, a replica: found while connecting, not at the first
+    advance, with what to give.
+    """
+    tls = RedisStepStore(
+        server.url.replace("redis://", "rediss://"), answer_timeout=0.1
+    )  # it waits for more of the handshake
     assert "rediss://" in await refused(tls, later=clock)
     assert "leave the number out" in await refused(RedisStepStore(f"{server.url}/99"))
     await execute(server, "REPLICAOF", "127.0.0.1", "1")
-    assert "give the address of its master" in await refused(RedisStepStore(server.url), later=clock)
+    assert "give the address of its master" in await refused(
+        RedisStepStore(server.url), later=clock
+    )
 
 
 def test_without_the_package() -> None:
     """The error names what to install."""
-    ended = run_python("-c", "import sys; sys.modules['redis'] = None; import aiohooks; aiohooks.open_step_store('redis://x')")
+    ended = run_python(
+        "-c",
+        "import sys; sys.modules['redis'] = None; import aiohooks;"
+        " aiohooks.open_step_store('redis://x')",
+    )
     assert "pip install 'aiohooks[redis]'" in ended.stderr
 
 
 async def test_a_sentinel(tmp_path: Path) -> None:
     """The address of a Sentinel is refused, with how to find that of the master."""
     port = free_port()
-    (tmp_path / "sentinel.conf").write_text(f"port {port}\nbind 127.0.0.1\nsentinel monitor m 127.0.0.1 1 1\n")
+    (tmp_path / "sentinel.conf").write_text(
+        f"port {port}\nbind 127.0.0.1\nsentinel monitor m 127.0.0.1 1 1\n"
+    )
     command = [program("valkey-server"), "sentinel.conf", "--sentinel"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL) as sentinel:  # noqa: ASYNC220
         try:
@@ -166,14 +221,17 @@ def running_node(directory: Path) -> Iterator[Server]:
 
 
 async def _is_ready(node: Server) -> bool:
-    """Return whether a node of a cluster knows who serves each slot: until then it refuses keys that are moved to it."""
+    """Return whether a node of a cluster knows who serves each slot: until then it refuses keys
+    that are moved to it.
+    """
     info: dict[str, str] = await execute(node, "CLUSTER INFO")
     return info["cluster_state"] == "ok"
 
 
 @pytest.mark.parametrize("slowly", [False, True])
 async def test_a_run_that_is_moved_in_its_cluster(tmp_path: Path, slowly: bool) -> None:
-    """On the node of a cluster that has the run a store works; when the run is moved, calls and waits end with what to do.
+    """On the node of a cluster that has the run a store works; when the run is moved, calls and
+    waits end with what to do.
 
     Also where the store has seen the node with half of the run, which counts as an outage.
     """
@@ -197,7 +255,10 @@ async def test_a_run_that_is_moved_in_its_cluster(tmp_path: Path, slowly: bool) 
             for each in (other, node):
                 await execute(each, "CLUSTER SETSLOT", slot, "NODE", ids[1])
             for call in (waiting, store.advance(), store.wait_for(9)):
-                with pytest.raises(StoreRefusedError, match="the run is on another one: give the address of that node"):
+                with pytest.raises(
+                    StoreRefusedError,
+                    match="the run is on another one: give the address of that node",
+                ):
                     await call
         assert f"127.0.0.1:{other.port}" in await refused(RedisStepStore(node.url, run="r"))
         async with RedisStepStore(other.url, run="r") as store:
@@ -212,7 +273,9 @@ def with_users(kind: str, directory: Path, users: Callable[[str], str] = str) ->
     """Run a server with the users of the page, as `users` changes them."""
     assert USERS is not None, "the page has no users"
     (directory / "users.acl").write_text(users(USERS[0]), encoding="utf-8")
-    with running(kind, directory, ["--aclfile", str(directory / "users.acl")], keeps=False) as server:
+    with running(
+        kind, directory, ["--aclfile", str(directory / "users.acl")], keeps=False
+    ) as server:
         yield server
 
 
@@ -223,7 +286,9 @@ def store_of(server: Server, user: str, run: str = "digits", **options: Any) -> 
 @pytest.mark.asyncio(loop_factories=["asyncio"])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_the_rights_of_the_page(kind: str, tmp_path: Path) -> None:
-    """They are enough for every check of a step store, and for a run that expires; other users are refused immediately."""
+    """They are enough for every check of a step store, and for a run that expires; other users are
+    refused immediately.
+    """
     with with_users(kind, tmp_path) as server:
         for check in step_store_checks():
             await check_step_store(lambda run: store_of(server, "aiohooks:secret", run), check)
@@ -237,7 +302,9 @@ async def test_the_rights_of_the_page(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_user_with_the_right_to_one_run(kind: str, tmp_path: Path) -> None:
     """Another run's keys are refused."""
-    with with_users(kind, tmp_path, lambda users: users.replace("~aiohooks:*", "~aiohooks:{digits}*")) as server:
+    with with_users(
+        kind, tmp_path, lambda users: users.replace("~aiohooks:*", "~aiohooks:{digits}*")
+    ) as server:
         async with store_of(server, "aiohooks:secret", "digits") as store:
             assert await store.advance() == 1
         assert "ACL SETUSER" in await refused(store_of(server, "aiohooks:secret", "letters"))
@@ -245,8 +312,12 @@ async def test_a_user_with_the_right_to_one_run(kind: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("missing", ["evalsha", "eval", "xread", "xadd", "hmget", "hset"])
 async def test_each_right_is_needed(tmp_path: Path, missing: str) -> None:
-    """Without it the store is refused: while connecting, or at the first request that needs the right."""
-    with with_users("valkey", tmp_path, lambda users: re.sub(rf"\+{missing}\b ?", "", users)) as server:
+    """Without it the store is refused: while connecting, or at the first request that needs the
+    right.
+    """
+    with with_users(
+        "valkey", tmp_path, lambda users: re.sub(rf"\+{missing}\b ?", "", users)
+    ) as server:
         store = store_of(server, "aiohooks:secret")
         with pytest.raises(StoreRefusedError, match="ACL SETUSER"):
             await store.advance()
@@ -269,17 +340,27 @@ async def test_a_revoked_right_ends_the_call(server: Server) -> None:
 
 
 @contextlib.contextmanager
-def with_tls(directory: Path, certificates: Path, *options: str, name: str = "server") -> Iterator[Server]:
+def with_tls(
+    directory: Path, certificates: Path, *options: str, name: str = "server"
+) -> Iterator[Server]:
     """Run a server with the certificate of this name."""
     files = {"cert": f"{name}.crt", "key": f"{name}.key", "ca-cert": "ca.crt"}
-    given = [part for what, file in files.items() for part in (f"--tls-{what}-file", str(certificates / file))]
-    with running("redis", directory, ["--port", "0", "--tls-port", "{port}", *given, *options], keeps=False) as server:
+    given = [
+        part
+        for what, file in files.items()
+        for part in (f"--tls-{what}-file", str(certificates / file))
+    ]
+    with running(
+        "redis", directory, ["--port", "0", "--tls-port", "{port}", *given, *options], keeps=False
+    ) as server:
         yield server
 
 
 @pytest.fixture
 def abort_of_python_3_11_2(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The transport of TLS as Debian 12 has it: it raises AttributeError where the connection has ended already."""
+    """The transport of TLS as Debian 12 has it: it raises AttributeError where the connection has
+    ended already.
+    """
 
     def abort(self: Any) -> None:
         self._closed = True
@@ -290,28 +371,43 @@ def abort_of_python_3_11_2(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("abort_of_python_3_11_2")
 async def test_tls(tmp_path: Path, certificates: Path, clock: ManualClock) -> None:
-    """TLS works with the given authority; without it, by another name, or with another authority, the server is refused."""
+    """TLS works with the given authority; without it, by another name, or with another authority,
+    the server is refused.
+    """
     trusted, other = str(certificates / "ca.crt"), str(certificates / "other.crt")
-    with with_tls(tmp_path, certificates, "--requirepass", "p@ss", "--tls-auth-clients", "no") as server:
+    with with_tls(
+        tmp_path, certificates, "--requirepass", "p@ss", "--tls-auth-clients", "no"
+    ) as server:
         url = f"rediss://:p%40ss@localhost:{server.port}"
-        await check_step_store(lambda run: RedisStepStore(url, run=run, ssl_ca_certs=trusted), "wakes")
+        await check_step_store(
+            lambda run: RedisStepStore(url, run=run, ssl_ca_certs=trusted), "wakes"
+        )
         async with RedisStepStore(f"{url}?protocol=3", ssl_ca_certs=trusted) as store:
             assert await store.advance() == 1
         assert "ssl_ca_certs=" in await refused(RedisStepStore(url))
         assert "ssl_ca_certs=" in await refused(RedisStepStore(url, ssl_ca_certs=other))
         by_address = RedisStepStore(url.replace("localhost", "127.0.0.1"), ssl_ca_certs=trusted)
         assert "give a name that is in it" in await refused(by_address)
-        assert "password" in await refused(RedisStepStore(url.replace("p%40ss", "x"), ssl_ca_certs=trusted))
-        assert "rediss://" in await refused(RedisStepStore(url.replace("rediss", "redis")), later=clock)
+        assert "password" in await refused(
+            RedisStepStore(url.replace("p%40ss", "x"), ssl_ca_certs=trusted)
+        )
+        assert "rediss://" in await refused(
+            RedisStepStore(url.replace("rediss", "redis")), later=clock
+        )
 
 
 async def test_certificates(tmp_path: Path, certificates: Path) -> None:
-    """An expired one is refused; a server that asks for one gets it, and without it refuses: each says what to do, and where."""
+    """An expired one is refused; a server that asks for one gets it, and without it refuses: each
+    says what to do, and where.
+    """
     trusted: dict[str, Any] = {"ssl_ca_certs": str(certificates / "ca.crt")}
     with with_tls(tmp_path, certificates, "--tls-auth-clients", "no", name="expired") as server:
         said = await refused(RedisStepStore(f"rediss://localhost:{server.port}", **trusted))
         assert "it has expired; renew it on the server" in said
-    mine: dict[str, Any] = {"ssl_certfile": str(certificates / "client.crt"), "ssl_keyfile": str(certificates / "client.key")}
+    mine: dict[str, Any] = {
+        "ssl_certfile": str(certificates / "client.crt"),
+        "ssl_keyfile": str(certificates / "client.key"),
+    }
     with with_tls(tmp_path, certificates) as server:
         url = f"rediss://localhost:{server.port}"
         async with RedisStepStore(url, **trusted, **mine) as store:

@@ -1,4 +1,5 @@
-"""Runs that are cut at random places and resumed: some of them in every test run, and the proof that the program finds bugs.
+"""Runs that are cut at random places and resumed: some of them in every test run, and the proof
+that the program finds bugs.
 
 All of them are a command: `python -m tests.fuzz.resumed_runs --count 1000`.
 """
@@ -37,15 +38,29 @@ BUGS: dict[str, tuple[Any, str, Any]] = {
     "a checkpoint of a stop counts": (checkpoint_saver, "INTERIM", "other"),
     "late evaluations are no metrics": (Saver, "add_metrics", nothing),
     "unwritten lines are lost": (JSONLinesHook, "load_state_dict", lambda *_: None),
-    "lines of undone steps stay valid": (_RecordFile, "open_at", lambda self, step, restored: list(restored)),
-    "an unfinished evaluation is lost": (EvaluatorHook, "state_dict", changed(EvaluatorHook.state_dict, unfinished=False)),
-    "the best states are lost": (EarlyStoppingHook, "state_dict", changed(EarlyStoppingHook.state_dict, best_states={})),
+    "lines of undone steps stay valid": (
+        _RecordFile,
+        "open_at",
+        lambda self, step, restored: list(restored),
+    ),
+    "an unfinished evaluation is lost": (
+        EvaluatorHook,
+        "state_dict",
+        changed(EvaluatorHook.state_dict, unfinished=False),
+    ),
+    "the best states are lost": (
+        EarlyStoppingHook,
+        "state_dict",
+        changed(EarlyStoppingHook.state_dict, best_states={}),
+    ),
     "patience begins again": (EarlyStoppingHook, "load_state_dict", lambda *_: None),
     "counts of an earlier session stay": (EarlyStoppingHook, "begin", nothing),
 }
 
 
-def forget_seconds(self: EarlyStoppingHook, state: Any, load: Any = EarlyStoppingHook.load_state_dict) -> None:
+def forget_seconds(
+    self: EarlyStoppingHook, state: Any, load: Any = EarlyStoppingHook.load_state_dict
+) -> None:
     """Take over a state, and count its seconds from now on."""
     load(self, {**state, "since_secs": None if state["since_secs"] is None else 0.0})
 
@@ -54,8 +69,12 @@ BUGS["patience in seconds begins again"] = (EarlyStoppingHook, "load_state_dict"
 
 
 @pytest.mark.parametrize("count", [10, pytest.param(60, marks=pytest.mark.slow)])
-def test_a_run_that_is_cut_ends_as_a_whole_one(count: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """Wherever a run is stopped, killed or fails: resumed, it has the records, stop, weights and checkpoints of a whole one."""
+def test_a_run_that_is_cut_ends_as_a_whole_one(
+    count: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Wherever a run is stopped, killed or fails: resumed, it has the records, stop, weights and
+    checkpoints of a whole one.
+    """
     assert main(["--count", str(count), "--seed", "7"]) == 0, capsys.readouterr().out
 
 

@@ -1,6 +1,7 @@
 """SIGTERM to a service while clients wait: two phases of its session's life on each server.
 
-All phases, with many clients, are in the command: `python -m tests.fuzz.service_stop --clients 2000`.
+All phases, with many clients, are in the command: `python -m tests.fuzz.service_stop --clients
+2000`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from tests.fuzz._stopped_service import EARLIER, FAILED, PHASES, SERVERS, SIGTER
 from tests.support.waiting import HANG_SECS
 
 REPLY = b'HTTP/1.1 %d ?\r\nserver: one\r\n\r\n{"error":"stopped","message":"%s"}'
-STREAM = b'...event: end\ndata: {"stop_reason":"the server received SIGTERM","failure":null}\n\n\r\n0\r\n\r\n'
+STREAM = (
+    b'...event: end\ndata: {"stop_reason":"the server received'
+    b' SIGTERM","failure":null}\n\n\r\n0\r\n\r\n'
+)
 
 
 @pytest.mark.slow
@@ -22,7 +26,9 @@ STREAM = b'...event: end\ndata: {"stop_reason":"the server received SIGTERM","fa
 @pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("phase", ["waiting for the chief", "saving"])
 def test_all_clients_get_the_reason(server: str, phase: str) -> None:
-    """Clients that wait for a step and those that follow the events get the reason, and the server waits for no limit."""
+    """Clients that wait for a step and those that follow the events get the reason, and the server
+    waits for no limit.
+    """
     stop = asyncio.run(service_stop.stop_service(server, phase, 50, HANG_SECS))
     assert stop.violations == []
 
@@ -52,18 +58,30 @@ def test_what_a_client_costs(server: str) -> None:
         (STREAM.replace(b"event: end", b"event: progress"), SIGTERM, False),
     ],
 )
-def test_an_answer_without_the_reason_is_found(answer: bytes | Exception, reason: str, right: bool) -> None:
-    """Another status, another reason, a stream that breaks off, and a connection without an answer are violations."""
+def test_an_answer_without_the_reason_is_found(
+    answer: bytes | Exception, reason: str, right: bool
+) -> None:
+    """Another status, another reason, a stream that breaks off, and a connection without an answer
+    are violations.
+    """
     is_stream = isinstance(answer, bytes) and answer.startswith(b"...")
-    assert (service_stop.ends_with_reason if is_stream else service_stop.has_reason)(answer, reason) is right
+    assert (service_stop.ends_with_reason if is_stream else service_stop.has_reason)(
+        answer, reason
+    ) is right
     assert is_stream or service_stop.ends_with_reason(answer, reason) is False
 
 
-def test_command_fails_on_a_violation(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_fails_on_a_violation(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The command prints a line for each phase, and fails if a client got no reason."""
 
-    async def stop(server: str, phase: str, clients: int, grace_secs: float, *, memory: bool) -> service_stop.Stop:
-        return service_stop.Stop(0.1, 0.2, 0.0, [] if phase == "saving" else ["a wait for a step: b''"])
+    async def stop(
+        server: str, phase: str, clients: int, grace_secs: float, *, memory: bool
+    ) -> service_stop.Stop:
+        return service_stop.Stop(
+            0.1, 0.2, 0.0, [] if phase == "saving" else ["a wait for a step: b''"]
+        )
 
     monkeypatch.setattr(service_stop, "stop_service", stop)
     assert service_stop.main(["--phases", "saving"]) == 0

@@ -1,4 +1,6 @@
-"""The exit code of a process after signals, and the signal handlers of its children; each test starts processes."""
+"""The exit code of a process after signals, and the signal handlers of its children; each test
+starts processes.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,11 @@ from tests.support import processes
 from tests.support.needs import need
 from tests.support.waiting import HANG_SECS
 
-pytestmark = [pytest.mark.every_python, pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")]
+pytestmark = [
+    pytest.mark.every_python,
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix"),
+]
 
 TERM, INT = signal.SIGTERM, signal.SIGINT
 LOOPS = installed_loops()
@@ -72,9 +78,11 @@ WAITS = """
     async def main(creator, url):
         async with ah.open_step_store(url, run="r") as store:
             if creator is ah.ChiefSessionCreator:
-                first = await ah.AsyncMonitoredSession(creator(ah.Graph(), global_step=store)).__aenter__()
+                opened = ah.AsyncMonitoredSession(creator(ah.Graph(), global_step=store))
+                first = await opened.__aenter__()
             async with ah.open_step_store(url, run="r") as other:
-                async with ah.AsyncMonitoredSession(creator(ah.Graph(), global_step=other), [Hook()], handle_signals=True):
+                source = creator(ah.Graph(), global_step=other)
+                async with ah.AsyncMonitoredSession(source, [Hook()], handle_signals=True):
                     print("open", flush=True)
 
     ah.run(main, getattr(ah, sys.argv[1]), sys.argv[2])
@@ -83,7 +91,9 @@ WAITS = """
 
 @pytest.mark.parametrize("creator", ["WorkerSessionCreator", "ChiefSessionCreator"])
 def test_a_signal_while_a_session_waits_for_another_one(creator: str, tmp_path: Path) -> None:
-    """A worker that waits for its chief, and a chief that waits for the lead, end at the first signal, with its exit code."""
+    """A worker that waits for its chief, and a chief that waits for the lead, end at the first
+    signal, with its exit code.
+    """
     command = [sys.executable, "-c", textwrap.dedent(WAITS), creator, f"local://{tmp_path}"]
     code, output, _ = send_signals(command, TERM)
     assert (code, output) == (128 + TERM, "")
@@ -92,13 +102,20 @@ def test_a_signal_while_a_session_waits_for_another_one(creator: str, tmp_path: 
 def program(run: str, loop: str, result: object = None, signals: int = 1) -> list[str]:
     """Return the command of a program that waits in a step, and after it for the other signals."""
     source = textwrap.dedent(PROGRAM)
-    for name, value in (("RUN", run), ("LOOP", repr(loop)), ("RESULT", repr(result)), ("SIGNALS", str(signals))):
+    for name, value in (
+        ("RUN", run),
+        ("LOOP", repr(loop)),
+        ("RESULT", repr(result)),
+        ("SIGNALS", str(signals)),
+    ):
         source = source.replace(name, value)
     return [sys.executable, "-c", source]
 
 
 def send_signals(command: list[str], *numbers: signal.Signals) -> tuple[int, str, str]:
-    """Send signals to a program, one at each of its waits, and return its exit code, output and errors."""
+    """Send signals to a program, one at each of its waits, and return its exit code, output and
+    errors.
+    """
     with processes.start(command) as process:
         assert process.stdout is not None
         try:
@@ -131,17 +148,24 @@ CASES: list[tuple[str, object, list[signal.Signals], tuple[int, str]]] = [
 # Processes are slow: each case runs on one loop, in turn.
 @pytest.mark.sample
 @pytest.mark.parametrize(
-    ("run", "result", "numbers", "wanted", "loop"), [(*case, LOOPS[place % len(LOOPS)]) for place, case in enumerate(CASES)]
+    ("run", "result", "numbers", "wanted", "loop"),
+    [(*case, LOOPS[place % len(LOOPS)]) for place, case in enumerate(CASES)],
 )
-def test_the_exit_code(run: str, result: object, numbers: list[signal.Signals], wanted: tuple[int, str], loop: str) -> None:
-    """The exit code is the one of docs/guides/signals.md: 128 + n, unless the program chooses another; stderr is empty."""
+def test_the_exit_code(
+    run: str, result: object, numbers: list[signal.Signals], wanted: tuple[int, str], loop: str
+) -> None:
+    """The exit code is the one of docs/guides/signals.md: 128 + n, unless the program chooses
+    another; stderr is empty.
+    """
     code, output, errors = send_signals(program(run, loop, result, len(numbers)), *numbers)
     assert (code, output, errors) == (*wanted, "")
 
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_the_second_interrupt_of_asyncio_run(loop: str) -> None:
-    """Under `asyncio.Runner` the second Ctrl-C raises its `KeyboardInterrupt`, after all hooks were closed."""
+    """Under `asyncio.Runner` the second Ctrl-C raises its `KeyboardInterrupt`, after all hooks were
+    closed.
+    """
     code, output, errors = send_signals(program(RUNNER, loop, None, 2), INT, INT)
     assert (code, output) == (-2, "close")
     assert errors.rstrip().endswith("KeyboardInterrupt")
@@ -152,7 +176,7 @@ ENDS = """
     import aiohooks as ah
     from aiohooks.session import program
 
-    logging.disable()  # the runner cancels all tasks, in any order, also those of the library, which says so
+    logging.disable()  # the runner cancels tasks of the library as well, which logs that
 
     class Hook(ah.SessionRunHook):
         async def close(self, exc):
@@ -186,7 +210,9 @@ ENDS = """
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("handled", [True, False])
 def test_an_interrupt_while_main_ends(handled: bool, loop: str) -> None:
-    """It is the last one of several, in a callback: the sessions of other tasks are closed, and the exit is that of a Ctrl-C."""
+    """It is the last one of several, in a callback: the sessions of other tasks are closed, and the
+    exit is that of a Ctrl-C.
+    """
     source = textwrap.dedent(ENDS).replace("HANDLED", str(handled)).replace("LOOP", repr(loop))
     code, output, errors = send_signals([sys.executable, "-c", source])
     assert (code, output) == (128 + INT if handled else -INT, "closed")
@@ -195,7 +221,9 @@ def test_an_interrupt_while_main_ends(handled: bool, loop: str) -> None:
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_the_third_signal_ends_a_blocked_loop(loop: str) -> None:
-    """While a step blocks the loop the first two signals have no effect; the third one ends the process."""
+    """While a step blocks the loop the first two signals have no effect; the third one ends the
+    process.
+    """
     source = """
         async def step():
             print("ready", flush=True)
@@ -225,7 +253,8 @@ FORKS = """
         pass
 
     def child(connection, ended_by):
-        defaults = [signal.getsignal(number) is signal.SIG_DFL for number in (signal.SIGINT, signal.SIGTERM)]
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        defaults = [signal.getsignal(number) is signal.SIG_DFL for number in numbers]
         connection.send((defaults, signal.set_wakeup_fd(-1)))
         if ended_by == "a session":
             async def main():
@@ -263,7 +292,9 @@ FORKS = """
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
 def test_forked_children_have_default_handlers() -> None:
-    """A child that multiprocessing forks has the default handlers and no wakeup fd, and may open sessions of its own."""
+    """A child that multiprocessing forks has the default handlers and no wakeup fd, and may open
+    sessions of its own.
+    """
     command = [sys.executable, "-c", textwrap.dedent(FORKS)]
     with processes.start(command) as process:
         output, errors = process.communicate(timeout=HANG_SECS)
@@ -279,7 +310,9 @@ def test_forked_children_have_default_handlers() -> None:
 
 
 def test_ctrl_c_twice_in_the_example() -> None:
-    """Two quick Ctrl-Cs end the main example without a traceback: stderr says at most what was cancelled, and where."""
+    """Two quick Ctrl-Cs end the main example without a traceback: stderr says at most what was
+    cancelled, and where.
+    """
     need("scikit-learn")
     command = [sys.executable, "examples/train_digits.py", "--steps", "100000000"]
     with processes.start(command) as process:
@@ -292,6 +325,10 @@ def test_ctrl_c_twice_in_the_example() -> None:
             process.wait(0.005)
         process.send_signal(INT)
         _, errors = process.communicate(timeout=HANG_SECS)
-    expected = ("cancelling ", "SIGINT received", "has been blocked")  # the last one on a busy machine
+    expected = (
+        "cancelling ",
+        "SIGINT received",
+        "has been blocked",
+    )  # the last one on a busy machine
     assert all(any(text in line for text in expected) for line in errors.splitlines()), errors
     assert process.returncode in (130, -2)

@@ -1,4 +1,5 @@
-"""The simulated cluster: some seeds in every test run, and the proof that it finds bugs; all of it is a command.
+"""The simulated cluster: some seeds in every test run, and the proof that it finds bugs; all of it
+is a command.
 
 `python -m tests.fuzz.simulation --count 20000`, also with `--scenario training`, and
 `python -m tests.fuzz.simulation.equality --count 2000`.
@@ -25,7 +26,12 @@ from tests.support.redis_servers import KINDS
 from tests.support.store_servers import running
 
 QUICKLY_FOUND = (
-    *("exits_are_not_recovered", "terms_are_not_recovered", "an_old_exit_ends_waits", "registrations_are_not_repeated"),
+    *(
+        "exits_are_not_recovered",
+        "terms_are_not_recovered",
+        "an_old_exit_ends_waits",
+        "registrations_are_not_repeated",
+    ),
     *("names_are_not_synced", "an_interrupted_element_is_repeated", "lost_feeds_are_not_said"),
 )
 
@@ -40,7 +46,9 @@ def _quiet() -> Iterator[None]:
 
 @pytest.mark.parametrize("engine", ["ray", "redis"])
 def test_nothing_is_lost_in_a_simulated_cluster(engine: str) -> None:
-    """Under random faults: no step lost or counted twice, one chief, no wait that ends wrongly or not at all."""
+    """Under random faults: no step lost or counted twice, one chief, no wait that ends wrongly or
+    not at all.
+    """
     for seed in range(5):
         result = simulate(seed, engine)
         assert not result.violations, (seed, result.faults)
@@ -49,7 +57,9 @@ def test_nothing_is_lost_in_a_simulated_cluster(engine: str) -> None:
 
 @pytest.mark.parametrize("engine", ["ray", "redis"])
 def test_nothing_is_lost_in_a_simulated_training(engine: str) -> None:
-    """Under random faults, kills in the disk and power cuts: each step has its model and its feed, no checkpoint is lost."""
+    """Under random faults, kills in the disk and power cuts: each step has its model and its feed,
+    no checkpoint is lost.
+    """
     for seed in range(5):
         result = simulate(seed, engine, training)
         assert not result.violations, (seed, result.faults)
@@ -67,21 +77,28 @@ def test_a_seed_has_one_trace() -> None:
     """All that happens is decided by the seed, also in another interpreter with other hashes."""
     seeds = range(2)
     traces = [simulate(seed, scenario=one).digest for seed in seeds for one in (stores, training)]
-    assert traces == [simulate(seed, scenario=one, tracing=True).digest for seed in seeds for one in (stores, training)]
+    assert traces == [
+        simulate(seed, scenario=one, tracing=True).digest
+        for seed in seeds
+        for one in (stores, training)
+    ]
     program = (
-        "import logging; logging.disable()\n"
-        "from tests.fuzz.simulation.scenario import simulate, stores\n"
-        "from tests.fuzz.simulation.training import training\n"
-        f"print(*(simulate(seed, scenario=one).digest for seed in {seeds!r} for one in (stores, training)))"
+        "import logging; logging.disable()\nfrom tests.fuzz.simulation.scenario import simulate,"
+        " stores\nfrom tests.fuzz.simulation.training import training\nprint(*(simulate(seed,"
+        f" scenario=one).digest for seed in {seeds!r} for one in (stores, training)))"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "123"}
-    other = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True, text=True)
+    other = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, check=True, text=True
+    )
     assert other.stdout.split() == traces
 
 
 @pytest.mark.parametrize("kind", [*KINDS, ""])
 def test_the_script_is_the_state_machine(kind: str, tmp_path: Path) -> None:
-    """The script in a server, and that of the simulation, answer as `RunState` does; without a server, the latter."""
+    """The script in a server, and that of the simulation, answer as `RunState` does; without a
+    server, the latter.
+    """
     if not kind:
         assert compare(range(40), None) == []
         return

@@ -1,4 +1,6 @@
-"""A chief and three workers start one after the other, as processes of one machine, with each of its stores."""
+"""A chief and three workers start one after the other, as processes of one machine, with each of
+its stores.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,11 @@ def _tracker() -> None:
 @pytest.mark.parametrize("kills", [(), (2, 0)], ids=["no death", "a worker and the chief die"])
 async def test_staggered_start(kind: str, kills: Sequence[int], tmp_path: Path) -> None:
     """Each starts exactly at its step, also if tasks are killed."""
-    options: dict[str, Any] = {"args": (40, kills), "run": "staggered", "backoff": Backoff(initial_secs=0)}
+    options: dict[str, Any] = {
+        "args": (40, kills),
+        "run": "staggered",
+        "backoff": Backoff(initial_secs=0),
+    }
     if kind == "local":
         check_staggered(await run_processes(staggered, **options), kills)
         return

@@ -1,4 +1,6 @@
-"""The benchmarks of the stores over processes work: a few rounds of each row, with real servers and processes."""
+"""The benchmarks of the stores over processes work: a few rounds of each row, with real servers and
+processes.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ async def test_each_row_can_be_measured(name: str) -> None:
 
 @pytest.mark.asyncio(loop_factories=["uvloop"])
 async def test_a_row_on_the_other_loop() -> None:
-    """The waiters of other processes are on uvloop as well, and a row about them gives its figure."""
+    """The waiters of other processes are on uvloop as well, and a row about them gives its
+    figure.
+    """
     (result,) = await measure("local-crowd", ROWS["local-crowd"], TINY)
     assert result.figure is not None
     assert result.figure > 0
@@ -47,8 +51,19 @@ async def test_rows_about_ray_can_be_measured(cluster: str, tmp_path: Path) -> N
     file = tmp_path / "figures.json"
     rows = ["ray-wake", "ray-callers"]  # the others have more processes, and nothing else of Ray
     counts = ["--loop", "asyncio", "--rounds", "1", "--slice", "0"]
-    command = [sys.executable, "-m", "tests.benchmarks", "--rows", *rows, *counts, "--json", str(file)]
-    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, env={**os.environ, "AIOHOOKS_TEST_RAY": cluster})
+    command = [
+        sys.executable,
+        "-m",
+        "tests.benchmarks",
+        "--rows",
+        *rows,
+        *counts,
+        "--json",
+        str(file),
+    ]
+    process = await asyncio.create_subprocess_exec(
+        *command, cwd=ROOT, env={**os.environ, "AIOHOOKS_TEST_RAY": cluster}
+    )
     assert await process.wait() in (0, 1)  # 1: a bar is missed, as it may be where nothing is quiet
     (report,) = load(file)
     assert {result.row for result in report.results} == set(rows)

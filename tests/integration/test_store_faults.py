@@ -1,4 +1,5 @@
-"""Step stores of real processes under faults: some trials of each engine, the laws, and the bugs that these find.
+"""Step stores of real processes under faults: some trials of each engine, the laws, and the bugs
+that these find.
 
 More trials: `python -m tests.fuzz.store_faults --engine redis --count 1000`.
 """
@@ -17,7 +18,13 @@ from aiohooks.stores import Position
 from tests.fuzz.store_faults.__main__ import run_trials
 from tests.fuzz.store_faults.engines import ENGINES, GROUPS
 from tests.fuzz.store_faults.plans import CLIENT_FAULTS, LINK_FAULTS
-from tests.support.step_laws import Kind, Operation, find_miscount, find_second_leader, find_violation
+from tests.support.step_laws import (
+    Kind,
+    Operation,
+    find_miscount,
+    find_second_leader,
+    find_violation,
+)
 
 COUNT, SEED = 18, 26
 """With this seed so many trials have each fault of each engine, and each of a process."""
@@ -30,19 +37,35 @@ RECORDED_TRIAL = 7
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", [one for one in ENGINES if one != "ray"])
 def test_no_law_is_broken(engine: str, tmp_path: Path) -> None:
-    """Nothing is stuck, counted twice, written by two leaders, ended wrongly or left over, whatever fails."""
+    """Nothing is stuck, counted twice, written by two leaders, ended wrongly or left over, whatever
+    fails.
+    """
     outcome = asyncio.run(run_trials(engine, COUNT, SEED, tmp_path, parallel=3))
     assert outcome.texts == []
     assert outcome.calls > 1000
     faults = {(plan.group, plan.engine_fault) for plan in outcome.plans}
-    assert faults == {(group, fault) for group in GROUPS for fault in ENGINES[engine].strikes[group]}
-    assert {plan.client_fault for plan in outcome.plans} == {*CLIENT_FAULTS, *(LINK_FAULTS if engine != "local" else ())}
+    assert faults == {
+        (group, fault) for group in GROUPS for fault in ENGINES[engine].strikes[group]
+    }
+    assert {plan.client_fault for plan in outcome.plans} == {
+        *CLIENT_FAULTS,
+        *(LINK_FAULTS if engine != "local" else ()),
+    }
 
 
 # What the laws find.
 
 
-def operation(kind: Kind, amount: int, began: float, ended: float, step: int, *, process: int = 0, epoch: int = 1) -> Operation:
+def operation(
+    kind: Kind,
+    amount: int,
+    began: float,
+    ended: float,
+    step: int,
+    *,
+    process: int = 0,
+    epoch: int = 1,
+) -> Operation:
     return Operation(process, kind, amount, began, ended, Position(epoch, step))
 
 
@@ -78,7 +101,8 @@ TWO = [operation("advance", 2, 1.0, 2.0, 2), operation("advance", 1, 3.0, 4.0, 3
         ([LONG, operation("read", 0, 0.2, 0.5, 1)], "stale"),
         ([LONG, operation("wait", 1, 2.0, 3.0, 1), operation("wait", 0, 5.0, 6.0, 0)], ""),
         ([LONG, operation("wait", 1, 2.0, 2.5, 1), operation("read", 0, 3.0, 3.5, 0)], "stale"),
-        # A raise leads from any lower step to its own, or changes nothing; a reset begins the next epoch.
+        # A raise leads from any lower step to its own, or changes nothing; a reset begins the next
+        # epoch.
         ([FIRST, operation("raise", 7, 3.0, 4.0, 7), operation("raise", 2, 5.0, 6.0, 7)], ""),
         ([FIRST, operation("raise", 7, 3.0, 4.0, 6)], "did not raise"),
         ([FIRST, RESET, operation("advance", 1, 5.0, 6.0, 5, epoch=2)], ""),
@@ -88,7 +112,9 @@ TWO = [operation("advance", 2, 1.0, 2.0, 2), operation("advance", 1, 3.0, 4.0, 3
     ],
 )
 def test_what_is_linearizable(history: list[Operation], found: str) -> None:
-    """There is an order of the calls that agrees with their times and positions, or the reason says why not."""
+    """There is an order of the calls that agrees with their times and positions, or the reason says
+    why not.
+    """
     assert found in find_violation(history)
     assert bool(find_violation(history)) is bool(found)
 
@@ -99,12 +125,17 @@ def test_what_is_linearizable(history: list[Operation], found: str) -> None:
         ([operation("read", 0, 5.0, 6.0, 3)], ""),
         ([operation("read", 0, 5.0, 6.0, 2, process=2)], "last read"),
         ([operation("read", 0, 5.0, 6.0, 4)], "last read"),
-        ([operation("read", 0, 4.5, 4.6, 0, process=1), operation("read", 0, 5.0, 6.0, 3)], "had seen"),
+        (
+            [operation("read", 0, 4.5, 4.6, 0, process=1), operation("read", 0, 5.0, 6.0, 3)],
+            "had seen",
+        ),
         ([unanswered(math.pi), operation("read", 0, 5.0, 6.0, 4)], ""),
     ],
 )
 def test_sums_after_a_loss(reads: list[Operation], found: str) -> None:
-    """All that was acknowledged is in the last read, nothing is in it twice, and no process sees the step fall."""
+    """All that was acknowledged is in the last read, nothing is in it twice, and no process sees
+    the step fall.
+    """
     assert found in find_miscount([*TWO, *reads])
     assert bool(find_miscount([*TWO, *reads])) is bool(found)
 
@@ -136,7 +167,9 @@ def lose_write(history: Sequence[Operation], at: int) -> list[Operation]:
 
 
 def count_twice(history: Sequence[Operation], at: int) -> list[Operation]:
-    """One advance was applied twice, and answered once: all that is later is higher by its amount."""
+    """One advance was applied twice, and answered once: all that is later is higher by its
+    amount.
+    """
     doubled = _advances(history)[at]
     return [_shift(one, doubled, doubled.amount) for one in history]
 
@@ -144,8 +177,12 @@ def count_twice(history: Sequence[Operation], at: int) -> list[Operation]:
 def read_stale(history: Sequence[Operation], at: int) -> list[Operation]:
     """A read that began after an advance had ended does not see it."""
     advance = _advances(history)[at]
-    last = max((one for one in history if one.kind == "read" and one.is_known), key=lambda one: one.began)
-    stale = dataclasses.replace(last, position=Position(advance.position.epoch, advance.position.step - advance.amount))
+    last = max(
+        (one for one in history if one.kind == "read" and one.is_known), key=lambda one: one.began
+    )
+    stale = dataclasses.replace(
+        last, position=Position(advance.position.epoch, advance.position.step - advance.amount)
+    )
     return [stale if one is last else one for one in history]
 
 
@@ -153,13 +190,23 @@ def answer_twice(history: Sequence[Operation], at: int) -> list[Operation]:
     """Two processes get the same answer to their advances."""
     first = _advances(history)[at]
     other = next(one for one in _advances(history) if one.position > first.position)
-    return [dataclasses.replace(other, position=first.position) if one is other else one for one in history]
+    return [
+        dataclasses.replace(other, position=first.position) if one is other else one
+        for one in history
+    ]
 
 
 def wake_early(history: Sequence[Operation], at: int) -> list[Operation]:
     """A wait ends with a step that is reached only later."""
     advance = _advances(history)[at]
-    early = Operation(9, "wait", advance.position.step, advance.began - 2e-6, advance.began - 1e-6, advance.position)
+    early = Operation(
+        9,
+        "wait",
+        advance.position.step,
+        advance.began - 2e-6,
+        advance.began - 1e-6,
+        advance.position,
+    )
     return [*(one for one in history if one.is_known), early]
 
 
@@ -167,19 +214,30 @@ BUGS: tuple[Injected, ...] = (lose_write, count_twice, read_stale, answer_twice,
 
 
 def _advances(history: Sequence[Operation]) -> list[Operation]:
-    return sorted((one for one in history if one.kind == "advance" and one.is_known), key=lambda one: one.position)
+    return sorted(
+        (one for one in history if one.kind == "advance" and one.is_known),
+        key=lambda one: one.position,
+    )
 
 
 def _shift(one: Operation, after: Operation, by: int) -> Operation:
-    if not one.is_known or one.position <= after.position or one.position.epoch != after.position.epoch:
+    if (
+        not one.is_known
+        or one.position <= after.position
+        or one.position.epoch != after.position.epoch
+    ):
         return one
     return dataclasses.replace(one, position=Position(one.position.epoch, one.position.step + by))
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Operation]:
-    """Real calls of three processes of which none is killed: advances, reads, waits and raises or resets."""
-    outcome = asyncio.run(run_trials("local", 1, SEED, tmp_path_factory.mktemp("calls"), only=[RECORDED_TRIAL]))
+    """Real calls of three processes of which none is killed: advances, reads, waits and raises or
+    resets.
+    """
+    outcome = asyncio.run(
+        run_trials("local", 1, SEED, tmp_path_factory.mktemp("calls"), only=[RECORDED_TRIAL])
+    )
     assert outcome.texts == []
     assert find_violation(outcome.last_calls) == ""
     return outcome.last_calls
@@ -188,7 +246,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Operation]:
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS)
 def test_an_injected_bug_is_found(recorded: Sequence[Operation], bug: Injected) -> None:
-    """A lost write, a double count, a stale read, two writers with one answer, an early wake: wherever it is put."""
+    """A lost write, a double count, a stale read, two writers with one answer, an early wake:
+    wherever it is put.
+    """
     places = [-1] if bug is wake_early else range(0, len(_advances(recorded)) - 1, 7)
     answered = [one for one in recorded if one.is_known or one.kind in ("read", "wait")]
     wrong = {at: bug(answered, at) for at in places}

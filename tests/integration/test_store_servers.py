@@ -1,4 +1,6 @@
-"""The laws of every engine with a server, on real ones: the contract, what is left behind, broken connections, outages."""
+"""The laws of every engine with a server, on real ones: the contract, what is left behind, broken
+connections, outages.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ pytestmark = pytest.mark.usefixtures("streams")
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     """A server for the tests that leave it running."""
     with running(request.param, tmp_path_factory.mktemp(request.param)) as one:
         yield one
@@ -41,7 +45,9 @@ def own_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Serve
 def store_of(server: Server, port: int | None = None, **options: Any) -> SharedStepStore:
     """Return a store with short times."""
     url = server.url.replace(str(server.port), str(port or server.port))
-    store = open_step_store(url, **{"run": "r", "heartbeat": 0.5, "lease_secs": HANG_SECS, **options})
+    store = open_step_store(
+        url, **{"run": "r", "heartbeat": 0.5, "lease_secs": HANG_SECS, **options}
+    )
     assert isinstance(store, SharedStepStore)
     return store
 
@@ -71,8 +77,12 @@ async def flush_all(server: Server) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("lose", [restart_without_data, flush_all])
 @pytest.mark.parametrize("check", step_store_checks(lose_data=True))
-async def test_contract_without_its_data(own_server: Server, check: str, lose: Callable[[Server], Awaitable[None]]) -> None:
-    """The checks of a step store for an engine that loses its data: with its process, or while its connections stay."""
+async def test_contract_without_its_data(
+    own_server: Server, check: str, lose: Callable[[Server], Awaitable[None]]
+) -> None:
+    """The checks of a step store for an engine that loses its data: with its process, or while its
+    connections stay.
+    """
     # What has left before the loss, its leases must end.
     make = functools.partial(store_of, own_server, lease_secs=5.0)
     await check_step_store(lambda run: make(run=run), check, lose_data=lambda: lose(own_server))
@@ -95,14 +105,18 @@ async def test_it_is_opened_by_its_url(server: Server, run: str) -> None:
 
 
 async def test_a_look_from_outside_leaves_no_trace(server: Server, run: str) -> None:
-    """`inspect` writes nothing, of a run that is there and of one that is not, and its connection is closed."""
+    """`inspect` writes nothing, of a run that is there and of one that is not, and its connection
+    is closed.
+    """
     async with store_of(server, run=run) as store:
         await store.advance(2)
         before = await contents(server)
         for name, step in ((run, 2), (f"{run} missing", None)):
             async with contextlib.aclosing(store_of(server, run=name)) as outside:
                 found = await outside.inspect()
-            assert (found and (found.run, found.step, found.waiting)) == (step and (name, step, None))
+            assert (found and (found.run, found.step, found.waiting)) == (
+                step and (name, step, None)
+            )
         assert await contents(server) == before
 
 
@@ -122,7 +136,9 @@ async def test_runs_of_strange_names_never_meet(server: Server) -> None:
 
 
 async def test_a_lost_answer_is_not_counted_twice(server: Server, run: str) -> None:
-    """The server has applied a request, and the answer is lost: the repeated request is not applied again."""
+    """The server has applied a request, and the answer is lost: the repeated request is not applied
+    again.
+    """
     async with Proxy.to(server.port) as proxy, store_of(server, proxy.port, run=run) as store:
         for step in range(1, 6):
             proxy.drop_answer(b"EVALSHA")
@@ -132,9 +148,17 @@ async def test_a_lost_answer_is_not_counted_twice(server: Server, run: str) -> N
 
 
 @pytest.mark.parametrize("comes_late", [False, True])
-async def test_a_write_that_another_process_has_seen_counts_once(own_server: Server, comes_late: bool) -> None:
-    """A write is applied, its answer lost, and then the server's data; another process has seen the step, or found it."""
-    async with Proxy.to(own_server.port) as proxy, store_of(own_server, proxy.port) as a, contextlib.AsyncExitStack() as stack:
+async def test_a_write_that_another_process_has_seen_counts_once(
+    own_server: Server, comes_late: bool
+) -> None:
+    """A write is applied, its answer lost, and then the server's data; another process has seen the
+    step, or found it.
+    """
+    async with (
+        Proxy.to(own_server.port) as proxy,
+        store_of(own_server, proxy.port) as a,
+        contextlib.AsyncExitStack() as stack,
+    ):
         assert await a.advance(5) == 5
         b = await stack.enter_async_context(store_of(own_server))
         seen = asyncio.ensure_future(b.wait_for(6))
@@ -158,8 +182,14 @@ async def test_a_write_that_another_process_has_seen_counts_once(own_server: Ser
 
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_a_broken_connection_is_replaced(server: Server, fault: str, run: str) -> None:
-    """A step crossed while the waiter's connection is broken wakes it when the connection is back; so does a call."""
-    async with Proxy.to(server.port) as proxy, store_of(server, proxy.port, run=run) as b, store_of(server, run=run) as a:
+    """A step crossed while the waiter's connection is broken wakes it when the connection is back;
+    so does a call.
+    """
+    async with (
+        Proxy.to(server.port) as proxy,
+        store_of(server, proxy.port, run=run) as b,
+        store_of(server, run=run) as a,
+    ):
         wait = asyncio.ensure_future(b.wait_for(5))
         await a.advance(2)
         await b.wait_for(2)
@@ -175,7 +205,9 @@ async def test_a_broken_connection_is_replaced(server: Server, fault: str, run: 
 async def test_the_error_of_a_lost_connection_is_retrieved(
     server: Server, run: str, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The streams of a connection leave nothing that the loop logs, even where they are freed as parts of a cycle."""
+    """The streams of a connection leave nothing that the loop logs, even where they are freed as
+    parts of a cycle.
+    """
     # It would retrieve the error, but the garbage collector may free the future first.
     monkeypatch.delattr(asyncio.StreamReaderProtocol, "__del__")
     async with Proxy.to(server.port) as proxy, store_of(server, proxy.port, run=run) as store:
@@ -194,7 +226,9 @@ async def test_the_error_of_a_lost_connection_is_retrieved(
 
 
 async def test_an_outage_longer_than_max_outage_secs(own_server: Server) -> None:
-    """It ends waits and writes with the typed error; they work again when the server does. Without a server, opening ends so."""
+    """It ends waits and writes with the typed error; they work again when the server does. Without
+    a server, opening ends so.
+    """
     async with store_of(own_server, max_outage_secs=0.3) as store:
         wait = asyncio.ensure_future(store.wait_for(5))
         assert await store.advance() == 1
@@ -209,7 +243,9 @@ async def test_an_outage_longer_than_max_outage_secs(own_server: Server) -> None
 
 
 async def test_no_server() -> None:
-    """The error comes within `connect_timeout`, with the address and how to start a server; its cause is the client's error."""
+    """The error comes within `connect_timeout`, with the address and how to start a server; its
+    cause is the client's error.
+    """
     port = free_port()
     store = open_step_store(f"redis://user:secret@127.0.0.1:{port}", run="r", connect_timeout=0.1)
     with pytest.raises(StoreUnavailableError) as raised:
@@ -251,8 +287,12 @@ async def test_closing_while_the_server_does_not_answer(own_server: Server) -> N
 
 @pytest.mark.parametrize("away", [Server.kill, Server.pause])
 @pytest.mark.parametrize("creator", [ah.WorkerSessionCreator, ah.ChiefSessionCreator])
-async def test_a_stop_ends_the_opening_of_a_session(own_server: Server, away: Callable[[Server], None], creator: Any) -> None:
-    """A session that waits for its chief, or for the lead, while the server is away, does not wait for the server to stop."""
+async def test_a_stop_ends_the_opening_of_a_session(
+    own_server: Server, away: Callable[[Server], None], creator: Any
+) -> None:
+    """A session that waits for its chief, or for the lead, while the server is away, does not wait
+    for the server to stop.
+    """
     async with store_of(own_server) as other, store_of(own_server) as store, other.lead():
         session = ah.AsyncSingularMonitoredSession(creator(ah.Graph(), global_step=store))
         opening = asyncio.ensure_future(session.__aenter__())
@@ -270,10 +310,15 @@ async def test_a_stop_ends_the_opening_of_a_session(own_server: Server, away: Ca
 @pytest.mark.asyncio(loop_factories=["uvloop"])
 @pytest.mark.parametrize("behind", [0, 2])
 async def test_a_failover_by_hand(tmp_path: Path, behind: int) -> None:
-    """The replica takes over behind the same address: it gets the steps that it missed, and no wait and no write is lost."""
+    """The replica takes over behind the same address: it gets the steps that it missed, and no wait
+    and no write is lost.
+    """
     for name in ("master", "replica"):
         (tmp_path / name).mkdir()
-    with running("valkey", tmp_path / "master") as master, running("valkey", tmp_path / "replica") as replica:
+    with (
+        running("valkey", tmp_path / "master") as master,
+        running("valkey", tmp_path / "replica") as replica,
+    ):
         await execute(replica, "REPLICAOF", "127.0.0.1", master.port)
         async with (
             Proxy.to(master.port) as address,

@@ -1,4 +1,6 @@
-"""`aiohooks why`: processes that hang for twelve reasons, and one command that names each with its line, and since when."""
+"""`aiohooks why`: processes that hang for twelve reasons, and one command that names each with its
+line, and since when.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ from tests.support.processes import start
 from tests.support.store_servers import running
 from tests.support.waiting import HANG_SECS
 
-pytestmark = [pytest.mark.slow, pytest.mark.every_python, pytest.mark.skipif(sys.platform != "linux", reason="/proc")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.every_python,
+    pytest.mark.skipif(sys.platform != "linux", reason="/proc"),
+]
 
 Ask = Callable[..., str]
 Hang = Callable[..., subprocess.Popen[str]]
@@ -29,14 +35,19 @@ Hang = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hang]:
-    """What starts a program of `tests.support.hangs` that can be asked, and waits until it is about to hang."""
+    """What starts a program of `tests.support.hangs` that can be asked, and waits until it is about
+    to hang.
+    """
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("AIOHOOKS_WHY", "1")
     with contextlib.ExitStack() as processes:
 
         def begin(name: str, url: object = "") -> subprocess.Popen[str]:
             process = processes.enter_context(
-                start([sys.executable, "-m", "tests.support.hangs", name, str(url)], stdin=subprocess.PIPE)
+                start(
+                    [sys.executable, "-m", "tests.support.hangs", name, str(url)],
+                    stdin=subprocess.PIPE,
+                )
             )
             processes.callback(process.kill)
             assert process.stdout is not None
@@ -66,24 +77,57 @@ def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
 SECS = r"[0-9.e+-]+ s"
 # LINE, AWAITS, HOLDS and OUTER are the places of comments; S are seconds.
 HANGS = {
-    "deadlock": r"^deadlock: Deadlock#\d.before_run at step 1, LINE, S <- lock `self.second` \(held\) <- Deadlock#\d.* LINE, S",
+    "deadlock": (
+        r"^deadlock: Deadlock#\d.before_run at step 1, LINE, S <- lock `self.second` \(held\) <-"
+        r" Deadlock#\d.* LINE, S"
+    ),
     "full_queue": r"Send.after_run at step 3, LINE, S <- queue `self.queue` \(full, 2 of 2\)",
-    "thread_lock": r"InThread.* AWAITS, S <- thread .* LINE <- lock `self.lock` \(held\) <- thread 'uploader'.* HOLDS",
-    "slow_disk": r"CheckpointSaverHook.after_run at step 1, S <- .*save of the checkpoint of step 0 in .* LINE",
-    "version": r"Gate.before_run at .*, LINE, S <- room in the version gate of weights .* <- step 1 of weights \(.*no publisher",
-    "recovery": r"in recovery 1 from Unavail.*, recovery at LINE waits for a recovery, S <- the pause of 600 s .*is away",
-    "blocked_loop": r"'chief' \(step 1, in run 1 for S\) .* <- Block.after_run \(runs; the event loop waits for it\), LINE",
-    "task_done": r"'chief' \(step 1, in its block; run 1 began S ago\).* LINE <- queue `jobs` \(0 in it, task_done was not",
-    "nested": r"Nest.before_run at step 1, OUTER, S <- session 'evaluation' .* <- Forget.before_run at .*, LINE, S <- event \(",
+    "thread_lock": (
+        r"InThread.* AWAITS, S <- thread .* LINE <- lock `self.lock` \(held\) <- thread"
+        r" 'uploader'.* HOLDS"
+    ),
+    "slow_disk": (
+        r"CheckpointSaverHook.after_run at step 1, S <- .*save of the checkpoint of step 0 in .*"
+        r" LINE"
+    ),
+    "version": (
+        r"Gate.before_run at .*, LINE, S <- room in the version gate of weights .* <- step 1 of"
+        r" weights \(.*no publisher"
+    ),
+    "recovery": (
+        r"in recovery 1 from Unavail.*, recovery at LINE waits for a recovery, S <- the pause of"
+        r" 600 s .*is away"
+    ),
+    "blocked_loop": (
+        r"'chief' \(step 1, in run 1 for S\) .* <- Block.after_run \(runs; the event loop waits for"
+        r" it\), LINE"
+    ),
+    "task_done": (
+        r"'chief' \(step 1, in its block; run 1 began S ago\).* LINE <- queue `jobs` \(0 in it,"
+        r" task_done was not"
+    ),
+    "nested": (
+        r"Nest.before_run at step 1, OUTER, S <- session 'evaluation' .* <- Forget.before_run at"
+        r" .*, LINE, S <- event \("
+    ),
 }
 
 
 @pytest.mark.sample
 @pytest.mark.parametrize("name", HANGS)
-def test_a_hang_is_named_with_its_line_and_since_when(name: str, hang: Hang, ask: Ask, tmp_path: Path) -> None:
-    """The command names what hangs, where, for how long, and what it waits for, by the id of the process."""
+def test_a_hang_is_named_with_its_line_and_since_when(
+    name: str, hang: Hang, ask: Ask, tmp_path: Path
+) -> None:
+    """The command names what hangs, where, for how long, and what it waits for, by the id of the
+    process.
+    """
     process = hang(name, tmp_path / "checkpoints")
-    lines = {"LINE": name, "AWAITS": "awaits thread_lock", "HOLDS": "holds thread_lock", "OUTER": "outer nested"}
+    lines = {
+        "LINE": name,
+        "AWAITS": "awaits thread_lock",
+        "HOLDS": "holds thread_lock",
+        "OUTER": "outer nested",
+    }
     pattern = re.sub(r"\bS\b", SECS, HANGS[name])
     for word, comment in lines.items():
         if word in pattern:
@@ -92,18 +136,33 @@ def test_a_hang_is_named_with_its_line_and_since_when(name: str, hang: Hang, ask
 
 
 def test_another_process_that_is_stopped(hang: Hang, ask: Ask, tmp_path: Path) -> None:
-    """Asked by the name of the run: the worker, the step it waits for, and the trainer, first at work and then stopped."""
+    """Asked by the name of the run: the worker, the step it waits for, and the trainer, first at
+    work and then stopped.
+    """
     url = f"local://{tmp_path / 'steps'}"
     trainer, worker = hang("publishes", url), hang("waits_for_step", url)
-    waits = rf"GlobalStepWaiterHook.before_run at step 4, {SECS} <- .*step 40 of digits \(seen 3, .*\), {SECS} <- "
-    at_work = rf"{waits}session 'trainer' \(step 3, in its block.* at \S*{re.escape(line_of('publishes'))}"
+    waits = (
+        rf"GlobalStepWaiterHook.before_run at step 4, {SECS} <- .*step 40 of digits \(seen 3, .*\),"
+        rf" {SECS} <- "
+    )
+    at_work = (
+        rf"{waits}session 'trainer' \(step 3, in its block.* at"
+        rf" \S*{re.escape(line_of('publishes'))}"
+    )
     ask(at_work, "digits")
     trainer.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, trainer.pid, os.WSTOPPED | os.WNOWAIT)
-    text = ask(rf"{waits}trainer, process {trainer.pid} on \S+ \(stopped by a signal", "digits", code=1)
+    text = ask(
+        rf"{waits}trainer, process {trainer.pid} on \S+ \(stopped by a signal", "digits", code=1
+    )
     assert f"process {trainer.pid}: stopped by a signal; SIGCONT continues it" in text
     text = ask(f"process {trainer.pid} on", worker.pid, "--json")
-    assert {node["kind"] for node in json.loads(text)["nodes"]} >= {"session", "hook", "step", "process"}
+    assert {node["kind"] for node in json.loads(text)["nodes"]} >= {
+        "session",
+        "hook",
+        "step",
+        "process",
+    }
 
 
 def test_a_deadlock_over_two_processes(hang: Hang, ask: Ask, tmp_path: Path) -> None:
@@ -111,7 +170,10 @@ def test_a_deadlock_over_two_processes(hang: Hang, ask: Ask, tmp_path: Path) -> 
     url = f"local://{tmp_path / 'steps'}"
     for name in ("actor", "learner"):
         hang(name, url)
-    wants = rf"Want.before_run at \S*{re.escape(line_of('two_runs'))}, {SECS} <- step 9 of (rollouts|weights)"
+    wants = (
+        rf"Want.before_run at \S*{re.escape(line_of('two_runs'))}, {SECS} <- step 9 of"
+        r" (rollouts|weights)"
+    )
     ask(rf"(?m)^deadlock: .*{wants} .*{wants}", "weights")
 
 
@@ -120,12 +182,16 @@ def test_a_dead_publisher_whose_lease_has_not_run_out(hang: Hang, ask: Ask, tmp_
     with running("valkey", tmp_path, keeps=False) as server:
         url = server.url
         trainer, worker = hang("publishes", url), hang("waits_for_step", url)
-        waits = rf"GlobalStepWaiterHook.before_run at step 4, {SECS} <- .*step 40 of digits \(seen 3, .*\), {SECS} <- "
+        waits = (
+            rf"GlobalStepWaiterHook.before_run at step 4, {SECS} <- .*step 40 of digits \(seen 3,"
+            rf" .*\), {SECS} <- "
+        )
         ask(rf"{waits}trainer, process {trainer.pid}", worker.pid)
         trainer.kill()
         trainer.wait()
         ask(
-            rf"{waits}trainer, process {trainer.pid} on \S+ \(does not exist any more; its lease of 3600 s runs out in {SECS}",
+            rf"{waits}trainer, process {trainer.pid} on \S+ \(does not exist any more; its lease of"
+            rf" 3600 s runs out in {SECS}",
             worker.pid,
         )
 
@@ -140,6 +206,7 @@ def test_an_engine_that_is_away(hang: Hang, ask: Ask, tmp_path: Path) -> None:
         process.stdin.flush()
         away = rf"RedisStepStore of digits \(its engine has been away for {SECS}\)"
         ask(
-            rf"'chief' \(step 1, in run 2 for {SECS}\).* at \S*{re.escape(line_of('run'))} waits for .*{SECS} <- .*{away}",
+            rf"'chief' \(step 1, in run 2 for {SECS}\).* at \S*{re.escape(line_of('run'))} waits"
+            rf" for .*{SECS} <- .*{away}",
             process.pid,
         )

@@ -14,11 +14,21 @@ import pytest
 from packaging.utils import canonicalize_name
 
 from tests.support.pictures import LAYERS
-from tests.support.source import PACKAGE, ROOT, Import, defined_names, imports, modules, python_files, tree
+from tests.support.source import (
+    PACKAGE,
+    ROOT,
+    Import,
+    defined_names,
+    imports,
+    modules,
+    python_files,
+    tree,
+)
 from tests.support.versions import CORE, requirements
 from tests.support.waiting import HANG_SECS
 
-# In this order: each imports from those above it and from itself. docs/explanations/architecture.md says what is in each.
+# In this order: each imports from those above it and from itself. docs/explanations/architecture.md
+# says what is in each.
 PACKAGES = (
     *(
         "errors",
@@ -68,7 +78,9 @@ FORBIDDEN_ATTRIBUTES = {
     ("time", "sleep"),
 }
 FORBIDDEN_MODULES = {"marshal", "pickle", "shelve"}
-MAY_PICKLE = "aiohooks.testing.hook_suite"  # checks that errors can be pickled, and loads nothing else
+MAY_PICKLE = (
+    "aiohooks.testing.hook_suite"  # checks that errors can be pickled, and loads nothing else
+)
 FORBIDDEN_CALLS = {"eval", "exec"}
 
 
@@ -86,7 +98,12 @@ def position(module: str) -> int:
 
 def inside(*kinds: str) -> list[Import]:
     """The library's imports of itself, of these kinds."""
-    return [one for module in modules() for one in imports(module) if one.kind in kinds and one.module.split(".")[0] == PACKAGE]
+    return [
+        one
+        for module in modules()
+        for one in imports(module)
+        if one.kind in kinds and one.module.split(".")[0] == PACKAGE
+    ]
 
 
 def lines(found: list[Import]) -> str:
@@ -100,8 +117,14 @@ def test_every_module_has_a_place() -> None:
 
 
 def test_imports_go_one_way() -> None:
-    """A package imports only from those above it, on a module's own level, inside functions and for annotations alike."""
-    wrong = [one for one in inside("top", "inner", "types") if position(one.module) > position(one.importer)]
+    """A package imports only from those above it, on a module's own level, inside functions and for
+    annotations alike.
+    """
+    wrong = [
+        one
+        for one in inside("top", "inner", "types")
+        if position(one.module) > position(one.importer)
+    ]
     assert not wrong, lines(wrong)
 
 
@@ -111,13 +134,17 @@ def test_the_picture_shows_the_order() -> None:
     assert set(rows) == set(PACKAGES) - {"__init__", "__main__"}
     ends = [(package(one.importer), package(one.module)) for one in inside("top", "inner", "types")]
     wrong = {
-        (importer, used) for importer, used in ends if importer in rows and importer != used and rows[importer] >= rows[used]
+        (importer, used)
+        for importer, used in ends
+        if importer in rows and importer != used and rows[importer] >= rows[used]
     }
     assert wrong == set()
 
 
 def test_imports_make_no_circle() -> None:
-    """Modules import each other in one direction only, also on one floor, inside functions and for annotations."""
+    """Modules import each other in one direction only, also on one floor, inside functions and for
+    annotations.
+    """
     sorter: graphlib.TopologicalSorter[str] = graphlib.TopologicalSorter()
     for one in inside("top", "inner", "types"):
         sorter.add(one.importer, one.module)
@@ -129,7 +156,9 @@ OF_PYTHON = {"_replace", "_fields", "_asdict", "_field_defaults", "_exit"}
 
 
 def test_no_module_uses_private_names_of_another() -> None:
-    """A name with an underscore is used where it is made: in its module, by the methods of its class, by what derives from it."""
+    """A name with an underscore is used where it is made: in its module, by the methods of its
+    class, by what derives from it.
+    """
     makes = {module: private_names(path) for module, path in modules().items()}
     everywhere = {name for names in makes.values() for name in names}
     wrong = [
@@ -140,7 +169,11 @@ def test_no_module_uses_private_names_of_another() -> None:
         if ast.unparse(node.value) not in ("self", "cls", "super()")
     ]
     assert not wrong, "\n".join(wrong)
-    taken = [one for one in inside("top", "inner", "types") if one.name is not None and re.match(r"_(?!_)", one.name)]
+    taken = [
+        one
+        for one in inside("top", "inner", "types")
+        if one.name is not None and re.match(r"_(?!_)", one.name)
+    ]
     assert not taken, lines(taken)
 
 
@@ -149,9 +182,15 @@ def private_names(path: Path) -> set[str]:
     names: set[str] = set()
     for node in ast.walk(tree(path)):
         match node:
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            case (
+                ast.FunctionDef(name=name)
+                | ast.AsyncFunctionDef(name=name)
+                | ast.ClassDef(name=name)
+            ):
                 names.add(name)
-            case ast.Attribute(attr=name, ctx=ast.Store()) | ast.AnnAssign(target=ast.Name(id=name)):
+            case (
+                ast.Attribute(attr=name, ctx=ast.Store()) | ast.AnnAssign(target=ast.Name(id=name))
+            ):
                 names.add(name)
             case ast.Assign(targets=[ast.Name(id=name)]):
                 names.add(name)
@@ -161,29 +200,39 @@ def private_names(path: Path) -> set[str]:
 
 
 def test_nothing_public_is_internal() -> None:
-    """What only the library itself may use has an underscore, or an object of its own; no docstring has to say so."""
+    """What only the library itself may use has an underscore, or an object of its own; no docstring
+    has to say so.
+    """
     wrong = [
         f"{module}:{node.lineno}"
         for module, path in modules().items()
         for node in ast.walk(tree(path))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("Internal:")
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and node.value.startswith("Internal:")
     ]
     assert not wrong, "\n".join(wrong)
 
 
 def test_hooks_never_import_the_session() -> None:
-    """A built-in hook is a user of the hook contract like any other: it imports nothing else of the session package."""
+    """A built-in hook is a user of the hook contract like any other: it imports nothing else of the
+    session package.
+    """
     allowed = {f"{PACKAGE}.{name}" for name in KNOWN_TO_HOOKS}
     wrong = [
         one
         for one in inside("top", "inner", "types")
-        if package(one.importer) == "hooks" and package(one.module) == "session" and one.module not in allowed
+        if package(one.importer) == "hooks"
+        and package(one.module) == "session"
+        and one.module not in allowed
     ]
     assert not wrong, lines(wrong)
 
 
 def test_nothing_inside_imports_the_front_door_or_the_testing_helpers() -> None:
-    """`aiohooks` and `aiohooks.testing` are for users, such as the command line; no other module of the library imports them."""
+    """`aiohooks` and `aiohooks.testing` are for users, such as the command line; no other module of
+    the library imports them.
+    """
     wrong = [
         one
         for one in inside("top", "inner", "types")
@@ -194,20 +243,28 @@ def test_nothing_inside_imports_the_front_door_or_the_testing_helpers() -> None:
 
 
 def test_names_come_from_the_module_that_defines_them() -> None:
-    """A name is imported from where it is made, or through the front door of a folder from outside of that folder."""
+    """A name is imported from where it is made, or through the front door of a folder from outside
+    of that folder.
+    """
     wrong: list[Import] = []
     for one in inside("top", "inner", "types"):
         if one.name is None or one.name in defined_names(one.module):
             continue
         is_front_door = modules()[one.module].name == "__init__.py"
-        handed_on = {each.name for each in imports(one.module) if each.kind != "inner"}  # a lazy one imports under TYPE_CHECKING
-        if not (is_front_door and one.name in handed_on and package(one.importer) != package(one.module)):
+        handed_on = {
+            each.name for each in imports(one.module) if each.kind != "inner"
+        }  # a lazy one imports under TYPE_CHECKING
+        if not (
+            is_front_door and one.name in handed_on and package(one.importer) != package(one.module)
+        ):
             wrong.append(one)
     assert not wrong, lines(wrong)
 
 
 def test_only_anyio_is_imported_besides_the_standard_library() -> None:
-    """The core needs anyio alone; each extra is imported at the top of the one module that is about it."""
+    """The core needs anyio alone; each extra is imported at the top of the one module that is about
+    it.
+    """
     wrong: list[Import] = []
     seen: set[str] = set()
     for module in modules():
@@ -227,8 +284,15 @@ def test_only_anyio_is_imported_besides_the_standard_library() -> None:
 
 
 def test_extras_are_what_modules_import() -> None:
-    """Each package of an extra is imported by the library, and each package that it imports is in an extra."""
-    in_extras = {canonicalize_name(one.name) for name, each in requirements().items() if name != CORE for one in each}
+    """Each package of an extra is imported by the library, and each package that it imports is in
+    an extra.
+    """
+    in_extras = {
+        canonicalize_name(one.name)
+        for name, each in requirements().items()
+        if name != CORE
+        for one in each
+    }
     imported = {canonicalize_name(DISTRIBUTIONS.get(name, name)) for name in EXTRAS}
     # pytest loads the plugin itself, and torch is imported only where the program has imported it.
     assert in_extras - {"anyio"} == imported - {"pytest", "torch"}
@@ -236,12 +300,18 @@ def test_extras_are_what_modules_import() -> None:
 
 def test_every_module_says_what_it_is_for() -> None:
     """Each module of the library and the examples opens with a docstring."""
-    silent = [str(path.relative_to(ROOT)) for path in python_files(PACKAGE, "examples") if not ast.get_docstring(tree(path))]
+    silent = [
+        str(path.relative_to(ROOT))
+        for path in python_files(PACKAGE, "examples")
+        if not ast.get_docstring(tree(path))
+    ]
     assert not silent
 
 
 def test_what_is_forbidden_is_not_used() -> None:
-    """The library has no asyncio primitive known to be broken, no blocking or polling sleep, no pickle, no shell."""
+    """The library has no asyncio primitive known to be broken, no blocking or polling sleep, no
+    pickle, no shell.
+    """
     found = [
         f"{module}:{node.lineno}: {what}"
         for module, path in modules().items()
@@ -255,18 +325,32 @@ def test_what_is_forbidden_is_not_used() -> None:
 def forbidden(node: ast.AST) -> str | None:
     """What is wrong with a node, if anything."""
     match node:
-        case ast.Attribute(value=ast.Name(id=owner), attr=name) if (owner, name) in FORBIDDEN_ATTRIBUTES:
+        case ast.Attribute(value=ast.Name(id=owner), attr=name) if (
+            owner,
+            name,
+        ) in FORBIDDEN_ATTRIBUTES:
             return f"{owner}.{name}"
         case ast.ImportFrom(module=str(owner)):
             if owner in FORBIDDEN_MODULES:
                 return owner
-            return next((f"{owner}.{a.name}" for a in node.names if (owner, a.name) in FORBIDDEN_ATTRIBUTES), None)
+            return next(
+                (
+                    f"{owner}.{a.name}"
+                    for a in node.names
+                    if (owner, a.name) in FORBIDDEN_ATTRIBUTES
+                ),
+                None,
+            )
         case ast.Import():
             return next((a.name for a in node.names if a.name in FORBIDDEN_MODULES), None)
         case ast.Call(func=ast.Name(id=name)) if name in FORBIDDEN_CALLS:
             return name
         case ast.Call(func=ast.Attribute(value=ast.Name(id="asyncio" | "anyio"), attr="sleep")):
-            if not (len(node.args) == 1 and isinstance(node.args[0], ast.Constant) and node.args[0].value == 0):
+            if not (
+                len(node.args) == 1
+                and isinstance(node.args[0], ast.Constant)
+                and node.args[0].value == 0
+            ):
                 return "a sleep; sleep(0) is a suspension point, anything else a poll"
         case ast.keyword(arg="shell", value=ast.Constant(value=True)):
             return "shell=True"
@@ -297,21 +381,37 @@ def test_the_search_finds_what_is_forbidden(code: str) -> None:
 
 
 def test_the_stores_reach_no_session() -> None:
-    """The step stores reach nothing but what is above them in the order: they can be used without any session."""
+    """The step stores reach nothing but what is above them in the order: they can be used without
+    any session.
+    """
     reached: set[str] = set()
     ahead = [module for module in modules() if package(module) == "stores"]
     while ahead:
         module = ahead.pop()
         if module not in reached:
             reached.add(module)
-            ahead += [one.module for one in imports(module) if one.module in modules() and one.kind != "types"]
-    assert {package(module) for module in reached} <= {"errors", "_lazy", "_validate", "_diagnostics", "_why", "_aio", "stores"}
+            ahead += [
+                one.module
+                for one in imports(module)
+                if one.module in modules() and one.kind != "types"
+            ]
+    assert {package(module) for module in reached} <= {
+        "errors",
+        "_lazy",
+        "_validate",
+        "_diagnostics",
+        "_why",
+        "_aio",
+        "stores",
+    }
 
 
-# Refuses what is neither standard library nor anyio's own need, so a missing extra is what it would be for a user.
+# Refuses what is neither standard library nor anyio's own need, so a missing extra is what it would
+# be for a user.
 ONLY_CORE = """
     import importlib.abc, sys
-    allowed = {"aiohooks", "anyio", "idna", "sniffio", "typing_extensions", *sys.stdlib_module_names}
+    anyio = {"anyio", "idna", "sniffio", "typing_extensions"}
+    allowed = {"aiohooks", *anyio, *sys.stdlib_module_names}
 
     class Refuse(importlib.abc.MetaPathFinder):
         def find_spec(self, name, path=None, target=None):
@@ -354,9 +454,17 @@ WHOLE_CORE = """
 
 
 @pytest.mark.parametrize(
-    "parts", [pytest.param((NO_FRONT_DOOR, STORES_ALONE), id="stores alone"), pytest.param((WHOLE_CORE,), id="the core")]
+    "parts",
+    [
+        pytest.param((NO_FRONT_DOOR, STORES_ALONE), id="stores alone"),
+        pytest.param((WHOLE_CORE,), id="the core"),
+    ],
 )
 def test_it_runs_on_the_standard_library_and_anyio(parts: tuple[str, ...]) -> None:
-    """The stores without the session, and the whole core without any extra, import and work with anyio alone."""
+    """The stores without the session, and the whole core without any extra, import and work with
+    anyio alone.
+    """
     program = "".join(map(textwrap.dedent, (ONLY_CORE, *parts)))
-    subprocess.run([sys.executable, "-W", "error", "-c", program], cwd=ROOT, check=True, timeout=HANG_SECS)
+    subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], cwd=ROOT, check=True, timeout=HANG_SECS
+    )

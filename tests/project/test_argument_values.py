@@ -1,4 +1,6 @@
-"""Invalid values: every constructor of a public class refuses them, and says what to give instead."""
+"""Invalid values: every constructor of a public class refuses them, and says what to give
+instead.
+"""
 
 from __future__ import annotations
 
@@ -94,11 +96,36 @@ SUMMARIES: list[tuple[dict[str, Any], str]] = [
 
 # What is made, with which arguments, and what the message says: the offender, and the way out.
 VALUES: list[Case] = [
-    (monitored, {"stop_grace_period_secs": -1}, "stop_grace_period_secs is -1", "seconds, 0 or more"),
-    (monitored, {"stop_grace_period_secs": math.inf}, "stop_grace_period_secs is inf", "seconds, 0 or more"),
-    (monitored, {"stop_grace_period_secs": NAN}, "stop_grace_period_secs is nan", "seconds, 0 or more"),
-    (monitored, {"stop_grace_period_secs": "1"}, "stop_grace_period_secs is '1'", "seconds, 0 or more"),
-    (monitored, {"stop_grace_period_secs": True}, "stop_grace_period_secs is True", "seconds, 0 or more"),
+    (
+        monitored,
+        {"stop_grace_period_secs": -1},
+        "stop_grace_period_secs is -1",
+        "seconds, 0 or more",
+    ),
+    (
+        monitored,
+        {"stop_grace_period_secs": math.inf},
+        "stop_grace_period_secs is inf",
+        "seconds, 0 or more",
+    ),
+    (
+        monitored,
+        {"stop_grace_period_secs": NAN},
+        "stop_grace_period_secs is nan",
+        "seconds, 0 or more",
+    ),
+    (
+        monitored,
+        {"stop_grace_period_secs": "1"},
+        "stop_grace_period_secs is '1'",
+        "seconds, 0 or more",
+    ),
+    (
+        monitored,
+        {"stop_grace_period_secs": True},
+        "stop_grace_period_secs is True",
+        "seconds, 0 or more",
+    ),
     (monitored, {"global_step": 5}, "global_step is 5", "give a StepStore"),
     (monitored, {"global_step": ah.MemoryStepStore}, "global_step is <class", "give a StepStore"),
     (monitored, {"variables": {"w": 1}}, "variables is {'w': 1}", "give a Variables"),
@@ -106,12 +133,42 @@ VALUES: list[Case] = [
     (monitored, {"recovery": ah.AbortedError}, "recovery is <class", "RecoveryPolicy"),
     (monitored, {"name": 5}, "name", "5"),
     (monitored, {"name": ""}, "name", "''"),
-    (ah.AsyncSingularMonitoredSession, {"source": double, "global_step": 5}, "global_step is 5", "give a StepStore"),
-    (ah.AsyncMonitoredSession, {"source": 5}, "5 cannot be run", "give a Graph, a SessionCreator, or an `async def`"),
-    (ah.AsyncMonitoredSession, {"source": None}, "None cannot be run", "give a Graph, a SessionCreator"),
-    (ah.AsyncMonitoredSession, {"source": ah.Graph}, "the class Graph cannot be run", "an object of it: Graph(...)"),
-    (ah.AsyncMonitoredSession, {"source": plain}, "plain", "not a coroutine function; write the step as `async def`"),
-    (ah.AsyncMonitoredSession, {"source": print}, "print", "give in_thread(...) of one that blocks"),
+    (
+        ah.AsyncSingularMonitoredSession,
+        {"source": double, "global_step": 5},
+        "global_step is 5",
+        "give a StepStore",
+    ),
+    (
+        ah.AsyncMonitoredSession,
+        {"source": 5},
+        "5 cannot be run",
+        "give a Graph, a SessionCreator, or an `async def`",
+    ),
+    (
+        ah.AsyncMonitoredSession,
+        {"source": None},
+        "None cannot be run",
+        "give a Graph, a SessionCreator",
+    ),
+    (
+        ah.AsyncMonitoredSession,
+        {"source": ah.Graph},
+        "the class Graph cannot be run",
+        "an object of it: Graph(...)",
+    ),
+    (
+        ah.AsyncMonitoredSession,
+        {"source": plain},
+        "plain",
+        "not a coroutine function; write the step as `async def`",
+    ),
+    (
+        ah.AsyncMonitoredSession,
+        {"source": print},
+        "print",
+        "give in_thread(...) of one that blocks",
+    ),
     (ah.AsyncMonitoredSession, {"source": NoGraph()}, "NoGraph object", "graph"),
     (ah.AsyncMonitoredSession, {"source": PlainCreator()}, "PlainCreator", "async def"),
     (
@@ -120,17 +177,47 @@ VALUES: list[Case] = [
         "a SessionCreator has its own step store and variables",
         "give them to it",
     ),
-    (ah.AsyncMonitoredSession, {"source": worker(), "variables": ah.Variables()}, "SessionCreator", "give them to it"),
+    (
+        ah.AsyncMonitoredSession,
+        {"source": worker(), "variables": ah.Variables()},
+        "SessionCreator",
+        "give them to it",
+    ),
     (ah.Session, {"graph": "graph"}, "graph is 'graph'", "give a Graph"),
     (ah.Session, {"graph": GRAPH, "global_step": 5}, "global_step is 5", "give a StepStore"),
     (ah.Session, {"graph": GRAPH, "variables": {}}, "variables is {}", "give a Variables"),
     (ah.Session, {"graph": GRAPH, "grace_secs": -1}, "grace_secs is -1", "seconds, 0 or more"),
-    (ah.ChiefSessionCreator, {"graph": None}, "None cannot be run", "give a Graph or an `async def`"),
+    (
+        ah.ChiefSessionCreator,
+        {"graph": None},
+        "None cannot be run",
+        "give a Graph or an `async def`",
+    ),
     (ah.ChiefSessionCreator, {"graph": GRAPH, "scaffold": 3}, "scaffold is 3", "give a Scaffold"),
-    (ah.ChiefSessionCreator, {"graph": GRAPH, "global_step": 3}, "global_step is 3", "give a StepStore"),
-    (ah.ChiefSessionCreator, {"graph": GRAPH, "variables": {}}, "variables is {}", "give a Variables"),
-    (ah.WorkerSessionCreator, {"graph": GRAPH}, "a worker waits for a chief's variables", "give both the same Variables()"),
-    (ah.WorkerSessionCreator, {"graph": 3, "variables": ah.Variables()}, "3 cannot be run", "give a Graph or an `async def`"),
+    (
+        ah.ChiefSessionCreator,
+        {"graph": GRAPH, "global_step": 3},
+        "global_step is 3",
+        "give a StepStore",
+    ),
+    (
+        ah.ChiefSessionCreator,
+        {"graph": GRAPH, "variables": {}},
+        "variables is {}",
+        "give a Variables",
+    ),
+    (
+        ah.WorkerSessionCreator,
+        {"graph": GRAPH},
+        "a worker waits for a chief's variables",
+        "give both the same Variables()",
+    ),
+    (
+        ah.WorkerSessionCreator,
+        {"graph": 3, "variables": ah.Variables()},
+        "3 cannot be run",
+        "give a Graph or an `async def`",
+    ),
     (worker, {"variables": {}}, "variables is {}", "give a Variables"),
     (worker, {"scaffold": "s"}, "scaffold is 's'", "give a Scaffold"),
     (worker, {"global_step": 3}, "global_step is 3", "give a StepStore"),
@@ -139,8 +226,18 @@ VALUES: list[Case] = [
     (worker, {"max_wait_secs": "1"}, "max_wait_secs is '1'", "seconds"),
     (ah.Scaffold, {"init_fn": 5}, "init_fn is 5", "give a coroutine function"),
     (ah.Scaffold, {"ready_fn": plain}, "ready_fn is <function plain", "give a coroutine function"),
-    (ah.Scaffold, {"local_init_fn": plain}, "local_init_fn is <function plain", "give a coroutine function"),
-    (ah.Scaffold, {"ready_for_local_init_fn": "x"}, "ready_for_local_init_fn is 'x'", "give a coroutine function"),
+    (
+        ah.Scaffold,
+        {"local_init_fn": plain},
+        "local_init_fn is <function plain",
+        "give a coroutine function",
+    ),
+    (
+        ah.Scaffold,
+        {"ready_for_local_init_fn": "x"},
+        "ready_for_local_init_fn is 'x'",
+        "give a coroutine function",
+    ),
     (ah.Scaffold, {"tracked": ["model"]}, "tracked is ['model']", "give a mapping"),
     (ah.Scaffold, {"tracked": {"model": 5}}, "tracked['model'] is 5", "state_dict()"),
     (ah.Scaffold, {"copy_from_scaffold": 3}, "copy_from_scaffold is 3", "give a Scaffold"),
@@ -148,19 +245,69 @@ VALUES: list[Case] = [
     (ah.Backoff, {"initial_secs": True}, "initial_secs is True", "seconds, 0 or more"),
     (ah.Backoff, {"max_secs": math.inf}, "max_secs is inf", "seconds, 0 or more"),
     (ah.Backoff, {"max_secs": None}, "max_secs is None", "seconds, 0 or more"),
-    (ah.RecoveryPolicy, {"max_attempts": -1}, "max_attempts is -1", "give a whole number, 0 for never"),
+    (
+        ah.RecoveryPolicy,
+        {"max_attempts": -1},
+        "max_attempts is -1",
+        "give a whole number, 0 for never",
+    ),
     (ah.RecoveryPolicy, {"max_attempts": 1.5}, "max_attempts is 1.5", "give a whole number"),
     (ah.RecoveryPolicy, {"max_attempts": True}, "max_attempts is True", "give a whole number"),
-    (ah.RecoveryPolicy, {"no_progress_limit": -1}, "no_progress_limit is -1", "give a whole number"),
-    (ah.RecoveryPolicy, {"no_progress_limit": None}, "no_progress_limit is None", "give a whole number"),
+    (
+        ah.RecoveryPolicy,
+        {"no_progress_limit": -1},
+        "no_progress_limit is -1",
+        "give a whole number",
+    ),
+    (
+        ah.RecoveryPolicy,
+        {"no_progress_limit": None},
+        "no_progress_limit is None",
+        "give a whole number",
+    ),
     (ah.RecoveryPolicy, {"backoff": 3}, "backoff is 3", "Backoff"),
-    (ah.RecoveryPolicy, {"on": OSError}, "on is <class 'OSError'>", "give a tuple of exception classes"),
-    (ah.RecoveryPolicy, {"on": (OSError("x"),)}, "on is (OSError('x'),)", "give a tuple of exception classes"),
-    (ah.RecoveryPolicy, {"on": (asyncio.CancelledError,)}, "CancelledError", "cancellation is never recovered"),
-    (ah.RecoveryPolicy, {"on": (KeyboardInterrupt,)}, "KeyboardInterrupt", "give a tuple of exception classes"),
-    (ah.Coordinator, {"clean_stop_exception_types": 5}, "clean_stop_exception_types is 5", "tuple of exception classes"),
-    (ah.Coordinator, {"clean_stop_exception_types": OSError}, "clean_stop_exception_types is <class", "tuple"),
-    (ah.Coordinator, {"clean_stop_exception_types": (OSError, int)}, "clean_stop_exception_types is (<class", "tuple"),
+    (
+        ah.RecoveryPolicy,
+        {"on": OSError},
+        "on is <class 'OSError'>",
+        "give a tuple of exception classes",
+    ),
+    (
+        ah.RecoveryPolicy,
+        {"on": (OSError("x"),)},
+        "on is (OSError('x'),)",
+        "give a tuple of exception classes",
+    ),
+    (
+        ah.RecoveryPolicy,
+        {"on": (asyncio.CancelledError,)},
+        "CancelledError",
+        "cancellation is never recovered",
+    ),
+    (
+        ah.RecoveryPolicy,
+        {"on": (KeyboardInterrupt,)},
+        "KeyboardInterrupt",
+        "give a tuple of exception classes",
+    ),
+    (
+        ah.Coordinator,
+        {"clean_stop_exception_types": 5},
+        "clean_stop_exception_types is 5",
+        "tuple of exception classes",
+    ),
+    (
+        ah.Coordinator,
+        {"clean_stop_exception_types": OSError},
+        "clean_stop_exception_types is <class",
+        "tuple",
+    ),
+    (
+        ah.Coordinator,
+        {"clean_stop_exception_types": (OSError, int)},
+        "clean_stop_exception_types is (<class",
+        "tuple",
+    ),
     (ah.MemoryStepStore, {"step": -1}, "step -1", "give a whole number from 0"),
     (ah.MemoryStepStore, {"step": 1.0}, "step 1.0", "give a whole number from 0"),
     (ah.MemoryStepStore, {"step": True}, "step True", "give a whole number from 0"),
@@ -186,33 +333,78 @@ VALUES: list[Case] = [
     (ah.Every, {"at": ()}, "is never due", "give steps=, secs= or at="),
     (ah.Every, {"at": (True,)}, "at of Every is True", "at least 1"),
     (ah.StopAtStepHook, {}, "one of num_steps or last_step must be given", ""),
-    (ah.StopAtStepHook, {"num_steps": 1, "last_step": 2}, "only one of num_steps (1) or last_step (2)", ""),
+    (
+        ah.StopAtStepHook,
+        {"num_steps": 1, "last_step": 2},
+        "only one of num_steps (1) or last_step (2)",
+        "",
+    ),
     (ah.StopAtStepHook, {"num_steps": -1}, "num_steps is -1", "give a whole number, 0 or more"),
     (ah.StopAtStepHook, {"last_step": -1}, "last_step is -1", "give a whole number, 0 or more"),
     (ah.StopAtStepHook, {"last_step": 1.0}, "last_step is 1.0", "give a whole number"),
     (ah.StopAtStepHook, {"num_steps": True}, "num_steps is True", "give a whole number"),
     (ah.GlobalStepWaiterHook, {"wait_until_step": -1}, "wait_until_step is -1", "0 for no wait"),
-    (ah.GlobalStepWaiterHook, {"wait_until_step": 2.5}, "wait_until_step is 2.5", "give a whole number"),
-    (ah.GlobalStepWaiterHook, {"wait_until_step": True}, "wait_until_step is True", "give a whole number"),
-    (ah.GlobalStepWaiterHook, {"wait_until_step": 1, "timeout": 0}, "timeout is 0", "None for no limit"),
-    (ah.GlobalStepWaiterHook, {"wait_until_step": 1, "timeout": NAN}, "timeout is nan", "None for no limit"),
-    (ah.GlobalStepWaiterHook, {"wait_until_step": 1, "timeout": "1"}, "timeout is '1'", "give seconds"),
+    (
+        ah.GlobalStepWaiterHook,
+        {"wait_until_step": 2.5},
+        "wait_until_step is 2.5",
+        "give a whole number",
+    ),
+    (
+        ah.GlobalStepWaiterHook,
+        {"wait_until_step": True},
+        "wait_until_step is True",
+        "give a whole number",
+    ),
+    (
+        ah.GlobalStepWaiterHook,
+        {"wait_until_step": 1, "timeout": 0},
+        "timeout is 0",
+        "None for no limit",
+    ),
+    (
+        ah.GlobalStepWaiterHook,
+        {"wait_until_step": 1, "timeout": NAN},
+        "timeout is nan",
+        "None for no limit",
+    ),
+    (
+        ah.GlobalStepWaiterHook,
+        {"wait_until_step": 1, "timeout": "1"},
+        "timeout is '1'",
+        "give seconds",
+    ),
     (ah.LoggingHook, {"values": "loss", "at_end": True}, "values is the str 'loss'", "['loss']"),
     (ah.LoggingHook, {"values": [], "at_end": True}, "values is empty", "give a mapping"),
     (ah.LoggingHook, {"values": ["loss"]}, "it would never log", "every=Every(...), at_end=True"),
     (ah.LoggingHook, {"values": 5, "at_end": True}, "values is 5", "give a mapping"),
     (ah.LoggingHook, {"values": ["loss"], "every": 100}, "every is 100", "Every"),
-    (ah.LoggingHook, {"values": ["loss"], "at_end": True, "formatter": "%s"}, "formatter is '%s'", "function"),
+    (
+        ah.LoggingHook,
+        {"values": ["loss"], "at_end": True, "formatter": "%s"},
+        "formatter is '%s'",
+        "function",
+    ),
     (ah.NanHook, {"value": None}, "value is None", "give the node or name to watch"),
     (ah.NanHook, {"value": "loss", "check": "inf"}, "check is 'inf'", '"nan" or "non-finite"'),
     (ah.StepCounterHook, {"every": 100}, "every is 100", "Every"),
     (ah.StepCounterHook, {"on_rate": 5}, "on_rate is 5", "function"),
     (ah.FeedFnHook, {"feed_fn": {"x": 1}}, "feed_fn is {'x': 1}", "give a function"),
     (ah.FinalOpsHook, {"final_ops": "loss", "feed_dict": 5}, "feed_dict is 5", "give a mapping"),
-    (ah.hooks.BlockingHook, {"obj": Observer(), "grace_secs": -1}, "grace_secs is -1", "seconds, 0 or more"),
+    (
+        ah.hooks.BlockingHook,
+        {"obj": Observer(), "grace_secs": -1},
+        "grace_secs is -1",
+        "seconds, 0 or more",
+    ),
     (evaluator, {"eval_fn": 5}, "eval_fn is 5", "give a function"),
     (evaluator, {"every": 5}, "every is 5", "give an Every: Every(steps=5) or Every(secs=5)"),
-    (evaluator, {"every": "5s"}, "every is '5s'", "give an Every: Every(steps=...) or Every(secs=...)"),
+    (
+        evaluator,
+        {"every": "5s"},
+        "every is '5s'",
+        "give an Every: Every(steps=...) or Every(secs=...)",
+    ),
     (evaluator, {"mode": "process"}, "mode is 'process'", 'give "inline" or "background"'),
     (evaluator, {"timeout_secs": 0}, "timeout_secs is 0", "give seconds, above 0"),
     (evaluator, {"max_pending": 0}, "max_pending is 0", "give a whole number, 1 or more"),
@@ -231,27 +423,75 @@ VALUES: list[Case] = [
     (ah.EarlyStoppingHook, {"monitor": "loss"}, "it would never stop", "use NanHook"),
     (ah.EarlyStoppingHook, {"patience": 0}, "patience is 0", "give observations, 1 or more"),
     (ah.EarlyStoppingHook, {"patience": 1.5}, "patience is 1.5", "give observations"),
-    (ah.EarlyStoppingHook, {"patience": ah.Every(at=(5,))}, "patience is Every(", "give an Every of steps, secs"),
-    (ah.EarlyStoppingHook, {"patience": ah.Every(steps=5, after=1)}, "patience is Every(", "give an Every of steps, secs"),
-    (ah.EarlyStoppingHook, {"patience": 1, "mode": "auto"}, "mode is 'auto'", 'give "min" or "max"'),
-    (ah.EarlyStoppingHook, {"patience": 1, "min_delta": -1}, "min_delta is -1", "give a finite number, 0 or more"),
-    (ah.EarlyStoppingHook, {"patience": 1, "min_delta": None}, "min_delta is None", "give a finite number"),
-    (ah.EarlyStoppingHook, {"stopping_threshold": NAN}, "stopping_threshold is nan", "give a finite number"),
-    (ah.EarlyStoppingHook, {"monitor": "loss", "patience": 1, "every": 100}, "every is 100", "give an Every"),
+    (
+        ah.EarlyStoppingHook,
+        {"patience": ah.Every(at=(5,))},
+        "patience is Every(",
+        "give an Every of steps, secs",
+    ),
+    (
+        ah.EarlyStoppingHook,
+        {"patience": ah.Every(steps=5, after=1)},
+        "patience is Every(",
+        "give an Every of steps, secs",
+    ),
+    (
+        ah.EarlyStoppingHook,
+        {"patience": 1, "mode": "auto"},
+        "mode is 'auto'",
+        'give "min" or "max"',
+    ),
+    (
+        ah.EarlyStoppingHook,
+        {"patience": 1, "min_delta": -1},
+        "min_delta is -1",
+        "give a finite number, 0 or more",
+    ),
+    (
+        ah.EarlyStoppingHook,
+        {"patience": 1, "min_delta": None},
+        "min_delta is None",
+        "give a finite number",
+    ),
+    (
+        ah.EarlyStoppingHook,
+        {"stopping_threshold": NAN},
+        "stopping_threshold is nan",
+        "give a finite number",
+    ),
+    (
+        ah.EarlyStoppingHook,
+        {"monitor": "loss", "patience": 1, "every": 100},
+        "every is 100",
+        "give an Every",
+    ),
     (ah.ProfilerHook, {"output_dir": "profiles", "every": None}, "every is None", ""),
     (ah.ProfilerHook, {"output_dir": "profiles", "window_steps": 0}, "window_steps is 0", ""),
     (ah.ProfilerHook, {"output_dir": "profiles", "max_captures": 1.5}, "max_captures is 1.5", ""),
     (ah.ProfilerHook, {"output_dir": "profiles", "max_events": 0}, "max_events is 0", ""),
-    (ah.ProfilerHook, {"output_dir": "profiles", "on_write_error": "ignore"}, "on_write_error is 'ignore'", '"log"'),
+    (
+        ah.ProfilerHook,
+        {"output_dir": "profiles", "on_write_error": "ignore"},
+        "on_write_error is 'ignore'",
+        '"log"',
+    ),
     (ah.ProfilerHook, {"output_dir": None}, "output_dir is None", ""),
     (ah.ProgressHook, {"total": 0}, "total is 0", ""),
     (ah.ProgressHook, {"total": 1.5}, "total is 1.5", ""),
     (ah.ProgressHook, {"description": None}, "description is None", ""),
     (ah.ProgressHook, {"values": "loss"}, "values is the str 'loss'", ""),
-    *((ah.JSONLinesHook, {"path": "run", **options}, says, way_out) for options, says, way_out in RECORDS),
+    *(
+        (ah.JSONLinesHook, {"path": "run", **options}, says, way_out)
+        for options, says, way_out in RECORDS
+    ),
     (ah.SummarySaverHook, {"output_dir": "runs"}, "nothing to write", ""),
     (ah.SummarySaverHook, {"output_dir": "runs", "values": {}}, "values is empty", ""),
-    (ah.SummarySaverHook, {"output_dir": "runs", "values": "loss"}, "values is the str 'loss'", "['loss']"),
+    (
+        ah.SummarySaverHook,
+        {"output_dir": "runs", "values": "loss"},
+        "values is the str 'loss'",
+        "['loss']",
+    ),
     (ah.SummarySaverHook, {"output_dir": "runs", "values": {3: "loss"}}, "tag 3", ""),
     (ah.SummarySaverHook, {"output_dir": "runs", "values": ["loss"], "every": 5}, "every is 5", ""),
     (ah.SummarySaverHook, {"output_dir": "runs", "summary_fn": 3}, "summary_fn is 3", ""),
@@ -264,10 +504,25 @@ VALUES: list[Case] = [
     (ah.hooks.HookTimingHook, {"every": 3}, "every is 3", ""),
     (ah.LambdaHook, {}, "no function was given", ""),
     (ah.LambdaHook, {"end": 5}, "end is 5", "give a function"),
-    (ah.LambdaHook, {"end": print, "every": ah.Every(steps=1)}, "neither before_run nor after_run", ""),
+    (
+        ah.LambdaHook,
+        {"end": print, "every": ah.Every(steps=1)},
+        "neither before_run nor after_run",
+        "",
+    ),
     (ah.LambdaHook, {"after_run": print, "every": 5}, "every is 5", "give an Every"),
-    (ah.LambdaHook, {"end": print, "fetches": "loss"}, "goes with after_run and without before_run", ""),
-    (ah.LambdaHook, {"after_run": print, "before_run": print, "fetches": "loss"}, "goes with after_run and without", ""),
+    (
+        ah.LambdaHook,
+        {"end": print, "fetches": "loss"},
+        "goes with after_run and without before_run",
+        "",
+    ),
+    (
+        ah.LambdaHook,
+        {"after_run": print, "before_run": print, "fetches": "loss"},
+        "goes with after_run and without",
+        "",
+    ),
     (ah.WatchdogHook, {"step_secs": 0}, "step_secs is 0", ""),
     (ah.WatchdogHook, {"step_secs": math.inf}, "step_secs is inf", ""),
     (ah.WatchdogHook, {"step_secs": 1, "first_step_secs": -1}, "first_step_secs is -1", ""),
@@ -278,7 +533,12 @@ VALUES: list[Case] = [
     (ah.WatchdogHook, {"step_secs": 1, "on_stall": "abort"}, "on_stall is 'abort'", ""),
     (ah.VersionGateHook, {"versions": ah.MemoryStepStore(), "max_lag": -1}, "max_lag -1", ""),
     (ah.VersionGateHook, {"versions": ah.MemoryStepStore(), "max_lag": None}, "max_lag None", ""),
-    (ah.VersionGateHook, {"versions": ah.MemoryStepStore(), "max_lag": 1, "timeout": 0}, "timeout is 0", ""),
+    (
+        ah.VersionGateHook,
+        {"versions": ah.MemoryStepStore(), "max_lag": 1, "timeout": 0},
+        "timeout is 0",
+        "",
+    ),
     (ah.VersionGateHook, {"versions": 7, "max_lag": 1}, "give a StepStore", ""),
     (saver_hook, {"every": 10}, "every is 10", ""),
     (saver_hook, {"metrics": ["loss"]}, "metrics is ['loss']", ""),
@@ -289,8 +549,18 @@ VALUES: list[Case] = [
     (saver_hook, {"listeners": [ah.CheckpointSaverListener]}, "a listener", ""),
     (saver_hook, {"checkpoint_dir": 7}, "checkpoint_dir is 7", ""),
     (saver_hook, {"checkpoint_dir": ""}, "checkpoint_dir is ''", ""),
-    (saver_hook, {"checkpoint_dir": "s3://bucket/run"}, "checkpoint_dir is 's3://bucket/run'", "the URL is for `mirror=`"),
-    (saver_hook, {"checkpoint_dir": "~/run"}, "checkpoint_dir is '~/run'", "give os.path.expanduser('~/run')"),
+    (
+        saver_hook,
+        {"checkpoint_dir": "s3://bucket/run"},
+        "checkpoint_dir is 's3://bucket/run'",
+        "the URL is for `mirror=`",
+    ),
+    (
+        saver_hook,
+        {"checkpoint_dir": "~/run"},
+        "checkpoint_dir is '~/run'",
+        "give os.path.expanduser('~/run')",
+    ),
     (ah.Saver, {"checkpoint_dir": ""}, "checkpoint_dir is ''", ""),
     (ah.Saver, {"checkpoint_dir": 3}, "checkpoint_dir is 3", ""),
     (ah.Saver, {"checkpoint_dir": "run", "keep": 5}, "keep is 5", ""),
@@ -313,21 +583,39 @@ VALUES: list[Case] = [
     (remote_store, {"connect_timeout": "x"}, "connect_timeout", ""),
     (remote_store, {"max_outage_secs": -3}, "max_outage_secs", ""),
     (remote_store, {"run": ""}, "run=", ""),
-    *((LocalStepStore, {"directory": bad}, "give the path of a directory", "") for bad in ("", 3, b"", "local:///run")),
-    (FaultInjectionHook, {"faults": {("run", 1): OSError()}}, "('run', 1) is no call", "give a method (begin,"),
-    (FaultInjectionHook, {"faults": {("begin", 0): OSError()}}, "('begin', 0) is no call", "from 1 on"),
-]  # fmt: skip
+    *(
+        (LocalStepStore, {"directory": bad}, "give the path of a directory", "")
+        for bad in ("", 3, b"", "local:///run")
+    ),
+    (
+        FaultInjectionHook,
+        {"faults": {("run", 1): OSError()}},
+        "('run', 1) is no call",
+        "give a method (begin,",
+    ),
+    (
+        FaultInjectionHook,
+        {"faults": {("begin", 0): OSError()}},
+        "('begin', 0) is no call",
+        "from 1 on",
+    ),
+]
 
 
 def case_id(case: Case) -> str:
     make, arguments, *_ = case
-    shown = ",".join(f"{name}={re.sub(r' object.*| at 0x.*|^<Graph.*', '', repr(value))}" for name, value in arguments.items())
+    shown = ",".join(
+        f"{name}={re.sub(r' object.*| at 0x.*|^<Graph.*', '', repr(value))}"
+        for name, value in arguments.items()
+    )
     return f"{make.__name__}({shown})"
 
 
 @pytest.mark.parametrize("case", VALUES, ids=case_id)
 def test_an_invalid_argument_is_refused(case: Case) -> None:
-    """A constructor refuses an invalid value when it is given: a ValueError with the value and what to give instead."""
+    """A constructor refuses an invalid value when it is given: a ValueError with the value and what
+    to give instead.
+    """
     make, arguments, offender, way_out = case
     with refused(ah.errors.InvalidArgumentError, offender, way_out) as caught:
         make(**arguments)
@@ -355,7 +643,9 @@ HUGE = [10**400, 10**5000, -(10**5000)]
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_huge_number_is_refused(make: Callable[..., Any], name: str, number: int) -> None:
-    """An int that no float can stand for is refused like infinity, in a message that can be read."""
+    """An int that no float can stand for is refused like infinity, in a message that can be
+    read.
+    """
     with refused(ah.errors.InvalidArgumentError, "give") as caught:
         make(**{name: number})
     assert len(str(caught.value)) < 300
@@ -372,14 +662,24 @@ class AsyncObserver:
     [
         (None, ("None has none of the methods of a hook: begin,",)),
         (5, ("5 has none of the methods", "before_run")),
-        (AsyncObserver(), ("AsyncObserver.begin is a coroutine function", "register the hook as it is")),
-        (ah.StopAtStepHook(last_step=1), ("StopAtStepHook.begin is a coroutine function", "register the hook as it is")),
+        (
+            AsyncObserver(),
+            ("AsyncObserver.begin is a coroutine function", "register the hook as it is"),
+        ),
+        (
+            ah.StopAtStepHook(last_step=1),
+            ("StopAtStepHook.begin is a coroutine function", "register the hook as it is"),
+        ),
         (Observer, ("the class Observer", "give an object of it")),
     ],
     ids=["none", "int", "async", "hook", "class"],
 )
-def test_a_blocking_hook_wraps_an_object_with_plain_methods(obj: Any, says: tuple[str, ...]) -> None:
-    """`BlockingHook` refuses an object without a method of a hook, and one that needs no wrapping."""
+def test_a_blocking_hook_wraps_an_object_with_plain_methods(
+    obj: Any, says: tuple[str, ...]
+) -> None:
+    """`BlockingHook` refuses an object without a method of a hook, and one that needs no
+    wrapping.
+    """
     with refused(ah.errors.InvalidHookError, *says):
         ah.hooks.BlockingHook(obj)
 
@@ -412,7 +712,9 @@ async def test_timeouts_of_waits_are_checked(value: Any) -> None:
 async def test_steps_only_advance(by: Any) -> None:
     """A store advances by a whole number, at least 1, and stays where it was otherwise."""
     store = ah.MemoryStepStore(3)
-    with refused(ah.errors.InvalidArgumentError, f"advance by {by!r}", "give a whole number from 1"):
+    with refused(
+        ah.errors.InvalidArgumentError, f"advance by {by!r}", "give a whole number from 1"
+    ):
         await store.advance(by)
     with refused(ah.errors.InvalidArgumentError, f"advance by {by!r}"):
         store.advance_threadsafe(by)
@@ -423,9 +725,13 @@ async def test_steps_only_advance(by: Any) -> None:
 async def test_steps_are_whole_numbers(step: Any) -> None:
     """A store is raised and reset to whole numbers from 0 on."""
     store = ah.MemoryStepStore(3)
-    with refused(ah.errors.InvalidArgumentError, f"raise to step {step!r}", "give a whole number from 0"):
+    with refused(
+        ah.errors.InvalidArgumentError, f"raise to step {step!r}", "give a whole number from 0"
+    ):
         await store.raise_to(step)
-    with refused(ah.errors.InvalidArgumentError, f"reset to step {step!r}", "give a whole number from 0"):
+    with refused(
+        ah.errors.InvalidArgumentError, f"reset to step {step!r}", "give a whole number from 0"
+    ):
         await store.reset(step)
     assert store.latest == (1, 3)
 

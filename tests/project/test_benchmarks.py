@@ -1,4 +1,6 @@
-"""The benchmarks work, and costs that can be counted are what they should be. Nothing here looks at a watch."""
+"""The benchmarks work, and costs that can be counted are what they should be. Nothing here looks at
+a watch.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,17 @@ from aiohooks.testing import ManualClock, RecordingHook
 from tests.benchmarks import dispatchers
 from tests.benchmarks.__main__ import main
 from tests.benchmarks.measure import TINY, Result, measure
-from tests.benchmarks.report import COMPARED, Report, header, line, load, markdown, marks, replace_figures, save
+from tests.benchmarks.report import (
+    COMPARED,
+    Report,
+    header,
+    line,
+    load,
+    markdown,
+    marks,
+    replace_figures,
+    save,
+)
 from tests.benchmarks.rows import DISPATCH, GROUPS, ROWS, SECTIONS, SESSION
 from tests.support.hooks import HOOKS, five_hooks
 from tests.support.needs import MissingError
@@ -36,7 +48,9 @@ METHODS = frozenset({"begin", "after_create_session", "before_run", "after_run",
 @pytest.mark.parametrize("name", [name for name in (*SESSION, *DISPATCH) if name not in OTHERS])
 @pytest.mark.asyncio(loop_factories=["asyncio"])
 async def test_each_row_can_be_measured(name: str) -> None:
-    """Every row gives a bar, a figure and times; those with other processes are in `test_store_benchmarks`."""
+    """Every row gives a bar, a figure and times; those with other processes are in
+    `test_store_benchmarks`.
+    """
     results = await measure(name, ROWS[name], TINY)
     assert results
     if results[0].missing is not None:
@@ -47,7 +61,9 @@ async def test_each_row_can_be_measured(name: str) -> None:
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_row_about_another_engine_is_measured_or_says_what_is_missing(name: str) -> None:
-    """Such a row gives its figure where that engine is installed, and one line that names the package where it is not."""
+    """Such a row gives its figure where that engine is installed, and one line that names the
+    package where it is not.
+    """
     # Not in the loop of a test: what these engines leave behind is theirs.
     results = asyncio.run(measure(name, ROWS[name], TINY))
     if results[0].missing is None:
@@ -61,23 +77,41 @@ def test_a_row_about_another_engine_is_measured_or_says_what_is_missing(name: st
 
 def assert_measured(result: Result) -> None:
     """Checks that all of a line is there; a slope, or a loss, out of one round may be anything."""
-    assert result.bar is not None or result.row in ("checkpoint", "group", "mirror", "taskgroup", "tf-hooks", "torch-checkpoint")
+    assert result.bar is not None or result.row in (
+        "checkpoint",
+        "group",
+        "mirror",
+        "taskgroup",
+        "tf-hooks",
+        "torch-checkpoint",
+    )
     assert result.verdict in (("ok", "MISSED") if result.bar is not None else ("-",))
     assert result.figure is not None
-    assert result.figure > 0 or result.row in ("marginal", "checkpoint", "mirror", "torch-checkpoint")
+    assert result.figure > 0 or result.row in (
+        "marginal",
+        "checkpoint",
+        "mirror",
+        "torch-checkpoint",
+    )
     assert result.ours_secs is not None
     assert result.theirs_secs is not None
 
 
-def test_the_command_prints_a_table_and_saves_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_a_table_and_saves_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """One line for each figure, with bar, figure, verdict and times; the file has the same."""
     file = tmp_path / "figures.json"
     counts = ["--rounds", "1", "--slice", "0", "--parked", "20", "--woken", "20"]
-    status = main(["--loop", "asyncio", "--rows", "silent", "waiting", "wake", *counts, "--json", str(file)])
+    status = main(
+        ["--loop", "asyncio", "--rows", "silent", "waiting", "wake", *counts, "--json", str(file)]
+    )
     (report,) = load(file)
     printed = capsys.readouterr().out.splitlines()
     assert header() in printed
-    assert [line(result) for result in report.results] == [one for one in printed if one.startswith(("silent", "wa"))]
+    assert [line(result) for result in report.results] == [
+        one for one in printed if one.startswith(("silent", "wa"))
+    ]
     assert [result.row for result in report.results] == ["silent", "waiting", "wake", "wake"]
     assert status == (1 if report.missed else 0)
     assert (printed[-1] == "All bars are met.") is not bool(report.missed)
@@ -91,8 +125,16 @@ MEASURED = Result("gather", WORK, 0.25, 0.2, 0.1, 0.3, 1e-5, 5e-5, rounds=3)
     ("result", "verdict", "words"),
     [
         (MEASURED, "ok", ["<=0.25", "0.200", "0.100-0.300", "ok", "10.00", "50.00", "3"]),
-        (dataclasses.replace(MEASURED, figure=0.251), "MISSED", ["<=0.25", "0.251", "0.100-0.300", "MISSED"]),
-        (dataclasses.replace(MEASURED, bar=None), "-", ["0.200", "0.100-0.300", "-", "10.00", "50.00", "3"]),
+        (
+            dataclasses.replace(MEASURED, figure=0.251),
+            "MISSED",
+            ["<=0.25", "0.251", "0.100-0.300", "MISSED"],
+        ),
+        (
+            dataclasses.replace(MEASURED, bar=None),
+            "-",
+            ["0.200", "0.100-0.300", "-", "10.00", "50.00", "3"],
+        ),
         (Result("gather", WORK, missing="x is not installed"), "-", ["-", "x is not installed"]),
     ],
 )
@@ -103,13 +145,17 @@ def test_a_line_says_whether_the_bar_is_met(result: Result, verdict: str, words:
 
 
 def test_figures_are_put_into_a_page(tmp_path: Path) -> None:
-    """A column for each interpreter and loop; a missed bar is bold, what was not measured a dash; the rest stays."""
+    """A column for each interpreter and loop; a missed bar is bold, what was not measured a dash;
+    the rest stays.
+    """
     page, files = tmp_path / "page.md", [tmp_path / "first.json", tmp_path / "second.json"]
     other = dataclasses.replace(MEASURED, work="other / work", figure=0.3)
     packages = {"uvloop": "0.2", "ray": "3"}
     first = Report("3.11.7", "asyncio", 2, packages, [MEASURED])
     rest = Report("3.11.7", "asyncio", 2, packages, [other])
-    last = Report("3.13.0", "uvloop", 2, packages, [MEASURED, Result("gather", "against x", missing="no x")])
+    last = Report(
+        "3.13.0", "uvloop", 2, packages, [MEASURED, Result("gather", "against x", missing="no x")]
+    )
     save([first, last], files[0])
     save([rest], files[1])
     assert load(files[0]) == [first, last]
@@ -119,9 +165,13 @@ def test_figures_are_put_into_a_page(tmp_path: Path) -> None:
     assert main(["--page", str(page), *map(str, files)]) == 0
     text = page.read_text(encoding="utf-8")
     whole = dataclasses.replace(first, results=[MEASURED, other])
-    assert text == f"before\n\n{begin}\n\n{markdown([whole, last], COMPARED['session'])}\n\n{end}\n\n{stores}\n"
+    table = markdown([whole, last], COMPARED["session"])
+    assert text == f"before\n\n{begin}\n\n{table}\n\n{end}\n\n{stores}\n"
     assert "; uvloop 0.2. " in text
-    assert "| work: ours / theirs | bar | 3.11.7 asyncio | 3.13.0 uvloop | us, 3.11.7 asyncio |" in text
+    assert (
+        "| work: ours / theirs | bar | 3.11.7 asyncio | 3.13.0 uvloop | us, 3.11.7 asyncio |"
+        in text
+    )
     assert f"| {WORK} | ≤ 0.25 | 0.20 | 0.20 | 10.00 / 50.00 |" in text
     assert "| other / work | ≤ 0.25 | **0.300** | - | 10.00 / 50.00 |" in text
     with pytest.raises(ValueError, match="has no place between"):
@@ -129,7 +179,9 @@ def test_figures_are_put_into_a_page(tmp_path: Path) -> None:
 
 
 def test_every_row_is_explained() -> None:
-    """Each row has a docstring, and docs/reference/benchmarks.md a place for the figures of each section."""
+    """Each row has a docstring, and docs/reference/benchmarks.md a place for the figures of each
+    section.
+    """
     text = PAGE.read_text(encoding="utf-8")
     assert [name for name, row in ROWS.items() if not getattr(row, "func", row).__doc__] == []
     sections = [*SECTIONS, dispatchers.SECTION]
@@ -137,14 +189,18 @@ def test_every_row_is_explained() -> None:
 
 
 async def test_the_table_of_dispatchers_says_what_a_group_promises() -> None:
-    """A group keeps the context and the error, cancels the sibling and waits for it, and has time limits by hook."""
+    """A group keeps the context and the error, cancels the sibling and waits for it, and has time
+    limits by hook.
+    """
     (ours,) = [one for one in dispatchers.DISPATCHERS if one.name == dispatchers.OURS]
     _, *cells = await dispatchers.behaviour(ours)
     assert cells == ["yes", "kept", "cancelled and awaited", "per hook: HookTimeoutError"]
 
 
 async def test_the_table_of_dispatchers_says_what_awaiting_in_turn_promises() -> None:
-    """Without a dispatcher, what comes after a failure is never started, and nothing has a time limit."""
+    """Without a dispatcher, what comes after a failure is never started, and nothing has a time
+    limit.
+    """
     (by_hand,) = [one for one in dispatchers.DISPATCHERS if one.name == dispatchers.BASELINE]
     _, *cells = await dispatchers.behaviour(by_hand)
     assert cells == ["yes", "kept", "never started", "no"]
@@ -155,11 +211,18 @@ def test_the_table_of_dispatchers_is_put_into_a_page(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     begin, end = marks(dispatchers.SECTION)
     page.write_text(f"before\n\n{begin}\nold\n{end}\n", encoding="utf-8")
-    lines = [dispatchers.Line("aiohooks", "50 ms", "yes", "kept", "cancelled and awaited", "per hook", 1.25, 20.0)]
+    lines = [
+        dispatchers.Line(
+            "aiohooks", "50 ms", "yes", "kept", "cancelled and awaited", "per hook", 1.25, 20.0
+        )
+    ]
     replace_figures(page, dispatchers.SECTION, dispatchers.table(lines, markdown=True))
     text = page.read_text(encoding="utf-8")
     assert "old" not in text
-    assert "| aiohooks | 50 ms | yes | kept | cancelled and awaited | per hook | 1.2 us | 20 us |" in text
+    assert (
+        "| aiohooks | 50 ms | yes | kept | cancelled and awaited | per hook | 1.2 us | 20 us |"
+        in text
+    )
 
 
 def test_rows_are_asked_for_by_name_or_together() -> None:
@@ -174,7 +237,9 @@ def test_rows_are_asked_for_by_name_or_together() -> None:
 
 
 def driven_by_hand(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Runs a coroutine that does not suspend to its end, without the loop; what does suspend fails."""
+    """Runs a coroutine that does not suspend to its end, without the loop; what does suspend
+    fails.
+    """
     with pytest.raises(StopIteration) as ended:
         coroutine.send(None)
     return ended.value.value
@@ -211,7 +276,9 @@ class CannotWait(ah.SessionRunHook):
         self.act()
         return ah.SessionRunArgs(["loss", "accuracy"])
 
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+    async def after_run(
+        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+    ) -> None:
         self.act()
 
 
@@ -228,7 +295,9 @@ class Waits(ah.SessionRunHook):
 
 @pytest.mark.parametrize("count", [0, 1, 5])
 async def test_a_run_whose_hooks_cannot_wait_makes_no_task(count: int) -> None:
-    """Such a run never goes back to the event loop, and no task exists during it or after it that did not before."""
+    """Such a run never goes back to the event loop, and no task exists during it or after it that
+    did not before.
+    """
     before = asyncio.all_tasks()
     tasks: list[set[asyncio.Task[Any]]] = []
     hooks = [CannotWait(lambda: tasks.append(asyncio.all_tasks())) for _ in range(count)]
@@ -242,7 +311,9 @@ async def test_a_run_whose_hooks_cannot_wait_makes_no_task(count: int) -> None:
 
 @pytest.mark.parametrize("count", HOOKS)
 async def test_a_run_makes_a_task_for_each_method_that_may_wait(count: int) -> None:
-    """Hooks whose method has an `await` have a task each in that phase; beside them and in the other phase there is none."""
+    """Hooks whose method has an `await` have a task each in that phase; beside them and in the
+    other phase there is none.
+    """
     before = asyncio.all_tasks()
     made: list[int] = []
 
@@ -250,7 +321,9 @@ async def test_a_run_makes_a_task_for_each_method_that_may_wait(count: int) -> N
         made.append(len(asyncio.all_tasks() - before))
 
     hooks = [*(Waits(note) for _ in range(count)), CannotWait(note)]
-    await run_session(ah.AsyncMonitoredSession(small_graph(), hooks, yield_secs=None), 1, "train", {"batch": 2})
+    await run_session(
+        ah.AsyncMonitoredSession(small_graph(), hooks, yield_secs=None), 1, "train", {"batch": 2}
+    )
     assert sorted(made) == sorted([*range(1, count + 1), count, 0])
 
 
@@ -270,7 +343,9 @@ async def test_methods_that_are_not_overridden_are_never_called() -> None:
     """After the session has been opened no method is looked up that a hook does not override."""
     silent = [LookedAt() for _ in HOOKS]
     record: list[tuple[str, str]] = []
-    async with ah.AsyncMonitoredSession(small_graph(), [*silent, RecordingHook("loud", record=record)]) as session:
+    async with ah.AsyncMonitoredSession(
+        small_graph(), [*silent, RecordingHook("loud", record=record)]
+    ) as session:
         looks = [hook.looks for hook in silent]
         await make_runs(session, 3, "train", {"batch": 2})
         assert [hook.looks for hook in silent] == looks
@@ -278,8 +353,13 @@ async def test_methods_that_are_not_overridden_are_never_called() -> None:
 
 
 def test_observed_calls_are_made_once_for_the_same_observers() -> None:
-    """A group makes the calls that notify observers again only for others than those of the call before."""
-    hooks = [RegisteredHook(f"hook {number}", ah.configure(hook)) for number, hook in enumerate(five_hooks(do_nothing))]
+    """A group makes the calls that notify observers again only for others than those of the call
+    before.
+    """
+    hooks = [
+        RegisteredHook(f"hook {number}", ah.configure(hook))
+        for number, hook in enumerate(five_hooks(do_nothing))
+    ]
     group = OrderGroup("before_run", hooks, grace_secs=1.0)
     first, second = Unnoticed(), Unnoticed()
     calls = group.observed_calls((first,))
@@ -319,7 +399,9 @@ class CountingGraph(ah.Graph):
 
 
 async def test_one_plan_is_made_for_each_set_of_fetches() -> None:
-    """Only the first run of a set of fetches and feeds looks anything up in the graph; another set is planned once more."""
+    """Only the first run of a set of fetches and feeds looks anything up in the graph; another set
+    is planned once more.
+    """
     graph = CountingGraph()
     small_graph(graph)
     wanted = [""]
@@ -348,7 +430,9 @@ class CountingClock(ManualClock):
 
 @pytest.mark.parametrize("count", HOOKS)
 async def test_a_timeout_costs_nothing_where_a_method_cannot_wait(count: int) -> None:
-    """A limited hook that cannot wait makes no timer, also beside others; each one that waits makes one."""
+    """A limited hook that cannot wait makes no timer, also beside others; each one that waits makes
+    one.
+    """
     with CountingClock() as clock:
         hooks = [*(Waits(str) for _ in range(count)), CannotWait(str), CannotWait(str)]
         given = [ah.configure(hook, timeout=5) for hook in hooks]
@@ -411,7 +495,9 @@ async def test_waking_some_of_many_costs_the_logarithm_for_each() -> None:
 
 
 async def test_waking_many_at_one_step_compares_it_once() -> None:
-    """Waiters of one step are one entry: waking all of them compares two steps, this one and the next."""
+    """Waiters of one step are one entry: waking all of them compares two steps, this one and the
+    next.
+    """
     waiters = parked(100, first=1000)
     for _ in range(1000):
         waiters.park(7, asyncio.get_running_loop().create_future())
@@ -429,7 +515,9 @@ class CountingSubscriptions(ah.MemoryStepStore):
 
 
 async def test_advancing_without_a_due_waiter_notifies_no_task() -> None:
-    """An advance without a due waiter notifies neither the engine nor a waiting task; a due one is woken once."""
+    """An advance without a due waiter notifies neither the engine nor a waiting task; a due one is
+    woken once.
+    """
     woken: list[int] = []
 
     async def wait(step: int) -> None:

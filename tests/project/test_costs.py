@@ -1,7 +1,9 @@
-"""What a run, a call of a group and an advance cost, counted in calls of the library's functions: the same on every machine.
+"""What a run, a call of a group and an advance cost, counted in calls of the library's functions:
+the same on every machine.
 
-Each number is an upper bound, a little above what it was when it was written. A change that needs more calls spares some, or
-raises the bound and says why. tests/benchmarks measures times, beside other libraries; this is noticed immediately.
+Each number is an upper bound, a little above what it was when it was written. A change that needs
+more calls spares some, or raises the bound and says why. tests/benchmarks measures times, beside
+other libraries; this is noticed immediately.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ OF_THE_CHECK = tuple(os.path.join(LIBRARY, name) for name in ("testing", "_diagn
 
 
 async def calls_of(one: Callable[[], Awaitable[object]]) -> float:
-    """Return how often a function of the library, or a coroutine of one, begins or continues during one call, on average."""
+    """Return how often a function of the library, or a coroutine of one, begins or continues during
+    one call, on average.
+    """
     for _ in range(TIMES):
         await one()  # what is made once is made now
     count = 0
@@ -53,7 +57,9 @@ class Idle(ah.SessionRunHook):
     async def before_run(self, run_context: ah.SessionRunContext) -> None:
         """Fetches nothing."""
 
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+    async def after_run(
+        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+    ) -> None:
         """Keeps nothing."""
 
 
@@ -71,7 +77,9 @@ class Waits(Idle):
     ids=["none", "one", "five", "one that waits", "five that wait"],
 )
 async def test_a_run_with_hooks(hooks: list[type[Idle]], most: int) -> None:
-    """Hooks that do not wait cost no calls of the library, however many there are; each that waits has a task of its own."""
+    """Hooks that do not wait cost no calls of the library, however many there are; each that waits
+    has a task of its own.
+    """
     async with ah.AsyncMonitoredSession(double, [kind() for kind in hooks]) as session:
         found = await calls_of(lambda: session.run("loss"))
     assert 10 < found <= most, found
@@ -80,7 +88,10 @@ async def test_a_run_with_hooks(hooks: list[type[Idle]], most: int) -> None:
 @pytest.mark.parametrize(("count", "most"), [(1, 76), (5, 132)])
 async def test_a_recorded_run(count: int, most: int, tmp_path: Path) -> None:
     """What notifies the profiler of a hook's calls is made once, and not for each run."""
-    hooks = [ah.ProfilerHook(tmp_path, every=ah.Every(at=(3,)), window_steps=99), *(Idle() for _ in range(count))]
+    hooks = [
+        ah.ProfilerHook(tmp_path, every=ah.Every(at=(3,)), window_steps=99),
+        *(Idle() for _ in range(count)),
+    ]
     async with ah.AsyncMonitoredSession(double, hooks) as session:
         for _ in range(3):
             await session.run("loss", {"batch": 1.0})

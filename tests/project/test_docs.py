@@ -1,4 +1,6 @@
-"""The README, the other pages beside it and those under docs/: every block runs, every link has a target."""
+"""The README, the other pages beside it and those under docs/: every block runs, every link has a
+target.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,21 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 MOST_NOT_RUN = 3
 
 DOCS = ROOT / "docs"
-START = [ROOT / "README.md", DOCS / "index.md", DOCS / "guides" / "recipes.md", *sorted((DOCS / "start").glob("*.md"))]
+START = [
+    ROOT / "README.md",
+    DOCS / "index.md",
+    DOCS / "guides" / "recipes.md",
+    *sorted((DOCS / "start").glob("*.md")),
+]
 """The pages whose blocks are programs."""
-PROGRAMS = [pytest.param(page, block, id=f"{page.name}:{block.line}") for page in START for block in python_blocks(page)]
-HOW_TO_RUN = "Blocks with `await` are parts of one `async def main()`, in order; `ah.run(main)` calls it."
+PROGRAMS = [
+    pytest.param(page, block, id=f"{page.name}:{block.line}")
+    for page in START
+    for block in python_blocks(page)
+]
+HOW_TO_RUN = (
+    "Blocks with `await` are parts of one `async def main()`, in order; `ah.run(main)` calls it."
+)
 
 
 def each_of(pages: list[Path]) -> pytest.MarkDecorator:
@@ -46,19 +59,26 @@ def test_every_python_block_runs(
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The Python blocks of a page run in order, share their names, and print what the page says; "..." is any text.
+    """The Python blocks of a page run in order, share their names, and print what the page says;
+    "..." is any text.
 
     Files are written to a temporary directory.
     """
     monkeypatch.chdir(tmp_path)
     run_blocks(page, [block for block in python_blocks(page) if not block.reason_not_run], capsys)
-    errors = [record.getMessage() for record in caplog.records if record.name == "asyncio" and record.levelno >= 40]
+    errors = [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "asyncio" and record.levelno >= 40
+    ]
     assert not errors
 
 
 @pytest.mark.parametrize(("page", "block"), PROGRAMS)
 def test_a_block_of_the_start_is_a_program(page: Path, block: Block, tmp_path: Path) -> None:
-    """Saved alone as a file and run in a process of its own, it prints what the page says, and nothing that is a warning."""
+    """Saved alone as a file and run in a process of its own, it prints what the page says, and
+    nothing that is a warning.
+    """
     for package in re.findall(r"^(?:import|from) (\w+)", block.text, re.MULTILINE):
         importlib.import_module(package)  # one that is missing leaves the program out
     file = tmp_path / "program.py"
@@ -71,7 +91,9 @@ def test_a_block_of_the_start_is_a_program(page: Path, block: Block, tmp_path: P
 
 @pages
 def test_a_page_with_parts_of_a_program_says_how_they_are_run(page: Path) -> None:
-    """A block that is no program by itself has an `await` outside of a function, and the page has a line about such blocks."""
+    """A block that is no program by itself has an `await` outside of a function, and the page has a
+    line about such blocks.
+    """
     parts = [block for block in python_blocks(page) if not is_program(block.text)]
     assert not parts or HOW_TO_RUN in page.read_text(encoding="utf-8")
 
@@ -86,9 +108,14 @@ def is_program(text: str) -> bool:
 
 
 def test_what_a_page_prints_is_found(tmp_path: Path) -> None:
-    """Text belongs to the Python block above it where the line before says that it "prints:" it (the check works)."""
+    """Text belongs to the Python block above it where the line before says that it "prints:" it
+    (the check works).
+    """
     page = tmp_path / "page.md"
-    page.write_text("```python\nx\n```\n\nIt prints:\n\n```text\nhello\n```\n\nA log:\n\n```text\nno\n```\n", encoding="utf-8")
+    page.write_text(
+        "```python\nx\n```\n\nIt prints:\n\n```text\nhello\n```\n\nA log:\n\n```text\nno\n```\n",
+        encoding="utf-8",
+    )
     assert printed_blocks(page) == {2: "hello\n"}
 
 
@@ -106,16 +133,30 @@ def test_few_blocks_are_not_run() -> None:
 @pages
 def test_every_block_names_its_language(page: Path) -> None:
     """Each block names one of the known languages; a block without one would not be checked."""
-    assert {block.language for block in blocks(page)} <= {"python", "sh", "text", "toml", "yaml", "json"}
+    assert {block.language for block in blocks(page)} <= {
+        "python",
+        "sh",
+        "text",
+        "toml",
+        "yaml",
+        "json",
+    }
     text = page.read_text(encoding="utf-8")
     assert len(re.findall(r"^ *```", text, flags=re.MULTILINE)) == 2 * len(list(blocks(page)))
 
 
 def test_every_kubernetes_manifest_is_valid() -> None:
-    """A block of YAML is a manifest that the API of Kubernetes accepts, with no field that it does not know."""
+    """A block of YAML is a manifest that the API of Kubernetes accepts, with no field that it does
+    not know.
+    """
     import kubernetes_validate
 
-    manifests = [yaml.safe_load(block.text) for page in PAGES for block in blocks(page) if block.language == "yaml"]
+    manifests = [
+        yaml.safe_load(block.text)
+        for page in PAGES
+        for block in blocks(page)
+        if block.language == "yaml"
+    ]
     assert manifests
     for manifest in manifests:
         kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
@@ -130,13 +171,20 @@ def test_shellcheck_accepts_every_shell_block(page: Path, tmp_path: Path) -> Non
             scripts.append(tmp_path / f"line_{block.line}.sh")
             scripts[-1].write_text(block.text, encoding="utf-8")
     if scripts:
-        found = subprocess.run([program("shellcheck"), "--shell=bash", *scripts], capture_output=True, text=True, check=False)
+        found = subprocess.run(
+            [program("shellcheck"), "--shell=bash", *scripts],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert found.returncode == 0, found.stdout
 
 
 def anchors(page: Path) -> set[str]:
     """Return the anchors of a page's headings, as common Markdown viewers derive them."""
-    text = re.sub(r"^( *)```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(
+        r"^( *)```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
     titles = re.findall(r"^#+ +(.+?) *$", text, flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
@@ -144,14 +192,20 @@ def anchors(page: Path) -> set[str]:
 @pages
 def test_every_relative_link_has_a_target(page: Path) -> None:
     """Files and headings that relative links name exist in the repository."""
-    prose = re.sub(r"^( *)```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    prose = re.sub(
+        r"^( *)```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
     wrong: list[str] = []
     for target in re.findall(r"\]\(([^)\s]+)[^)]*\)", prose):
         if re.match(r"[a-z]+:", target):
             continue
         name, _, anchor = target.partition("#")
         file = (page.parent / name).resolve() if name else page
-        if not file.exists() or not file.is_relative_to(ROOT) or (anchor and anchor not in anchors(file)):
+        if (
+            not file.exists()
+            or not file.is_relative_to(ROOT)
+            or (anchor and anchor not in anchors(file))
+        ):
             wrong.append(target)
     assert not wrong
 
@@ -159,9 +213,14 @@ def test_every_relative_link_has_a_target(page: Path) -> None:
 @pages
 def test_every_named_test_exists(page: Path) -> None:
     """Where a page names a file of tests, or a test in it, it is there."""
-    named = re.findall(r"`(?:tests/)?([a-z_]+/test_\w+\.py)(?:::(\w+))?`", page.read_text(encoding="utf-8"))
+    named = re.findall(
+        r"`(?:tests/)?([a-z_]+/test_\w+\.py)(?:::(\w+))?`", page.read_text(encoding="utf-8")
+    )
     files = {file: ROOT / "tests" / file for file, _ in named}
-    texts = {file: path.read_text(encoding="utf-8") if path.exists() else "" for file, path in files.items()}
+    texts = {
+        file: path.read_text(encoding="utf-8") if path.exists() else ""
+        for file, path in files.items()
+    }
     assert not [(file, test) for file, test in named if f"def {test}" not in texts[file]]
 
 
@@ -176,7 +235,9 @@ def test_every_page_can_be_reached() -> None:
 
 
 def test_the_architecture_page_names_what_exists() -> None:
-    """Each row of the page with a file and a function names one that the library has, so that the page stays true."""
+    """Each row of the page with a file and a function names one that the library has, so that the
+    page stays true.
+    """
     text = (ROOT / "docs" / "explanations" / "architecture.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([\w/]+\.py)` \| `(\w+)` \|", text, flags=re.MULTILINE)
     wrong = [
@@ -190,22 +251,38 @@ def test_the_architecture_page_names_what_exists() -> None:
 
 
 FOR_DEVELOPERS = [
-    page for page in PAGES if page.name in ("CONTRIBUTING.md", "architecture.md") or page.parent.name == "decisions"
+    page
+    for page in PAGES
+    if page.name in ("CONTRIBUTING.md", "architecture.md") or page.parent.name == "decisions"
 ]
 
 
 @pytest.mark.parametrize("page", FOR_DEVELOPERS, ids=lambda page: page.name)
 def test_pages_for_developers_name_files_that_exist(page: Path) -> None:
-    """A path to a Python file in these pages is relative to the repository or to the library, and the file exists."""
+    """A path to a Python file in these pages is relative to the repository or to the library, and
+    the file exists.
+    """
     named = re.findall(r"`([\w/]+/[\w/]*\.py)`", page.read_text(encoding="utf-8"))
-    assert [path for path in named if not (ROOT / path).exists() and not (ROOT / "aiohooks" / path).exists()] == []
+    assert [
+        path
+        for path in named
+        if not (ROOT / path).exists() and not (ROOT / "aiohooks" / path).exists()
+    ] == []
 
 
 @pytest.mark.parametrize(("heading", "needs"), [("Run it", "examples/"), ("Test it", "-m pytest")])
 def test_the_readme_has_one_command(heading: str, needs: str) -> None:
-    """The sections "Run it" and "Test it" have one command each, with an environment of its own; CI runs both."""
+    """The sections "Run it" and "Test it" have one command each, with an environment of its own; CI
+    runs both.
+    """
     script = ROOT / ".ci" / "readme_command"
-    done = subprocess.run([sys.executable, script, heading], capture_output=True, text=True, check=True, timeout=HANG_SECS)
+    done = subprocess.run(
+        [sys.executable, script, heading],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=HANG_SECS,
+    )
     (command,) = done.stdout.splitlines()
     assert command.startswith("python3 -m venv ")
     assert "pip install" in command
@@ -215,18 +292,30 @@ def test_the_readme_has_one_command(heading: str, needs: str) -> None:
 
 # Modules that an example imports are run by it.
 PARTS = {"__init__.py", "train_digits_processes.py"}
-EXAMPLES = [path for path in python_files("examples") if path.parent.name == "examples" and path.name not in PARTS]
+EXAMPLES = [
+    path
+    for path in python_files("examples")
+    if path.parent.name == "examples" and path.name not in PARTS
+]
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_every_example_is_run_by_a_test(example: Path) -> None:
-    """Each example is run by tests/integration/test_examples.py or has its own test file, there or with TensorFlow."""
+    """Each example is run by tests/integration/test_examples.py or has its own test file, there or
+    with TensorFlow.
+    """
     folders = (ROOT / "tests" / "integration", ROOT / "tests" / "adapters" / "tensorflow")
-    tests = "".join(path.read_text(encoding="utf-8") for folder in folders for path in folder.glob("test_example*.py"))
+    tests = "".join(
+        path.read_text(encoding="utf-8")
+        for folder in folders
+        for path in folder.glob("test_example*.py")
+    )
     assert re.search(rf'["/]{re.escape(example.name)}"', tests)
 
 
 def test_asyncio_logs_reach_the_check(caplog: pytest.LogCaptureFixture) -> None:
-    """The check of the blocks sees what asyncio logs about an exception that was never retrieved (the check works)."""
+    """The check of the blocks sees what asyncio logs about an exception that was never retrieved
+    (the check works).
+    """
     logging.getLogger("asyncio").error("Task exception was never retrieved")
     assert [record.name for record in caplog.records] == ["asyncio"]

@@ -69,7 +69,10 @@ def test_every_kind_of_fault_is_made_and_texts_are_left_alone() -> None:
             (22, f"{done}await group.close(False)"),
         ]
     ]
-    assert all(is_possible(one, SOURCE) and one.applied(SOURCE) != SOURCE for one in mutants("m.py", SOURCE))
+    assert all(
+        is_possible(one, SOURCE) and one.applied(SOURCE) != SOURCE
+        for one in mutants("m.py", SOURCE)
+    )
 
 
 def test_faults_are_killed_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,18 +86,33 @@ def test_faults_are_killed_and_counted(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_what_survives_weak_tests_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     """Place, function and change of each survivor are printed, and the command fails."""
-    assert main([*KEEP_BEST, "--tests", "tests/checkpoint/test_policies.py::test_policies_are_combined"]) == 1
+    assert (
+        main(
+            [*KEEP_BEST, "--tests", "tests/checkpoint/test_policies.py::test_policies_are_combined"]
+        )
+        == 1
+    )
     printed = capsys.readouterr().out
     assert "survived: aiohooks/checkpoint/policies.py:" in printed
     assert (
-        "KeepBest.kept: return {*known[: self.k], *newest_first[:1]}  =>  return {*known[: self.k], *newest_first[:2]}" in printed
+        "KeepBest.kept: return {*known[: self.k], *newest_first[:1]}  =>  return {*known[: self.k],"
+        " *newest_first[:2]}" in printed
     )
     assert "100.0%" not in printed
 
 
 def test_a_fault_that_hangs_is_killed(capsys: pytest.CaptureFixture[str]) -> None:
     """It does not hold up the command, and counts as found; the test is named."""
-    hanging = ["--module", "aiohooks/dispatch/calls.py", "--match", "call_groups: break", "--count", "2", "--hang-secs", "8"]
+    hanging = [
+        "--module",
+        "aiohooks/dispatch/calls.py",
+        "--match",
+        "call_groups: break",
+        "--count",
+        "2",
+        "--hang-secs",
+        "8",
+    ]
     test = "tests/dispatch/test_answers.py::test_the_last_keyword_of_a_chain"
     assert main([*hanging, "--tests", test, "--verbose"]) == 1
     printed = capsys.readouterr().out

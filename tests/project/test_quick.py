@@ -8,13 +8,22 @@ from tests.support.source import ROOT
 
 pytest_plugins = ["pytester"]
 
-ALL = ("-p", "tests.conftest", "-p", "no:cacheprovider", "-o", "asyncio_default_fixture_loop_scope=function")
+ALL = (
+    "-p",
+    "tests.conftest",
+    "-p",
+    "no:cacheprovider",
+    "-o",
+    "asyncio_default_fixture_loop_scope=function",
+)
 OPTIONS = (*ALL, "--quick")
 MARKERS = ("-o", "markers=slow\nsample")
 
 
 def test_a_few_cases_of_each_test_are_run(pytester: pytest.Pytester) -> None:
-    """Of a fast test at most four cases are run, of a slow sample one, of any other slow test none; each time the same."""
+    """Of a fast test at most four cases are run, of a slow sample one, of any other slow test none;
+    each time the same.
+    """
     pytester.makepyfile(
         """
         import pytest
@@ -35,7 +44,9 @@ def test_a_few_cases_of_each_test_are_run(pytester: pytest.Pytester) -> None:
         def test_slow(): pass
         """
     )
-    shown = [pytester.runpytest(*OPTIONS, *MARKERS, "--collect-only", "-q").outlines for _ in range(2)]
+    shown = [
+        pytester.runpytest(*OPTIONS, *MARKERS, "--collect-only", "-q").outlines for _ in range(2)
+    ]
     first, second = ([line for line in lines if "::" in line] for lines in shown)
     assert first == second
     assert [line.partition("::")[2].partition("[")[0] for line in first] == [
@@ -46,7 +57,9 @@ def test_a_few_cases_of_each_test_are_run(pytester: pytest.Pytester) -> None:
 
 
 def test_the_date_chooses_cases(pytester: pytest.Pytester) -> None:
-    """All fast tests on asyncio are run, and two cases of each slow test and of each test on uvloop; other days have others."""
+    """All fast tests on asyncio are run, and two cases of each slow test and of each test on
+    uvloop; other days have others.
+    """
     pytester.makepyfile(
         """
         import pytest
@@ -83,7 +96,9 @@ def test_the_date_chooses_cases(pytester: pytest.Pytester) -> None:
 def test_a_failure_is_printed_when_it_happens(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, workers: tuple[str, ...]
 ) -> None:
-    """Its name, traceback and output are there before the next test, which may kill the run; the end has the name alone."""
+    """Its name, traceback and output are there before the next test, which may kill the run; the
+    end has the name alone.
+    """
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     pytester.makepyfile(
         test_fails="def test_fails():\n    print('a line of output')\n    assert 1 == 2\n",
@@ -93,7 +108,9 @@ def test_a_failure_is_printed_when_it_happens(
     shown = ["*FAILED test_fails.py::test_fails*", "*> * assert 1 == 2", "a line of output"]
     killed.stdout.fnmatch_lines(shown)
     whole = pytester.runpytest_subprocess(*OPTIONS, *workers, "test_fails.py")
-    whole.stdout.fnmatch_lines([*shown, "*short test summary info*", "FAILED test_fails.py::test_fails*"])
+    whole.stdout.fnmatch_lines(
+        [*shown, "*short test summary info*", "FAILED test_fails.py::test_fails*"]
+    )
     assert str(whole.stdout).count("Captured stdout call") == 1
 
 
@@ -106,7 +123,9 @@ def test_an_error_of_a_file_is_printed(pytester: pytest.Pytester) -> None:
 
 
 def test_the_slowest_tests_are_listed(pytester: pytest.Pytester) -> None:
-    """The run ends with the tests that took longer than a second, unless other options are given."""
+    """The run ends with the tests that took longer than a second, unless other options are
+    given.
+    """
     pytester.makepyfile("def test_passes(): pass")
     pytester.runpytest(*OPTIONS).stdout.fnmatch_lines(["*slowest 10 durations*"])
     pytester.runpytest(*OPTIONS, "--durations=3").stdout.fnmatch_lines(["*slowest 3 durations*"])

@@ -1,4 +1,6 @@
-"""The sources of the site are complete, and what is checked of the built pages finds what it should. CI builds the site."""
+"""The sources of the site are complete, and what is checked of the built pages finds what it
+should. CI builds the site.
+"""
 
 from __future__ import annotations
 
@@ -34,21 +36,41 @@ def test_every_public_package_has_a_page() -> None:
     """
     assert {module for module in modules() if "__all__" in defined_names(module)} <= set(PACKAGES)
     text = (DOCS / "guides" / "tensorflow-hooks.md").read_text(encoding="utf-8")
-    assert [name for name in packages()["aiohooks.adapters.tensorflow"].__all__ if f"`{name}" not in text] == []
+    assert [
+        name
+        for name in packages()["aiohooks.adapters.tensorflow"].__all__
+        if f"`{name}" not in text
+    ] == []
 
 
 def test_every_public_name_has_one_entry_with_a_docstring() -> None:
     """Each public class and function is on one page of the reference, once, and has a docstring."""
-    listed = {getattr(package, name) for package in packages().values() for name in getattr(package, "__all__", ())}
-    assert documented() == {thing for thing in listed if inspect.isclass(thing) or inspect.isfunction(thing)}
-    directives = re.findall(r"^\.\. auto\w+:: (\S+)$", "\n".join(map(api_page, API_PAGES)), flags=re.MULTILINE)
+    listed = {
+        getattr(package, name)
+        for package in packages().values()
+        for name in getattr(package, "__all__", ())
+    }
+    assert documented() == {
+        thing for thing in listed if inspect.isclass(thing) or inspect.isfunction(thing)
+    }
+    directives = re.findall(
+        r"^\.\. auto\w+:: (\S+)$", "\n".join(map(api_page, API_PAGES)), flags=re.MULTILINE
+    )
     assert Counter(directives) == Counter(path for things in entries().values() for path in things)
-    assert [thing for thing in documented() if not (vars(thing).get("__doc__") or thing.__doc__ or "").strip()] == []
+    assert [
+        thing
+        for thing in documented()
+        if not (vars(thing).get("__doc__") or thing.__doc__ or "").strip()
+    ] == []
 
 
 def test_every_public_name_is_on_a_page() -> None:
     """A page that a person wrote says where each public class and function is met."""
-    words = {word for page in DOCS.rglob("*.md") for word in re.findall(r"\w+", page.read_text(encoding="utf-8"))}
+    words = {
+        word
+        for page in DOCS.rglob("*.md")
+        for word in re.findall(r"\w+", page.read_text(encoding="utf-8"))
+    }
     assert {path.rpartition(".")[2] for things in entries().values() for path in things} <= words
 
 
@@ -59,18 +81,29 @@ def test_the_attributes_of_a_session_are_described() -> None:
 
 
 def test_every_constructor_argument_is_described() -> None:
-    """Each argument that the site shows is in the docstring of the class, its constructor or function, or has one of its own."""
+    """Each argument that the site shows is in the docstring of the class, its constructor or
+    function, or has one of its own.
+    """
     own = {(owner, name) for owner, name, _ in attribute_docstrings()}
     shown: list[str] = []
     missing: list[str] = []
-    for path, thing in ((path, thing) for things in entries().values() for path, thing in things.items()):
+    for path, thing in (
+        (path, thing) for things in entries().values() for path, thing in things.items()
+    ):
         if is_constructor_hidden(thing):
             continue
-        classes = [each for each in thing.__mro__ if each is not object] if inspect.isclass(thing) else []
-        text = "\n".join(inspect.getdoc(each) or "" for each in (thing, *([thing.__init__, thing.__new__] if classes else ())))
+        classes = (
+            [each for each in thing.__mro__ if each is not object] if inspect.isclass(thing) else []
+        )
+        text = "\n".join(
+            inspect.getdoc(each) or ""
+            for each in (thing, *([thing.__init__, thing.__new__] if classes else ()))
+        )
         for name in inspect.signature(thing).parameters:
             shown.append(f"{path}({name})")
-            described = re.search(rf"^ *(\w+, )*\*{{0,2}}{name}(, \w+)*( \(.*\))?:|`{name}`", text, re.MULTILINE)
+            described = re.search(
+                rf"^ *(\w+, )*\*{{0,2}}{name}(, \w+)*( \(.*\))?:|`{name}`", text, re.MULTILINE
+            )
             if not described and not any((each.__name__, name) in own for each in classes):
                 missing.append(shown[-1])
     assert missing == [], f"{len(missing)} of {len(shown)} arguments are not described"
@@ -78,15 +111,28 @@ def test_every_constructor_argument_is_described() -> None:
 
 
 def test_links_lead_to_pages_of_the_site(tmp_path: Path) -> None:
-    """Every relative link of the sources, also one that leaves docs/ in the repository, has a target among them."""
+    """Every relative link of the sources, also one that leaves docs/ in the repository, has a
+    target among them.
+    """
     write_sources(tmp_path)
     wrong: list[str] = []
     for page in sorted(tmp_path.rglob("*.md")):
-        prose = re.sub(r"^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        prose = re.sub(
+            r"^ *```.*?^ *```$",
+            "",
+            page.read_text(encoding="utf-8"),
+            flags=re.MULTILINE | re.DOTALL,
+        )
         targets = re.findall(r"\]\(([^)\s#:]+)[)#]", prose)
-        wrong += [f"{page.relative_to(tmp_path)}: {target}" for target in targets if not (page.parent / target).is_file()]
+        wrong += [
+            f"{page.relative_to(tmp_path)}: {target}"
+            for target in targets
+            if not (page.parent / target).is_file()
+        ]
     assert wrong == []
-    assert "```python\n" in (tmp_path / "source" / "examples" / "timeline.py.md").read_text(encoding="utf-8")
+    assert "```python\n" in (tmp_path / "source" / "examples" / "timeline.py.md").read_text(
+        encoding="utf-8"
+    )
     changelog = (tmp_path / "project" / "changelog.md").read_text(encoding="utf-8")
     assert "](../reference/systems.md)" in changelog
     # The README says what the first page says.
@@ -98,25 +144,45 @@ def test_every_page_is_in_the_navigation(tmp_path: Path) -> None:
     write_sources(tmp_path)
     listed = {Path("index.md")}
     for page in (Path("index.md"), Path("decisions/README.md")):
-        for tree_of_contents in re.findall(r"```\{toctree\}\n(.*?)```", (tmp_path / page).read_text(encoding="utf-8"), re.DOTALL):
-            listed |= {page.parent / f"{line}.md" for line in tree_of_contents.splitlines() if line and line[0] != ":"}
+        for tree_of_contents in re.findall(
+            r"```\{toctree\}\n(.*?)```", (tmp_path / page).read_text(encoding="utf-8"), re.DOTALL
+        ):
+            listed |= {
+                page.parent / f"{line}.md"
+                for line in tree_of_contents.splitlines()
+                if line and line[0] != ":"
+            }
     assert {page.relative_to(DOCS) for page in DOCS.rglob("*.md")} <= listed
 
 
 def test_the_drawings_are_those_of_the_figures() -> None:
-    """`python -m tests.support.pictures` was called after the last change of the tables that they show."""
+    """`python -m tests.support.pictures` was called after the last change of the tables that they
+    show.
+    """
     for name, svg in pictures().items():
-        assert (DOCS / "images" / name).read_text(encoding="utf-8") == svg, f"{name}: call python -m tests.support.pictures"
+        assert (DOCS / "images" / name).read_text(encoding="utf-8") == svg, (
+            f"{name}: call python -m tests.support.pictures"
+        )
 
 
 def test_a_page_has_one_name() -> None:
-    """The list of all pages names each as its title does, and so does the navigation, which is made of that list."""
-    links = re.findall(r"\[([^\]]+)\]\(((?!\.\./)[^)#]+\.md)\)", (DOCS / "index.md").read_text(encoding="utf-8"))
-    titles = {page: (DOCS / page).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ") for _, page in links}
+    """The list of all pages names each as its title does, and so does the navigation, which is made
+    of that list.
+    """
+    links = re.findall(
+        r"\[([^\]]+)\]\(((?!\.\./)[^)#]+\.md)\)", (DOCS / "index.md").read_text(encoding="utf-8")
+    )
+    titles = {
+        page: (DOCS / page).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+        for _, page in links
+    }
     assert [(name, titles[page]) for name, page in links if name != titles[page]] == []
 
 
-GOOD = '<html lang="en"><title>A</title><h1 id="a">A</h1><a href="other.html#b">b</a><img src="p.png" alt="a picture">'
+GOOD = (
+    '<html lang="en"><title>A</title><h1 id="a">A</h1><a href="other.html#b">b</a><img src="p.png"'
+    ' alt="a picture">'
+)
 
 
 @pytest.mark.parametrize(
@@ -149,16 +215,31 @@ def test_what_is_wrong_with_a_page_is_found(tmp_path: Path, html: str, problem: 
 
 def test_low_contrast_is_found(tmp_path: Path) -> None:
     """Colors of the theme and of code that are hard to read are named, in either mode."""
-    names = ("foreground-primary", "foreground-secondary", "foreground-muted", "brand-content", "brand-primary", "link")
+    names = (
+        "foreground-primary",
+        "foreground-secondary",
+        "foreground-muted",
+        "brand-content",
+        "brand-primary",
+        "link",
+    )
     colors = "".join(f"--color-{name}:#000;" for name in names)
     furo = f"body{{{colors}--color-background-primary:#fff}}"
-    dark = "@media not print{body[data-theme=dark]{--color-background-primary:#101010;" + colors.replace("#000", "#eee")
+    dark = (
+        "@media not print{body[data-theme=dark]{--color-background-primary:#101010;"
+        + colors.replace("#000", "#eee")
+    )
     (tmp_path / "_static" / "styles").mkdir(parents=True)
     (tmp_path / "_static" / "styles" / "furo.css").write_text(
         f"{furo}{dark.replace('link:#eee', 'link:#444')}}}}}", encoding="utf-8"
     )
-    code = ".highlight { background: #fff; color: #000 }\n.highlight .k { color: #999 } /* Keyword */\n"
-    (tmp_path / "_static" / "pygments.css").write_text(f"{code}@media not print {{ {code} }}", encoding="utf-8")
+    code = (
+        ".highlight { background: #fff; color: #000 }\n.highlight .k { color: #999 } /* Keyword"
+        " */\n"
+    )
+    (tmp_path / "_static" / "pygments.css").write_text(
+        f"{code}@media not print {{ {code} }}", encoding="utf-8"
+    )
     light, dark_link, *others = low_contrasts(tmp_path / "_static")
     assert light == "light: .highlight .k: the contrast of #999 on #fff is 2.8, less than 4.5"
     assert dark_link.startswith("dark: link: the contrast of #444 on #101010 is 2.0")
@@ -168,5 +249,7 @@ def test_low_contrast_is_found(tmp_path: Path) -> None:
 
 def test_pages_with_one_title_are_found() -> None:
     """A title that two pages have is named."""
-    pages = [Page(f"<title>{title}</title><img><svg><title>a picture</title></svg>") for title in "ABA"]
+    pages = [
+        Page(f"<title>{title}</title><img><svg><title>a picture</title></svg>") for title in "ABA"
+    ]
     assert same_titles(pages) == ["2 pages have the title 'A'"]

@@ -1,4 +1,6 @@
-"""The command that measures the structure; what the figures of this library should be is not said here."""
+"""The command that measures the structure; what the figures of this library should be is not said
+here.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,12 @@ def written(root: Path, files: dict[str, str]) -> Path:
 
 
 def test_modules_lines_and_imports_are_counted(tmp_path: Path) -> None:
-    """Imports inside functions and of packages count, each module once; those for types and of other libraries do not."""
-    assert shape(written(tmp_path, CHAIN)) == Shape(modules=4, lines=11, longest=4, imports=3 / 4, chain=4)
+    """Imports inside functions and of packages count, each module once; those for types and of
+    other libraries do not.
+    """
+    assert shape(written(tmp_path, CHAIN)) == Shape(
+        modules=4, lines=11, longest=4, imports=3 / 4, chain=4
+    )
 
 
 def test_a_circle_of_imports_is_named(tmp_path: Path) -> None:
@@ -40,12 +46,20 @@ def test_a_circle_of_imports_is_named(tmp_path: Path) -> None:
     assert all(module in found for module in ("aiohooks.a", "aiohooks.b", "aiohooks.folder"))
 
 
-def test_the_command_compares_two_libraries(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each library is measured by itself; every figure is there, and files that are not imported change no call."""
+def test_the_command_compares_two_libraries(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each library is measured by itself; every figure is there, and files that are not imported
+    change no call.
+    """
     shutil.copytree(ROOT / PACKAGE, tmp_path / PACKAGE)
     written(tmp_path, {"one_more.py": "x = 1\n"})
     main(["--compare", str(tmp_path)])
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines() if "|" in line]
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in capsys.readouterr().out.splitlines()
+        if "|" in line
+    ]
     assert rows[0] == ["", "before", "now"]
     figures = {name: (before, now) for name, before, now in rows[2:]}
     assert int(figures["modules"][0]) == int(figures["modules"][1]) + 1
@@ -58,7 +72,9 @@ def test_the_command_compares_two_libraries(tmp_path: Path, capsys: pytest.Captu
     assert int(figures["... listings of its directory"][1]) > 0
 
 
-def test_a_folder_without_a_library_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_a_library_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The library of this checkout is never measured in place of another one that is not there."""
     with pytest.raises(SystemExit):
         main(["--library", str(tmp_path)])

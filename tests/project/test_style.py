@@ -13,19 +13,34 @@ import pytest
 from tests.support.source import ROOT, own_functions, python_files, tree
 
 TEST_FILES = python_files("tests")
-# Measures how long hooks take that do wait: it is what is measured there, and no test leans on it. Programs in virtual time.
+# Measures how long hooks take that do wait: it is what is measured there, and no test leans on it.
+# Programs in virtual time.
 MAY_SLEEP = tuple(
-    ROOT / "tests" / one for one in ("benchmarks", "testing/test_exploration.py", "fuzz/explored", "fuzz/random_programs")
+    ROOT / "tests" / one
+    for one in (
+        "benchmarks",
+        "testing/test_exploration.py",
+        "fuzz/explored",
+        "fuzz/random_programs",
+    )
 )
-# A fault comes at a random moment of a real server's life: a pause of random length, and nothing is waited for by it.
+# A fault comes at a random moment of a real server's life: a pause of random length, and nothing is
+# waited for by it.
 RANDOM_MOMENTS = "chance.random()"
-OPTIONS = ("time.sleep(slow_disk_secs)", "time.sleep(chosen.choice(LATE_SECS))")  # options of the whole run
+OPTIONS = (
+    "time.sleep(slow_disk_secs)",
+    "time.sleep(chosen.choice(LATE_SECS))",
+)  # options of the whole run
 
 SKIPPED_FOLDERS = {".git", ".venv", "venv", "build", "dist", "htmlcov", "__pycache__"}
 # Written so that the patterns do not find themselves.
 NOT_FOR_THE_TREE = {
-    "a path of one machine": re.compile(r"(?<![\w.])/(?:work|farm|root|home)/\w|/tmp/(?:v|w|team|bash_jobs)\b"),
-    "a host of a package registry": re.compile(r"(?:pypi|debian|npmjs)[.](?:org|com)|pythonhosted[.]org"),
+    "a path of one machine": re.compile(
+        r"(?<![\w.])/(?:work|farm|root|home)/\w|/tmp/(?:v|w|team|bash_jobs)\b"
+    ),
+    "a host of a package registry": re.compile(
+        r"(?:pypi|debian|npmjs)[.](?:org|com)|pythonhosted[.]org"
+    ),
 }
 
 
@@ -34,7 +49,9 @@ def relative(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def public_parts(path: Path) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]]:
+def public_parts(
+    path: Path,
+) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]]:
     """Functions, classes and methods of a file that no underscore hides."""
     for name, node in own_functions(tree(path).body):
         if not any(part.startswith("_") for part in name.split(".")):
@@ -42,7 +59,9 @@ def public_parts(path: Path) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncF
 
 
 def test_what_is_public_says_what_it_does() -> None:
-    """A function or class without an underscore has a docstring; tests/project/test_public_api.py looks at the methods."""
+    """A function or class without an underscore has a docstring; tests/project/test_public_api.py
+    looks at the methods.
+    """
     silent = [
         f"{relative(path)}: {name}"
         for path in python_files("aiohooks", "examples")
@@ -53,8 +72,13 @@ def test_what_is_public_says_what_it_does() -> None:
 
 
 def is_form(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> bool:
-    """Whether this is one form of an overload, which the whole function's docstring covers, or a setter."""
-    return any(ast.unparse(each).endswith(("overload", "override", ".setter")) for each in node.decorator_list)
+    """Whether this is one form of an overload, which the whole function's docstring covers, or a
+    setter.
+    """
+    return any(
+        ast.unparse(each).endswith(("overload", "override", ".setter"))
+        for each in node.decorator_list
+    )
 
 
 def test_a_test_says_which_law_it_checks() -> None:
@@ -79,14 +103,18 @@ def test_no_test_sleeps() -> None:
         for node in ast.walk(tree(path))
         if sleeps(node) and isinstance(node, ast.Call)
     ]
-    assert [text for text in found if RANDOM_MOMENTS not in text and not text.endswith(OPTIONS)] == []
+    assert [
+        text for text in found if RANDOM_MOMENTS not in text and not text.endswith(OPTIONS)
+    ] == []
 
 
 def sleeps(node: ast.AST) -> bool:
     """Whether this is a call of a `sleep` for anything but a literal 0."""
     match node:
         case ast.Call(func=ast.Attribute(value=ast.Name(id="asyncio" | "anyio"), attr="sleep")):
-            return not (node.args and isinstance(node.args[0], ast.Constant) and node.args[0].value == 0)
+            return not (
+                node.args and isinstance(node.args[0], ast.Constant) and node.args[0].value == 0
+            )
         case ast.Call(func=ast.Attribute(value=ast.Name(id="time"), attr="sleep")):
             return True
         case _:
@@ -95,7 +123,12 @@ def sleeps(node: ast.AST) -> bool:
 
 @pytest.mark.parametrize(
     ("code", "answer"),
-    [("asyncio.sleep(0)", False), ("asyncio.sleep(0.1)", True), ("anyio.sleep(secs)", True), ("time.sleep(0)", True)],
+    [
+        ("asyncio.sleep(0)", False),
+        ("asyncio.sleep(0.1)", True),
+        ("anyio.sleep(secs)", True),
+        ("time.sleep(0)", True),
+    ],
 )
 def test_the_search_finds_sleeps(code: str, answer: bool) -> None:
     """A sleep is found, a suspension point is not (the search itself works)."""
@@ -106,7 +139,9 @@ def text_files() -> Iterator[tuple[Path, str]]:
     """Every text file of the repository."""
     for path in sorted(ROOT.rglob("*")):
         parts = path.relative_to(ROOT).parts
-        hidden = any(part in SKIPPED_FOLDERS or part.endswith(("_cache", ".egg-info")) for part in parts)
+        hidden = any(
+            part in SKIPPED_FOLDERS or part.endswith(("_cache", ".egg-info")) for part in parts
+        )
         if path.is_file() and not hidden and parts[0] not in (".hypothesis", ".coverage"):
             try:
                 yield path, path.read_text(encoding="utf-8")
@@ -115,7 +150,9 @@ def text_files() -> Iterator[tuple[Path, str]]:
 
 
 def test_nothing_of_one_machine_is_in_the_tree() -> None:
-    """No file names a path of the machine it was written on, or a registry that packages come from."""
+    """No file names a path of the machine it was written on, or a registry that packages come
+    from.
+    """
     found = [
         f"{relative(path)}:{number}: {what}: {line[:80]}"
         for path, text in text_files()

@@ -13,7 +13,8 @@ FOLDERS = ("aiohooks", "docs", "tests", "examples", ".ci")
 FILES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "pyproject.toml")
 SUFFIXES = {".py", ".md", ".lua", ".toml", ""}
 
-# Whole words, in any case: names in the code and words of the text. Parts of a name that are joined by `_` are words, too.
+# Whole words, in any case: names in the code and words of the text. Parts of a name that are joined
+# by `_` are words, too.
 WORDS: dict[str, str] = {
     # the library's parts
     "reigns?": "term",
@@ -60,7 +61,8 @@ WORDS: dict[str, str] = {
 _ANY = "|".join(f"({word})" for word in WORDS).replace(" ", r"\s+")
 PATTERN = re.compile(rf"(?<![A-Za-z0-9])(?:{_ANY})(?![A-Za-z0-9])", re.IGNORECASE)
 
-# In the prose of pages, docstrings and messages. Names in the code may stay, and so may records of decisions and the glossary.
+# In the prose of pages, docstrings and messages. Names in the code may stay, and so may records of
+# decisions and the glossary.
 OF_THE_FIELD: dict[str, str] = {
     r"(?<!memory )(?<!arrays )overlap\w*": "run concurrently, concurrent",
     r"composites?": "composed object",
@@ -71,23 +73,31 @@ OF_THE_FIELD: dict[str, str] = {
     r"takes? (?:no )?part (?:in|from) the next call(?: on)?": "applies from the next call",
     r"own machine": "local machine",
     r"no choice for good": "not locked in",
-    r"(?:both|hooks|methods that) answer|answers? (?:of|that|which) (?:hooks?|several|counts?|is not None)": "result",
+    r"(?:both|hooks|methods that) answer": "result",
+    r"answers? (?:of|that|which) (?:hooks?|several|counts?|is not None)": "result",
 }
 MODULES = re.compile(r"^ *\w+  +", re.MULTILINE)
 """The name of a module or class in a list of them."""
 
-NO_PROSE = re.compile(r"^ *```.*?^ *```$|`[^`]*`|\]\([^)]*\)|^# .*?$|also called a lifecycle", re.MULTILINE | re.DOTALL)
+NO_PROSE = re.compile(
+    r"^ *```.*?^ *```$|`[^`]*`|\]\([^)]*\)|^# .*?$|also called a lifecycle",
+    re.MULTILINE | re.DOTALL,
+)
 """Code, the targets of links, titles."""
 
 
 def uses(text: str) -> list[tuple[int, str, str]]:
-    """Return each use of a replaced word: the number of its line, the words, and what to write instead."""
+    """Return each use of a replaced word: the number of its line, the words, and what to write
+    instead.
+    """
     text = text.replace("_", " ")
     found: list[tuple[int, str, str]] = []
     for match in PATTERN.finditer(text):
         assert match.lastindex is not None
         line = text.count("\n", 0, match.start()) + 1
-        found.append((line, " ".join(match.group().split()), list(WORDS.values())[match.lastindex - 1]))
+        found.append(
+            (line, " ".join(match.group().split()), list(WORDS.values())[match.lastindex - 1])
+        )
     return found
 
 
@@ -97,22 +107,32 @@ def found_words() -> tuple[str, ...]:
     found: list[str] = []
     for path in files():
         text = path.read_text(encoding="utf-8")
-        found += [f"{path.relative_to(ROOT)}:{line}: {words} -> {instead}" for line, words, instead in uses(text)]
+        found += [
+            f"{path.relative_to(ROOT)}:{line}: {words} -> {instead}"
+            for line, words, instead in uses(text)
+        ]
     return tuple(found)
 
 
 def files() -> list[Path]:
     """Return the project's text files, except this one."""
-    paths = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*"))] + [ROOT / name for name in FILES]
+    paths = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*"))] + [
+        ROOT / name for name in FILES
+    ]
     return [
         path
         for path in paths
-        if path.suffix in SUFFIXES and path.is_file() and path != Path(__file__) and "__pycache__" not in path.parts
+        if path.suffix in SUFFIXES
+        and path.is_file()
+        and path != Path(__file__)
+        and "__pycache__" not in path.parts
     ]
 
 
 def test_the_search_finds_words() -> None:
-    """A word is found in names, in any case and over the end of a line, and not inside another word."""
+    """A word is found in names, in any case and over the end of a line, and not inside another
+    word.
+    """
     assert uses("self._crew_of(x)\nIt goes\n    on. Nobodys, crews, gone") == [
         (1, "crew", "task group, workers"),
         (2, "goes on", "continue, be active"),
@@ -126,10 +146,19 @@ def test_replaced_words_are_not_used() -> None:
 
 
 def test_pages_say_what_the_field_says() -> None:
-    """A reader who knows callbacks and plugins meets their words: concurrent, result, hook interface."""
+    """A reader who knows callbacks and plugins meets their words: concurrent, result, hook
+    interface.
+    """
     others = {"decisions", "tensorflow-tests.md"}
-    pages = [ROOT / "README.md", *(page for page in (ROOT / "docs").rglob("*.md") if not others & {*page.parts})]
-    found = [use for page in pages for use in _unusual(page, NO_PROSE.sub("", page.read_text(encoding="utf-8")))]
+    pages = [
+        ROOT / "README.md",
+        *(page for page in (ROOT / "docs").rglob("*.md") if not others & {*page.parts}),
+    ]
+    found = [
+        use
+        for page in pages
+        for use in _unusual(page, NO_PROSE.sub("", page.read_text(encoding="utf-8")))
+    ]
     assert found == []
 
 
@@ -148,5 +177,7 @@ def _unusual(path: Path, text: str) -> list[str]:
     return [
         f"{path.name}: {match[0]} -> {instead}"
         for word, instead in OF_THE_FIELD.items()
-        for match in re.finditer(rf"(?<![\w.])(?:{word})(?!\w)", " ".join(text.split()), re.IGNORECASE)
+        for match in re.finditer(
+            rf"(?<![\w.])(?:{word})(?!\w)", " ".join(text.split()), re.IGNORECASE
+        )
     ]

@@ -1,6 +1,8 @@
-"""The coordinator alone: the stop, waits that end with it, with the first error or with their producers, and the tasks.
+"""The coordinator alone: the stop, waits that end with it, with the first error or with their
+producers, and the tasks.
 
-`tests/tensorflow/test_coordinator.py` has what `join`, `clear_stop` and `stop_on_exception` do with errors.
+`tests/tensorflow/test_coordinator.py` has what `join`, `clear_stop` and `stop_on_exception` do with
+errors.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ pytestmark = pytest.mark.every_python
 
 
 async def test_the_first_reason_is_kept() -> None:
-    """A stop is recorded immediately, with its first reason, which is never None; anything but a text or an error is refused."""
+    """A stop is recorded immediately, with its first reason, which is never None; anything but a
+    text or an error is refused.
+    """
     coord = ah.Coordinator()
     with refused(ah.errors.InvalidArgumentError, "reason is 5"):
         coord.request_stop(5)  # type: ignore[arg-type]
@@ -49,7 +53,9 @@ async def test_the_first_reason_is_kept() -> None:
 
 
 async def test_waiting_for_the_stop(clock: ManualClock) -> None:
-    """It is woken by the stop, immediately if that came before, and returns False after exactly its timeout; no timer is left."""
+    """It is woken by the stop, immediately if that came before, and returns False after exactly its
+    timeout; no timer is left.
+    """
     coord = ah.Coordinator()
     waiting, stopped = await parked(coord.wait_for_stop(10)), await parked(coord.wait_for_stop())
     await advance_clock(clock, 9.999)
@@ -63,7 +69,9 @@ async def test_waiting_for_the_stop(clock: ManualClock) -> None:
 
 
 async def test_a_sessions_stop_can_be_cleared_where_it_was_asked_for() -> None:
-    """A stop requested of a session's coordinator is the session's, and `clear_stop` clears it there."""
+    """A stop requested of a session's coordinator is the session's, and `clear_stop` clears it
+    there.
+    """
 
     async def step() -> None: ...
 
@@ -79,11 +87,18 @@ async def test_a_sessions_stop_can_be_cleared_where_it_was_asked_for() -> None:
 
 
 async def test_until_gives_the_result() -> None:
-    """Without a stop `until` returns what the coroutine, task or future returns, or raises what it raises."""
+    """Without a stop `until` returns what the coroutine, task or future returns, or raises what it
+    raises.
+    """
     coord = ah.Coordinator()
     future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     asyncio.get_running_loop().call_soon(future.set_result, 3)
-    awaitables: list[Awaitable[int]] = [asyncio.sleep(0, 1), asyncio.create_task(asyncio.sleep(0, 2)), future, future]
+    awaitables: list[Awaitable[int]] = [
+        asyncio.sleep(0, 1),
+        asyncio.create_task(asyncio.sleep(0, 2)),
+        future,
+        future,
+    ]
     assert [await coord.until(one) for one in awaitables] == [1, 2, 3, 3]
     for failing in (fail(OSError("own")), asyncio.create_task(fail(OSError("own")))):
         with pytest.raises(OSError, match="own"):
@@ -92,7 +107,9 @@ async def test_until_gives_the_result() -> None:
 
 @pytest.mark.parametrize("how", ["stop", "cancel"])
 async def test_what_ends_until(how: str) -> None:
-    """A stop, or the caller's cancel, ends the wait; a coroutine is cancelled, a task or future is left alone."""
+    """A stop, or the caller's cancel, ends the wait; a coroutine is cancelled, a task or future is
+    left alone.
+    """
     coord, cancelled = ah.Coordinator(), list[str]()
 
     async def notes() -> None:
@@ -108,14 +125,23 @@ async def test_what_ends_until(how: str) -> None:
     for wait in waits:
         wait.cancel() if how == "cancel" else coord.request_stop("enough")
     await asyncio.wait(waits)
-    ends = [asyncio.CancelledError if wait.cancelled() else type(wait.exception()) for wait in waits]
+    ends = [
+        asyncio.CancelledError if wait.cancelled() else type(wait.exception()) for wait in waits
+    ]
     assert ends == [asyncio.CancelledError if how == "cancel" else ah.StopRequestedError] * 3
-    assert (cancelled, task.done(), future.done(), coord.should_stop()) == (["coroutine"], False, False, how == "stop")
+    assert (cancelled, task.done(), future.done(), coord.should_stop()) == (
+        ["coroutine"],
+        False,
+        False,
+        how == "stop",
+    )
     await cancel_and_wait(task)
 
 
 async def test_until_after_the_stop_does_not_begin() -> None:
-    """After a stop `until` raises immediately: a coroutine is closed without being started, a task is left running."""
+    """After a stop `until` raises immediately: a coroutine is closed without being started, a task
+    is left running.
+    """
     coord, started = ah.Coordinator(), list[int]()
     coord.request_stop("before")
 
@@ -131,7 +157,9 @@ async def test_until_after_the_stop_does_not_begin() -> None:
 
 @pytest.mark.parametrize("answer", ["an error", "a result", "a result without a wait"])
 async def test_what_follows_the_stop(answer: str) -> None:
-    """A coroutine may answer its cancel with an error or a result of its own; nothing is left of the cancel."""
+    """A coroutine may answer its cancel with an error or a result of its own; nothing is left of
+    the cancel.
+    """
     coord = ah.Coordinator()
 
     async def ends() -> int:
@@ -163,12 +191,20 @@ async def test_a_thread_wakes_every_wait() -> None:
     waits: list[asyncio.Task[Any]] = [await parked(one) for one in calls]
     await asyncio.to_thread(coord.request_stop, "from the thread")
     await asyncio.wait(waits)
-    assert (waits[0].result(), type(waits[1].exception()), waits[2].result()) == (True, ah.StopRequestedError, None)
+    assert (waits[0].result(), type(waits[1].exception()), waits[2].result()) == (
+        True,
+        ah.StopRequestedError,
+        None,
+    )
 
 
-@pytest.mark.parametrize("when", ["before its first use", "before it knows its loop", "when it knows its loop"])
+@pytest.mark.parametrize(
+    "when", ["before its first use", "before it knows its loop", "when it knows its loop"]
+)
 async def test_a_stop_of_a_thread_is_not_missed_by_the_first_wait(when: str) -> None:
-    """A stop that another thread requests before, or while, the first wait begins, at any point of it, ends that wait."""
+    """A stop that another thread requests before, or while, the first wait begins, at any point of
+    it, ends that wait.
+    """
 
     def stopped() -> ah.Coordinator:
         coord = ah.Coordinator()
@@ -181,7 +217,11 @@ async def test_a_stop_of_a_thread_is_not_missed_by_the_first_wait(when: str) -> 
             thread.join()
 
         def bind_and_stop() -> None:
-            for step in (stop_from_thread, bind) if when == "before it knows its loop" else (bind, stop_from_thread):
+            for step in (
+                (stop_from_thread, bind)
+                if when == "before it knows its loop"
+                else (bind, stop_from_thread)
+            ):
                 step()
 
         if when == "before its first use":
@@ -203,7 +243,12 @@ async def test_a_coordinator_stays_in_its_loop() -> None:
     async def start_task() -> None:
         coord.start_soon(ticks)
 
-    uses: list[Callable[[], Any]] = [coord.wait_for_stop, coord.join, lambda: coord.until(forever()), start_task]
+    uses: list[Callable[[], Any]] = [
+        coord.wait_for_stop,
+        coord.join,
+        lambda: coord.until(forever()),
+        start_task,
+    ]
     for use in uses:
         with refused(ah.errors.WrongLoopError, "outside its own event loop", "request_stop"):
             await asyncio.to_thread(asyncio.run, use())
@@ -213,7 +258,9 @@ async def test_a_coordinator_stays_in_its_loop() -> None:
 
 
 async def test_tasks_have_names_and_results() -> None:
-    """`start_soon` passes the arguments on, names the task after the function or `name=`; a cancel is no failure."""
+    """`start_soon` passes the arguments on, names the task after the function or `name=`; a cancel
+    is no failure.
+    """
     coord = ah.Coordinator()
 
     async def add(first: int, second: int) -> int:
@@ -253,7 +300,9 @@ async def test_a_stop_does_not_interrupt_the_cleanup_of_a_cancelled_task() -> No
 
 
 async def test_no_error_is_lost(caplog: pytest.LogCaptureFixture) -> None:
-    """The first error is raised; later ones, also those that compare equal to it, are noted on it and logged."""
+    """The first error is raised; later ones, also those that compare equal to it, are noted on it
+    and logged.
+    """
 
     class EqualError(ValueError):
         def __eq__(self, other: object) -> bool:
@@ -293,8 +342,12 @@ async def test_join_waits_for_all_tasks() -> None:
     assert done == ["first", "second"]
 
 
-async def test_a_task_that_ignores_its_cancellation_is_named(caplog: pytest.LogCaptureFixture, clock: ManualClock) -> None:
-    """A task that ignores its cancellation for the grace period is named in a warning, and `join` returns without it."""
+async def test_a_task_that_ignores_its_cancellation_is_named(
+    caplog: pytest.LogCaptureFixture, clock: ManualClock
+) -> None:
+    """A task that ignores its cancellation for the grace period is named in a warning, and `join`
+    returns without it.
+    """
     coord, released = ah.Coordinator(), asyncio.Event()
     task = coord.start_soon(uncancellable, released, name="stubborn one")
     coord.request_stop()
@@ -306,7 +359,10 @@ async def test_a_task_that_ignores_its_cancellation_is_named(caplog: pytest.LogC
     await joining
     released.set()
     await task
-    what = "coordinator, joining: still active 5 s after their cancellation: background task 'stubborn one', at uncancellable"
+    what = (
+        "coordinator, joining: still active 5 s after their cancellation: background task 'stubborn"
+        " one', at uncancellable"
+    )
     assert (caplog.records[-1].levelname, what in caplog.messages[-1]) == ("WARNING", True)
 
 
@@ -326,7 +382,11 @@ async def test_a_task_cannot_join_itself() -> None:
     """`join` in one of the tasks it waits for is refused."""
     coord = ah.Coordinator()
     coord.start_soon(coord.join)
-    with refused(ah.errors.NestedRunError, "join was called from the background task 'join'", "use wait_for_stop"):
+    with refused(
+        ah.errors.NestedRunError,
+        "join was called from the background task 'join'",
+        "use wait_for_stop",
+    ):
         await coord.join()
 
 
@@ -335,7 +395,9 @@ async def test_a_task_cannot_join_itself() -> None:
 
 @pytest.mark.parametrize("ended", [False, True], ids=["meanwhile", "before"])
 async def test_a_wait_ends_when_its_producer_has_finished(ended: bool) -> None:
-    """Everything that the producer has put is taken; then the wait ends with an error that is a clean end and names it."""
+    """Everything that the producer has put is taken; then the wait ends with an error that is a
+    clean end and names it.
+    """
     coord, queue, taken = ah.Coordinator(), asyncio.Queue[int](0 if ended else 1), list[int]()
     producer = coord.start_soon(put, queue, 5)
     if ended:
@@ -347,37 +409,54 @@ async def test_a_wait_ends_when_its_producer_has_finished(ended: bool) -> None:
 
 
 async def test_a_wait_ends_when_the_last_of_its_producers_has_ended() -> None:
-    """While one of several producers is active the wait continues; the error says how each has ended."""
+    """While one of several producers is active the wait continues; the error says how each has
+    ended.
+    """
     coord = ah.Coordinator()
     first, second = coord.start_soon(ticks, name="a"), coord.start_soon(forever, name="b")
     wait = await parked(coord.until(forever(), producer=[first, second]), 20)
     assert not wait.done()
     second.cancel()
-    with refused(ah.errors.ProducerFinishedError, "producer 'a' has finished, producer 'b' was cancelled"):
+    with refused(
+        ah.errors.ProducerFinishedError, "producer 'a' has finished, producer 'b' was cancelled"
+    ):
         await wait
 
 
 @pytest.mark.parametrize("is_own", [True, False], ids=["own", "any other"])
 @pytest.mark.parametrize("kind", [OSError, ah.OutOfRangeError])
 async def test_a_producer_that_ends_with_an_error(kind: type[Exception], is_own: bool) -> None:
-    """Its error is raised, the same object; a clean end is like having finished, and that of an own task is a stop of all."""
+    """Its error is raised, the same object; a clean end is like having finished, and that of an own
+    task is a stop of all.
+    """
     coord, error = ah.Coordinator(), kind("no more")
-    producer = coord.start_soon(fail, error, name="reader") if is_own else asyncio.create_task(fail(error), name="reader")
+    producer = (
+        coord.start_soon(fail, error, name="reader")
+        if is_own
+        else asyncio.create_task(fail(error), name="reader")
+    )
     with pytest.raises((OSError, ah.StopRequestedError)) as caught:
         await coord.until(forever(), producer=producer)
     if isinstance(error, OSError):
         assert caught.value is error
     else:
         assert (
-            str(caught.value)
-            == f"{'background task' if is_own else 'producer'} 'reader' {'' if is_own else 'has '}ended: {error!r}"
+            str(caught.value) == f"{'background task' if is_own else 'producer'} 'reader'"
+            f" {'' if is_own else 'has '}ended: {error!r}"
         )
     assert coord.should_stop() is is_own
 
 
 async def test_what_a_producer_leaves_reaches_the_wait() -> None:
-    """A waiter that is notified through a condition, or by a callback of the loop, gets what its producer has left."""
-    coord, items, condition, queue = ah.Coordinator(), list[int](), asyncio.Condition(), asyncio.Queue[int]()
+    """A waiter that is notified through a condition, or by a callback of the loop, gets what its
+    producer has left.
+    """
+    coord, items, condition, queue = (
+        ah.Coordinator(),
+        list[int](),
+        asyncio.Condition(),
+        asyncio.Queue[int](),
+    )
 
     async def take() -> int:
         async with condition:
@@ -391,13 +470,17 @@ async def test_what_a_producer_leaves_reaches_the_wait() -> None:
         asyncio.get_running_loop().call_soon(queue.put_nowait, 2)
 
     producer = coord.start_soon(produce)
-    assert await asyncio.gather(*(coord.until(one, producer=producer) for one in (take(), queue.get()))) == [1, 2]
+    assert await asyncio.gather(
+        *(coord.until(one, producer=producer) for one in (take(), queue.get()))
+    ) == [1, 2]
 
 
 @pytest.mark.parametrize("producer", [[], 5, [5], "reader"], ids=repr)
 async def test_a_producer_is_a_task(producer: Any) -> None:
     """Anything else is refused, and a coroutine that was to be awaited is closed."""
-    with refused(ah.errors.InvalidArgumentError, f"producer is {producer!r}", "what start_soon returns"):
+    with refused(
+        ah.errors.InvalidArgumentError, f"producer is {producer!r}", "what start_soon returns"
+    ):
         await ah.Coordinator().until(forever(), producer=producer)
 
 
@@ -418,9 +501,14 @@ async def test_waits_that_are_over_are_forgotten_by_their_producer() -> None:
 
 
 async def test_waits_during_a_drain() -> None:
-    """One for something new ends, and none begins; others continue, and so does what waits for a stop."""
+    """One for something new ends, and none begins; others continue, and so does what waits for a
+    stop.
+    """
     coord, gate = ah.Coordinator(), asyncio.Event()
-    new, other = await parked(coord.until(forever(), drain=True)), await parked(coord.until(gate.wait()))
+    new, other = (
+        await parked(coord.until(forever(), drain=True)),
+        await parked(coord.until(gate.wait())),
+    )
     drain, stop = await parked(coord.wait_for_drain()), await parked(coord.wait_for_stop())
     assert not coord.should_drain()
     coord.request_drain("enough")
@@ -430,7 +518,11 @@ async def test_waits_during_a_drain() -> None:
     assert await drain
     await ticks(20)
     assert (other.done(), stop.done(), await coord.wait_for_drain()) == (False, False, True)
-    assert (coord.should_drain(), coord.should_stop(), coord.drain_reason) == (True, False, "enough")
+    assert (coord.should_drain(), coord.should_stop(), coord.drain_reason) == (
+        True,
+        False,
+        "enough",
+    )
     assert repr(coord) == "<Coordinator draining: enough, tasks: none>"
     gate.set()
     await other
@@ -440,12 +532,17 @@ async def test_waits_during_a_drain() -> None:
 
 
 async def test_a_stop_ends_what_a_drain_ends(clock: ManualClock) -> None:
-    """`should_drain` is true, and those who wait for the drain are woken; that wait has a time limit."""
+    """`should_drain` is true, and those who wait for the drain are woken; that wait has a time
+    limit.
+    """
     coord = ah.Coordinator()
     late = await parked(coord.wait_for_drain(5))
     clock.advance(5)
     assert not await late
-    new, drain = await parked(coord.until(forever(), drain=True)), await parked(coord.wait_for_drain())
+    new, drain = (
+        await parked(coord.until(forever(), drain=True)),
+        await parked(coord.wait_for_drain()),
+    )
     coord.request_stop("over")
     assert coord.should_drain()
     assert await drain
@@ -469,7 +566,9 @@ async def test_a_drain_can_be_cleared(clock: ManualClock) -> None:
 
 @pytest.mark.parametrize("how", ["an error", "a wait", "a report"])
 async def test_the_clean_end_of_a_task_in_a_drain_is_no_stop(how: str) -> None:
-    """Otherwise the first producer that ends would stop those who finish what they have under way; a failure still does."""
+    """Otherwise the first producer that ends would stop those who finish what they have under way;
+    a failure still does.
+    """
     coord = ah.Coordinator()
 
     async def produce() -> None:
@@ -502,5 +601,10 @@ async def test_a_wait_for_the_end_of_a_pause_leaves_nothing() -> None:
         await wait
         del wait
         gc.collect()
-        counts.add(sum(isinstance(one, asyncio.Future) and one.get_loop() is loop for one in gc.get_objects()))
+        counts.add(
+            sum(
+                isinstance(one, asyncio.Future) and one.get_loop() is loop
+                for one in gc.get_objects()
+            )
+        )
     assert len(counts) == 1

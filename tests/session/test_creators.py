@@ -1,4 +1,6 @@
-"""Session creators: the order of a scaffold, chiefs that initialise once, workers that wait for them, sessions of a factory."""
+"""Session creators: the order of a scaffold, chiefs that initialise once, workers that wait for
+them, sessions of a factory.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ NO_DATA = ah.Scaffold(init_fn=raises_after(1, OSError("no data")))
 
 
 def recording_scaffold(record: list[str], **answers: Any) -> ah.Scaffold:
-    """Make a scaffold that records its calls; `answers` are what the functions return, one after the other."""
+    """Make a scaffold that records its calls; `answers` are what the functions return, one after
+    the other.
+    """
 
     def function(name: str) -> Any:
         async def call(session: ah.Session) -> Any:
@@ -47,7 +51,9 @@ async def total_of(creator: ah.SessionCreator) -> int:
 
 
 async def test_the_order_of_a_chiefs_scaffold() -> None:
-    """init, ready_for_local_init, local_init, ready: after `begin` and before `after_create_session`."""
+    """init, ready_for_local_init, local_init, ready: after `begin` and before
+    `after_create_session`.
+    """
     record: list[str] = []
 
     def noting(phase: str) -> PhaseHook:
@@ -62,7 +68,9 @@ async def test_the_order_of_a_chiefs_scaffold() -> None:
 
 
 async def test_variables_have_their_values_when_init_is_called() -> None:
-    """`init_fn` finds the initial values, may run the graph, and assign others; the session publishes its steps already."""
+    """`init_fn` finds the initial values, may run the graph, and assign others; the session
+    publishes its steps already.
+    """
     steps = ah.MemoryStepStore()
 
     async def init(session: ah.Session) -> None:
@@ -71,7 +79,9 @@ async def test_variables_have_their_values_when_init_is_called() -> None:
         publishers.extend(steps.statistics().publishers)
 
     publishers: list[str] = []
-    creator = ah.ChiefSessionCreator(counting_graph(), scaffold=ah.Scaffold(init_fn=init), global_step=steps)
+    creator = ah.ChiefSessionCreator(
+        counting_graph(), scaffold=ah.Scaffold(init_fn=init), global_step=steps
+    )
     async with ah.AsyncMonitoredSession(creator) as session:
         await session.run("train", {"x": 2})
         assert await session.run("total") == 42
@@ -79,9 +89,14 @@ async def test_variables_have_their_values_when_init_is_called() -> None:
 
 
 async def test_initialising_happens_once_local_initialising_each_time() -> None:
-    """A recovery, and a second chief on the same variables, do not initialise again; `local_init_fn` is for every session."""
+    """A recovery, and a second chief on the same variables, do not initialise again;
+    `local_init_fn` is for every session.
+    """
     record, variables, graph = list[str](), ah.Variables(), counting_graph()
-    creators = [ah.ChiefSessionCreator(graph, scaffold=recording_scaffold(record), variables=variables) for _ in range(2)]
+    creators = [
+        ah.ChiefSessionCreator(graph, scaffold=recording_scaffold(record), variables=variables)
+        for _ in range(2)
+    ]
     lost = FaultInjectionHook({("before_run", 1): ah.AbortedError("lost")})
     async with ah.AsyncMonitoredSession(creators[0], [lost], recovery=NO_BACKOFF) as session:
         await session.run("train")
@@ -92,14 +107,22 @@ async def test_initialising_happens_once_local_initialising_each_time() -> None:
     assert variables.snapshot() == {"total": 1}
 
 
-@pytest.mark.parametrize("missing", [False, "weights", ["weights", "bias"], ("bias",), {"weights": 1}], ids=repr)
+@pytest.mark.parametrize(
+    "missing", [False, "weights", ["weights", "bias"], ("bias",), {"weights": 1}], ids=repr
+)
 @pytest.mark.parametrize("name", ["ready_for_local_init_fn", "ready_fn"])
 async def test_a_chief_whose_model_is_not_ready_fails(name: str, missing: Any) -> None:
-    """If a ready function returns names, the creation fails with NotReadyError; the next chief starts from the beginning."""
+    """If a ready function returns names, the creation fails with NotReadyError; the next chief
+    starts from the beginning.
+    """
     record, variables = list[str](), ah.Variables()
     scaffold = recording_scaffold(record, **{name: [missing]})
     creator = ah.ChiefSessionCreator(counting_graph(), scaffold=scaffold, variables=variables)
-    says = "did not make the model ready", "missing, as", "something" if missing is False else str(missing)
+    says = (
+        "did not make the model ready",
+        "missing, as",
+        "something" if missing is False else str(missing),
+    )
     with refused(ah.errors.NotReadyError, *says):
         await creator.create_session()
     assert record == list(SCAFFOLD[: SCAFFOLD.index(name) + 1])
@@ -112,7 +135,9 @@ async def test_a_chief_whose_model_is_not_ready_fails(name: str, missing: Any) -
 @pytest.mark.parametrize("answer", [None, True, [], "", (), {}], ids=repr)
 async def test_what_means_ready(answer: Any) -> None:
     """None, True and everything empty mean that nothing is missing; a number says neither."""
-    scaffold = recording_scaffold([], ready_for_local_init_fn=[answer, answer], ready_fn=[answer, 5])
+    scaffold = recording_scaffold(
+        [], ready_for_local_init_fn=[answer, answer], ready_fn=[answer, 5]
+    )
     creator = ah.ChiefSessionCreator(counting_graph(), scaffold=scaffold)
     assert await (await creator.create_session()).run("total") == 0
     with refused(ah.errors.InvalidArgumentError, "5", "None"):
@@ -132,7 +157,9 @@ async def test_a_scaffold_borrows_what_it_does_not_have() -> None:
 
 
 async def test_workers_wait_for_the_chief() -> None:
-    """Workers are woken when the chief's initialisation is complete, and see its values; only it was initialised."""
+    """Workers are woken when the chief's initialisation is complete, and see its values; only it
+    was initialised.
+    """
     graph, record, gate = counting_graph(), list[str](), asyncio.Event()
     shared: dict[str, Any] = {"variables": ah.Variables(), "global_step": ah.MemoryStepStore()}
 
@@ -162,7 +189,9 @@ async def test_workers_wait_for_the_chief() -> None:
 
 
 async def test_a_worker_waits_until_its_deadline_exactly(clock: ManualClock) -> None:
-    """A worker without a chief gives up when `max_wait_secs` are over, not before, and names no other time."""
+    """A worker without a chief gives up when `max_wait_secs` are over, not before, and names no
+    other time.
+    """
     hook = RecordingHook()
     creator = ah.WorkerSessionCreator(counting_graph(), variables=ah.Variables(), max_wait_secs=100)
     entering = await parked(ah.AsyncMonitoredSession(creator, [hook]).__aenter__())
@@ -173,14 +202,24 @@ async def test_a_worker_waits_until_its_deadline_exactly(clock: ManualClock) -> 
     with refused(ah.errors.SessionNotReadyError, "within 100 s", "is a chief running") as caught:
         await entering
     assert isinstance(caught.value, TimeoutError)
-    assert (hook.phases(), hook.closed_with, clock.pending) == (["begin", "close"], [caught.value], 0)
+    assert (hook.phases(), hook.closed_with, clock.pending) == (
+        ["begin", "close"],
+        [caught.value],
+        0,
+    )
 
 
 @pytest.mark.parametrize(("secs", "waited"), [(100, 99.999), (None, 1e8), (1e9, 1e8)])
-async def test_a_worker_is_in_time_at_its_deadline(clock: ManualClock, secs: float | None, waited: float) -> None:
-    """A chief that is ready in the last tick before the deadline is in time; None is no deadline."""
+async def test_a_worker_is_in_time_at_its_deadline(
+    clock: ManualClock, secs: float | None, waited: float
+) -> None:
+    """A chief that is ready in the last tick before the deadline is in time; None is no
+    deadline.
+    """
     graph, variables = counting_graph(), ah.Variables()
-    creating = await parked(ah.WorkerSessionCreator(graph, variables=variables, max_wait_secs=secs).create_session())
+    creating = await parked(
+        ah.WorkerSessionCreator(graph, variables=variables, max_wait_secs=secs).create_session()
+    )
     await ticks()
     await advance_clock(clock, waited)
     assert not creating.done()
@@ -189,7 +228,9 @@ async def test_a_worker_is_in_time_at_its_deadline(clock: ManualClock, secs: flo
 
 
 async def test_workers_of_a_chief_that_gives_up_fail() -> None:
-    """When the chief's session fails before the variables are ready, waiting workers fail with its error as the cause."""
+    """When the chief's session fails before the variables are ready, waiting workers fail with its
+    error as the cause.
+    """
     graph, variables = counting_graph(), ah.Variables()
     waiting = await parked(ah.WorkerSessionCreator(graph, variables=variables).create_session())
     chief = ah.ChiefSessionCreator(graph, variables=variables, scaffold=NO_DATA)
@@ -208,13 +249,17 @@ async def test_two_chiefs_that_begin_together_initialise_once() -> None:
         await ticks()
 
     scaffold = ah.Scaffold(init_fn=init)
-    chiefs = [ah.ChiefSessionCreator(graph, variables=variables, scaffold=scaffold) for _ in range(2)]
+    chiefs = [
+        ah.ChiefSessionCreator(graph, variables=variables, scaffold=scaffold) for _ in range(2)
+    ]
     await asyncio.gather(*(chief.create_session() for chief in chiefs))
     assert (len(calls), variables.ready) == (1, True)
 
 
 async def test_a_failed_initial_value_reaches_every_chief_and_worker() -> None:
-    """Each chief gets the error of its own attempt, a worker that of a chief after which no other was trying."""
+    """Each chief gets the error of its own attempt, a worker that of a chief after which no other
+    was trying.
+    """
     errors = [OSError(f"no file {number}") for number in range(3)]
     left, graph, variables = errors.copy(), ah.Graph(), ah.Variables()
 
@@ -240,8 +285,14 @@ async def test_workers_wait_on_while_another_chief_initialises() -> None:
         if fails:
             raise fails.pop()
 
-    chiefs = [ah.ChiefSessionCreator(graph, variables=variables, scaffold=ah.Scaffold(init_fn=init)) for _ in range(2)]
-    creators: list[ah.SessionCreator] = [ah.WorkerSessionCreator(graph, variables=variables), *chiefs]
+    chiefs = [
+        ah.ChiefSessionCreator(graph, variables=variables, scaffold=ah.Scaffold(init_fn=init))
+        for _ in range(2)
+    ]
+    creators: list[ah.SessionCreator] = [
+        ah.WorkerSessionCreator(graph, variables=variables),
+        *chiefs,
+    ]
     results = await asyncio.gather(*map(total_of, creators), return_exceptions=True)
     assert [str(result) for result in results] == ["0", "no data", "0"]
 
@@ -250,7 +301,10 @@ async def test_chief_and_worker_may_be_made_of_a_step_function() -> None:
     """A creator takes whatever a session takes to run: a coroutine function too."""
     shared: dict[str, Any] = {"variables": ah.Variables(), "global_step": ah.MemoryStepStore()}
     creators = ah.ChiefSessionCreator(double, **shared), ah.WorkerSessionCreator(double, **shared)
-    async with ah.AsyncMonitoredSession(creators[0]) as first, ah.AsyncMonitoredSession(creators[1]) as second:
+    async with (
+        ah.AsyncMonitoredSession(creators[0]) as first,
+        ah.AsyncMonitoredSession(creators[1]) as second,
+    ):
         assert [await session.run("loss", {"batch": 3}) for session in (first, second)] == [6, 6]
         assert second.global_step.latest.step == 2
 
@@ -279,7 +333,9 @@ class OptionSession(ah.Session):
 
 @pytest.mark.parametrize("hooked", [False, True], ids=["bare", "hooked"])
 async def test_a_creator_may_be_the_users_own(hooked: bool) -> None:
-    """Any object with a `graph` and an async `create_session`; options reach its session's `run`, metadata the hooks."""
+    """Any object with a `graph` and an async `create_session`; options reach its session's `run`,
+    metadata the hooks.
+    """
     steps, hook = ah.MemoryStepStore(10), RequestingHook("total", None, {"trace": True})
 
     class Creator:
@@ -313,7 +369,9 @@ class ClosingSession(ah.Session):
 
 
 async def test_a_factory_makes_each_session_of_a_chief() -> None:
-    """A chief's first session and the one of each recovery come from its factory, are run as others, and closed once."""
+    """A chief's first session and the one of each recovery come from its factory, are run as
+    others, and closed once.
+    """
     made, hook = list[ClosingSession](), RequestingHook("total")
 
     def factory(graph: ah.Graph, **parts: Any) -> ah.Session:
@@ -335,8 +393,13 @@ async def test_a_factory_makes_each_session_of_a_chief() -> None:
 
 @pytest.mark.parametrize("is_chief", [True, False])
 async def test_a_training_session_of_another_class(is_chief: bool) -> None:
-    """`monitored_training_session` passes the class to its creator; options reach the `run` of the subclass."""
-    graph, options = counting_graph(), {"variables": ah.Variables(), "log_step_count": None, "session_factory": OptionSession}
+    """`monitored_training_session` passes the class to its creator; options reach the `run` of the
+    subclass.
+    """
+    graph, options = (
+        counting_graph(),
+        {"variables": ah.Variables(), "log_step_count": None, "session_factory": OptionSession},
+    )
     async with ah.monitored_training_session(graph, **options) as session:  # type: ignore[arg-type]
         if is_chief:
             assert await session.run("train", options={"level": 2}) == 1
@@ -350,9 +413,18 @@ async def test_a_training_session_of_another_class(is_chief: bool) -> None:
     ("factory", "words"),
     [
         (lambda graph, **parts: None, "returned None; return a Session"),
-        (lambda graph, **parts: ClosingSession(ah.Graph(), **parts), "another graph than it was given"),
-        (lambda graph, **parts: ClosingSession(graph, variables=parts["variables"]), "another global_step"),
-        (lambda graph, **parts: ClosingSession(graph, global_step=parts["global_step"]), "another variables"),
+        (
+            lambda graph, **parts: ClosingSession(ah.Graph(), **parts),
+            "another graph than it was given",
+        ),
+        (
+            lambda graph, **parts: ClosingSession(graph, variables=parts["variables"]),
+            "another global_step",
+        ),
+        (
+            lambda graph, **parts: ClosingSession(graph, global_step=parts["global_step"]),
+            "another variables",
+        ),
         (None, "no data"),
     ],
 )
@@ -366,10 +438,14 @@ async def test_a_session_that_cannot_be_used_is_closed(kind: str, factory: Any, 
 
     graph, variables = counting_graph(), ah.Variables()
     scaffold = ah.Scaffold(local_init_fn=None if factory else NO_DATA.init_fn)
-    creator: ah.SessionCreator = ah.ChiefSessionCreator(graph, variables=variables, session_factory=keeping, scaffold=scaffold)
+    creator: ah.SessionCreator = ah.ChiefSessionCreator(
+        graph, variables=variables, session_factory=keeping, scaffold=scaffold
+    )
     if kind == "worker":
         await ah.ChiefSessionCreator(graph, variables=variables).create_session()
-        creator = ah.WorkerSessionCreator(graph, variables=variables, session_factory=keeping, scaffold=scaffold)
+        creator = ah.WorkerSessionCreator(
+            graph, variables=variables, session_factory=keeping, scaffold=scaffold
+        )
     raised = await outcome(ah.AsyncMonitoredSession(creator))
     assert isinstance(raised, ah.errors.InvalidArgumentError if factory else OSError)
     assert words in str(raised)
@@ -383,7 +459,10 @@ def test_what_is_no_factory_is_refused() -> None:
     async def factory(graph: ah.Graph, **parts: Any) -> ah.Session:
         return ah.Session(graph, **parts)
 
-    wrongs: list[tuple[Any, list[str]]] = [(3, ["session_factory is 3"]), (factory, ["coroutine function", "Scaffold"])]
+    wrongs: list[tuple[Any, list[str]]] = [
+        (3, ["session_factory is 3"]),
+        (factory, ["coroutine function", "Scaffold"]),
+    ]
     for wrong, words in wrongs:
         with refused(ah.errors.InvalidArgumentError, *words):
             ah.ChiefSessionCreator(ah.Graph(), session_factory=wrong)

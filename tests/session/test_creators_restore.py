@@ -1,4 +1,6 @@
-"""Sessions that continue from checkpoints, after a restart and after a recovery; what does not fit is refused by name."""
+"""Sessions that continue from checkpoints, after a restart and after a recovery; what does not fit
+is refused by name.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ async def test_a_restart_continues_as_if_uninterrupted(tmp_path: Path, runs: lis
 
 
 async def test_an_error_loses_no_more_than_the_interval(tmp_path: Path) -> None:
-    """After an error the next session continues from the last save, and ends with the same bits as without the error."""
+    """After an error the next session continues from the last save, and ends with the same bits as
+    without the error.
+    """
     whole = await uninterrupted(tmp_path, 10)
     faults = FaultInjectionHook({("before_run", 8): ValueError("x")})
     with pytest.raises(ValueError, match="x"):
@@ -73,7 +77,9 @@ async def test_an_error_loses_no_more_than_the_interval(tmp_path: Path) -> None:
 
 
 async def test_the_order_at_a_restart(tmp_path: Path) -> None:
-    """Tracked objects are loaded before the scaffold's functions, without `init_fn`; hooks before `after_create_session`."""
+    """Tracked objects are loaded before the scaffold's functions, without `init_fn`; hooks before
+    `after_create_session`.
+    """
     record: list[str] = []
 
     async def init(session: ah.Session) -> None:
@@ -86,19 +92,31 @@ async def test_the_order_at_a_restart(tmp_path: Path) -> None:
         record.clear()
         loader, hook = Remembering("loader", record), Remembering("hook", record)
         scaffold = ah.Scaffold(tracked={"loader": loader}, init_fn=init, local_init_fn=local_init)
-        async with ah.AsyncMonitoredSession(chief(tmp_path, scaffold=scaffold), [hook, saving(None)]) as session:
+        async with ah.AsyncMonitoredSession(
+            chief(tmp_path, scaffold=scaffold), [hook, saving(None)]
+        ) as session:
             loader.count = 40
             await session.run("train")
-    assert record == ["begin", "loader 40", "local_init_fn at step 1", "hook 1", "after_create_session with 1 at step 1"]
+    assert record == [
+        "begin",
+        "loader 40",
+        "local_init_fn at step 1",
+        "hook 1",
+        "after_create_session with 1 at step 1",
+    ]
 
 
 @pytest.mark.parametrize("step", [0, 5])
 async def test_a_step_store_that_is_behind_is_raised(tmp_path: Path, step: int) -> None:
-    """Waiters for a step that was reached before the restart wake; neither that nor one that is there begins a new epoch."""
+    """Waiters for a step that was reached before the restart wake; neither that nor one that is
+    there begins a new epoch.
+    """
     await train(chief(tmp_path), [saving(None)], 5)
     steps, sessions = ah.MemoryStepStore(step), SessionRecorder()
     waiting = asyncio.create_task(steps.wait_for(5))
-    async with ah.AsyncMonitoredSession(chief(tmp_path, global_step=steps), [saving(None), sessions]) as session:
+    async with ah.AsyncMonitoredSession(
+        chief(tmp_path, global_step=steps), [saving(None), sessions]
+    ) as session:
         assert (await waiting, steps.latest) == (5, (1, 5))
         assert sessions.sessions[0].committed_step == 5
         await session.run("train")
@@ -106,7 +124,9 @@ async def test_a_step_store_that_is_behind_is_raised(tmp_path: Path, step: int) 
 
 
 async def test_what_is_restored_is_not_saved_again_nor_kept(tmp_path: Path) -> None:
-    """Neither the beginning nor the end saves that step; a session refers to the values only until a run replaces them."""
+    """Neither the beginning nor the end saves that step; a session refers to the values only until
+    a run replaces them.
+    """
     await train(chief(tmp_path), [saving(None)], 2)
     hook = saving(None)
     await train(chief(tmp_path), [hook], 0)
@@ -120,7 +140,9 @@ async def test_what_is_restored_is_not_saved_again_nor_kept(tmp_path: Path) -> N
 
 
 async def test_variables_that_are_there_are_not_restored(tmp_path: Path) -> None:
-    """A later chief on the same `Variables` continues with their values and the step of the store."""
+    """A later chief on the same `Variables` continues with their values and the step of the
+    store.
+    """
     variables, steps = ah.Variables(), ah.MemoryStepStore()
     shared: dict[str, Any] = {"variables": variables, "global_step": steps}
     await train(chief(tmp_path, **shared), [saving(None)], 2)
@@ -134,11 +156,17 @@ async def test_variables_that_are_there_are_not_restored(tmp_path: Path) -> None
 
 
 async def test_a_recovery_restores_the_newest_checkpoint(tmp_path: Path) -> None:
-    """Variables, tracked objects, hooks and the step are restored; the run is repeated and ends with the same bits."""
+    """Variables, tracked objects, hooks and the step are restored; the run is repeated and ends
+    with the same bits.
+    """
     whole = await uninterrupted(tmp_path, 6)
     record, steps, seen = list[str](), ah.MemoryStepStore(), list[ah.stores.Position]()
     hook, loader = Remembering("hook", record), Remembering("loader", record)
-    hooks = [FaultInjectionHook({("before_run", 6): LOST}), hook, saving(None, every=ah.Every(steps=2))]
+    hooks = [
+        FaultInjectionHook({("before_run", 6): LOST}),
+        hook,
+        saving(None, every=ah.Every(steps=2)),
+    ]
     creator = chief(tmp_path, scaffold=ah.Scaffold(tracked={"loader": loader}), global_step=steps)
     async with ah.AsyncMonitoredSession(creator, hooks, recovery=NO_BACKOFF) as session:
         for number in range(7):
@@ -154,12 +182,16 @@ async def test_a_recovery_restores_the_newest_checkpoint(tmp_path: Path) -> None
 
 async def test_a_recovery_before_the_first_checkpoint(tmp_path: Path) -> None:
     """With nothing to restore it continues with the variables and the step as they are."""
-    session = await train(chief(tmp_path), [FaultInjectionHook({("before_run", 3): LOST})], 5, recovery=NO_BACKOFF)
+    session = await train(
+        chief(tmp_path), [FaultInjectionHook({("before_run", 3): LOST})], 5, recovery=NO_BACKOFF
+    )
     assert session.global_step.latest == (1, 5)
 
 
 async def test_a_recovery_waits_for_the_write(tmp_path: Path) -> None:
-    """If a session is lost while its checkpoint is written, that checkpoint is restored, not the one before."""
+    """If a session is lost while its checkpoint is written, that checkpoint is restored, not the
+    one before.
+    """
     saver, listened = HeldSaver(tmp_path), list[int]()
 
     class Slow(ah.ChiefSessionCreator):
@@ -177,8 +209,12 @@ async def test_a_recovery_waits_for_the_write(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("restarts", [True, False], ids=["restart", "recovery"])
-async def test_a_damaged_checkpoint_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture, restarts: bool) -> None:
-    """If the newest does not verify, the one before is restored; the damaged one is set aside and named in a warning."""
+async def test_a_damaged_checkpoint_is_skipped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, restarts: bool
+) -> None:
+    """If the newest does not verify, the one before is restored; the damaged one is set aside and
+    named in a warning.
+    """
 
     async def damage(run_context: ah.SessionRunContext) -> None:
         if run_context.attempt == 1 and run_context.global_step == 4:
@@ -190,7 +226,9 @@ async def test_a_damaged_checkpoint_is_skipped(tmp_path: Path, caplog: pytest.Lo
 
     hook = saving(None)
     runs = 3 if restarts else 4
-    session = await train(chief(tmp_path), [PhaseHook("before_run", damage), hook], runs, recovery=NO_BACKOFF)
+    session = await train(
+        chief(tmp_path), [PhaseHook("before_run", damage), hook], runs, recovery=NO_BACKOFF
+    )
     if restarts:
         spoil(tmp_path, 3)
         session = await train(chief(tmp_path), [hook], 1)
@@ -201,28 +239,39 @@ async def test_a_damaged_checkpoint_is_skipped(tmp_path: Path, caplog: pytest.Lo
 
 
 async def test_without_a_good_checkpoint_nothing_begins(tmp_path: Path) -> None:
-    """If all are damaged, an error is raised instead of silently starting from the beginning; no file is removed."""
+    """If all are damaged, an error is raised instead of silently starting from the beginning; no
+    file is removed.
+    """
     await train(chief(tmp_path), [saving(None)], 1)
     spoil(tmp_path, 0)
     spoil(tmp_path, 1)
     for _ in range(2):
         with refused(ah.errors.CorruptCheckpointError, "none of them is good"):
             await train(chief(tmp_path), [saving(None)])
-    assert names(tmp_path) == ["damaged-step-000000000000.000001", "damaged-step-000000000001.000002"]
+    assert names(tmp_path) == [
+        "damaged-step-000000000000.000001",
+        "damaged-step-000000000001.000002",
+    ]
 
 
 # -- chiefs and workers
 
 
 async def test_a_worker_never_restores(tmp_path: Path) -> None:
-    """Workers use the shared values as they are, also after a recovery, so they do not reset the chief."""
+    """Workers use the shared values as they are, also after a recovery, so they do not reset the
+    chief.
+    """
     variables, steps, graph = ah.Variables(), ah.MemoryStepStore(), counting_graph()
     shared: dict[str, Any] = {"variables": variables, "global_step": steps}
     await train(chief(tmp_path, graph), [saving(None)], 3)
     sessions = SessionRecorder()
     hooks = [FaultInjectionHook({("before_run", 2): LOST}), sessions]
-    working = asyncio.create_task(train(ah.WorkerSessionCreator(graph, **shared), hooks, 3, recovery=NO_BACKOFF))
-    async with ah.AsyncMonitoredSession(chief(tmp_path, graph, **shared), [saving(None)]) as session:
+    working = asyncio.create_task(
+        train(ah.WorkerSessionCreator(graph, **shared), hooks, 3, recovery=NO_BACKOFF)
+    )
+    async with ah.AsyncMonitoredSession(
+        chief(tmp_path, graph, **shared), [saving(None)]
+    ) as session:
         await working
         await session.run("train")
     assert [one.restored for one in sessions.sessions] == [None, None]
@@ -231,8 +280,13 @@ async def test_a_worker_never_restores(tmp_path: Path) -> None:
 
 
 async def test_what_is_saved_has_the_step_it_was_at(tmp_path: Path) -> None:
-    """If workers advance while a listener is awaited, the values are saved with the step that they belong to."""
-    graph, shared = counting_graph(), {"variables": ah.Variables(), "global_step": ah.MemoryStepStore()}
+    """If workers advance while a listener is awaited, the values are saved with the step that they
+    belong to.
+    """
+    graph, shared = (
+        counting_graph(),
+        {"variables": ah.Variables(), "global_step": ah.MemoryStepStore()},
+    )
     async with ah.AsyncMonitoredSession(ah.ChiefSessionCreator(graph, **shared)) as other:  # type: ignore[arg-type]
 
         class Meanwhile(ah.CheckpointSaverListener):
@@ -263,28 +317,46 @@ OWN: dict[str, Any] = {"weights": W, "bias": 1}
 SHAPE = "has variable 'weights' with shape (3, 2); here it has shape (2, 3). Was the model changed?"
 MISMATCHES: dict[str, tuple[dict[str, Any], list[str], str]] = {
     "gone": ({"weights": W}, ["loader"], "has the variable 'bias', which would be lost"),
-    "misspelt": ({"weigths": W, "bias": 1}, ["loader"], "has no variable 'weigths': did you mean 'weights'?"),
+    "misspelt": (
+        {"weigths": W, "bias": 1},
+        ["loader"],
+        "has no variable 'weigths': did you mean 'weights'?",
+    ),
     "new": ({**OWN, "scale": 1}, ["loader"], "has no variable 'scale'"),
     "shape": ({"weights": W.T, "bias": 1}, ["loader"], SHAPE),
-    "no shape": ({"weights": W, "bias": W}, ["loader"], "has variable 'bias' with shape None; here it has shape (3, 2)"),
+    "no shape": (
+        {"weights": W, "bias": W},
+        ["loader"],
+        "has variable 'bias' with shape None; here it has shape (3, 2)",
+    ),
     "tracked gone": (OWN, [], "has the tracked object 'loader', which would be lost"),
     "tracked new": (OWN, ["loader", "sampler"], "has no tracked object 'sampler'"),
 }
 
 
 @pytest.mark.parametrize(("variables", "tracked", "says"), MISMATCHES.values(), ids=MISMATCHES)
-async def test_another_model_is_refused(tmp_path: Path, variables: dict[str, Any], tracked: list[str], says: str) -> None:
-    """The error names what does not fit, before anything is changed; the checkpoint still fits its own model."""
+async def test_another_model_is_refused(
+    tmp_path: Path, variables: dict[str, Any], tracked: list[str], says: str
+) -> None:
+    """The error names what does not fit, before anything is changed; the checkpoint still fits its
+    own model.
+    """
 
-    def creator(model_of: dict[str, Any], tracked: list[str], **options: Any) -> ah.ChiefSessionCreator:
+    def creator(
+        model_of: dict[str, Any], tracked: list[str], **options: Any
+    ) -> ah.ChiefSessionCreator:
         scaffold = ah.Scaffold(tracked={name: Remembering(record=record) for name in tracked})
         return chief(tmp_path, model(**model_of), scaffold=scaffold, **options)
 
     record: list[str] = []
     await train(creator(OWN, ["loader"]), [saving(None)], 2)
     steps, values = ah.MemoryStepStore(), ah.Variables()
-    with refused(ah.errors.CheckpointMismatchError, f"checkpoint {tmp_path}", "step-000000000002", says):
-        await train(creator(variables, tracked, global_step=steps, variables=values), [saving(None)])
+    with refused(
+        ah.errors.CheckpointMismatchError, f"checkpoint {tmp_path}", "step-000000000002", says
+    ):
+        await train(
+            creator(variables, tracked, global_step=steps, variables=values), [saving(None)]
+        )
     assert (steps.latest, values.ready, record) == ((1, 0), False, [])
     session = await train(creator(OWN, ["loader"]), [saving(None)], 1)
     assert session.global_step.latest.step == 3
@@ -294,7 +366,10 @@ async def test_a_checkpoint_without_a_session_is_refused(tmp_path: Path) -> None
     """A checkpoint that a user's own `Saver` wrote is not restored into a session."""
     async with ah.Saver(tmp_path) as saver:
         await saver.save({"variables": {"bias": 1}, "tracked": []}, 3)
-    with refused(ah.errors.CheckpointMismatchError, "has no 'tracked'; was it written by CheckpointSaverHook?"):
+    with refused(
+        ah.errors.CheckpointMismatchError,
+        "has no 'tracked'; was it written by CheckpointSaverHook?",
+    ):
         await train(chief(tmp_path, model(bias=1)))
 
 
@@ -320,26 +395,41 @@ async def test_an_object_that_cannot_load_its_state_is_named(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("save_on_begin", [True, False])
 async def test_two_hooks_of_one_name_are_refused(tmp_path: Path, save_on_begin: bool) -> None:
-    """Their states could not be told apart, so they are refused before the first run, even if nothing is saved yet."""
+    """Their states could not be told apart, so they are refused before the first run, even if
+    nothing is saved yet.
+    """
     says = "would both be 'Remembering' in a checkpoint", "give each a `name` of its own"
     for second in (Remembering(), Remembering("Remembering")):
         with refused(ah.errors.InvalidHookError, *says):
             hooks = [Remembering(), second, saving(tmp_path, save_on_begin=save_on_begin)]
             await ah.AsyncMonitoredSession(model(), hooks).__aenter__()
     assert await on_disk(tmp_path) == []
-    await train(model(), [Remembering(), Remembering()], 1)  # without a saver the names do not matter
+    await train(
+        model(), [Remembering(), Remembering()], 1
+    )  # without a saver the names do not matter
 
 
-async def test_hooks_with_names_of_their_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Each gets its own state back, whatever their order; one without a state is warned of, a state without a hook logged."""
+async def test_hooks_with_names_of_their_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each gets its own state back, whatever their order; one without a state is warned of, a state
+    without a hook logged.
+    """
     caplog.set_level(logging.INFO, logger="aiohooks")
-    await train(chief(tmp_path, model()), [saving(None), Remembering("a"), Remembering(), Remembering("old")], 2)
+    await train(
+        chief(tmp_path, model()),
+        [saving(None), Remembering("a"), Remembering(), Remembering("old")],
+        2,
+    )
     a, other, new = Remembering("a"), Remembering(), Remembering("new")
     a.count = new.count = 50
     await train(chief(tmp_path, model()), [new, other, a], 0)
     assert (a.count, other.count) == (2, 2)
     assert new.record == ["begin", "after_create_session with 0 at step 2"]
-    parts = [(one.levelname, one.getMessage().partition("step-000000000002.000003 ")[2]) for one in caplog.records]
+    parts = [
+        (one.levelname, one.getMessage().partition("step-000000000002.000003 ")[2])
+        for one in caplog.records
+    ]
     assert [one for one in parts if one[1]] == [
         ("WARNING", "has no state of the hook new, which starts anew"),
         ("INFO", "has the state of a hook CheckpointSaverHook, which is not in this session"),

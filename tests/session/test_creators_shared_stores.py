@@ -1,4 +1,6 @@
-"""Sessions of several processes: the chief leads, restores and initialises; workers wait for it and start late."""
+"""Sessions of several processes: the chief leads, restores and initialises; workers wait for it and
+start late.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ async def stopped(session: ah.AsyncMonitoredSession, opening: asyncio.Task[Any])
 
 
 async def test_worker_waits_until_the_chief_has_initialised() -> None:
-    """A worker in another process is entered when the chief's `init_fn` has ended, and then waits for its step."""
+    """A worker in another process is entered when the chief's `init_fn` has ended, and then waits
+    for its step.
+    """
     engine, ready, order = FakeEngine(), asyncio.Event(), list[str]()
 
     async def init(session: ah.Session) -> None:
@@ -70,9 +74,13 @@ async def test_worker_waits_until_the_chief_has_initialised() -> None:
         assert await session.run("global_step") >= 3
 
     async with FakeStepStore(engine) as one, FakeStepStore(engine) as other:
-        works = await parked(outcome(ah.AsyncMonitoredSession(worker(one), [ah.GlobalStepWaiterHook(3)]), work))
+        works = await parked(
+            outcome(ah.AsyncMonitoredSession(worker(one), [ah.GlobalStepWaiterHook(3)]), work)
+        )
         creator = chief(other, scaffold=ah.Scaffold(init_fn=init))
-        leads = await parked(outcome(ah.AsyncMonitoredSession(creator, [ah.StopAtStepHook(last_step=5)]), train))
+        leads = await parked(
+            outcome(ah.AsyncMonitoredSession(creator, [ah.StopAtStepHook(last_step=5)]), train)
+        )
         await ticks(50)
         assert order == ["init"]
         ready.set()
@@ -83,7 +91,9 @@ async def test_worker_waits_until_the_chief_has_initialised() -> None:
 async def test_worker_gives_up_at_its_deadline(clock: ManualClock) -> None:
     """A worker whose chief never comes ends at `max_wait_secs`, not before."""
     async with FakeStepStore(FakeEngine()) as steps:
-        entering = await parked(ah.AsyncMonitoredSession(worker(steps, max_wait_secs=30)).__aenter__())
+        entering = await parked(
+            ah.AsyncMonitoredSession(worker(steps, max_wait_secs=30)).__aenter__()
+        )
         await ticks(20)
         await advance_clock(clock, 29.9, 3)
         assert not entering.done()
@@ -93,7 +103,9 @@ async def test_worker_gives_up_at_its_deadline(clock: ManualClock) -> None:
 
 
 async def test_a_worker_that_comes_after_the_end(clock: ManualClock) -> None:
-    """A worker whose chief has finished, and has no successor, is notified, and does not train on."""
+    """A worker whose chief has finished, and has no successor, is notified, and does not train
+    on.
+    """
     engine = FakeEngine()
     async with FakeStepStore(engine) as steps, ah.AsyncMonitoredSession(chief(steps)) as session:
         await session.run("train")
@@ -107,22 +119,33 @@ async def test_a_worker_that_comes_after_the_end(clock: ManualClock) -> None:
 
 
 async def test_end_of_a_session_is_known_in_other_processes() -> None:
-    """A worker that waits beyond the chief's last step ends cleanly, and its `stop_reason` says why."""
+    """A worker that waits beyond the chief's last step ends cleanly, and its `stop_reason` says
+    why.
+    """
     engine = FakeEngine()
     async with FakeStepStore(engine) as steps, FakeStepStore(engine) as others:
-        waiting = ah.AsyncMonitoredSession(counting_graph(), [ah.GlobalStepWaiterHook(100)], global_step=others)
+        waiting = ah.AsyncMonitoredSession(
+            counting_graph(), [ah.GlobalStepWaiterHook(100)], global_step=others
+        )
         works = await parked(outcome(waiting, lambda session: session.run("train")))
         hooks = [ah.StopAtStepHook(last_step=3)]
-        assert await outcome(ah.AsyncMonitoredSession(chief(steps), hooks, name="chief"), train) is None
+        assert (
+            await outcome(ah.AsyncMonitoredSession(chief(steps), hooks, name="chief"), train)
+            is None
+        )
         assert await works is None  # the store is still open: that the session ended is enough
     assert "chief finished at step 3, wanted 100" in str(waiting.stop_reason)
 
 
 @pytest.mark.parametrize(
-    ("name", "known_as"), [("trainer", "trainer"), (None, "main of process {pid} on ")], ids=["its name", "its task and process"]
+    ("name", "known_as"),
+    [("trainer", "trainer"), (None, "main of process {pid} on ")],
+    ids=["its name", "its task and process"],
 )
 async def test_name_of_a_session_in_other_processes(name: str | None, known_as: str) -> None:
-    """Other processes see a session by its name, or else by those of its task and its process: each has a Task-1."""
+    """Other processes see a session by its name, or else by those of its task and its process: each
+    has a Task-1.
+    """
     engine, task = FakeEngine(), asyncio.current_task()
     assert task is not None
     task.set_name("main")
@@ -139,7 +162,9 @@ async def test_name_of_a_session_in_other_processes(name: str | None, known_as: 
 @pytest.mark.parametrize("make_creator", [worker, worker_here, chief])
 @pytest.mark.parametrize("before", [False, True])
 async def test_a_stop_ends_the_wait_for_another_session(make_creator: Any, before: bool) -> None:
-    """A session that waits for a chief, or for the end of another chief, ends at a stop, requested before or meanwhile."""
+    """A session that waits for a chief, or for the end of another chief, ends at a stop, requested
+    before or meanwhile.
+    """
     engine, recorder = FakeEngine(), EndRecorder()
 
     async def stop() -> None:
@@ -147,7 +172,9 @@ async def test_a_stop_ends_the_wait_for_another_session(make_creator: Any, befor
             session.request_stop("enough")
 
     async with FakeStepStore(engine) as other, FakeStepStore(engine) as steps, other.lead():
-        session = ah.AsyncMonitoredSession(make_creator(steps), [PhaseHook("begin", stop), recorder])
+        session = ah.AsyncMonitoredSession(
+            make_creator(steps), [PhaseHook("begin", stop), recorder]
+        )
         entering = await parked(session.__aenter__())
         await ticks(40)
         assert entering.done() is before
@@ -156,7 +183,9 @@ async def test_a_stop_ends_the_wait_for_another_session(make_creator: Any, befor
 
 
 async def test_a_stop_before_a_lead_that_is_free() -> None:
-    """A chief that need not wait for anybody is opened, also after a stop: its hooks see the end of the session."""
+    """A chief that need not wait for anybody is opened, also after a stop: its hooks see the end of
+    the session.
+    """
     recorder = EndRecorder()
 
     async def stop() -> None:
@@ -170,8 +199,12 @@ async def test_a_stop_before_a_lead_that_is_free() -> None:
 
 @pytest.mark.parametrize("was_open", [False, True])
 @pytest.mark.parametrize("before", [False, True])
-async def test_a_stop_ends_the_wait_for_an_engine(clock: ManualClock, before: bool, was_open: bool) -> None:
-    """A session that waits for an engine that does not answer ends at a stop, and makes no further attempt to reach it."""
+async def test_a_stop_ends_the_wait_for_an_engine(
+    clock: ManualClock, before: bool, was_open: bool
+) -> None:
+    """A session that waits for an engine that does not answer ends at a stop, and makes no further
+    attempt to reach it.
+    """
     engine, recorder = FakeEngine(), EndRecorder()
     steps = FakeStepStore(engine)
     if was_open:
@@ -191,8 +224,12 @@ async def test_a_stop_ends_the_wait_for_an_engine(clock: ManualClock, before: bo
 
 
 @contextlib.asynccontextmanager
-async def stopped_while_away(creator: ah.SessionCreator, engine: FakeEngine, clock: ManualClock) -> AsyncIterator[None]:
-    """Check that a session that waits for its engine ends at a stop; the engine is available again in the block."""
+async def stopped_while_away(
+    creator: ah.SessionCreator, engine: FakeEngine, clock: ManualClock
+) -> AsyncIterator[None]:
+    """Check that a session that waits for its engine ends at a stop; the engine is available again
+    in the block.
+    """
     session = ah.AsyncMonitoredSession(creator)
     entering = await parked(session.__aenter__())
     for _ in range(20):
@@ -208,8 +245,12 @@ async def stopped_while_away(creator: ah.SessionCreator, engine: FakeEngine, clo
 
 @pytest.mark.parametrize("noticed", [True, False])
 @pytest.mark.parametrize("write", ["advance", "raise_to", "reset", "mark_initialised"])
-async def test_a_stop_ends_the_wait_for_a_write(clock: ManualClock, write: str, noticed: bool) -> None:
-    """A chief whose engine has gone away after its state was restored ends at a stop, in whatever it does, and writes nothing."""
+async def test_a_stop_ends_the_wait_for_a_write(
+    clock: ManualClock, write: str, noticed: bool
+) -> None:
+    """A chief whose engine has gone away after its state was restored ends at a stop, in whatever
+    it does, and writes nothing.
+    """
     engine = FakeEngine()
 
     async def init(session: ah.Session) -> None:
@@ -229,7 +270,9 @@ async def test_a_stop_ends_the_wait_for_a_write(clock: ManualClock, write: str, 
 
 @pytest.mark.parametrize("call", ["lead", "advance", "raise_to", "reset", "mark_initialised"])
 async def test_a_stop_ends_the_wait_for_a_lock(tmp_path: Path, call: str) -> None:
-    """A chief that waits for the lock of a local run, which a stopped process may have, ends at a stop; its write may count."""
+    """A chief that waits for the lock of a local run, which a stopped process may have, ends at a
+    stop; its write may count.
+    """
     steps = LocalStepStore(directory=tmp_path)
     await steps.value()
     lock = os.open(steps.directory, os.O_RDONLY)
@@ -243,7 +286,9 @@ async def test_a_stop_ends_the_wait_for_a_lock(tmp_path: Path, call: str) -> Non
         fcntl.flock(lock, fcntl.LOCK_EX)
     session = ah.AsyncMonitoredSession(chief(steps, scaffold=ah.Scaffold(init_fn=init)))
     entering = asyncio.create_task(session.__aenter__())
-    await until_true(lambda: any(one.name == "aiohooks step store" for one in threading.enumerate()))
+    await until_true(
+        lambda: any(one.name == "aiohooks step store" for one in threading.enumerate())
+    )
     await stopped(session, entering)
     os.close(lock)
     await steps.flush()
@@ -253,7 +298,9 @@ async def test_a_stop_ends_the_wait_for_a_lock(tmp_path: Path, call: str) -> Non
 
 
 async def test_a_stop_ends_the_wait_for_the_publishers(clock: ManualClock) -> None:
-    """A worker whose publishers have all left looks for new ones first: its engine has gone away, and it ends at a stop."""
+    """A worker whose publishers have all left looks for new ones first: its engine has gone away,
+    and it ends at a stop.
+    """
     engine = FakeEngine()
     async with FakeStepStore(engine) as steps, FakeStepStore(engine) as other:
         await steps.value()
@@ -272,7 +319,9 @@ async def test_a_stop_ends_the_wait_for_the_publishers(clock: ManualClock) -> No
 
 
 async def test_restarted_chief_takes_a_new_term_restores_and_resets(tmp_path: Path) -> None:
-    """The chief fails at step 7 with a checkpoint of step 5: the next one starts a new epoch at 5; waiters keep waiting."""
+    """The chief fails at step 7 with a checkpoint of step 5: the next one starts a new epoch at 5;
+    waiters keep waiting.
+    """
     engine = FakeEngine()
 
     async def lead(last: int) -> BaseException | None:
@@ -283,8 +332,13 @@ async def test_restarted_chief_takes_a_new_term_restores_and_resets(tmp_path: Pa
                 await session.run("train")
 
         async with FakeStepStore(engine) as steps:
-            hooks = [ah.StopAtStepHook(last_step=12), ah.CheckpointSaverHook(every=ah.Every(steps=5), background=False)]
-            return await outcome(ah.AsyncMonitoredSession(chief(steps, checkpoint_dir=tmp_path), hooks), use)
+            hooks = [
+                ah.StopAtStepHook(last_step=12),
+                ah.CheckpointSaverHook(every=ah.Every(steps=5), background=False),
+            ]
+            return await outcome(
+                ah.AsyncMonitoredSession(chief(steps, checkpoint_dir=tmp_path), hooks), use
+            )
 
     async with FakeStepStore(engine, on_lost="keep") as steps:
         peer = steps.publisher("a worker at work")
@@ -303,14 +357,18 @@ async def test_restarted_chief_takes_a_new_term_restores_and_resets(tmp_path: Pa
 
 
 async def test_chief_whose_lease_expired_is_refused(clock: ManualClock) -> None:
-    """Its lease expires while it does not run; another chief leads; its next step is refused and changes nothing."""
+    """Its lease expires while it does not run; another chief leads; its next step is refused and
+    changes nothing.
+    """
     engine = FakeEngine()
     async with FakeStepStore(engine) as old, FakeStepStore(engine) as new:
 
         async def comes_back(session: ah.AsyncMonitoredSession) -> None:
             await session.run("train")
             await old.flush()
-            for member in tuple(engine.runs["default"].members.values()):  # its process was stopped for a long time
+            for member in tuple(
+                engine.runs["default"].members.values()
+            ):  # its process was stopped for a long time
                 engine.apply("default", Expire(member.id, member.heartbeat))
             async with new.lead():
                 await new.advance()
@@ -323,11 +381,17 @@ async def test_chief_whose_lease_expired_is_refused(clock: ManualClock) -> None:
 
 
 @pytest.mark.parametrize("lost", [False, True])
-async def test_a_restore_resets_a_store_that_had_lost_its_data_meanwhile(tmp_path: Path, lost: bool) -> None:
-    """Another process has brought back the step of the checkpoint; one that knows a later step must not raise it."""
+async def test_a_restore_resets_a_store_that_had_lost_its_data_meanwhile(
+    tmp_path: Path, lost: bool
+) -> None:
+    """Another process has brought back the step of the checkpoint; one that knows a later step must
+    not raise it.
+    """
 
     class Slow(ah.Saver):
-        async def restore(self, step: int | None = None, *, missing_ok: bool = False) -> ah.checkpoint.Restored | None:
+        async def restore(
+            self, step: int | None = None, *, missing_ok: bool = False
+        ) -> ah.checkpoint.Restored | None:
             if lost:
                 await other.raise_to(3)
             return await super().restore(step, missing_ok=missing_ok)
@@ -336,11 +400,17 @@ async def test_a_restore_resets_a_store_that_had_lost_its_data_meanwhile(tmp_pat
         await make_runs(session, 3, "train")
 
     def session(steps: ah.StepStore, saver: Any) -> ah.AsyncMonitoredSession:
-        return ah.AsyncMonitoredSession(chief(steps, checkpoint_dir=saver), [ah.CheckpointSaverHook()])
+        return ah.AsyncMonitoredSession(
+            chief(steps, checkpoint_dir=saver), [ah.CheckpointSaverHook()]
+        )
 
     async with FakeStepStore(FakeEngine()) as before:
         assert await outcome(session(before, tmp_path), three) is None
     engine = FakeEngine()
-    async with FakeStepStore(engine) as steps, FakeStepStore(engine) as other, Slow(tmp_path) as saver:
+    async with (
+        FakeStepStore(engine) as steps,
+        FakeStepStore(engine) as other,
+        Slow(tmp_path) as saver,
+    ):
         assert await outcome(session(steps, saver)) is None
         assert (await other.value()) == (2, 3)

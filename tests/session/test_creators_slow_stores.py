@@ -1,4 +1,6 @@
-"""Sessions whose step store suspends, as that of several processes does: variables and step are committed together there, too."""
+"""Sessions whose step store suspends, as that of several processes does: variables and step are
+committed together there, too.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,12 @@ class SlowStore(ah.MemoryStepStore):
 
 @pytest.mark.parametrize("end", ["committed", "cancelled", "refused", "refused, cancelled"])
 async def test_variables_are_there_before_the_step(end: str) -> None:
-    """Whoever sees the step finds them. A commit that has begun is finished before a cancel; a refused one is undone."""
-    store = SlowStore(ah.errors.StaleTermError("no", term=1, newest=2) if "refused" in end else None)
+    """Whoever sees the step finds them. A commit that has begun is finished before a cancel; a
+    refused one is undone.
+    """
+    store = SlowStore(
+        ah.errors.StaleTermError("no", term=1, newest=2) if "refused" in end else None
+    )
     session = ah.Session(counting_graph(), global_step=store)
     running = await parked(session.run("train"))
     await ticks()
@@ -54,11 +60,17 @@ async def test_variables_are_there_before_the_step(end: str) -> None:
     kept = int("refused" not in end)
     assert (session.variables.snapshot(), store.latest.step) == ({"total": kept}, kept)
     assert session.committed_step == kept
-    assert running.cancelled() if "cancelled" in end else isinstance(running.exception(), ah.errors.StaleTermError | None)
+    assert (
+        running.cancelled()
+        if "cancelled" in end
+        else isinstance(running.exception(), ah.errors.StaleTermError | None)
+    )
 
 
 async def test_a_run_that_read_what_was_undone_is_repeated() -> None:
-    """Variables are there before their step; a run that had read those of a step that was refused begins again."""
+    """Variables are there before their step; a run that had read those of a step that was refused
+    begins again.
+    """
     graph, read, gate = ah.Graph(), list[int](), asyncio.Event()
     graph.placeholder("waits")
     graph.variable("v", 1)
@@ -84,13 +96,21 @@ async def test_a_run_that_read_what_was_undone_is_repeated() -> None:
 
 
 async def test_a_monitored_session_on_a_slow_store() -> None:
-    """Hooks get the committed step, even if the store advances later; runs that do not train do not wait for it."""
+    """Hooks get the committed step, even if the store advances later; runs that do not train do not
+    wait for it.
+    """
     store, losses = SlowStore(), list[int]()
-    async with ah.AsyncMonitoredSession(counting_graph(), [ah.StopAtStepHook(last_step=3)], global_step=store) as session:
+    async with ah.AsyncMonitoredSession(
+        counting_graph(), [ah.StopAtStepHook(last_step=3)], global_step=store
+    ) as session:
         assert (await session.run("loss"), store.asked) == (10, [])
         store.gate.set()
         await use_up(session.steps("train"), losses)
-    assert (len(losses), store.latest.step, session.stop_reason) == (3, 3, "step 3 reached the last step, 3")
+    assert (len(losses), store.latest.step, session.stop_reason) == (
+        3,
+        3,
+        "step 3 reached the last step, 3",
+    )
 
 
 @pytest.mark.parametrize("refused", [False, True])
@@ -128,7 +148,9 @@ class UnreliableStore(ah.MemoryStepStore):
 
 
 async def train_with_time_limits() -> None:
-    """Make runs that fail, and some that a time limit ends anywhere; in the end all agree about which of them count."""
+    """Make runs that fail, and some that a time limit ends anywhere; in the end all agree about
+    which of them count.
+    """
     store, graph, read, raw = UnreliableStore(), counting_graph(), list[int](), list[ah.Session]()
     loops: list[Any] = []
 
@@ -151,7 +173,9 @@ async def train_with_time_limits() -> None:
         raw.append(session)
 
     effects = ah.EffectsHook({"recorded": deliver}, when="commit", drain_secs=None)
-    session = ah.AsyncMonitoredSession(graph, [keep, effects, ah.StopAtStepHook(last_step=5)], global_step=store)
+    session = ah.AsyncMonitoredSession(
+        graph, [keep, effects, ah.StopAtStepHook(last_step=5)], global_step=store
+    )
     try:
         async with session:
             steps = session.steps("record", feeds=feeds(), prefetch=choose(0, 1))

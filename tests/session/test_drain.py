@@ -1,4 +1,5 @@
-"""A drain: what was taken is used, nothing new is begun, and then the session stops; it is limited, and a stop wins over it.
+"""A drain: what was taken is used, nothing new is begun, and then the session stops; it is limited,
+and a stop wins over it.
 
 What it does in a coordinator alone is in `test_coordinator.py`.
 """
@@ -18,7 +19,16 @@ import aiohooks as ah
 from aiohooks._aio.waits import wait_for_others
 from aiohooks.testing import ManualClock, RecordingHook
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, Loader, Source, failing_step, forever_step, outcome, same, use_up
+from tests.support.sessions import (
+    NO_BACKOFF,
+    Loader,
+    Source,
+    failing_step,
+    forever_step,
+    outcome,
+    same,
+    use_up,
+)
 from tests.support.waiting import advance_clock, fail, forever, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
@@ -35,14 +45,20 @@ def drains_at(session: ah.AsyncMonitoredSession, count: int, reason: str | None 
 @pytest.mark.parametrize("kind", Source.KINDS)
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 async def test_what_was_taken_is_used_and_nothing_else_is_taken(kind: str, prefetch: int) -> None:
-    """Also the element that is just being taken; the session ends cleanly, with the reason of the drain."""
+    """Also the element that is just being taken; the session ends cleanly, with the reason of the
+    drain.
+    """
     ends, used = RecordingHook(), list[int]()
     async with ah.AsyncMonitoredSession(same, [ends]) as session:
         source = drains_at(session, 4, "enough")
         await use_up(session.steps("same", prefetch=prefetch, **source.feeds(kind)), used)
         assert session.should_stop()
     assert (used, source.taken) == ([0, 1, 2, 3], 4)
-    assert (session.stop_reason, session.drain_reason, session.status().feeds_unused) == ("enough", "enough", 0)
+    assert (session.stop_reason, session.drain_reason, session.status().feeds_unused) == (
+        "enough",
+        "enough",
+        0,
+    )
     assert ends.phases()[-2:] == ["end", "close"]
 
 
@@ -55,7 +71,9 @@ async def test_a_hook_drains_the_loop(feeds: Any) -> None:
         if context.global_step == 3:
             context.coord.request_drain("three steps")
 
-    async with ah.AsyncMonitoredSession(same if feeds else do_nothing_step, [PhaseHook("before_run", drain)]) as session:
+    async with ah.AsyncMonitoredSession(
+        same if feeds else do_nothing_step, [PhaseHook("before_run", drain)]
+    ) as session:
         await use_up(session.steps(feeds=feeds))
     assert (session.status().runs, session.stop_reason) == (3, "three steps")
 
@@ -67,7 +85,9 @@ async def do_nothing_step() -> None:
 @pytest.mark.parametrize("waiting", [0, 1, 3])
 @pytest.mark.parametrize("batch", [None, 2, 20])
 async def test_a_queue_is_used_up(waiting: int, batch: int | None) -> None:
-    """With what producers are about to put in, who wait for room; none of these is known to the loop. No batch waits for more."""
+    """With what producers are about to put in, who wait for room; none of these is known to the
+    loop. No batch waits for more.
+    """
     queue, used, gate = asyncio.Queue[int](maxsize=2), list[Any](), asyncio.Event()
 
     async def step(number: Any) -> Any:
@@ -83,14 +103,18 @@ async def test_a_queue_is_used_up(waiting: int, batch: int | None) -> None:
         gate.set()
         await loop
         await asyncio.gather(*puts)
-    assert (used if batch is None else [number for one in used for number in one]) == list(range(2 + waiting))
+    assert (used if batch is None else [number for one in used for number in one]) == list(
+        range(2 + waiting)
+    )
     assert (queue.empty(), session.stop_reason) == (True, "a drain was requested")
 
 
 @pytest.mark.parametrize("thread", [False, True], ids=["by the loop", "by a thread"])
 @pytest.mark.parametrize("kind", ["queue", "batches", "generator", "generator, taken ahead"])
 async def test_an_idle_loop_ends(kind: str, thread: bool) -> None:
-    """Nothing is under way that it could know of: the request is seen immediately, and wakes those who wait."""
+    """Nothing is under way that it could know of: the request is seen immediately, and wakes those
+    who wait.
+    """
 
     async def received() -> AsyncIterator[int]:
         yield await session.until(asyncio.Queue[int]().get(), drain=True)
@@ -111,8 +135,15 @@ async def test_an_idle_loop_ends(kind: str, thread: bool) -> None:
 
 
 async def test_producers_finish_what_they_have_taken() -> None:
-    """A loop that knows its producers waits for them; each of their elements is used, and none is taken after the drain began."""
-    queue, source, taken, used = asyncio.Queue[int](1), asyncio.Queue[int](), list[int](), list[int]()
+    """A loop that knows its producers waits for them; each of their elements is used, and none is
+    taken after the drain began.
+    """
+    queue, source, taken, used = (
+        asyncio.Queue[int](1),
+        asyncio.Queue[int](),
+        list[int](),
+        list[int](),
+    )
     gate = asyncio.Event()
 
     async def produce(coord: ah.Coordinator) -> None:
@@ -125,7 +156,9 @@ async def test_producers_finish_what_they_have_taken() -> None:
         source.put_nowait(number)
     async with ah.AsyncMonitoredSession(same) as session:
         producers = [session.start_soon(produce, session.coord) for _ in range(2)]
-        loop = asyncio.ensure_future(use_up(session.steps("same", feeds=queue, producer=producers), used))
+        loop = asyncio.ensure_future(
+            use_up(session.steps("same", feeds=queue, producer=producers), used)
+        )
         await until_true(lambda: len(taken) == 2)
         session.request_drain("enough")
         await ticks(20)
@@ -160,7 +193,11 @@ async def test_a_generator_ends_where_it_waits_for_something_new() -> None:
 
 async def test_every_loop_finishes_before_the_stop() -> None:
     """The last one that ends requests it; one that was left does not count."""
-    queues, used, gate = [asyncio.Queue[int](), asyncio.Queue[int]()], [list[int](), list[int]()], asyncio.Event()
+    queues, used, gate = (
+        [asyncio.Queue[int](), asyncio.Queue[int]()],
+        [list[int](), list[int]()],
+        asyncio.Event(),
+    )
 
     async def produce() -> None:
         await gate.wait()
@@ -172,7 +209,9 @@ async def test_every_loop_finishes_before_the_stop() -> None:
         async for _ in left:
             break
         producer = session.start_soon(produce)
-        other = session.start_soon(use_up, session.steps("same", feeds=queues[1], producer=producer), used[1])
+        other = session.start_soon(
+            use_up, session.steps("same", feeds=queues[1], producer=producer), used[1]
+        )
         await ticks()
         session.request_drain("enough")
         await use_up(session.steps("same", feeds=queues[0]), used[0])
@@ -197,12 +236,18 @@ async def test_a_loop_over_passes_ends() -> None:
 
 
 async def test_a_loop_of_ones_own() -> None:
-    """It looks at `should_drain`; runs are made as before, the status shows the drain, and its reason is that of the end."""
+    """It looks at `should_drain`; runs are made as before, the status shows the drain, and its
+    reason is that of the end.
+    """
     async with ah.AsyncMonitoredSession(same) as session:
         assert (session.should_drain(), session.status().drain_reason) == (False, None)
         session.request_drain("enough")
         session.request_drain("later")
-        assert (session.should_drain(), session.should_stop(), session.status().drain_reason) == (True, False, "enough")
+        assert (session.should_drain(), session.should_stop(), session.status().drain_reason) == (
+            True,
+            False,
+            "enough",
+        )
         assert "\n  draining: enough" in str(session.status())
         assert await session.run("same", {"batch": 7}) == 7
     assert session.stop_reason == "enough"
@@ -211,7 +256,9 @@ async def test_a_loop_of_ones_own() -> None:
 
 @pytest.mark.parametrize("when", ["in the block", "in end"])
 async def test_the_reason_at_the_end_of_the_session(when: str) -> None:
-    """It is the drain's: where the block was left by a wait that it ended, for the hooks' `end` too; and as late as in that."""
+    """It is the drain's: where the block was left by a wait that it ended, for the hooks' `end`
+    too; and as late as in that.
+    """
     reasons = list[str | None]()
 
     async def end(_: object) -> None:
@@ -226,15 +273,23 @@ async def test_the_reason_at_the_end_of_the_session(when: str) -> None:
 
     session = ah.AsyncMonitoredSession(same, [PhaseHook("end", end)])
     assert await outcome(session, use) is None
-    assert (session.stop_reason, session.drain_reason, reasons[0]) == ("enough", "enough", "enough" if when != "in end" else None)
+    assert (session.stop_reason, session.drain_reason, reasons[0]) == (
+        "enough",
+        "enough",
+        "enough" if when != "in end" else None,
+    )
 
 
 async def test_the_state_of_feeds_has_what_was_used(tmp_path: Path) -> None:
-    """The checkpoint of the end has it, and a run that is resumed from it continues with the next element."""
+    """The checkpoint of the end has it, and a run that is resumed from it continues with the next
+    element.
+    """
     used: list[list[int]] = []
     for _ in range(2):
         loader, numbers = Loader(), list[int]()
-        creator = ah.ChiefSessionCreator(same, scaffold=ah.Scaffold(tracked={"data": loader}), checkpoint_dir=tmp_path)
+        creator = ah.ChiefSessionCreator(
+            same, scaffold=ah.Scaffold(tracked={"data": loader}), checkpoint_dir=tmp_path
+        )
         async with ah.AsyncMonitoredSession(creator, [ah.CheckpointSaverHook()]) as session:
             async for number in session.steps("same", feeds=loader, prefetch=3):
                 numbers.append(number)
@@ -249,7 +304,9 @@ async def test_the_state_of_feeds_has_what_was_used(tmp_path: Path) -> None:
 
 
 async def test_a_recovery_during_a_drain(tmp_path: Path) -> None:
-    """What the restored feeds have is not taken, and is in their state: neither the element of the run nor those before it."""
+    """What the restored feeds have is not taken, and is in their state: neither the element of the
+    run nor those before it.
+    """
     loader, used, failures = Loader(), list[int](), [ah.AbortedError("lost")]
 
     async def step(number: int) -> int:
@@ -259,7 +316,9 @@ async def test_a_recovery_during_a_drain(tmp_path: Path) -> None:
         used.append(number)
         return number
 
-    creator = ah.ChiefSessionCreator(step, scaffold=ah.Scaffold(tracked={"data": loader}), checkpoint_dir=tmp_path)
+    creator = ah.ChiefSessionCreator(
+        step, scaffold=ah.Scaffold(tracked={"data": loader}), checkpoint_dir=tmp_path
+    )
     hooks = [ah.CheckpointSaverHook(every=ah.Every(steps=2), background=False)]
     async with ah.AsyncMonitoredSession(creator, hooks, recovery=NO_BACKOFF) as session:
         await use_up(session.steps("step", feeds=loader, prefetch=2))
@@ -269,12 +328,17 @@ async def test_a_recovery_during_a_drain(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-async def test_a_generator_that_is_not_asked_again_is_said(caplog: pytest.LogCaptureFixture, prefetch: int) -> None:
+async def test_a_generator_that_is_not_asked_again_is_said(
+    caplog: pytest.LogCaptureFixture, prefetch: int
+) -> None:
     """What it would have taken elsewhere stays there."""
     caplog.set_level(logging.INFO, "aiohooks")
     async with ah.AsyncMonitoredSession(same) as session:
         await use_up(session.steps(feeds=drains_at(session, 1).plain(), prefetch=prefetch))
-    assert len([one for one in caplog.messages if "no other element is taken of <generator" in one]) == 1
+    assert (
+        len([one for one in caplog.messages if "no other element is taken of <generator" in one])
+        == 1
+    )
 
 
 async def test_a_recovery_without_a_checkpoint_uses_the_rest() -> None:
@@ -322,7 +386,11 @@ async def test_a_drain_before_the_session_is_open(phase: str) -> None:
     if phase == "before":
         await drain()
     assert await outcome(session, lambda _: use_up(session.steps("same", feeds=range(9)))) is None
-    assert (session.status().runs, session.stop_reason, ends.phases()[-2:]) == (0, "not now", ["end", "close"])
+    assert (session.status().runs, session.stop_reason, ends.phases()[-2:]) == (
+        0,
+        "not now",
+        ["end", "close"],
+    )
 
 
 async def test_a_session_that_waits_for_others_is_not_opened() -> None:
@@ -337,7 +405,9 @@ async def test_a_session_that_waits_for_others_is_not_opened() -> None:
 
 
 async def test_a_recovery_during_a_drain_waits_for_others() -> None:
-    """A run is under way, so its session is created again, however long an engine or a chief takes."""
+    """A run is under way, so its session is created again, however long an engine or a chief
+    takes.
+    """
     gate, created = asyncio.Event(), 0
 
     class Creator(ah.ChiefSessionCreator):
@@ -363,7 +433,9 @@ async def test_a_recovery_during_a_drain_waits_for_others() -> None:
 
 
 async def test_it_is_limited(clock: ManualClock) -> None:
-    """When the time is over it is a stop, whose reason says so; elements that were not used are known as at any stop."""
+    """When the time is over it is a stop, whose reason says so; elements that were not used are
+    known as at any stop.
+    """
     held = asyncio.Event()
 
     async def step(number: int) -> int:
@@ -391,7 +463,9 @@ async def test_it_is_limited(clock: ManualClock) -> None:
 
 @pytest.mark.parametrize("first", [None, 20.0])
 async def test_a_later_request_limits_it(clock: ManualClock, first: float | None) -> None:
-    """Who ends a session that drains already can rely on the time limit; the reason is the first one."""
+    """Who ends a session that drains already can rely on the time limit; the reason is the first
+    one.
+    """
     async with ah.AsyncMonitoredSession(same) as session:
         session.request_drain("enough", secs=first)
         clock.advance(10)
@@ -439,7 +513,9 @@ async def test_a_stop_wins() -> None:
 
 @pytest.mark.parametrize("what", ["a cancellation", "a failure"])
 async def test_what_else_wins(what: str) -> None:
-    """It comes out of the run, and the session has no clean end; the failure of a background task is the reason."""
+    """It comes out of the run, and the session has no clean end; the failure of a background task
+    is the reason.
+    """
     ends = RecordingHook()
     session = ah.AsyncMonitoredSession(forever_step, [ends])
 
@@ -452,6 +528,8 @@ async def test_what_else_wins(what: str) -> None:
     task = await parked(outcome(session, use))
     await ticks(20)
     task.cancel()
-    assert isinstance(await task, asyncio.CancelledError if what == "a cancellation" else ZeroDivisionError)
+    assert isinstance(
+        await task, asyncio.CancelledError if what == "a cancellation" else ZeroDivisionError
+    )
     assert "end" not in ends.phases()
     assert ("ZeroDivisionError" in str(session.stop_reason)) is (what == "a failure")

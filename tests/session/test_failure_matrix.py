@@ -10,7 +10,17 @@ import pytest
 
 from tests.conformance.report import installed_loops, loop_factory
 from tests.support.failure_cells import HOOKS, Cell, Event, Outcome, run_cell
-from tests.support.failure_rules import CANCELLED, ITS_ERROR, KINDS, NOTHING, PHASES, RULES, cells, expected_events, page
+from tests.support.failure_rules import (
+    CANCELLED,
+    ITS_ERROR,
+    KINDS,
+    NOTHING,
+    PHASES,
+    RULES,
+    cells,
+    expected_events,
+    page,
+)
 from tests.support.tools_of_hooks import TOOLS, Tool, failed_session, leaves_cancels
 
 pytestmark = pytest.mark.every_python
@@ -32,7 +42,9 @@ def assert_calls(got: list[Event], expected: list[tuple[Event, bool]]) -> None:
 
 
 def check(cell: Cell, outcome: Outcome) -> None:
-    """Compare the calls, their order, what reached the caller and what `close` got with the rule."""
+    """Compare the calls, their order, what reached the caller and what `close` got with the
+    rule.
+    """
     rule = RULES[cell.phase, cell.kind]
     assert_calls([event for event in outcome.events if event[0] != "aclose"], expected_events(cell))
     assert outcome.events.count(("aclose", 0)) == (1 if rule.create else 0)
@@ -57,21 +69,31 @@ def check(cell: Cell, outcome: Outcome) -> None:
     assert outcome.results == ["trained"] * rule.runs
     assert outcome.step == rule.step
     cancels = 1 if cell.kind == "cancel" else 0
-    assert outcome.cancelling >= cancels if leaves_cancels(cell.tool) else outcome.cancelling == cancels
+    assert (
+        outcome.cancelling >= cancels
+        if leaves_cancels(cell.tool)
+        else outcome.cancelling == cancels
+    )
     assert outcome.left_running == 0
 
 
 @pytest.mark.parametrize("loop", installed_loops())
 @pytest.mark.parametrize("cell", cells(), ids=str)
 def test_cell(cell: Cell, loop: str) -> None:
-    """The calls, their order, what reaches the caller and what `close` gets are as the rule says."""
+    """The calls, their order, what reaches the caller and what `close` gets are as the rule
+    says.
+    """
     check(cell, run_cell(cell, loop_factory(loop)))
 
 
 @pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("tool", [tool for tool in TOOLS if tool is not failed_session], ids=lambda tool: tool.__name__)
+@pytest.mark.parametrize(
+    "tool", [tool for tool in TOOLS if tool is not failed_session], ids=lambda tool: tool.__name__
+)
 def test_cells_with_tools(tool: Tool, phase: str) -> None:
-    """If hooks use tools that cancel their task, each cell still does what its rule says: here for the first and a later hook."""
+    """If hooks use tools that cancel their task, each cell still does what its rule says: here for
+    the first and a later hook.
+    """
     for cell in cells(tool):
         if cell.phase == phase and cell.hook in (1, 3):
             check(cell, run_cell(cell))

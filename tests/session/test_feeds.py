@@ -1,4 +1,6 @@
-"""The loop over runs and its feeds: in order, each used once, none lost without a word, also if taken ahead or by a thread."""
+"""The loop over runs and its feeds: in order, each used once, none lost without a word, also if
+taken ahead or by a thread.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,16 @@ from aiohooks._aio.clock import sleep
 from aiohooks.testing import ManualClock, RecordingHook, explore
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, Loader, Source, counting_graph, double, outcome, same, use_up
+from tests.support.sessions import (
+    NO_BACKOFF,
+    Loader,
+    Source,
+    counting_graph,
+    double,
+    outcome,
+    same,
+    use_up,
+)
 from tests.support.waiting import forever, parked, raises_after, ticks, until_true
 
 pytestmark = pytest.mark.every_python
@@ -35,7 +46,11 @@ async def test_steps_of_a_graph_are_fed_by_mappings() -> None:
 
     async with ah.AsyncMonitoredSession(counting_graph()) as session:
         feeds = [{"x": 1}, None, {session.graph.nodes["x"]: 5}]
-        assert [loss async for loss in session.steps(["loss", "train"], feeds=feeds)] == [[10, 1], [10, 1], [50, 5]]
+        assert [loss async for loss in session.steps(["loss", "train"], feeds=feeds)] == [
+            [10, 1],
+            [10, 1],
+            [50, 5],
+        ]
         assert not session.should_stop()
     async with ah.AsyncMonitoredSession(add) as session:
         feeds = [{"first": 1}, {"first": 1, "second": 2}]
@@ -43,7 +58,9 @@ async def test_steps_of_a_graph_are_fed_by_mappings() -> None:
 
 
 async def test_the_global_step_does_not_change_how_a_step_is_fed() -> None:
-    """One parameter is fed with the element; a mapping that has its name, in a step with the global step, by name as before."""
+    """One parameter is fed with the element; a mapping that has its name, in a step with the global
+    step, by name as before.
+    """
 
     async def add(batch: Any, global_step: int) -> dict[str, Any]:
         return {"got": (batch, global_step)}
@@ -55,7 +72,9 @@ async def test_the_global_step_does_not_change_how_a_step_is_fed() -> None:
 
 
 async def test_steps_without_feeds_end_at_the_stop() -> None:
-    """Without `feeds`, steps continue until a stop; the step during which it came is yielded, and none after it."""
+    """Without `feeds`, steps continue until a stop; the step during which it came is yielded, and
+    none after it.
+    """
     async with ah.AsyncMonitoredSession(double, [ah.StopAtStepHook(last_step=4)]) as session:
         assert [loss async for loss in session.steps("loss")] == [2, 2, 2, 2]
         assert [loss async for loss in session.steps("loss")] == []
@@ -63,7 +82,9 @@ async def test_steps_without_feeds_end_at_the_stop() -> None:
 
 
 async def test_the_loop_may_be_left_early() -> None:
-    """After `break` the rest of the feeds can still be read; what was taken ahead is not lost for another loop."""
+    """After `break` the rest of the feeds can still be read; what was taken ahead is not lost for
+    another loop.
+    """
     feeds = iter([1, 2, 3])
     async with ah.AsyncMonitoredSession(double) as session:
         async for loss in session.steps("loss", feeds=feeds):
@@ -101,8 +122,12 @@ def queue_of(count: int) -> asyncio.Queue[int]:
         (Loader, {"prefetch": 3}),
     ],
 )
-async def test_another_loop_over_the_same_feeds_continues_with_them(make: Any, options: dict[str, Any]) -> None:
-    """Whatever a time limit around each loop cuts off, every element makes one step, in order; none is lost with its loop."""
+async def test_another_loop_over_the_same_feeds_continues_with_them(
+    make: Any, options: dict[str, Any]
+) -> None:
+    """Whatever a time limit around each loop cuts off, every element makes one step, in order; none
+    is lost with its loop.
+    """
 
     async def program() -> None:
         feeds, used = make(12), list[int]()
@@ -123,23 +148,35 @@ async def test_another_loop_over_the_same_feeds_continues_with_them(make: Any, o
 
 
 async def test_another_loop_with_other_options() -> None:
-    """It continues with what was taken ahead; what was not taken by a reader is not left out either."""
+    """It continues with what was taken ahead; what was not taken by a reader is not left out
+    either.
+    """
     feeds = iter([1, None, 3])
     async with ah.AsyncMonitoredSession(double) as session:
         async for _ in session.steps("loss", feeds=feeds):
             break
         with pytest.raises(TypeError):
             await use_up(session.steps("loss", feeds=feeds), [])
-        with refused(ah.errors.InvalidArgumentError, "has taken 1 that no step has used", "another loop without"):
+        with refused(
+            ah.errors.InvalidArgumentError,
+            "has taken 1 that no step has used",
+            "another loop without",
+        ):
             session.steps("loss", feeds=feeds, prefetch=1)
         numbers = iter(range(9))
         async for _ in session.steps("loss", feeds=numbers, prefetch=2):
             break
         await until_true(lambda: session.status().feeds_unused == 3)
-        assert [loss async for loss in session.steps("loss", feeds=numbers)] == [2 * one for one in range(1, 9)]
+        assert [loss async for loss in session.steps("loss", feeds=numbers)] == [
+            2 * one for one in range(1, 9)
+        ]
 
 
-@pytest.mark.parametrize("feed", [list(range(20_000)), {"a": 1, "x" * 50_000: 2}, "x" * 50_000], ids=["list", "key", "text"])
+@pytest.mark.parametrize(
+    "feed",
+    [list(range(20_000)), {"a": 1, "x" * 50_000: 2}, "x" * 50_000],
+    ids=["list", "key", "text"],
+)
 async def test_a_message_is_short_however_large_the_feed(feed: Any) -> None:
     """It says what to do; the value is shown in part."""
 
@@ -157,7 +194,9 @@ async def test_a_message_is_short_however_large_the_feed(feed: Any) -> None:
 @KINDS
 @pytest.mark.parametrize("prefetch", [0, 1, 5])
 async def test_every_element_is_used_once_and_in_order(kind: str, prefetch: int) -> None:
-    """Whatever is taken ahead, the steps get what they would get without; the iterator is closed behind the last one."""
+    """Whatever is taken ahead, the steps get what they would get without; the iterator is closed
+    behind the last one.
+    """
     source, used = Source(12), list[int]()
     async with ah.AsyncMonitoredSession(same) as session:
         await use_up(session.steps("same", prefetch=prefetch, **source.feeds(kind)), used)
@@ -201,7 +240,9 @@ async def test_an_element_is_taken_when_it_is_asked_for(kind: str) -> None:
 async def test_a_failure_comes_out_of_the_step_that_would_have_got_the_element(
     kind: str, prefetch: int, error: type[Exception]
 ) -> None:
-    """The steps before it are made; the error is the same object, and ends the session cleanly or not as everywhere."""
+    """The steps before it are made; the error is the same object, and ends the session cleanly or
+    not as everywhere.
+    """
     raised, hook, ended = error("no more data"), RecordingHook(fetches="same"), list[int]()
 
     def fail(taken: int) -> None:
@@ -220,7 +261,9 @@ async def test_a_failure_comes_out_of_the_step_that_would_have_got_the_element(
 
 @KINDS
 async def test_a_stop_keeps_what_was_not_used(kind: str) -> None:
-    """The iterator is closed; what was taken is in `unused` and in the status, also behind the end of the session."""
+    """The iterator is closed; what was taken is in `unused` and in the status, also behind the end
+    of the session.
+    """
     source = Source()
     async with ah.AsyncMonitoredSession(same) as session:
         steps = session.steps("same", prefetch=2, **source.feeds(kind))
@@ -252,7 +295,9 @@ async def test_a_generator_is_closed_where_it_was_read() -> None:
 
 @pytest.mark.parametrize("thread", [False, True])
 async def test_an_iterator_of_the_users_own_is_not_closed(thread: bool) -> None:
-    """Only what was made for the loop is closed, and generators, which are of no other use: a reader may be used again."""
+    """Only what was made for the loop is closed, and generators, which are of no other use: a
+    reader may be used again.
+    """
 
     class Reader:
         closed = False
@@ -270,12 +315,16 @@ async def test_an_iterator_of_the_users_own_is_not_closed(thread: bool) -> None:
 
     reader = Reader()
     async with ah.AsyncMonitoredSession(same, [ah.StopAtStepHook(last_step=2)]) as session:
-        assert [batch async for batch in session.steps("same", feeds=reader, prefetch=1, thread=thread)] == [1, 2]
+        assert [
+            batch async for batch in session.steps("same", feeds=reader, prefetch=1, thread=thread)
+        ] == [1, 2]
     assert not reader.closed
 
 
 async def test_a_thread_that_takes_an_element(clock: ManualClock) -> None:
-    """Other tasks run while it blocks. One that hangs is left behind, with its generator, at the end of the grace period."""
+    """Other tasks run while it blocks. One that hangs is left behind, with its generator, at the
+    end of the grace period.
+    """
     blocked, released = threading.Event(), threading.Event()
 
     def hangs() -> Iterator[int]:
@@ -286,7 +335,9 @@ async def test_a_thread_that_takes_an_element(clock: ManualClock) -> None:
     session = ah.AsyncMonitoredSession(same, stop_grace_period_secs=5)
     try:
         async with session:
-            running = asyncio.ensure_future(anext(session.steps("same", feeds=hangs(), thread=True), None))
+            running = asyncio.ensure_future(
+                anext(session.steps("same", feeds=hangs(), thread=True), None)
+            )
             await until_true(blocked.is_set)
             session.request_stop("enough")
             assert await running is None
@@ -321,7 +372,9 @@ async def test_a_wait_for_a_feed_ends_at_a_stop(prefetch: int) -> None:
 @pytest.mark.parametrize("count", [2, 3], ids=["the last", "one before the end"])
 @pytest.mark.parametrize("phase", ["before_run", "step", "after_run"])
 async def test_an_element_is_used_by_the_commit(phase: str, count: int) -> None:
-    """A run that fails before it gives the element back, also where the feeds have ended; one that fails later has used it."""
+    """A run that fails before it gives the element back, also where the feeds have ended; one that
+    fails later has used it.
+    """
     again = False
 
     async def fail(place: str) -> None:
@@ -333,13 +386,19 @@ async def test_an_element_is_used_by_the_commit(phase: str, count: int) -> None:
         await fail("step")
         return batch
 
-    hooks = [PhaseHook(place, lambda *_, place=place: fail(place)) for place in ("before_run", "after_run")]
+    hooks = [
+        PhaseHook(place, lambda *_, place=place: fail(place))
+        for place in ("before_run", "after_run")
+    ]
     async with ah.AsyncMonitoredSession(step, hooks) as session:
         steps = session.steps("step", feeds=range(count), prefetch=1)
         with pytest.raises(OSError, match="not yet"):
             await use_up(steps)
         used = 2 if phase == "after_run" else 1
-        assert (session.global_step.latest.step, steps.unused[:1]) == (used, [*range(used, count)][:1])
+        assert (session.global_step.latest.step, steps.unused[:1]) == (
+            used,
+            [*range(used, count)][:1],
+        )
         again = True
         assert [batch async for batch in steps] == [*range(used, count)]
 
@@ -348,7 +407,9 @@ async def test_an_element_is_used_by_the_commit(phase: str, count: int) -> None:
 
 
 async def test_the_state_of_feeds_counts_what_was_used(tmp_path: Path) -> None:
-    """A checkpoint has the state behind the step's own element; at a stop the feeds are set back to it. Nothing is repeated."""
+    """A checkpoint has the state behind the step's own element; at a stop the feeds are set back to
+    it. Nothing is repeated.
+    """
     used: list[int] = []
 
     async def step(batch: int) -> int:
@@ -358,9 +419,13 @@ async def test_the_state_of_feeds_counts_what_was_used(tmp_path: Path) -> None:
 
     for last in (3, 7, 12):
         loader = Loader(12)
-        creator = ah.ChiefSessionCreator(step, scaffold=ah.Scaffold(tracked={"data": loader}), checkpoint_dir=tmp_path)
+        creator = ah.ChiefSessionCreator(
+            step, scaffold=ah.Scaffold(tracked={"data": loader}), checkpoint_dir=tmp_path
+        )
         saver = ah.CheckpointSaverHook(every=ah.Every(steps=2))
-        async with ah.AsyncMonitoredSession(creator, [saver, ah.StopAtStepHook(last_step=last)]) as session:
+        async with ah.AsyncMonitoredSession(
+            creator, [saver, ah.StopAtStepHook(last_step=last)]
+        ) as session:
             async for _ in session.steps("step", feeds=loader, prefetch=4):
                 assert loader.position > used[-1]
         assert (loader.position, session.status().feeds_unused) == (last, 0)
@@ -370,7 +435,9 @@ async def test_the_state_of_feeds_counts_what_was_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [4, 20], ids=["behind the end", "before the end"])
 @pytest.mark.parametrize("prefetch", [1, 3])
 async def test_a_recovery_begins_no_other_pass(prefetch: int, count: int) -> None:
-    """Feeds that begin again when they are iterated over, as data loaders do, make one whole pass if nothing restores them."""
+    """Feeds that begin again when they are iterated over, as data loaders do, make one whole pass
+    if nothing restores them.
+    """
     used, failures = list[int](), [ah.AbortedError("lost")]
 
     class Passes(Loader):
@@ -404,7 +471,9 @@ async def test_a_recovery_during_the_wait_for_restored_feeds(tmp_path: Path) -> 
                 yield number
 
     loader = Held(6)
-    creator = ah.ChiefSessionCreator(same, scaffold=ah.Scaffold(tracked={"data": loader}), checkpoint_dir=tmp_path)
+    creator = ah.ChiefSessionCreator(
+        same, scaffold=ah.Scaffold(tracked={"data": loader}), checkpoint_dir=tmp_path
+    )
     hooks = [ah.CheckpointSaverHook(every=ah.Every(steps=2), background=False)]
     async with ah.AsyncMonitoredSession(creator, hooks, recovery=NO_BACKOFF) as session:
         loop = asyncio.ensure_future(use_up(session.steps("same", feeds=loader, prefetch=1), used))
@@ -422,7 +491,9 @@ async def test_a_recovery_during_the_wait_for_restored_feeds(tmp_path: Path) -> 
 
 
 async def test_a_step_in_a_thread() -> None:
-    """Other tasks run while it computes; a cancel comes out when the thread has returned, and the run has changed nothing."""
+    """Other tasks run while it computes; a cancel comes out when the thread has returned, and the
+    run has changed nothing.
+    """
     computing, released = threading.Event(), threading.Event()
 
     def train(batch: int, scale: int = 10) -> dict[str, int]:
@@ -478,11 +549,16 @@ def test_only_blocking_functions_go_into_a_thread() -> None:
         ({"prefetch": 1, "feeds": asyncio.Queue()}, "a queue holds what its producer puts in"),
         ({"thread": True, "feeds": Source().numbers()}, "thread=True for those that block"),
         ({"thread": True, "feeds": asyncio.Queue()}, "a queue holds"),
-        ({"producer": "a task", "feeds": Source().numbers()}, "session.until(queue.get(), producer=...)"),
+        (
+            {"producer": "a task", "feeds": Source().numbers()},
+            "session.until(queue.get(), producer=...)",
+        ),
     ],
 )
 async def test_what_makes_no_sense_is_refused(options: dict[str, Any], says: str) -> None:
-    """The error has the values and says what to do: a mapping is one element and not many, batches are for queues."""
+    """The error has the values and says what to do: a mapping is one element and not many, batches
+    are for queues.
+    """
     async with ah.AsyncMonitoredSession(counting_graph()) as session:
         if "producer" in options:
             options = {**options, "producer": session.start_soon(ticks)}

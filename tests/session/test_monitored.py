@@ -1,4 +1,6 @@
-"""The monitored session: a function as the step, what hooks ask of a run and get, the stop, the run context."""
+"""The monitored session: a function as the step, what hooks ask of a run and get, the stop, the run
+context.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,16 @@ import aiohooks as ah
 from aiohooks.testing import RecordingHook
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook, RequestingHook, SessionRecorder
-from tests.support.sessions import NO_BACKOFF, counting_graph, double, failing_step, make_runs, outcome, run_session, use_up
+from tests.support.sessions import (
+    NO_BACKOFF,
+    counting_graph,
+    double,
+    failing_step,
+    make_runs,
+    outcome,
+    run_session,
+    use_up,
+)
 
 pytestmark = pytest.mark.every_python
 
@@ -20,7 +31,9 @@ pytestmark = pytest.mark.every_python
 
 
 async def test_a_coroutine_function_is_a_session() -> None:
-    """A coroutine function is the step: fed by its parameters, fetched by the keys it returns or as a whole, one step a run."""
+    """A coroutine function is the step: fed by its parameters, fetched by the keys it returns or as
+    a whole, one step a run.
+    """
     async with ah.AsyncMonitoredSession(double) as session:
         assert await session.run("loss") == 2
         assert await session.run(["loss", "global_step"], {"batch": 5}) == [10, 1]
@@ -30,7 +43,9 @@ async def test_a_coroutine_function_is_a_session() -> None:
 
 
 async def test_an_object_or_a_method_may_be_the_step() -> None:
-    """Anything called and awaited like a coroutine function is a step: a bound method, a callable object."""
+    """Anything called and awaited like a coroutine function is a step: a bound method, a callable
+    object.
+    """
 
     class Model:
         async def train(self, batch: int) -> dict[str, int]:
@@ -44,9 +59,15 @@ async def test_an_object_or_a_method_may_be_the_step() -> None:
             assert await session.run("loss", {"batch": 3}) == loss
 
 
-@pytest.mark.parametrize("hooks", [[], [RecordingHook()], [RecordingHook(fetches="loss")]], ids=["none", "silent", "fetching"])
+@pytest.mark.parametrize(
+    "hooks",
+    [[], [RecordingHook()], [RecordingHook(fetches="loss")]],
+    ids=["none", "silent", "fetching"],
+)
 async def test_every_run_runs_the_step(hooks: list[ah.SessionRunHook]) -> None:
-    """Whatever is fetched, a run of a step function runs it once, for each feed: nothing, a parameter, the global step."""
+    """Whatever is fetched, a run of a step function runs it once, for each feed: nothing, a
+    parameter, the global step.
+    """
 
     async def step(batch: int = 1) -> dict[str, int]:
         return {"loss": 2 * batch}
@@ -64,7 +85,9 @@ async def test_every_run_runs_the_step(hooks: list[ah.SessionRunHook]) -> None:
 
 
 async def test_a_raw_run_reads_the_global_step_without_a_step() -> None:
-    """A hook may read it, or fetch nothing, by a raw run; also after a run with the same fetches."""
+    """A hook may read it, or fetch nothing, by a raw run; also after a run with the same
+    fetches.
+    """
     async with ah.AsyncMonitoredSession(double, [recorder := SessionRecorder()]) as session:
         for fetches, value in (("global_step", 1), ((), ()), (["global_step"], [3])):
             await session.run(fetches)
@@ -78,15 +101,27 @@ async def collide(state: int = 0, *, global_step: int) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("name", "what"), [("state", "a parameter"), ("global_step", "the global step"), ("collide", "the function itself")]
+    ("name", "what"),
+    [
+        ("state", "a parameter"),
+        ("global_step", "the global step"),
+        ("collide", "the function itself"),
+    ],
 )
 @pytest.mark.parametrize("by_hook", [False, True], ids=["caller", "hook"])
-async def test_a_name_that_may_mean_two_things_is_refused(name: str, what: str, by_hook: bool) -> None:
-    """A key of the result that is also a parameter, the function or the global step cannot be fetched; nothing is committed."""
+async def test_a_name_that_may_mean_two_things_is_refused(
+    name: str, what: str, by_hook: bool
+) -> None:
+    """A key of the result that is also a parameter, the function or the global step cannot be
+    fetched; nothing is committed.
+    """
     hooks = [RequestingHook(name if by_hook else "loss"), RequestingHook()]
     async with ah.AsyncMonitoredSession(collide, hooks) as session:
         for fetches in (["loss"], "loss") if by_hook else (name, ["loss", name], {"a": name}):
-            says = f"'{name}' is fetched, and is both {what} and a key of the result of step 'collide'; rename the key"
+            says = (
+                f"'{name}' is fetched, and is both {what} and a key of the result of step"
+                " 'collide'; rename the key"
+            )
             with refused(ah.errors.FetchError, says) as caught:
                 await session.run(fetches)
             assert ("fetched by RequestingHook#1.before_run" in caught.value.__notes__) == by_hook
@@ -95,20 +130,31 @@ async def test_a_name_that_may_mean_two_things_is_refused(name: str, what: str, 
 
 @pytest.mark.parametrize("fetches", [[], (), {}, [(), {}]], ids=repr)
 async def test_a_run_of_a_graph_that_fetches_nothing_is_refused(fetches: Any) -> None:
-    """Unless a hook fetches something: nothing at all would run, and a loop of such runs would never end."""
-    says = "neither the caller nor a hook fetches anything, so nothing would run; operations are: ['loss', 'train']"
+    """Unless a hook fetches something: nothing at all would run, and a loop of such runs would
+    never end.
+    """
+    says = (
+        "neither the caller nor a hook fetches anything, so nothing would run; operations are:"
+        " ['loss', 'train']"
+    )
     for hooks in ([], [RecordingHook()], [RecordingHook(fetches=[])]):
         async with ah.AsyncMonitoredSession(counting_graph(), hooks) as session:
             with refused(ah.errors.FetchError, says):
                 await session.run(fetches)
             with refused(ah.errors.FetchError, says):
                 await anext(session.steps(fetches))
-    async with ah.AsyncMonitoredSession(counting_graph(), [RecordingHook(fetches="train")]) as session:
+    async with ah.AsyncMonitoredSession(
+        counting_graph(), [RecordingHook(fetches="train")]
+    ) as session:
         assert await session.run(fetches) == fetches
         assert session.global_step.latest.step == 1
 
 
-@pytest.mark.parametrize("requests", [["loss"], ["loss", None], [None, "loss"], [None, "loss", ["loss"]], [None]], ids=repr)
+@pytest.mark.parametrize(
+    "requests",
+    [["loss"], ["loss", None], [None, "loss"], [None, "loss", ["loss"]], [None]],
+    ids=repr,
+)
 async def test_each_hook_gets_what_it_asked_for(requests: list[Any]) -> None:
     """Also beside others; None if it asked for nothing, or has no `before_run`."""
     results: list[Any] = []
@@ -117,10 +163,15 @@ async def test_each_hook_gets_what_it_asked_for(requests: list[Any]) -> None:
         results.append(values.results)
 
     hooks = [RequestingHook(request) for request in requests]
-    async with ah.AsyncMonitoredSession(double, [PhaseHook("after_run", silent), *hooks]) as session:
+    async with ah.AsyncMonitoredSession(
+        double, [PhaseHook("after_run", silent), *hooks]
+    ) as session:
         loss = await session.run("loss")
     results += [hook.values[0].results for hook in hooks]
-    assert results == [None, *(loss if request == "loss" else request and [loss] for request in requests)]
+    assert results == [
+        None,
+        *(loss if request == "loss" else request and [loss] for request in requests),
+    ]
 
 
 # -- the stop
@@ -128,7 +179,9 @@ async def test_each_hook_gets_what_it_asked_for(requests: list[Any]) -> None:
 
 @pytest.mark.parametrize("place", ["before it", "begin", "after_create_session"])
 async def test_a_stop_before_the_first_run_is_not_lost(place: str) -> None:
-    """A stop requested before `async with`, in `begin`, or on creation ends the loop before its first run."""
+    """A stop requested before `async with`, in `begin`, or on creation ends the loop before its
+    first run.
+    """
 
     async def stop(*_: object) -> None:
         session.request_stop(place)
@@ -142,11 +195,15 @@ async def test_a_stop_before_the_first_run_is_not_lost(place: str) -> None:
 
 
 async def test_the_reason_of_a_wait_that_cannot_end_is_the_stops() -> None:
-    """A session that ends because no publisher is left to reach the step says so in its `stop_reason`."""
+    """A session that ends because no publisher is left to reach the step says so in its
+    `stop_reason`.
+    """
     steps = ah.MemoryStepStore()
     with steps.publisher("chief"):
         await steps.advance(3)
-    async with ah.AsyncMonitoredSession(double, [ah.GlobalStepWaiterHook(5)], global_step=steps, name="worker") as session:
+    async with ah.AsyncMonitoredSession(
+        double, [ah.GlobalStepWaiterHook(5)], global_step=steps, name="worker"
+    ) as session:
         assert [loss async for loss in session.steps("loss")] == []
     assert session.stop_reason == "chief finished at step 3, wanted 5"
 
@@ -163,7 +220,9 @@ class ContextRecorder(ah.SessionRunHook):
     async def before_run(self, run_context: ah.SessionRunContext) -> None:
         self._note("before", run_context)
 
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+    async def after_run(
+        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+    ) -> None:
         self._note("after", run_context)
 
     def _note(self, phase: str, context: ah.SessionRunContext) -> None:
@@ -171,17 +230,28 @@ class ContextRecorder(ah.SessionRunHook):
 
 
 async def test_the_context_of_a_run() -> None:
-    """`global_step` is the step to come, then the committed one; `stop_requested` is the session's."""
+    """`global_step` is the step to come, then the committed one; `stop_requested` is the
+    session's.
+    """
     contexts = ContextRecorder()
-    async with ah.AsyncMonitoredSession(counting_graph(), [contexts], global_step=ah.MemoryStepStore(10)) as session:
+    async with ah.AsyncMonitoredSession(
+        counting_graph(), [contexts], global_step=ah.MemoryStepStore(10)
+    ) as session:
         await session.run("train")
         await session.run("loss")
         session.request_stop()
-    assert contexts.seen == [("before", 11, 1, False), ("after", 11, 1, False), ("before", 12, 1, False), ("after", 11, 1, False)]
+    assert contexts.seen == [
+        ("before", 11, 1, False),
+        ("after", 11, 1, False),
+        ("before", 12, 1, False),
+        ("after", 11, 1, False),
+    ]
 
 
 async def test_the_committed_step_is_the_runs_own() -> None:
-    """`after_run` gets the step that its own run committed, also when another session has advanced it since."""
+    """`after_run` gets the step that its own run committed, also when another session has advanced
+    it since.
+    """
     steps, contexts = ah.MemoryStepStore(), ContextRecorder()
 
     async def elsewhere(*_: object) -> None:
@@ -195,7 +265,9 @@ async def test_the_committed_step_is_the_runs_own() -> None:
 
 async def test_the_repr_of_a_context() -> None:
     """The context's repr has what a person debugging needs."""
-    context = ah.SessionRunContext(ah.SessionRunArgs("loss"), ah.Session(counting_graph()), global_step=5, attempt=2)
+    context = ah.SessionRunContext(
+        ah.SessionRunArgs("loss"), ah.Session(counting_graph()), global_step=5, attempt=2
+    )
     assert repr(context) == "<SessionRunContext step=5 attempt=2 stop_requested=False>"
     context.request_stop("in a test")
     assert context.stop_requested
@@ -203,7 +275,9 @@ async def test_the_repr_of_a_context() -> None:
 
 
 class MetricsHook(ah.SessionRunHook):
-    """Copies what the others have added to the metrics, and adds a number of its own, in both phases."""
+    """Copies what the others have added to the metrics, and adds a number of its own, in both
+    phases.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -216,15 +290,21 @@ class MetricsHook(ah.SessionRunHook):
     async def before_run(self, run_context: ah.SessionRunContext) -> None:
         self.add(run_context, "before")
 
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+    async def after_run(
+        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+    ) -> None:
         self.add(run_context, "after")
 
 
 async def test_hooks_add_to_the_metrics_of_a_run_in_order() -> None:
-    """A hook sees what those with a lower order added in the phase, and all of the phase before; an attempt begins with none."""
+    """A hook sees what those with a lower order added in the phase, and all of the phase before; an
+    attempt begins with none.
+    """
     last, first = MetricsHook("last"), MetricsHook("first")
     hooks: list[Any] = [ah.configure(last, order=1), first]
-    async with ah.AsyncMonitoredSession(failing_step(None, ah.AbortedError("once")), hooks, recovery=NO_BACKOFF) as session:
+    async with ah.AsyncMonitoredSession(
+        failing_step(None, ah.AbortedError("once")), hooks, recovery=NO_BACKOFF
+    ) as session:
         await make_runs(session, 2, "loss")
     before = {step: {"first before": step, "last before": step} for step in (1, 2)}
     assert first.seen == [{}, before[1], {}, {}, before[2]]
@@ -233,8 +313,14 @@ async def test_hooks_add_to_the_metrics_of_a_run_in_order() -> None:
 
 
 async def test_threads_add_to_the_same_metrics() -> None:
-    """Of hooks in several threads that are the first to ask for the metrics, at the same time, none gets its own."""
-    together, names, last = threading.Barrier(4), [f"thread {number}" for number in range(4)], MetricsHook("last")
+    """Of hooks in several threads that are the first to ask for the metrics, at the same time, none
+    gets its own.
+    """
+    together, names, last = (
+        threading.Barrier(4),
+        [f"thread {number}" for number in range(4)],
+        MetricsHook("last"),
+    )
 
     class BlockingMetrics:
         def __init__(self, name: str) -> None:
@@ -244,6 +330,9 @@ async def test_threads_add_to_the_same_metrics() -> None:
             together.wait()
             run_context.metrics[self.name] = 1
 
-    hooks: list[Any] = [*(ah.hooks.BlockingHook(BlockingMetrics(name)) for name in names), ah.configure(last, order=1)]
+    hooks: list[Any] = [
+        *(ah.hooks.BlockingHook(BlockingMetrics(name)) for name in names),
+        ah.configure(last, order=1),
+    ]
     await run_session(ah.AsyncMonitoredSession(double, hooks), 1, "loss")
     assert set(last.seen[0]) == set(names)

@@ -1,4 +1,6 @@
-"""Invalid hooks, fetches, feeds and functions: each is a typed error that names the value and says what to give instead."""
+"""Invalid hooks, fetches, feeds and functions: each is a typed error that names the value and says
+what to give instead.
+"""
 
 from __future__ import annotations
 
@@ -56,22 +58,44 @@ def of_another_package(module: str) -> object:
 TWICE = Silent()
 HOOKS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "class": ([Silent], ("the class Silent", "give an object of it: Silent(...)")),
-    "duck": ([Duck()], ("<a duck>", "not a SessionRunHook", "derive it from SessionRunHook", "BlockingHook")),
-    "object": ([object()], ("which is not a SessionRunHook; derive it from SessionRunHook, or wrap",)),
+    "duck": (
+        [Duck()],
+        ("<a duck>", "not a SessionRunHook", "derive it from SessionRunHook", "BlockingHook"),
+    ),
+    "object": (
+        [object()],
+        ("which is not a SessionRunHook; derive it from SessionRunHook, or wrap",),
+    ),
     "none": ([Silent(), None], ("None", "not a SessionRunHook")),
     "builtin": ([print], ("print", "not a SessionRunHook")),
     "function": ([hook_with], ("hook_with", "not a SessionRunHook", '@hook("after_run")')),
     "generator": ([Yielding()], ("Yielding.after_run", "not a coroutine function", "async def")),
-    "twice": ([TWICE, Silent(), ah.configure(TWICE, order=1)], ("Silent object", "twice", "make two objects")),
-    "configured twice": ([HookRegistration(ah.configure(Silent()))], ("which is not a SessionRunHook",)),
+    "twice": (
+        [TWICE, Silent(), ah.configure(TWICE, order=1)],
+        ("Silent object", "twice", "make two objects"),
+    ),
+    "configured twice": (
+        [HookRegistration(ah.configure(Silent()))],
+        ("which is not a SessionRunHook",),
+    ),
     "bare": (Silent(), ("Silent object", "give a list of hooks")),
     "bare, configured": (ah.configure(Silent()), ("HookRegistration", "give a list of hooks")),
     "int": (5, ("hooks is 5", "give a list of hooks")),
     "None": (None, ("hooks is None", "give a list of hooks")),
-    "name": ([hook_with(name=5)], ("the name of", "is 5", "give a str")),  # the key of its state in a checkpoint
+    "name": (
+        [hook_with(name=5)],
+        ("the name of", "is 5", "give a str"),
+    ),  # the key of its state in a checkpoint
     "tensorflow": (
-        [of_another_package("tensorflow.python.training.session_run_hook")],  # also derived from a class of that package
-        ("which is not a SessionRunHook; give it to TensorFlowHooks of aiohooks.adapters.tensorflow",),
+        [
+            of_another_package("tensorflow.python.training.session_run_hook")
+        ],  # also derived from a class of that package
+        (
+            (
+                "which is not a SessionRunHook; give it to TensorFlowHooks of"
+                " aiohooks.adapters.tensorflow"
+            ),
+        ),
     ),
     **{
         phase: (
@@ -85,7 +109,9 @@ HOOKS: dict[str, tuple[Any, tuple[str, ...]]] = {
 
 @pytest.mark.parametrize(("hooks", "says"), HOOKS.values(), ids=HOOKS)
 def test_anything_but_a_hook_is_refused(hooks: Any, says: tuple[str, ...]) -> None:
-    """A session refuses an object in `hooks` that is not a hook; the error is a TypeError and names it."""
+    """A session refuses an object in `hooks` that is not a hook; the error is a TypeError and names
+    it.
+    """
     with refused(ah.errors.InvalidHookError, *says) as caught:
         ah.AsyncMonitoredSession(double, hooks)
     assert isinstance(caught.value, TypeError)
@@ -108,7 +134,9 @@ ATTRIBUTES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
 
 @pytest.mark.parametrize(("options", "says"), ATTRIBUTES)
 def test_attributes_of_hooks_are_checked(options: dict[str, Any], says: tuple[str, ...]) -> None:
-    """At `configure`, and of a class and a registration that was made by hand, when the session is made."""
+    """At `configure`, and of a class and a registration that was made by hand, when the session is
+    made.
+    """
     with refused(ah.errors.InvalidArgumentError, *says) as caught:
         ah.configure(Silent(), **options)
     assert isinstance(caught.value, ValueError)
@@ -123,19 +151,36 @@ def test_a_registration_is_configured_again() -> None:
     hook = Silent()
     again = ah.configure(ah.configure(hook, order=3, timeout=2.0), on_error="log")
     assert (again.hook, again.order, again.timeout, again.on_error) == (hook, 3, 2.0, "log")
-    with refused(ah.errors.InvalidHookError, "the class Silent", "give an object of it: Silent(...)"):
+    with refused(
+        ah.errors.InvalidHookError, "the class Silent", "give an object of it: Silent(...)"
+    ):
         ah.configure(Silent, order=1)
 
 
 @pytest.mark.parametrize(
     "answer",
-    ["loss", ("loss", None), ("loss", None, None), {"fetches": "loss"}, 0, ah.SessionRunArgs, np.zeros(2), np.zeros(0)],
+    [
+        "loss",
+        ("loss", None),
+        ("loss", None, None),
+        {"fetches": "loss"},
+        0,
+        ah.SessionRunArgs,
+        np.zeros(2),
+        np.zeros(0),
+    ],
     ids=repr,
 )
 async def test_an_answer_of_before_run_of_another_type_is_refused(answer: Any) -> None:
-    """`before_run` returns SessionRunArgs or None; for anything else the error names the hook and the value, before the run."""
+    """`before_run` returns SessionRunArgs or None; for anything else the error names the hook and
+    the value, before the run.
+    """
     hook = RequestingHook("loss")
-    says = "RequestingHook.before_run", repr(answer), "return SessionRunArgs(fetches, feed_dict) or None"
+    says = (
+        "RequestingHook.before_run",
+        repr(answer),
+        "return SessionRunArgs(fetches, feed_dict) or None",
+    )
     async with ah.AsyncMonitoredSession(double, [Silent(), hook]) as session:
         await session.run("loss")
         hook.request = answer
@@ -157,7 +202,19 @@ class Pair:
 
 FOREIGN = ah.Graph().placeholder("x")
 FETCHES: list[tuple[Any, tuple[str, ...]]] = [
-    ("los", ("'los' is not in the graph", "did you mean 'loss'?", "known are:", "global_step", "loss", "total", "train", "x")),
+    (
+        "los",
+        (
+            "'los' is not in the graph",
+            "did you mean 'loss'?",
+            "known are:",
+            "global_step",
+            "loss",
+            "total",
+            "train",
+            "x",
+        ),
+    ),
     ("qqqq", ("'qqqq' is not in the graph", "known are: global_step, loss")),
     ("", ("'' is not in the graph",)),
     ({"a": ["loss", ("totl",)]}, ("'totl' is not in the graph", "did you mean 'total'?")),
@@ -175,7 +232,9 @@ FETCHES: list[tuple[Any, tuple[str, ...]]] = [
 
 @pytest.mark.parametrize(("fetches", "says"), FETCHES, ids=repr)
 async def test_unknown_fetches_are_refused(fetches: Any, says: tuple[str, ...]) -> None:
-    """A fetch that is not in the graph is a FetchError that lists its names and suggests one; a hook that fetches it is named."""
+    """A fetch that is not in the graph is a FetchError that lists its names and suggests one; a
+    hook that fetches it is named.
+    """
     graph = counting_graph()
     with refused(ah.errors.FetchError, *says) as caught:
         await ah.Session(graph).run(fetches)
@@ -183,7 +242,9 @@ async def test_unknown_fetches_are_refused(fetches: Any, says: tuple[str, ...]) 
     async with ah.AsyncMonitoredSession(graph) as session:
         with refused(ah.errors.FetchError, *says):
             await session.run(fetches)
-    async with ah.AsyncMonitoredSession(graph, [RequestingHook("loss"), RequestingHook(fetches)]) as session:
+    async with ah.AsyncMonitoredSession(
+        graph, [RequestingHook("loss"), RequestingHook(fetches)]
+    ) as session:
         with refused(ah.errors.FetchError, *says) as caught:
             await session.run("train")
         assert caught.value.__notes__ == ["fetched by RequestingHook#2.before_run"]
@@ -192,7 +253,9 @@ async def test_unknown_fetches_are_refused(fetches: Any, says: tuple[str, ...]) 
 
 @pytest.mark.parametrize("fetches", ["acuracy", {"a": ["loss", "acuracy"]}], ids=repr)
 async def test_a_key_that_the_step_did_not_return_is_refused(fetches: Any) -> None:
-    """The error names those it returned, and the hook if that wants it; the caller's own mistake names none."""
+    """The error names those it returned, and the hook if that wants it; the caller's own mistake
+    names none.
+    """
     says = "'acuracy' is not in the result of step 'double'", "known are: batch, loss"
     quiet = RequestingHook()
     quiet.request = None
@@ -208,14 +271,21 @@ async def test_a_key_that_the_step_did_not_return_is_refused(fetches: Any) -> No
 
 @pytest.mark.parametrize("result", [None, 0.5, ["loss"]], ids=repr)
 async def test_a_step_that_returns_no_mapping_has_no_keys(result: Any) -> None:
-    """Fetching by name from a step that returned no mapping says what it returned, and how to fetch all of it."""
+    """Fetching by name from a step that returned no mapping says what it returned, and how to fetch
+    all of it.
+    """
 
     async def step() -> Any:
         return result
 
     async with ah.AsyncMonitoredSession(step) as session:
         kind = type(result).__name__
-        with refused(ah.errors.FetchError, "'loss' is fetched by name", f"returned {kind}", "return a dict, or fetch 'step'"):
+        with refused(
+            ah.errors.FetchError,
+            "'loss' is fetched by name",
+            f"returned {kind}",
+            "return a dict, or fetch 'step'",
+        ):
             await session.run("loss")
         assert await session.run("step") == result
 
@@ -240,7 +310,9 @@ FEEDS: list[tuple[Any, tuple[str, ...]]] = [
 
 @pytest.mark.parametrize(("feed_dict", "says"), FEEDS, ids=repr)
 async def test_bad_feeds_are_refused(feed_dict: Any, says: tuple[str, ...]) -> None:
-    """A feed of an unknown name, or feeds that are no mapping, are a FetchError, from a caller or a hook alike."""
+    """A feed of an unknown name, or feeds that are no mapping, are a FetchError, from a caller or a
+    hook alike.
+    """
     graph = counting_graph()
     with refused(ah.errors.FetchError, *says) as caught:
         await ah.Session(graph).run("train", feed_dict)
@@ -254,10 +326,19 @@ async def test_bad_feeds_are_refused(feed_dict: Any, says: tuple[str, ...]) -> N
         assert caught.value.__notes__ == ["fed by RequestingHook.before_run"]
 
 
-@pytest.mark.parametrize("hooks", [[], [Silent()], [RequestingHook("loss")]], ids=["none", "silent", "fetching"])
-async def test_a_misspelt_feed_of_a_step_function_is_refused(hooks: list[ah.SessionRunHook]) -> None:
-    """Only its parameters are fed, and keys of its result that are fetched; an error names what is known, and the hook."""
-    says = "'bach' is fed, and is neither a parameter of step 'double' nor fetched; did you mean 'batch'? known are: batch"
+@pytest.mark.parametrize(
+    "hooks", [[], [Silent()], [RequestingHook("loss")]], ids=["none", "silent", "fetching"]
+)
+async def test_a_misspelt_feed_of_a_step_function_is_refused(
+    hooks: list[ah.SessionRunHook],
+) -> None:
+    """Only its parameters are fed, and keys of its result that are fetched; an error names what is
+    known, and the hook.
+    """
+    says = (
+        "'bach' is fed, and is neither a parameter of step 'double' nor fetched; did you mean"
+        " 'batch'? known are: batch"
+    )
     async with ah.AsyncMonitoredSession(double, hooks) as session:
         for _ in range(2):
             with refused(ah.errors.FetchError, says) as caught:
@@ -266,14 +347,18 @@ async def test_a_misspelt_feed_of_a_step_function_is_refused(hooks: list[ah.Sess
         assert await session.run("loss", {"batch": 1}) == 2
         assert await session.run(["loss", "batch"], {"batch": 4, "loss": 5}) == [5, 4]
         assert session.global_step.latest.step == 1
-    async with ah.AsyncMonitoredSession(double, [*hooks, RequestingHook(None, {"bach": 1})]) as session:
+    async with ah.AsyncMonitoredSession(
+        double, [*hooks, RequestingHook(None, {"bach": 1})]
+    ) as session:
         with refused(ah.errors.FetchError, says) as caught:
             await session.run("loss")
         assert "fed by RequestingHook" in caught.value.__notes__[-1]
 
 
 async def test_a_feed_that_contradicts_itself_is_refused() -> None:
-    """One feed_dict that names a node twice, also nested; and a node as the value of one, also if the run was planned before."""
+    """One feed_dict that names a node twice, also nested; and a node as the value of one, also if
+    the run was planned before.
+    """
     graph = counting_graph()
     x, total, session = graph.nodes["x"], graph.nodes["total"], ah.Session(graph)
     await session.run("train", {"x": 1})
@@ -297,34 +382,50 @@ async def test_options_are_a_mapping(options: Any) -> None:
                 await session.run("loss", None, own)
 
 
-@pytest.mark.parametrize("by", [("name", "name"), ("name", "object"), ("object", "name"), ("object", "object")])
+@pytest.mark.parametrize(
+    "by", [("name", "name"), ("name", "object"), ("object", "name"), ("object", "object")]
+)
 async def test_two_hooks_that_feed_one_node_conflict(by: tuple[str, str]) -> None:
-    """Two hooks, or a hook and the caller, that feed the same node, by name or by object, are both named; also if they agree."""
+    """Two hooks, or a hook and the caller, that feed the same node, by name or by object, are both
+    named; also if they agree.
+    """
     graph = counting_graph()
     keys: dict[str, Any] = {"name": "x", "object": graph.nodes["x"]}
     first, second = ({keys[one]: 1} for one in by)
     for feeds, caller in (([first, second], None), ([first], second)):
-        async with ah.AsyncMonitoredSession(graph, [RequestingHook(None, feed) for feed in feeds]) as session:
+        async with ah.AsyncMonitoredSession(
+            graph, [RequestingHook(None, feed) for feed in feeds]
+        ) as session:
             names = (
                 "RequestingHook#1.before_run and RequestingHook#2"
                 if caller is None
                 else "RequestingHook.before_run and the caller"
             )
-            with refused(ah.errors.FeedConflictError, f"'x' by {names}", "remove one of them") as caught:
+            with refused(
+                ah.errors.FeedConflictError, f"'x' by {names}", "remove one of them"
+            ) as caught:
                 await session.run("train", caller)
             assert isinstance(caught.value, RuntimeError)
             assert session.global_step.latest.step == 0
 
 
 async def test_all_conflicts_are_listed_after_all_hooks_were_asked() -> None:
-    """Conflicts are checked when every hook has returned its request, and all of them are in one message."""
+    """Conflicts are checked when every hook has returned its request, and all of them are in one
+    message.
+    """
     graph = ah.Graph()
     for name in ("x", "y", "z"):
         graph.placeholder(name, default=0)
     graph.operation(name="sum")(lambda x, y, z: x + y + z)
-    hooks = [RequestingHook(None, feeds) for feeds in ({"x": 1, "y": 1}, {"y": 2}, {"z": 3, "y": 3})]
+    hooks = [
+        RequestingHook(None, feeds) for feeds in ({"x": 1, "y": 1}, {"y": 2}, {"z": 3, "y": 3})
+    ]
     first, second, third = (f"RequestingHook#{number}.before_run" for number in (1, 2, 3))
-    says = f"'x' by {first} and the caller", f"'y' by {first} and {second} and {third}", f"'z' by {third} and the caller"
+    says = (
+        f"'x' by {first} and the caller",
+        f"'y' by {first} and {second} and {third}",
+        f"'z' by {third} and the caller",
+    )
     async with ah.AsyncMonitoredSession(graph, hooks) as session:
         with refused(ah.errors.FeedConflictError, *says):
             await session.run("sum", {"x": 9, "z": 9})
@@ -342,8 +443,12 @@ CALLED: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize(("make", "says"), CALLED.values(), ids=CALLED)
-async def test_tasks_are_started_from_coroutine_functions(make: Callable[[], Any], says: str) -> None:
-    """`start_soon` takes an `async def` and its arguments; a coroutine object, or what cannot be called, is refused."""
+async def test_tasks_are_started_from_coroutine_functions(
+    make: Callable[[], Any], says: str
+) -> None:
+    """`start_soon` takes an `async def` and its arguments; a coroutine object, or what cannot be
+    called, is refused.
+    """
     given = make()
     async with ah.AsyncMonitoredSession(double) as session:
         with refused(ah.errors.InvalidArgumentError, says):
@@ -379,7 +484,9 @@ def test_a_reason_is_a_text(ask: Callable[[Any, Any], object]) -> None:
 @pytest.mark.parametrize("secs", [-1, "soon", float("nan"), True])
 def test_other_values_of_yield_secs_are_refused(secs: Any) -> None:
     """It is a number of seconds or None."""
-    with refused(ah.errors.InvalidArgumentError, f"yield_secs is {secs!r}; give seconds, 0 or more, or None"):
+    with refused(
+        ah.errors.InvalidArgumentError, f"yield_secs is {secs!r}; give seconds, 0 or more, or None"
+    ):
         ah.AsyncMonitoredSession(do_nothing, yield_secs=secs)
 
 
@@ -414,13 +521,20 @@ async def test_what_a_creator_makes_is_checked() -> None:
 
 
 async def test_a_hook_is_used_in_one_open_session() -> None:
-    """A hook of an open session is refused in another one, which can be entered when the first has ended, or failed to open."""
+    """A hook of an open session is refused in another one, which can be entered when the first has
+    ended, or failed to open.
+    """
     hook = Silent()
     failing = [hook, PhaseHook("begin", raises_after(0, ValueError("no")))]
     assert isinstance(await outcome(ah.AsyncMonitoredSession(double, failing)), ValueError)
     second = ah.AsyncMonitoredSession(double, [hook])
     async with ah.AsyncMonitoredSession(double, [hook], name="first") as first:
-        with refused(ah.errors.InvalidHookError, "Silent object", "is used in session 'first', which is open", "another object"):
+        with refused(
+            ah.errors.InvalidHookError,
+            "Silent object",
+            "is used in session 'first', which is open",
+            "another object",
+        ):
             await second.__aenter__()
         assert await first.run("loss") == 2
     async with second:

@@ -1,4 +1,6 @@
-"""What a session may have to end has a task and a context of its own: whose cancel it was, what is seen where, what is kept."""
+"""What a session may have to end has a task and a context of its own: whose cancel it was, what is
+seen where, what is kept.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,12 @@ async def test_a_cancel_by_others_is_not_the_callers(what: str, how: str) -> Non
         await work()
         yield 1
 
-    lost = FaultInjectionHook({("before_run", 1): ah.AbortedError("lost"), ("after_create_session", 2): work})
-    async with ah.AsyncMonitoredSession(double, [lost] if what == "a recovery" else [], recovery=NO_BACKOFF) as session:
+    lost = FaultInjectionHook(
+        {("before_run", 1): ah.AbortedError("lost"), ("after_create_session", 2): work}
+    )
+    async with ah.AsyncMonitoredSession(
+        double, [lost] if what == "a recovery" else [], recovery=NO_BACKOFF
+    ) as session:
         calls: dict[str, Callable[[], Awaitable[object]]] = {
             "until": lambda: session.until(work()),
             "a step function": lambda: session.run_step_fn(work),
@@ -52,7 +58,9 @@ async def test_a_cancel_by_others_is_not_the_callers(what: str, how: str) -> Non
 
 @pytest.mark.parametrize("where", ["hook", "step", "step function"])
 async def test_a_stop_ends_the_wait_for_a_step(where: str) -> None:
-    """A wait for the step of any store ends with a stop of the session in whose run it is; a wait elsewhere does not."""
+    """A wait for the step of any store ends with a stop of the session in whose run it is; a wait
+    elsewhere does not.
+    """
     other = ah.MemoryStepStore(run="other")
 
     async def wait(*_: object) -> None:
@@ -64,7 +72,9 @@ async def test_a_stop_ends_the_wait_for_a_step(where: str) -> None:
         return {"loss": 1}
 
     elsewhere = asyncio.create_task(other.wait_for(5))
-    async with ah.AsyncMonitoredSession(step, [PhaseHook("before_run", wait)] if where == "hook" else []) as session:
+    async with ah.AsyncMonitoredSession(
+        step, [PhaseHook("before_run", wait)] if where == "hook" else []
+    ) as session:
         run = session.run_step_fn(wait) if where == "step function" else session.run("loss")
         waiting = asyncio.create_task(run)
         await until_true(lambda: other.statistics().waiting == 2)
@@ -80,7 +90,9 @@ async def test_a_stop_ends_the_wait_for_a_step(where: str) -> None:
 
 
 class Sets(ah.SessionRunHook):
-    """Sets the variable in one method, and resets it in another one; waits before that in `begin`."""
+    """Sets the variable in one method, and resets it in another one; waits before that in
+    `begin`.
+    """
 
     def __init__(self, sets: str, resets: str) -> None:
         self.calls = {sets: self.set, resets: self.reset}
@@ -106,7 +118,9 @@ class SetsInRuns(Sets):
     async def before_run(self, run_context: ah.SessionRunContext) -> None:
         self.calls.get("before_run", int)()
 
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+    async def after_run(
+        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+    ) -> None:
         self.calls.get("after_run", int)()
 
 
@@ -117,7 +131,9 @@ class WaitsBefore(SetsInRuns):
 
 
 class WaitsAfter(SetsInRuns):
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+    async def after_run(
+        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+    ) -> None:
         await ticks(2)
         await super().after_run(run_context, run_values)
 
@@ -128,7 +144,9 @@ class WaitsInBoth(WaitsBefore, WaitsAfter):
 
 @pytest.mark.parametrize("kind", [SetsInRuns, WaitsBefore, WaitsAfter, WaitsInBoth])
 async def test_a_token_of_one_phase_is_valid_in_the_next(kind: type[Sets]) -> None:
-    """A variable that `before_run` sets and `after_run` resets: the step sees it, and afterwards it is as before."""
+    """A variable that `before_run` sets and `after_run` resets: the step sees it, and afterwards it
+    is as before.
+    """
     seen: list[str] = []
 
     async def step() -> None:
@@ -142,7 +160,9 @@ async def test_a_token_of_one_phase_is_valid_in_the_next(kind: type[Sets]) -> No
 
 
 async def test_a_token_of_the_beginning_is_valid_at_the_end() -> None:
-    """A variable that `begin` sets and `close` resets is set in the session's block, and not afterwards."""
+    """A variable that `begin` sets and `close` resets is set in the session's block, and not
+    afterwards.
+    """
     async with ah.AsyncMonitoredSession(double, [Sets("begin", "close")]) as session:
         assert variable.get() == "inside"
         await session.run("loss")
@@ -150,7 +170,9 @@ async def test_a_token_of_the_beginning_is_valid_at_the_end() -> None:
 
 
 async def test_blocks_of_overlapping_hooks_are_their_own() -> None:
-    """A context that a hook enters and leaves is that of no other hook, nor of the caller; what it leaves set, the caller has."""
+    """A context that a hook enters and leaves is that of no other hook, nor of the caller; what it
+    leaves set, the caller has.
+    """
     precisions: list[tuple[int, int]] = []
 
     def hook(number: int) -> PhaseHook:
@@ -171,8 +193,12 @@ async def test_blocks_of_overlapping_hooks_are_their_own() -> None:
 
 
 @pytest.mark.parametrize("ends", ["gives up", "is cancelled"])
-async def test_an_element_of_a_run_that_is_not_repeated_is_unused(ends: str, clock: ManualClock) -> None:
-    """A recovery that gives up, or is cancelled: the element of its run has made no step, and is not lost."""
+async def test_an_element_of_a_run_that_is_not_repeated_is_unused(
+    ends: str, clock: ManualClock
+) -> None:
+    """A recovery that gives up, or is cancelled: the element of its run has made no step, and is
+    not lost.
+    """
     used, made = list[int](), list[Any]()
 
     async def train(item: int) -> dict[str, int]:
@@ -185,7 +211,11 @@ async def test_an_element_of_a_run_that_is_not_repeated_is_unused(ends: str, clo
         made.append(session.steps("loss", feeds=range(6), prefetch=1))
         await use_up(made[0])
 
-    policy = recovery_policy(max_attempts=0) if ends == "gives up" else ah.RecoveryPolicy(backoff=ah.Backoff(5, jitter=False))
+    policy = (
+        recovery_policy(max_attempts=0)
+        if ends == "gives up"
+        else ah.RecoveryPolicy(backoff=ah.Backoff(5, jitter=False))
+    )
     task = asyncio.create_task(outcome(ah.AsyncMonitoredSession(train, recovery=policy), use))
     await until_true(lambda: task.done() or (ends == "is cancelled" and clock.pending))
     await cancel_and_wait(task)
@@ -209,7 +239,9 @@ async def test_all_feeds_are_taken_in_one_task() -> None:
 
 
 async def test_an_element_that_a_cancel_takes_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    """A caller of `until` is cancelled as an element comes: it is left in the queue, returned, or a warning has it."""
+    """A caller of `until` is cancelled as an element comes: it is left in the queue, returned, or a
+    warning has it.
+    """
     coord, warned = ah.Coordinator(), 0
     for passes in range(6):
         caplog.clear()
@@ -220,6 +252,10 @@ async def test_an_element_that_a_cancel_takes_is_said(caplog: pytest.LogCaptureF
         await ticks(passes)
         await cancel_and_wait(waiting)
         said = "a wait was cancelled as its result came, which is lost: 7" in caplog.text
-        assert (queue.qsize(), said, waiting.cancelled()) in {(1, False, True), (0, True, True), (0, False, False)}
+        assert (queue.qsize(), said, waiting.cancelled()) in {
+            (1, False, True),
+            (0, True, True),
+            (0, False, False),
+        }
         warned += said
     assert warned

@@ -1,4 +1,6 @@
-"""Pause and resume: no run begins meanwhile, whoever asks; a stop, a failure and a cancellation still end the wait."""
+"""Pause and resume: no run begins meanwhile, whoever asks; a stop, a failure and a cancellation
+still end the wait.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,19 @@ pytestmark = pytest.mark.every_python
 
 @pytest.mark.parametrize("yield_secs", [0.005, None])
 async def test_no_run_begins_during_a_pause(yield_secs: float | None) -> None:
-    """The first reason is kept and in the status; `resume` lets the next run begin, and a second pause holds again."""
+    """The first reason is kept and in the status; `resume` lets the next run begin, and a second
+    pause holds again.
+    """
     session = ah.AsyncMonitoredSession(double, yield_secs=yield_secs)
     session.pause("not open yet")
     async with session:
         for number in range(1, 4):
             session.pause("later")
-            assert session.pause_reason == session.status().pause_reason == ("not open yet" if number == 1 else "later")
+            assert (
+                session.pause_reason
+                == session.status().pause_reason
+                == ("not open yet" if number == 1 else "later")
+            )
             assert f"paused: {session.pause_reason}" in str(session.status())
             run = await parked(session.run("loss"), 20)
             assert (run.done(), session.status().runs) == (False, number - 1)
@@ -36,7 +44,9 @@ async def test_no_run_begins_during_a_pause(yield_secs: float | None) -> None:
 
 
 async def test_the_run_in_progress_is_finished() -> None:
-    """So is its hook's phase; those who wait for their turn behind it wait for the end of the pause, in their order."""
+    """So is its hook's phase; those who wait for their turn behind it wait for the end of the
+    pause, in their order.
+    """
     gate, order = asyncio.Event(), list[int]()
 
     async def wait(number: int) -> None:
@@ -67,7 +77,9 @@ async def test_the_loop_of_steps_takes_no_feed() -> None:
 
 @pytest.mark.parametrize("how", ["stop", "failure", "close"])
 async def test_what_ends_the_wait(how: str) -> None:
-    """For all who wait: the run raises what leaves the block cleanly, or the failure of a task, and nothing of it is done."""
+    """For all who wait: the run raises what leaves the block cleanly, or the failure of a task, and
+    nothing of it is done.
+    """
 
     async def use(_: object) -> None:
         session.pause()
@@ -91,21 +103,32 @@ async def test_what_ends_the_wait(how: str) -> None:
 
 
 async def test_what_does_not_end_the_wait() -> None:
-    """A cancellation ends that of its own task only; a failure that is recovered from waits for the end of the pause."""
+    """A cancellation ends that of its own task only; a failure that is recovered from waits for the
+    end of the pause.
+    """
     async with ah.AsyncMonitoredSession(counting_graph(), recovery=NO_BACKOFF) as session:
         session.pause()
-        cancelled, other = asyncio.ensure_future(session.run("train")), asyncio.ensure_future(session.run("train"))
+        cancelled, other = (
+            asyncio.ensure_future(session.run("train")),
+            asyncio.ensure_future(session.run("train")),
+        )
         session.coord.start_soon(fail, ah.errors.AbortedError())
         await ticks(10)
         await cancel_and_wait(cancelled)
         await ticks(10)
-        assert (cancelled.cancelled(), other.done(), session.status().recoveries) == (True, False, 0)
+        assert (cancelled.cancelled(), other.done(), session.status().recoveries) == (
+            True,
+            False,
+            0,
+        )
         session.resume()
         assert (await other, session.status().recoveries) == (1, 1)
 
 
 async def test_a_hook_pauses_the_session() -> None:
-    """Through its coordinator, also from another thread; a task of the session may wait for the end as a run does."""
+    """Through its coordinator, also from another thread; a task of the session may wait for the end
+    as a run does.
+    """
     resumed: list[int] = []
 
     async def wait(coord: ah.Coordinator) -> None:
@@ -134,7 +157,9 @@ async def test_a_hook_pauses_the_session() -> None:
 
 @pytest.mark.plain_tasks
 async def test_signals_pause_and_resume() -> None:
-    """They stop nothing, however many come; the signals for a stop work as before, during a pause as well."""
+    """They stop nothing, however many come; the signals for a stop work as before, during a pause
+    as well.
+    """
     policy = ah.SignalPolicy(signals=(signal.SIGTERM,), pause=signal.SIGUSR1, resume=signal.SIGUSR2)
     before = [signal.getsignal(number) for number in policy.handled]
     async with ah.AsyncMonitoredSession(double, handle_signals=policy) as session:

@@ -38,21 +38,30 @@ def _handler_of_interrupts() -> Iterator[None]:
     [
         (lambda: 5, ["main is 5", "function"]),
         (lambda: repr, ["main is <built-in function repr>", "give a coroutine function"]),
-        (do_nothing, ["main is <coroutine object", "give the function and its arguments, not the call"]),
+        (
+            do_nothing,
+            ["main is <coroutine object", "give the function and its arguments, not the call"],
+        ),
     ],
     ids=["int", "plain", "coroutine"],
 )
 def test_run_takes_a_coroutine_function(make: Callable[[], Any], says: list[str]) -> None:
-    """Anything else is refused before there is a loop; a coroutine is closed, not left un-awaited."""
+    """Anything else is refused before there is a loop; a coroutine is closed, not left
+    un-awaited.
+    """
     with refused(ah.errors.InvalidArgumentError, *says):
         ah.run(make())
 
 
 def test_run_runs_the_function() -> None:
-    """`run(main, *args)` returns what `main(*args)` returns; where a loop is running it is refused."""
+    """`run(main, *args)` returns what `main(*args)` returns; where a loop is running it is
+    refused.
+    """
 
     async def main(first: int, second: int) -> int:
-        with refused(ah.errors.WrongLoopError, "while an event loop is running", "write `await main()` there"):
+        with refused(
+            ah.errors.WrongLoopError, "while an event loop is running", "write `await main()` there"
+        ):
             ah.run(do_nothing)
         return first + second
 
@@ -60,7 +69,9 @@ def test_run_runs_the_function() -> None:
 
 
 def test_an_interrupt_cancels_the_program() -> None:
-    """A Ctrl-C that no session handles cancels `main`, which can clean up, and `run` raises `KeyboardInterrupt`."""
+    """A Ctrl-C that no session handles cancels `main`, which can clean up, and `run` raises
+    `KeyboardInterrupt`.
+    """
     ends: list[str] = []
 
     async def main() -> None:
@@ -81,10 +92,14 @@ def test_an_interrupt_cancels_the_program() -> None:
 
 
 def stopped_main(end: object) -> Callable[[], Coroutine[Any, Any, Any]]:
-    """Return a program whose session is stopped by a signal, and which then returns `end`, or raises it."""
+    """Return a program whose session is stopped by a signal, and which then returns `end`, or
+    raises it.
+    """
 
     async def main() -> Any:
-        async with ah.AsyncMonitoredSession(double, handle_signals=ah.SignalPolicy(signals=(USER,))) as session:
+        async with ah.AsyncMonitoredSession(
+            double, handle_signals=ah.SignalPolicy(signals=(USER,))
+        ) as session:
             signal.raise_signal(USER)
             assert session.should_stop()
         if isinstance(end, BaseException):
@@ -96,11 +111,17 @@ def stopped_main(end: object) -> Callable[[], Coroutine[Any, Any, Any]]:
 
 @pytest.mark.parametrize(
     ("end", "code"),
-    [(None, STOPPED), (ah.StopRequestedError("before it was open"), STOPPED), (KeyboardInterrupt(), INTERRUPTED)],
+    [
+        (None, STOPPED),
+        (ah.StopRequestedError("before it was open"), STOPPED),
+        (KeyboardInterrupt(), INTERRUPTED),
+    ],
     ids=["nothing", "a stop", "a Ctrl-C"],
 )
 def test_the_signal_is_the_exit(end: object, code: int) -> None:
-    """Of a program that returns nothing; also where a session was not open yet, or another Ctrl-C came when it had ended."""
+    """Of a program that returns nothing; also where a session was not open yet, or another Ctrl-C
+    came when it had ended.
+    """
     with pytest.raises((SystemExit, KeyboardInterrupt, ah.StopRequestedError)) as raised:
         ah.run(stopped_main(end))
     assert raised.value.args == (code,)
@@ -117,9 +138,13 @@ async def fails_with(error: BaseException) -> None:
     raise error
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("?"), ah.StopRequestedError("enough")], ids=repr)
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), RuntimeError("?"), ah.StopRequestedError("enough")], ids=repr
+)
 def test_what_ends_a_program_without_a_signal_is_raised(error: BaseException) -> None:
-    """Where no signal has stopped a session, there is no exit code; after one, an error is not hidden by the exit."""
+    """Where no signal has stopped a session, there is no exit code; after one, an error is not
+    hidden by the exit.
+    """
     with pytest.raises(type(error)) as raised:
         ah.run(fails_with, error)
     assert raised.value is error
@@ -130,7 +155,9 @@ def test_what_ends_a_program_without_a_signal_is_raised(error: BaseException) ->
 
 
 def test_an_interrupt_at_the_exit_ends_the_program_quietly() -> None:
-    """The system's handler shows no traceback of the interpreter's shutdown; a handler of the program's own stays."""
+    """The system's handler shows no traceback of the interpreter's shutdown; a handler of the
+    program's own stays.
+    """
 
     def own(number: int, frame: object) -> None: ...
 
@@ -142,7 +169,9 @@ def test_an_interrupt_at_the_exit_ends_the_program_quietly() -> None:
 
 
 class _InterruptedLoop(asyncio.SelectorEventLoop):
-    """Behaves as uvloop after a Ctrl-C in its last iteration: `is_running` stays true, and it cannot be closed."""
+    """Behaves as uvloop after a Ctrl-C in its last iteration: `is_running` stays true, and it
+    cannot be closed.
+    """
 
     stuck = False
 
@@ -159,8 +188,12 @@ class _InterruptedLoop(asyncio.SelectorEventLoop):
 
 
 @pytest.mark.parametrize("stopped", [True, False])
-def test_an_interrupt_in_the_last_iteration_of_a_loop(monkeypatch: pytest.MonkeyPatch, stopped: bool) -> None:
-    """It ends the program as the first one does, and not with the error of the loop that cannot be closed."""
+def test_an_interrupt_in_the_last_iteration_of_a_loop(
+    monkeypatch: pytest.MonkeyPatch, stopped: bool
+) -> None:
+    """It ends the program as the first one does, and not with the error of the loop that cannot be
+    closed.
+    """
     loop = _InterruptedLoop()
     monkeypatch.setattr(program, "_new_event_loop", lambda: loop)
     monkeypatch.setattr(program, "stopped_by", lambda _: signal.SIGINT if stopped else None)
@@ -175,13 +208,21 @@ def test_an_interrupt_in_the_last_iteration_of_a_loop(monkeypatch: pytest.Monkey
         asyncio.set_event_loop(None)
 
 
-@pytest.mark.parametrize("run", [ah.run, lambda main, last: asyncio.run(main(last))], ids=["aiohooks", "asyncio"])
-def test_a_healthy_program_logs_no_warning(run: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What is logged as a warning is a fault of the program: a run with the usual hooks, and one that continues it, have none."""
+@pytest.mark.parametrize(
+    "run", [ah.run, lambda main, last: asyncio.run(main(last))], ids=["aiohooks", "asyncio"]
+)
+def test_a_healthy_program_logs_no_warning(
+    run: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is logged as a warning is a fault of the program: a run with the usual hooks, and one
+    that continues it, have none.
+    """
     delivered: list[Any] = []
 
     class Publishes(ah.SessionRunHook):
-        async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        async def after_run(
+            self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+        ) -> None:
             ah.effect("row", run_context.session.global_step.latest.step)
 
     async def deliver(effect: ah.dispatch.Effect) -> None:
@@ -197,12 +238,22 @@ def test_a_healthy_program_logs_no_warning(run: Callable[..., Any], tmp_path: Pa
                 ah.CheckpointSaverHook(tmp_path / "checkpoints", every=ah.Every(steps=2)),
                 ah.EffectsHook({"row": deliver}),
                 ah.EvaluatorHook(evaluate, every=ah.Every(steps=2), mode="background"),
-                TrackerHook(TensorBoardTracker(tmp_path / "events"), {"total": "total"}, every=ah.Every(steps=1)),
+                TrackerHook(
+                    TensorBoardTracker(tmp_path / "events"),
+                    {"total": "total"},
+                    every=ah.Every(steps=1),
+                ),
                 ah.JSONLinesHook(tmp_path / "values.jsonl", {"total": "total"}),
-                *(ah.LoggingHook({"total": "total"}, every=ah.Every(steps=2)), ah.NanHook("total"), ah.WatchdogHook(HANG_SECS)),
+                *(
+                    ah.LoggingHook({"total": "total"}, every=ah.Every(steps=2)),
+                    ah.NanHook("total"),
+                    ah.WatchdogHook(HANG_SECS),
+                ),
                 *ah.hooks.HookTimingHook().watch([Publishes()]),
             ]
-            creator = ah.ChiefSessionCreator(counting_graph(), checkpoint_dir=tmp_path / "checkpoints", global_step=store)
+            creator = ah.ChiefSessionCreator(
+                counting_graph(), checkpoint_dir=tmp_path / "checkpoints", global_step=store
+            )
             policy = ah.SignalPolicy(pause=signal.SIGUSR1, resume=signal.SIGUSR2)
             async with ah.AsyncMonitoredSession(creator, hooks, handle_signals=policy) as session:
                 async for _ in session.steps(["train", "total"], feeds=[{"x": 1}] * 9):
@@ -211,4 +262,6 @@ def test_a_healthy_program_logs_no_warning(run: Callable[..., Any], tmp_path: Pa
     for last in (4, 8):
         run(main, last)
     assert delivered == [*range(1, 9)]
-    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+    assert [
+        record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING
+    ] == []

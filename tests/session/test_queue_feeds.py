@@ -1,4 +1,6 @@
-"""Feeds out of a queue: batches, what is counted as done, the end by producers or a shutdown; nothing accepted stays behind."""
+"""Feeds out of a queue: batches, what is counted as done, the end by producers or a shutdown;
+nothing accepted stays behind.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,17 @@ def filled(*elements: Any) -> asyncio.Queue[Any]:
 
 @pytest.mark.parametrize(("batch", "sizes"), [(1, [1] * 7), (3, [3, 3, 1]), (7, [7]), (20, [7])])
 @pytest.mark.parametrize("max_wait_secs", [None, 0, 5])
-async def test_batches_are_lists_of_up_to_so_many(batch: int, sizes: list[int], max_wait_secs: float | None) -> None:
+async def test_batches_are_lists_of_up_to_so_many(
+    batch: int, sizes: list[int], max_wait_secs: float | None
+) -> None:
     """In order; the last one has what is left."""
     batches: list[list[int]] = []
     async with ah.AsyncMonitoredSession(same) as session:
-        options: Any = {"producer": session.start_soon(do_nothing), "batch": batch, "max_wait_secs": max_wait_secs}
+        options: Any = {
+            "producer": session.start_soon(do_nothing),
+            "batch": batch,
+            "max_wait_secs": max_wait_secs,
+        }
         await use_up(session.steps("same", feeds=filled(*range(7)), **options), batches)
     assert [len(one) for one in batches] == sizes
     assert [element for one in batches for element in one] == [*range(7)]
@@ -54,7 +62,9 @@ async def test_the_first_element_waits_for_the_others_only_so_long(clock: Manual
         assert not next_one.done()
         clock.advance(0.5)
         assert await next_one == [1, 2]
-        first, whole = (session.steps("same", feeds=queue, batch=2, max_wait_secs=secs) for secs in (0, None))
+        first, whole = (
+            session.steps("same", feeds=queue, batch=2, max_wait_secs=secs) for secs in (0, None)
+        )
         queue.put_nowait(3)
         assert await anext(first) == [3]
         queue.put_nowait(4)
@@ -83,7 +93,9 @@ async def test_a_stop_and_a_cancel_keep_a_part_of_a_batch() -> None:
 
 
 async def test_an_element_that_comes_with_the_cancel_is_kept() -> None:
-    """The caller is cancelled in the turn in which its element comes out of the queue: the next loop gets that first."""
+    """The caller is cancelled in the turn in which its element comes out of the queue: the next
+    loop gets that first.
+    """
     queue = filled()
     async with ah.AsyncMonitoredSession(same) as session:
         steps = session.steps("same", feeds=queue)
@@ -103,7 +115,9 @@ async def test_an_element_that_comes_with_the_cancel_is_kept() -> None:
 
 @pytest.mark.parametrize("batch", [None, 2])
 async def test_an_element_is_done_when_its_step_is(batch: int | None) -> None:
-    """`queue.join()` waits for the steps: not for an element that was only taken, nor for one whose run has failed."""
+    """`queue.join()` waits for the steps: not for an element that was only taken, nor for one whose
+    run has failed.
+    """
     queue, held, failed = filled(1, 2), asyncio.Event(), list[Any]()
 
     async def step(batch: Any) -> None:
@@ -131,14 +145,22 @@ async def test_an_element_is_done_when_its_step_is(batch: int | None) -> None:
 
 async def test_an_element_is_done_once_after_a_recovery() -> None:
     """A repeated run counts once."""
-    queue, errors, used = filled(1, 2), [ah.UnavailableError("away"), ah.UnavailableError("again")], list[int]()
+    queue, errors, used = (
+        filled(1, 2),
+        [ah.UnavailableError("away"), ah.UnavailableError("again")],
+        list[int](),
+    )
 
     async def fail(*_: object) -> None:
         if errors:
             raise errors.pop()
 
-    async with ah.AsyncMonitoredSession(same, [PhaseHook("before_run", fail)], recovery=NO_BACKOFF) as session:
-        await use_up(session.steps("same", feeds=queue, producer=session.start_soon(do_nothing)), used)
+    async with ah.AsyncMonitoredSession(
+        same, [PhaseHook("before_run", fail)], recovery=NO_BACKOFF
+    ) as session:
+        await use_up(
+            session.steps("same", feeds=queue, producer=session.start_soon(do_nothing)), used
+        )
         await queue.join()
     assert used == [1, 2]
 
@@ -194,7 +216,9 @@ async def test_a_loop_over_a_queue_ends_at_a_stop() -> None:
 @pytest.mark.parametrize("grouped", [False, True], ids=["error", "group"])
 @pytest.mark.parametrize("converters", [1, 2])
 async def test_nothing_in_a_pipeline_is_lost_at_its_end(converters: int, grouped: bool) -> None:
-    """A stage that ends with its producer has finished: it is no stop, and all that it has put into the next queue is used."""
+    """A stage that ends with its producer has finished: it is no stop, and all that it has put into
+    the next queue is used.
+    """
     raw, ready = asyncio.Queue[int](2), asyncio.Queue[int](5)
     raised: list[BaseException] = []
 
@@ -221,7 +245,9 @@ async def test_nothing_in_a_pipeline_is_lost_at_its_end(converters: int, grouped
 
 
 async def test_a_generator_waits_for_its_producer() -> None:
-    """An async generator waits with `until`; what it does with an item that it has taken is not cut off."""
+    """An async generator waits with `until`; what it does with an item that it has taken is not cut
+    off.
+    """
     queue = asyncio.Queue[int](2)
 
     async def feeds() -> AsyncIterator[int]:

@@ -1,4 +1,6 @@
-"""Recovery: which errors are recovered, from where, what is new and what is kept afterwards, and when it gives up."""
+"""Recovery: which errors are recovered, from where, what is new and what is kept afterwards, and
+when it gives up.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,25 @@ from aiohooks.stores import open_step_store
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook, choose, explore
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook, SessionRecorder
-from tests.support.sessions import NO_BACKOFF, counting_graph, double, failing_step, outcome, recovery_policy, use_up
+from tests.support.sessions import (
+    NO_BACKOFF,
+    counting_graph,
+    double,
+    failing_step,
+    outcome,
+    recovery_policy,
+    use_up,
+)
 from tests.support.waiting import advance_clock, cancel_and_wait, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
-LOST, AWAY, END, BAD = ah.AbortedError("lost"), ah.UnavailableError("away"), ah.OutOfRangeError("end"), OSError("bad")
+LOST, AWAY, END, BAD = (
+    ah.AbortedError("lost"),
+    ah.UnavailableError("away"),
+    ah.OutOfRangeError("end"),
+    OSError("bad"),
+)
 PAUSES = ah.RecoveryPolicy(backoff=ah.Backoff(60, 60, jitter=False))
 
 
@@ -32,26 +47,36 @@ PAUSES = ah.RecoveryPolicy(backoff=ah.Backoff(60, 60, jitter=False))
 @pytest.mark.parametrize("error", [LOST, AWAY], ids=repr)
 @pytest.mark.parametrize("suspend", [False, True], ids=["in-turn", "suspended"])
 async def test_an_error_of_a_hook_is_recovered(phase: str, error: Exception, suspend: bool) -> None:
-    """Out of every phase of a run: a new session, `after_create_session` of all hooks, the run again, `begin` never."""
+    """Out of every phase of a run: a new session, `after_create_session` of all hooks, the run
+    again, `begin` never.
+    """
     sessions, other = SessionRecorder(), RecordingHook(suspend=suspend)
     # At the creation, the first failure is in the session's own first one.
     fault = FaultInjectionHook({(phase, 1): error}, suspend=suspend)
-    async with ah.AsyncMonitoredSession(double, [sessions, fault, other], recovery=NO_BACKOFF) as session:
+    async with ah.AsyncMonitoredSession(
+        double, [sessions, fault, other], recovery=NO_BACKOFF
+    ) as session:
         assert await session.run("loss", {"batch": 4}) == 8
         assert [one.closed for one in sessions.sessions] == [True, False]
         assert len({*map(id, sessions.coords)}) == 2
         assert session.status().recoveries == 1
     assert all(one.closed for one in sessions.sessions)
-    assert [(hook.phases().count("begin"), hook.closed_with) for hook in (fault, other)] == [(1, [None])] * 2
+    assert [(hook.phases().count("begin"), hook.closed_with) for hook in (fault, other)] == [
+        (1, [None])
+    ] * 2
     assert sessions.attempts == ([1] if phase == "after_create_session" else [1, 2])
     assert session.global_step.latest.step == (2 if phase == "after_run" else 1)
 
 
 async def test_a_store_that_refuses_from_the_start_is_not_retried(tmp_path: Path) -> None:
-    """A wrong path, password or permission before the first run is no outage, and comes out as itself; later it may be one."""
+    """A wrong path, password or permission before the first run is no outage, and comes out as
+    itself; later it may be one.
+    """
     (tmp_path / "file").write_text("")
     hook, store = RecordingHook(), open_step_store(f"local://{tmp_path}/file/runs")
-    raised = await outcome(ah.AsyncMonitoredSession(counting_graph(), [hook], recovery=NO_BACKOFF, global_step=store))
+    raised = await outcome(
+        ah.AsyncMonitoredSession(counting_graph(), [hook], recovery=NO_BACKOFF, global_step=store)
+    )
     assert isinstance(raised, ah.errors.StoreRefusedError)
     assert not hasattr(raised, "__notes__")
     assert hook.phases() == ["begin", "close"]
@@ -64,7 +89,9 @@ async def test_a_store_that_refuses_from_the_start_is_not_retried(tmp_path: Path
 async def test_the_policy_names_the_errors() -> None:
     """`on` replaces the types of the default policy; subclasses count."""
     step = failing_step(ConnectionResetError("reset"), LOST)
-    async with ah.AsyncMonitoredSession(step, recovery=recovery_policy(on=(ConnectionError,))) as session:
+    async with ah.AsyncMonitoredSession(
+        step, recovery=recovery_policy(on=(ConnectionError,))
+    ) as session:
         with pytest.raises(ah.AbortedError, match="lost"):
             await session.run("loss")
         assert session.status().recoveries == 1
@@ -83,7 +110,9 @@ async def test_the_policy_names_the_errors() -> None:
     ],
 )
 def test_which_groups_are_recovered(errors: list[Exception], recovers: bool) -> None:
-    """A group is recovered if each of its errors is recoverable or a clean end, and at least one is recoverable."""
+    """A group is recovered if each of its errors is recoverable or a clean end, and at least one is
+    recoverable.
+    """
     assert ah.RecoveryPolicy().recovers(ExceptionGroup("several", errors)) is recovers
 
 
@@ -107,7 +136,9 @@ async def test_several_hooks_that_are_lost_are_recovered_together() -> None:
 
 
 async def test_pauses_grow_up_to_a_limit(clock: ManualClock) -> None:
-    """Each attempt in a row is preceded by a pause twice as long as the one before, up to `max_secs`."""
+    """Each attempt in a row is preceded by a pause twice as long as the one before, up to
+    `max_secs`.
+    """
     recovery = ah.RecoveryPolicy(backoff=ah.Backoff(1, 5, jitter=False), no_progress_limit=10)
     async with ah.AsyncMonitoredSession(failing_step(*[LOST] * 5), recovery=recovery) as session:
         running = asyncio.create_task(session.run("loss"))
@@ -123,7 +154,9 @@ async def test_pauses_grow_up_to_a_limit(clock: ManualClock) -> None:
 async def test_a_completed_run_ends_the_series(clock: ManualClock) -> None:
     """After a completed run the pauses, and the attempts, start from the beginning."""
     recovery = ah.RecoveryPolicy(max_attempts=1, backoff=ah.Backoff(1, jitter=False))
-    async with ah.AsyncMonitoredSession(failing_step(LOST, None, LOST, None, LOST), recovery=recovery) as session:
+    async with ah.AsyncMonitoredSession(
+        failing_step(LOST, None, LOST, None, LOST), recovery=recovery
+    ) as session:
         for _ in range(3):
             running = await parked(session.run("loss"), 20)
             clock.advance(1)
@@ -158,7 +191,9 @@ async def test_a_cancel_ends_the_pause_and_the_recovery(clock: ManualClock, agai
         else:
             running.result()
 
-    raised = await outcome(ah.AsyncMonitoredSession(failing_step(LOST), [hook, sessions], recovery=PAUSES), use)
+    raised = await outcome(
+        ah.AsyncMonitoredSession(failing_step(LOST), [hook, sessions], recovery=PAUSES), use
+    )
     assert isinstance(raised, type(None) if again else asyncio.CancelledError)
     repeated = ["after_create_session", "before_run", "after_run", "end"] if again else []
     assert hook.phases() == ["begin", "after_create_session", "before_run", *repeated, "close"]
@@ -166,7 +201,9 @@ async def test_a_cancel_ends_the_pause_and_the_recovery(clock: ManualClock, agai
 
 
 async def train_with_time_limits() -> None:
-    """Use all feeds in spite of failures, and of a time limit that ends steps and recoveries anywhere."""
+    """Use all feeds in spite of failures, and of a time limit that ends steps and recoveries
+    anywhere.
+    """
     used, phases = list[int](), RecordingHook()
 
     async def step(batch: int) -> None:
@@ -197,13 +234,17 @@ async def train_with_time_limits() -> None:
 
 
 async def test_an_end_after_a_cancelled_recovery_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    """Where the recovery of a request was cancelled, there is no session to call `end` of the hooks with: a warning says so."""
+    """Where the recovery of a request was cancelled, there is no session to call `end` of the hooks
+    with: a warning says so.
+    """
     phases = RecordingHook()
 
     async def step() -> None:
         raise ah.AbortedError("lost")
 
-    async with ah.AsyncMonitoredSession(step, [phases], recovery=recovery_policy(backoff=ah.Backoff(3600))) as session:
+    async with ah.AsyncMonitoredSession(
+        step, [phases], recovery=recovery_policy(backoff=ah.Backoff(3600))
+    ) as session:
         request = asyncio.create_task(session.run(()))
         await ticks(10)
         request.cancel()
@@ -214,7 +255,9 @@ async def test_an_end_after_a_cancelled_recovery_is_said(caplog: pytest.LogCaptu
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])  # what is explored has a loop of its own
 async def test_a_loop_continues_after_a_cancel_anywhere_in_a_recovery() -> None:
-    """In the pause, in the creation of the session, in a hook's part of it: the next step makes another session."""
+    """In the pause, in the creation of the session, in a hook's part of it: the next step makes
+    another session.
+    """
     await explore(train_with_time_limits, seeds=60, disturb=["order", "slow", "choice"])
 
 
@@ -222,8 +265,13 @@ async def test_a_loop_continues_after_a_cancel_anywhere_in_a_recovery() -> None:
 
 
 async def test_attempts_are_counted() -> None:
-    """After `max_attempts` recoveries in a row the last error is raised, the same object, with the history."""
-    errors, sessions = [ah.AbortedError(f"number {number}") for number in range(1, 5)], SessionRecorder()
+    """After `max_attempts` recoveries in a row the last error is raised, the same object, with the
+    history.
+    """
+    errors, sessions = (
+        [ah.AbortedError(f"number {number}") for number in range(1, 5)],
+        SessionRecorder(),
+    )
     policy = recovery_policy(max_attempts=3, no_progress_limit=9)
     session = ah.AsyncMonitoredSession(failing_step(*errors), [sessions], recovery=policy)
     assert await outcome(session, lambda session: session.run("loss")) is errors[3]
@@ -237,9 +285,13 @@ async def test_attempts_are_counted() -> None:
 
 
 async def test_a_session_that_gave_up_says_so() -> None:
-    """After recovery gave up every use says so, caused by the last error; a loop ends; leaving is neither clean nor a failure."""
+    """After recovery gave up every use says so, caused by the last error; a loop ends; leaving is
+    neither clean nor a failure.
+    """
     hook = RecordingHook()
-    async with ah.AsyncMonitoredSession(failing_step(LOST), [hook], recovery=recovery_policy(max_attempts=0)) as session:
+    async with ah.AsyncMonitoredSession(
+        failing_step(LOST), [hook], recovery=recovery_policy(max_attempts=0)
+    ) as session:
         with pytest.raises(ah.AbortedError, match="lost"):
             await session.run("loss")
         for _ in range(2):
@@ -254,7 +306,9 @@ async def test_a_session_that_gave_up_says_so() -> None:
 
 @pytest.mark.parametrize("between", ["an earlier step", "a run that does not train"])
 async def test_a_step_that_fails_again_and_again_is_given_up(between: str) -> None:
-    """`no_progress_limit` is how often one step may fail, also when sessions, or other runs, succeed between."""
+    """`no_progress_limit` is how often one step may fail, also when sessions, or other runs,
+    succeed between.
+    """
     graph, failures = ah.Graph(), list[int]()
 
     @graph.train_op
@@ -282,7 +336,9 @@ async def test_a_step_that_fails_again_and_again_is_given_up(between: str) -> No
 
 
 def test_what_counts_as_progress() -> None:
-    """That the step which failed was completed, not an earlier one, as after a restore; a step that fails anew counts anew."""
+    """That the step which failed was completed, not an earlier one, as after a restore; a step that
+    fails anew counts anew.
+    """
     history = RecoveryHistory(recovery_policy(no_progress_limit=2, max_attempts=1))
     for _ in range(2):
         for _ in range(2):
@@ -296,14 +352,18 @@ def test_what_counts_as_progress() -> None:
 
 
 async def test_a_clean_end_while_recovering_is_a_clean_end() -> None:
-    """A clean-end error out of `after_create_session` while recovering ends the block; `end` gets the new, open session."""
+    """A clean-end error out of `after_create_session` while recovering ends the block; `end` gets
+    the new, open session.
+    """
     ended, sessions = list[tuple[int, bool]](), SessionRecorder()
 
     async def end(session: ah.Session) -> None:
         ended.append((sessions.sessions.index(session), session.closed))
 
     faults = FaultInjectionHook({("before_run", 1): LOST, ("after_create_session", 2): END})
-    session = ah.AsyncMonitoredSession(double, [sessions, faults, PhaseHook("end", end)], recovery=NO_BACKOFF)
+    session = ah.AsyncMonitoredSession(
+        double, [sessions, faults, PhaseHook("end", end)], recovery=NO_BACKOFF
+    )
     assert await outcome(session, lambda session: use_up(session.steps("loss"))) is None
     assert (ended, sessions.sessions[1].closed, session.status().runs) == ([(1, False)], True, 1)
 
@@ -312,7 +372,9 @@ async def test_a_clean_end_while_recovering_is_a_clean_end() -> None:
 
 
 async def test_a_recovery_makes_the_initial_values_again() -> None:
-    """After an initial value that could not be made, the next attempt makes all of them: none is left of the failed one."""
+    """After an initial value that could not be made, the next attempt makes all of them: none is
+    left of the failed one.
+    """
     fails, made = [AWAY], iter(range(9))
 
     def load() -> int:

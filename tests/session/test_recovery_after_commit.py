@@ -28,7 +28,8 @@ LOST = ah.AbortedError("lost")
 @BOTH
 @pytest.mark.parametrize("suspend", [False, True], ids=["in-turn", "suspended"])
 async def test_after_run_of_a_committed_run_fails(policy: ah.RecoveryPolicy, suspend: bool) -> None:
-    """The run is repeated and counts twice, or its values are returned and nothing does; the loop continues in either case.
+    """The run is repeated and counts twice, or its values are returned and nothing does; the loop
+    continues in either case.
 
     A later run that fails before its commit does not return what this one committed.
     """
@@ -49,7 +50,9 @@ async def test_after_run_of_a_committed_run_fails(policy: ah.RecoveryPolicy, sus
 
 
 async def test_a_background_task_fails_during_after_run() -> None:
-    """A background task that fails while `after_run` waits interrupts a run that had been committed; it is returned."""
+    """A background task that fails while `after_run` waits interrupts a run that had been
+    committed; it is returned.
+    """
     inside, made = asyncio.Event(), 0
 
     async def produce() -> None:
@@ -76,7 +79,9 @@ async def test_a_background_task_fails_during_after_run() -> None:
 
 @pytest.mark.parametrize("save_every", [1, 10], ids=["saved", "not saved"])
 async def test_what_a_restore_brings_back(tmp_path: Path, save_every: int) -> None:
-    """A chief that restores the commit itself returns, one that restores an earlier checkpoint repeats: nothing counts twice."""
+    """A chief that restores the commit itself returns, one that restores an earlier checkpoint
+    repeats: nothing counts twice.
+    """
     fed, seen, graph = list[int](), list[int](), ah.Graph()
     graph.placeholder("x")
     graph.variable("total", 0)
@@ -95,12 +100,14 @@ async def test_what_a_restore_brings_back(tmp_path: Path, save_every: int) -> No
     assert seen == [1, 10, 100]
     if save_every == 1:
         assert (fed, total, step) == ([1, 10, 100], 111, 3)
-    else:  # the save at the beginning is all there is: the first run is lost, the second is made again
+    else:  # only the save at the beginning is there: the first run is lost, the second repeated
         assert (fed, total, step) == ([1, 10, 10, 100], 110, 2)
 
 
 async def test_a_hook_that_fails_after_every_commit_is_given_up() -> None:
-    """A run that is returned after a recovery is no completed one: failures in a row use up the attempts."""
+    """A run that is returned after a recovery is no completed one: failures in a row use up the
+    attempts.
+    """
     lost, policy = ah.AbortedError("lost"), recovery_policy(after_commit="return", max_attempts=3)
     hooks = [PhaseHook("after_run", raises_after(0, lost))]
     session = ah.AsyncMonitoredSession(counting_graph(), hooks, recovery=policy)
@@ -113,7 +120,9 @@ async def test_a_hook_that_fails_after_every_commit_is_given_up() -> None:
 
 @BOTH
 async def test_a_step_function_is_repeated(policy: ah.RecoveryPolicy) -> None:
-    """`run_step_fn` repeats its function under either policy: what of it is done, only the function knows."""
+    """`run_step_fn` repeats its function under either policy: what of it is done, only the function
+    knows.
+    """
     attempts = 0
 
     async def step_fn(context: ah.session.StepContext) -> Any:
@@ -144,14 +153,18 @@ async def test_a_step_function_that_handles_the_error_keeps_nothing_of_it() -> N
         with contextlib.suppress(Lost):
             await context.run_with_hooks("train")
 
-    async with ah.AsyncMonitoredSession(counting_graph(), [PhaseHook("after_run", lose)], recovery=RETURN) as session:
+    async with ah.AsyncMonitoredSession(
+        counting_graph(), [PhaseHook("after_run", lose)], recovery=RETURN
+    ) as session:
         await session.run_step_fn(step_fn)
         gc.collect()
         assert [one() for one in kept] == [None]
 
 
 async def test_a_commit_of_an_epoch_that_has_ended_is_repeated() -> None:
-    """The step store was reset meanwhile, to a later step: the commit belongs to the steps before the reset."""
+    """The step store was reset meanwhile, to a later step: the commit belongs to the steps before
+    the reset.
+    """
     runs, store = 0, ah.MemoryStepStore()
 
     async def step() -> dict[str, int]:

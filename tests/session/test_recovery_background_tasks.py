@@ -1,4 +1,6 @@
-"""Background tasks that fail together, or during a recovery: one recovery, and no cancellation comes out."""
+"""Background tasks that fail together, or during a recovery: one recovery, and no cancellation
+comes out.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ pytestmark = pytest.mark.every_python
 class Workers(ah.SessionRunHook):
     """Starts workers in every session; those of the first sessions call the test's function."""
 
-    def __init__(self, work: Callable[[int], Awaitable[None]], count: int = 1, sessions: int = 1) -> None:
+    def __init__(
+        self, work: Callable[[int], Awaitable[None]], count: int = 1, sessions: int = 1
+    ) -> None:
         self.work, self.count, self.failing = work, count, sessions
         self.sessions = 0
 
@@ -40,7 +44,9 @@ class Workers(ah.SessionRunHook):
 
 
 def crash_after(*passes: int) -> Callable[[int], Awaitable[None]]:
-    """Return work of which worker `n` crashes after so many passes of the loop; a worker without a number waits."""
+    """Return work of which worker `n` crashes after so many passes of the loop; a worker without a
+    number waits.
+    """
 
     async def crash(number: int) -> None:
         if number < len(passes):
@@ -53,27 +59,39 @@ def crash_after(*passes: int) -> Callable[[int], Awaitable[None]]:
 @pytest.mark.parametrize("apart", [0, 1, 2, 5])
 @pytest.mark.parametrize("count", [2, 6])
 async def test_workers_that_crash_one_after_the_other(count: int, apart: int) -> None:
-    """Several crashes within a few ticks are one recovery; a crash during the recovery does not cancel it."""
+    """Several crashes within a few ticks are one recovery; a crash during the recovery does not
+    cancel it.
+    """
     workers = Workers(crash_after(*(8 + apart * number for number in range(count))), count)
-    session = ah.AsyncMonitoredSession(double, [workers, ah.StopAtStepHook(last_step=3)], recovery=NO_BACKOFF)
+    session = ah.AsyncMonitoredSession(
+        double, [workers, ah.StopAtStepHook(last_step=3)], recovery=NO_BACKOFF
+    )
     assert await outcome(session, lambda session: use_up(session.steps("loss"))) is None
     assert (session.global_step.latest.step, workers.sessions) == (3, 2)
     assert session.stop_reason == "step 3 reached the last step, 3"
 
 
 async def test_an_error_that_is_passed_on_is_one_error(caplog: pytest.LogCaptureFixture) -> None:
-    """Workers that wait in `until` get one worker's error, and end with it: that is no other failure, nor logged."""
+    """Workers that wait in `until` get one worker's error, and end with it: that is no other
+    failure, nor logged.
+    """
     workers = Workers(crash_after(8), 6)
-    session = ah.AsyncMonitoredSession(double, [workers, ah.StopAtStepHook(last_step=3)], recovery=NO_BACKOFF)
+    session = ah.AsyncMonitoredSession(
+        double, [workers, ah.StopAtStepHook(last_step=3)], recovery=NO_BACKOFF
+    )
     assert await outcome(session, lambda session: use_up(session.steps("loss"))) is None
     assert (session.global_step.latest.step, workers.sessions) == (3, 2)
     messages = [record.getMessage() for record in caplog.records]
-    assert [text.partition(": ")[2] for text in messages] == ["recovering from AbortedError('crash 0')"]
+    assert [text.partition(": ")[2] for text in messages] == [
+        "recovering from AbortedError('crash 0')"
+    ]
 
 
 @pytest.mark.parametrize("when", range(0, 40, 3))
 async def test_a_task_of_the_whole_session_fails_meanwhile(when: int) -> None:
-    """A task that no recovery brings back fails before, in or after the recovery of another: its error always comes out."""
+    """A task that no recovery brings back fails before, in or after the recovery of another: its
+    error always comes out.
+    """
     error = ah.AbortedError("for good")  # of a type that the policy has
 
     async def fail() -> None:
@@ -84,13 +102,20 @@ async def test_a_task_of_the_whole_session_fails_meanwhile(when: int) -> None:
         session.start_soon(fail)
         await use_up(session.steps("loss"))
 
-    assert await outcome(ah.AsyncMonitoredSession(double, [Workers(crash_after(8))], recovery=NO_BACKOFF), use) is error
+    assert (
+        await outcome(
+            ah.AsyncMonitoredSession(double, [Workers(crash_after(8))], recovery=NO_BACKOFF), use
+        )
+        is error
+    )
     assert cancels_left() == 0
 
 
 @pytest.mark.parametrize("later", range(4))
 async def test_a_run_that_begins_when_a_task_fails(later: int) -> None:
-    """The run recovers from the failure that it finds; the interrupt for the same failure does not cancel the recovery."""
+    """The run recovers from the failure that it finds; the interrupt for the same failure does not
+    cancel the recovery.
+    """
     failing = asyncio.Event()
 
     async def crash(number: int) -> None:
@@ -106,9 +131,15 @@ async def test_a_run_that_begins_when_a_task_fails(later: int) -> None:
     assert workers.sessions == 2
 
 
-@pytest.mark.parametrize("error", [ah.AbortedError("again"), ValueError("for good")], ids=["recoverable", "not recoverable"])
+@pytest.mark.parametrize(
+    "error",
+    [ah.AbortedError("again"), ValueError("for good")],
+    ids=["recoverable", "not recoverable"],
+)
 async def test_a_task_of_the_new_session_fails_while_hooks_get_it(error: Exception) -> None:
-    """The failure is recovered from, or comes out; the interrupt of the other hooks is not taken for a cancellation."""
+    """The failure is recovered from, or comes out; the interrupt of the other hooks is not taken
+    for a cancellation.
+    """
     sessions = 0
 
     async def fail() -> None:
@@ -124,7 +155,11 @@ async def test_a_task_of_the_new_session_fails_while_hooks_get_it(error: Excepti
         await ticks(5)
 
     lost = FaultInjectionHook({("before_run", 1): ah.AbortedError("the run")})
-    hooks = [PhaseHook("after_create_session", start), PhaseHook("after_create_session", wait), lost]
+    hooks = [
+        PhaseHook("after_create_session", start),
+        PhaseHook("after_create_session", wait),
+        lost,
+    ]
     session = ah.AsyncMonitoredSession(double, hooks, recovery=NO_BACKOFF)
     raised = await outcome(session, lambda session: session.run("loss"))
     if isinstance(error, ah.AbortedError):
@@ -150,8 +185,12 @@ class Lost:
 
 
 @pytest.mark.parametrize(("kind", "failures"), [("generator", 1), ("generator", 3), ("queue", 1)])
-async def test_a_loss_during_the_wait_for_a_feed_is_recovered_meanwhile(kind: str, failures: int) -> None:
-    """The session recovers while the wait continues, also if the feed comes from what the recovery starts again."""
+async def test_a_loss_during_the_wait_for_a_feed_is_recovered_meanwhile(
+    kind: str, failures: int
+) -> None:
+    """The session recovers while the wait continues, also if the feed comes from what the recovery
+    starts again.
+    """
     queue, closed, losses = asyncio.Queue[int](), list[bool](), list[int]()
     lost = Lost(ah.UnavailableError("away"))
 
@@ -173,11 +212,17 @@ async def test_a_loss_during_the_wait_for_a_feed_is_recovered_meanwhile(kind: st
     hook = Producing(lost, sessions=failures)
     hooks = [hook, ah.StopAtStepHook(last_step=3)]
     feeds: Any = generated() if kind == "generator" else queue
-    async with ah.AsyncMonitoredSession(double, hooks, recovery=recovery_policy(no_progress_limit=9)) as session:
+    async with ah.AsyncMonitoredSession(
+        double, hooks, recovery=recovery_policy(no_progress_limit=9)
+    ) as session:
         async for loss in session.steps("loss", feeds=feeds):
             losses.append(loss)
             lost.fail.set()
-    assert (losses, hook.sessions, closed) == ([2, 4, 6], failures + 1, [True] * (kind == "generator"))
+    assert (losses, hook.sessions, closed) == (
+        [2, 4, 6],
+        failures + 1,
+        [True] * (kind == "generator"),
+    )
 
 
 async def test_a_loss_before_the_wait_for_a_feed_is_recovered_first() -> None:
@@ -200,8 +245,13 @@ async def test_a_loss_before_the_wait_for_a_feed_is_recovered_first() -> None:
 
 @pytest.mark.parametrize("how", ["stop", "failure", "cancel", "giving up"])
 async def test_what_ends_the_wait_for_a_feed(how: str) -> None:
-    """A stop, a failure that is not recovered, a cancellation, and a recovery that gives up, with the history, end the wait."""
-    waiting, error = asyncio.Event(), ValueError("wrong") if how == "failure" else ah.UnavailableError("away")
+    """A stop, a failure that is not recovered, a cancellation, and a recovery that gives up, with
+    the history, end the wait.
+    """
+    waiting, error = (
+        asyncio.Event(),
+        ValueError("wrong") if how == "failure" else ah.UnavailableError("away"),
+    )
     policy = ah.RecoveryPolicy(backoff=ah.Backoff(initial_secs=600, max_secs=600, jitter=False))
     if how == "giving up":
         policy = recovery_policy(max_attempts=2, no_progress_limit=9)
@@ -214,7 +264,9 @@ async def test_what_ends_the_wait_for_a_feed(how: str) -> None:
         yield 1
 
     session = ah.AsyncMonitoredSession(double, [hook], recovery=policy)
-    training = asyncio.create_task(outcome(session, lambda session: use_up(session.steps("loss", feeds=feeds()))))
+    training = asyncio.create_task(
+        outcome(session, lambda session: use_up(session.steps("loss", feeds=feeds())))
+    )
     await waiting.wait()
     lost.fail.set()
     await ticks()

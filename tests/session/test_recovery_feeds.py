@@ -1,4 +1,6 @@
-"""Feeds over recoveries: whoever restores the checkpoint restores the feeds, and what is lost is said."""
+"""Feeds over recoveries: whoever restores the checkpoint restores the feeds, and what is lost is
+said.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,9 @@ def calling(fail: Fail, phase: str, place: str) -> PhaseHook:
 
 
 def training(fail: Fail, directory: Path | None = None, **tracked: Any) -> ah.ChiefSessionCreator:
-    """Make a creator of a graph whose variable `seen` has the elements of the steps that are kept."""
+    """Make a creator of a graph whose variable `seen` has the elements of the steps that are
+    kept.
+    """
     graph = ah.Graph()
     graph.placeholder("number")
     graph.variable("seen", ())
@@ -102,7 +106,9 @@ def training(fail: Fail, directory: Path | None = None, **tracked: Any) -> ah.Ch
         await fail("step", number)
         return (*seen, number)
 
-    return ah.ChiefSessionCreator(graph, scaffold=ah.Scaffold(tracked=tracked), checkpoint_dir=directory)
+    return ah.ChiefSessionCreator(
+        graph, scaffold=ah.Scaffold(tracked=tracked), checkpoint_dir=directory
+    )
 
 
 def saving(every: int, **options: Any) -> ah.CheckpointSaverHook:
@@ -115,11 +121,24 @@ PLACES = {
     "after_run, before the save": [("after_run", 9)],
     "after_run, behind the save": [("behind", 9)],
     "task": [("task", 9)],
-    "again and again": [("step", 9), ("step", 6), ("behind", 9), ("before_run", 9), ("after_run", 10), ("step", 12)],
+    "again and again": [
+        ("step", 9),
+        ("step", 6),
+        ("behind", 9),
+        ("before_run", 9),
+        ("after_run", 10),
+        ("step", 12),
+    ],
     "the first": [("step", 1), ("after_run", 1)],
     "the last": [("step", 12), ("behind", 12)],
 }
-HOW = [(0, "repeat", 5, False), (2, "return", 5, False), (20, "repeat", 1, True), (2, "repeat", 9, True), (0, "return", 1, False)]
+HOW = [
+    (0, "repeat", 5, False),
+    (2, "return", 5, False),
+    (20, "repeat", 1, True),
+    (2, "repeat", 9, True),
+    (0, "return", 1, False),
+]
 
 
 @pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
@@ -128,7 +147,9 @@ HOW = [(0, "repeat", 5, False), (2, "return", 5, False), (20, "repeat", 1, True)
 async def test_each_element_makes_one_step_of_what_is_kept(
     tmp_path: Path, places: list[tuple[str, int]], kind: type[Feed], how: tuple[int, str, int, bool]
 ) -> None:
-    """Wherever runs failed, whatever was taken ahead or saved, whichever policy: in order, once; and so is what is saved."""
+    """Wherever runs failed, whatever was taken ahead or saved, whichever policy: in order, once;
+    and so is what is saved.
+    """
     prefetch, after_commit, every, background = how
     fail_once, tasks = fails_once(*places), [one for one in places if one[0] == "task"]
 
@@ -139,15 +160,24 @@ async def test_each_element_makes_one_step_of_what_is_kept(
             await asyncio.Event().wait()
         await fail_once(place, number)
 
-    feed, policy = kind(), recovery_policy(after_commit=after_commit, no_progress_limit=9, on_lost_feeds="raise")
+    feed, policy = (
+        kind(),
+        recovery_policy(after_commit=after_commit, no_progress_limit=9, on_lost_feeds="raise"),
+    )
     behind = ah.configure(calling(fail, "after_run", "behind"), order=200)
-    before, after = calling(fail, "before_run", "before_run"), calling(fail, "after_run", "after_run")
+    before, after = (
+        calling(fail, "before_run", "before_run"),
+        calling(fail, "after_run", "after_run"),
+    )
     hooks: list[Any] = [before, after, behind, saving(every, background=background)]
     creator = training(fail, tmp_path, feed=feed)
     async with ah.AsyncMonitoredSession(creator, hooks, recovery=policy) as session:
         await use_up(session.steps("train", feeds=feed, prefetch=prefetch))
         assert await session.run("seen") == ALL
-        assert (session.global_step.latest.step, session.status().recoveries) == (COUNT, len(places))
+        assert (session.global_step.latest.step, session.status().recoveries) == (
+            COUNT,
+            len(places),
+        )
     async with ah.Saver(tmp_path, read_only=True) as saver:
         restored = await saver.restore()
     assert restored is not None
@@ -161,24 +191,34 @@ async def test_tracked_feeds_count_once_in_memory_too(after_commit: str, place: 
     feed, fail = Feed(), fails_once((place, 9))
     policy = recovery_policy(after_commit=after_commit)
     hooks = [calling(fail, "after_run", "after_run")]
-    async with ah.AsyncMonitoredSession(training(fail, feed=feed), hooks, recovery=policy) as session:
+    async with ah.AsyncMonitoredSession(
+        training(fail, feed=feed), hooks, recovery=policy
+    ) as session:
         await use_up(session.steps("train", feeds=feed, prefetch=2))
         assert await session.run("seen") == ALL
 
 
 async def test_a_second_loop_does_not_use_an_element_that_comes_again(tmp_path: Path) -> None:
-    """Two tasks share a feed; while one recovers, the other waits for its turn with an element: it comes again, in order."""
+    """Two tasks share a feed; while one recovers, the other waits for its turn with an element: it
+    comes again, in order.
+    """
     feed = Feed()
     creator = training(fails_once(("step", 7)), tmp_path, feed=feed)
-    async with ah.AsyncMonitoredSession(creator, [saving(5, background=False)], recovery=recovery_policy()) as session:
+    async with ah.AsyncMonitoredSession(
+        creator, [saving(5, background=False)], recovery=recovery_policy()
+    ) as session:
         steps = session.steps("train", feeds=feed, prefetch=1)
         await asyncio.gather(use_up(steps), use_up(steps))
         assert await session.run("seen") == ALL
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-async def test_a_second_loop_that_has_ended_leaves_what_the_other_uses(tmp_path: Path, prefetch: int) -> None:
-    """The run of the last element fails after its commit, when the other loop has ended: all since the checkpoint comes again."""
+async def test_a_second_loop_that_has_ended_leaves_what_the_other_uses(
+    tmp_path: Path, prefetch: int
+) -> None:
+    """The run of the last element fails after its commit, when the other loop has ended: all since
+    the checkpoint comes again.
+    """
     feed, other_has_ended, failed = Feed(), asyncio.Event(), list[int]()
 
     async def fail_last(context: ah.SessionRunContext, values: ah.SessionRunValues) -> None:
@@ -202,13 +242,17 @@ async def test_a_second_loop_that_has_ended_leaves_what_the_other_uses(tmp_path:
 @pytest.mark.parametrize("count", [2, COUNT])
 @pytest.mark.parametrize("order", [1, -1])
 async def test_what_two_loops_put_back_is_in_order(count: int, order: int) -> None:
-    """Two runs are cancelled, one after the other: the feeds continue with the first of their elements, also at their end."""
+    """Two runs are cancelled, one after the other: the feeds continue with the first of their
+    elements, also at their end.
+    """
     feed, holds = Feed(count), asyncio.Event()
 
     async def wait(context: ah.SessionRunContext) -> None:
         await holds.wait()
 
-    async with ah.AsyncMonitoredSession(training(fails_once(), feed=feed), [PhaseHook("before_run", wait)]) as session:
+    async with ah.AsyncMonitoredSession(
+        training(fails_once(), feed=feed), [PhaseHook("before_run", wait)]
+    ) as session:
         steps = session.steps("train", feeds=feed, prefetch=1)
         loops = [asyncio.create_task(use_up(steps)) for _ in range(2)]
         await ticks(20)
@@ -229,7 +273,9 @@ class Slow(Async):
 
 
 async def train_beside_requests(folder: Path) -> None:
-    """Use up tracked feeds with time limits, beside requests that have time limits, and that recover."""
+    """Use up tracked feeds with time limits, beside requests that have time limits, and that
+    recover.
+    """
     feed, kept = Slow(4), list[tuple[int, ...]]()
     graph = ah.Graph()
     graph.placeholder("number")
@@ -259,8 +305,12 @@ async def train_beside_requests(folder: Path) -> None:
                 async with asyncio.timeout(choose(None, 0.01, 0.015)):
                     await session.run("look")
 
-    policy = recovery_policy(max_attempts=1000, no_progress_limit=1000, backoff=ah.Backoff(0.01, jitter=False))
-    creator = ah.ChiefSessionCreator(graph, checkpoint_dir=folder, scaffold=ah.Scaffold(tracked={"feed": feed}))
+    policy = recovery_policy(
+        max_attempts=1000, no_progress_limit=1000, backoff=ah.Backoff(0.01, jitter=False)
+    )
+    creator = ah.ChiefSessionCreator(
+        graph, checkpoint_dir=folder, scaffold=ah.Scaffold(tracked={"feed": feed})
+    )
     hooks = [ah.CheckpointSaverHook(save_on_end=False), connect, keep]
     async with ah.AsyncMonitoredSession(creator, hooks, recovery=policy) as session:
         requests = [asyncio.create_task(request()) for _ in range(2)]
@@ -276,7 +326,9 @@ async def train_beside_requests(folder: Path) -> None:
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])  # what is explored has a loop of its own
 async def test_a_loop_uses_each_element_once_beside_recoveries_of_other_tasks() -> None:
-    """Recoveries of requests that run beside the loop, and are cancelled anywhere: it does not end early, nor wait forever."""
+    """Recoveries of requests that run beside the loop, and are cancelled anywhere: it does not end
+    early, nor wait forever.
+    """
     await explore(train_beside_requests, seeds=50, disturb=["order", "choice"])
 
 
@@ -303,7 +355,9 @@ async def test_a_batch_is_waited_for_over_a_recovery() -> None:
             coord.start_soon(put_when_closed)
 
     hooks = [ah.LambdaHook(after_create_session=connect)]
-    async with ah.AsyncMonitoredSession(step, hooks, recovery=recovery_policy(backoff=ah.Backoff(0))) as session:
+    async with ah.AsyncMonitoredSession(
+        step, hooks, recovery=recovery_policy(backoff=ah.Backoff(0))
+    ) as session:
         queue.put_nowait(1)
         loop = asyncio.create_task(use_up(session.steps((), feeds=queue, batch=3)))
         await ticks()
@@ -316,7 +370,9 @@ async def test_a_batch_is_waited_for_over_a_recovery() -> None:
 
 
 async def test_waits_end_when_recovery_gives_up() -> None:
-    """A loop that waits for feeds ends when the recovery of another task has given up, and with it other waits."""
+    """A loop that waits for feeds ends when the recovery of another task has given up, and with it
+    other waits.
+    """
 
     async def step(number: int) -> None:
         raise ah.AbortedError("lost")
@@ -338,7 +394,9 @@ async def test_waits_end_when_recovery_gives_up() -> None:
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 async def test_the_last_element_of_a_run_that_failed_comes_again(prefetch: int) -> None:
-    """Although the feeds have been read to their end: a loop that continues after the failure gets it."""
+    """Although the feeds have been read to their end: a loop that continues after the failure gets
+    it.
+    """
     feed, fail = Feed(), fails_once(("step", COUNT))
     async with ah.AsyncSingularMonitoredSession(training(fail, feed=feed)) as session:
         steps = session.steps("train", feeds=feed, prefetch=prefetch)
@@ -349,7 +407,9 @@ async def test_the_last_element_of_a_run_that_failed_comes_again(prefetch: int) 
 
 
 @pytest.mark.parametrize("prefetch", [0, 3])
-async def test_a_state_that_is_taken_before_the_commit_is_the_one_before_the_element(prefetch: int) -> None:
+async def test_a_state_that_is_taken_before_the_commit_is_the_one_before_the_element(
+    prefetch: int,
+) -> None:
     """A hook that takes the state of the session in `before_run` gets that of the step before."""
     taken: list[tuple[int, int]] = []
 
@@ -358,28 +418,38 @@ async def test_a_state_that_is_taken_before_the_commit_is_the_one_before_the_ele
         taken.append((len(state["variables"]["seen"]), state["tracked"]["feed"]["position"]))
 
     feed = Feed(4)
-    async with ah.AsyncMonitoredSession(training(fails_once(), feed=feed), [PhaseHook("before_run", take)]) as session:
+    async with ah.AsyncMonitoredSession(
+        training(fails_once(), feed=feed), [PhaseHook("before_run", take)]
+    ) as session:
         await use_up(session.steps("train", feeds=feed, prefetch=prefetch))
     assert taken == [(0, 0), (1, 1), (2, 2), (3, 3)]
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-async def test_an_abandoned_run_leaves_its_element_in_the_state(tmp_path: Path, prefetch: int) -> None:
+async def test_an_abandoned_run_leaves_its_element_in_the_state(
+    tmp_path: Path, prefetch: int
+) -> None:
     """A program that is started again after a failure takes the element that had made no step."""
     seen: list[Any] = []
     for fail in (fails_once(("step", 3)), fails_once()):
         feed = Feed()
         with contextlib.suppress(ah.UnavailableError):
             hooks = [saving(100, save_on_error=True)]
-            async with ah.AsyncSingularMonitoredSession(training(fail, tmp_path, feed=feed), hooks) as session:
+            async with ah.AsyncSingularMonitoredSession(
+                training(fail, tmp_path, feed=feed), hooks
+            ) as session:
                 async for one in session.steps("train", feeds=feed, prefetch=prefetch):
                     seen = [*one]
     assert tuple(seen) == ALL
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-async def test_a_recovery_that_ends_the_session_leaves_the_feeds_with_its_step(tmp_path: Path, prefetch: int) -> None:
-    """A hook ends the session when it gets the new one: what is saved then is the step of the checkpoint and its feeds."""
+async def test_a_recovery_that_ends_the_session_leaves_the_feeds_with_its_step(
+    tmp_path: Path, prefetch: int
+) -> None:
+    """A hook ends the session when it gets the new one: what is saved then is the step of the
+    checkpoint and its feeds.
+    """
     sessions: list[ah.Session] = []
 
     async def see(session: ah.Session, coord: ah.Coordinator) -> None:
@@ -399,13 +469,20 @@ async def test_a_recovery_that_ends_the_session_leaves_the_feeds_with_its_step(t
 
 
 async def lose_at_nine(directory: Path, kind: str, **options: Any) -> tuple[int, ...]:
-    """Make a training whose run of element 9 fails once, with a checkpoint at step 5; return the elements of its steps."""
+    """Make a training whose run of element 9 fails once, with a checkpoint at step 5; return the
+    elements of its steps.
+    """
     queue = asyncio.Queue[Any]()
     for one in (elements := list(Feed())):
         queue.put_nowait(one)
     tracked = {"feed": Feed()} if kind == "beside tracked" else {}
-    creator, policy = training(fails_once(("step", 9)), directory, **tracked), recovery_policy(**options)
-    async with ah.AsyncMonitoredSession(creator, [saving(5, background=False)], recovery=policy) as session:
+    creator, policy = (
+        training(fails_once(("step", 9)), directory, **tracked),
+        recovery_policy(**options),
+    )
+    async with ah.AsyncMonitoredSession(
+        creator, [saving(5, background=False)], recovery=policy
+    ) as session:
         for feed in tracked.values():
             await anext(aiter(session.steps("train", feeds=feed)))
             del elements[0]
@@ -420,38 +497,64 @@ async def lose_at_nine(directory: Path, kind: str, **options: Any) -> tuple[int,
     return seen
 
 
-KINDS = pytest.mark.parametrize("kind", ["list", "queue", "not tracked", "beside tracked", "by hand"])
+KINDS = pytest.mark.parametrize(
+    "kind", ["list", "queue", "not tracked", "beside tracked", "by hand"]
+)
 
 
 @KINDS
-async def test_steps_whose_feeds_are_gone_are_counted(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The recovery goes back, and says at WARNING how many steps, and with them feeds, are gone, and what to do."""
+async def test_steps_whose_feeds_are_gone_are_counted(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The recovery goes back, and says at WARNING how many steps, and with them feeds, are gone,
+    and what to do.
+    """
     assert await lose_at_nine(tmp_path, kind) == (1, 2, 3, 4, 5, 9, 10, 11, 12)
     (record,) = [one for one in caplog.records if "went back" in one.getMessage()]
     assert record.levelno == logging.WARNING
-    for part in ("from step 8 to step 5", "3 steps, and with them their feeds, are gone", "state_dict", 'restore="memory"'):
+    for part in (
+        "from step 8 to step 5",
+        "3 steps, and with them their feeds, are gone",
+        "state_dict",
+        'restore="memory"',
+    ):
         assert part in record.getMessage()
 
 
 @KINDS
 async def test_lost_feeds_may_end_the_session(tmp_path: Path, kind: str) -> None:
-    """`on_lost_feeds="raise"`: with what is gone, and the failure behind it; also if the policy recovers from every error."""
-    with refused(ah.errors.FeedsLostError, "from step 8 to step 5", "3 steps, and with them their feeds, are gone") as caught:
+    """`on_lost_feeds="raise"`: with what is gone, and the failure behind it; also if the policy
+    recovers from every error.
+    """
+    with refused(
+        ah.errors.FeedsLostError,
+        "from step 8 to step 5",
+        "3 steps, and with them their feeds, are gone",
+    ) as caught:
         await lose_at_nine(tmp_path, kind, on_lost_feeds="raise", on=(Exception,))
     assert isinstance(caught.value.__cause__, ah.UnavailableError)
 
 
 @KINDS
-async def test_variables_in_memory_are_kept(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    """`restore="memory"` goes back to no checkpoint: nothing is gone, and there is nothing to say."""
+async def test_variables_in_memory_are_kept(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`restore="memory"` goes back to no checkpoint: nothing is gone, and there is nothing to
+    say.
+    """
     assert await lose_at_nine(tmp_path, kind, restore="memory", on_lost_feeds="raise") == ALL
     assert [one for one in caplog.messages if "recovering from" not in one] == []
 
 
-async def test_tracked_objects_in_memory_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_tracked_objects_in_memory_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """What changes itself may be changed in part when a run fails; the feeds of a loop are not."""
     feed = Feed()
-    creator, policy = training(fails_once(("step", 3)), tmp_path, feed=feed, model=Feed()), recovery_policy(restore="memory")
+    creator, policy = (
+        training(fails_once(("step", 3)), tmp_path, feed=feed, model=Feed()),
+        recovery_policy(restore="memory"),
+    )
     async with ah.AsyncMonitoredSession(creator, [saving(1)], recovery=policy) as session:
         await use_up(session.steps("train", feeds=feed, prefetch=2))
         assert await session.run("seen") == ALL
@@ -459,14 +562,19 @@ async def test_tracked_objects_in_memory_are_named(tmp_path: Path, caplog: pytes
     assert "continues with the tracked objects 'model' as the failed run has left them" in message
 
 
-async def test_steps_without_feeds_are_undone_with_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_steps_without_feeds_are_undone_with_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Nothing is lost, as they are made again; `on_lost_feeds` has nothing to raise."""
     fail = fails_once(("step", 7))
 
     async def step(global_step: int) -> None:
         await fail("step", global_step)
 
-    hooks, policy = [saving(5, background=False), ah.StopAtStepHook(last_step=9)], recovery_policy(on_lost_feeds="raise")
+    hooks, policy = (
+        [saving(5, background=False), ah.StopAtStepHook(last_step=9)],
+        recovery_policy(on_lost_feeds="raise"),
+    )
     creator = ah.ChiefSessionCreator(step, checkpoint_dir=tmp_path)
     async with ah.AsyncMonitoredSession(creator, hooks, recovery=policy) as session:
         await use_up(session.steps())

@@ -1,4 +1,6 @@
-"""Turns to run; and invalid uses of a session: closed, never entered, entered twice, from inside, from another loop or thread."""
+"""Turns to run; and invalid uses of a session: closed, never entered, entered twice, from inside,
+from another loop or thread.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,23 @@ import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, RecordingHook
 from tests.support.checks import drop, refused
 from tests.support.hooks import PhaseHook, SessionRecorder
-from tests.support.sessions import NO_BACKOFF, counting_graph, do_nothing, double, outcome, run_session
-from tests.support.waiting import cancel_and_wait, forever, parked, raises_after, result_without_suspending, ticks, until_true
+from tests.support.sessions import (
+    NO_BACKOFF,
+    counting_graph,
+    do_nothing,
+    double,
+    outcome,
+    run_session,
+)
+from tests.support.waiting import (
+    cancel_and_wait,
+    forever,
+    parked,
+    raises_after,
+    result_without_suspending,
+    ticks,
+    until_true,
+)
 
 Use = Callable[[ah.AsyncMonitoredSession], Awaitable[Any]]
 StepContext = ah.session.StepContext
@@ -46,7 +63,9 @@ WAITS: dict[str, Use] = {**USES, "until": lambda session: session.until(do_nothi
 
 
 async def test_runs_take_turns_in_order() -> None:
-    """Runs of several tasks do not overlap; they run in the order of the calls, without those that were cancelled."""
+    """Runs of several tasks do not overlap; they run in the order of the calls, without those that
+    were cancelled.
+    """
     order: list[tuple[str, int]] = []
 
     async def step(number: int) -> dict[str, int]:
@@ -68,7 +87,9 @@ async def test_runs_take_turns_in_order() -> None:
 
 
 async def test_a_queued_run_that_finds_a_stop_does_not_begin() -> None:
-    """The lock passes to the next one; a run that begins after the stop does not wait for its turn."""
+    """The lock passes to the next one; a run that begins after the stop does not wait for its
+    turn.
+    """
     gate = asyncio.Event()
 
     async def stop(context: ah.SessionRunContext) -> None:
@@ -88,7 +109,9 @@ async def test_a_queued_run_that_finds_a_stop_does_not_begin() -> None:
 
 
 async def test_a_step_function_is_one_turn() -> None:
-    """`run_step_fn` holds the lock once however many runs it makes; others wait for it as a whole."""
+    """`run_step_fn` holds the lock once however many runs it makes; others wait for it as a
+    whole.
+    """
     order: list[str] = []
 
     async def step_fn(context: StepContext) -> str:
@@ -109,7 +132,9 @@ async def test_a_step_function_is_one_turn() -> None:
 
 
 async def test_runs_of_one_step_function_take_turns() -> None:
-    """A step function that makes two runs with hooks at the same time gets both, one after the other, each with its own calls."""
+    """A step function that makes two runs with hooks at the same time gets both, one after the
+    other, each with its own calls.
+    """
     events: list[str] = []
 
     class Recording(ah.SessionRunHook):
@@ -117,16 +142,22 @@ async def test_runs_of_one_step_function_take_turns() -> None:
             events.append(f"before {run_context.original_args.fetches}")
             await asyncio.sleep(0)
 
-        async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        async def after_run(
+            self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+        ) -> None:
             await asyncio.sleep(0)
             events.append(f"after {run_context.original_args.fetches}")
 
     async def both(context: StepContext) -> list[Any]:
-        return list(await asyncio.gather(context.run_with_hooks("loss"), context.run_with_hooks("double")))
+        return list(
+            await asyncio.gather(context.run_with_hooks("loss"), context.run_with_hooks("double"))
+        )
 
     async with ah.AsyncMonitoredSession(double, [Recording(), Recording()]) as session:
         assert await session.run_step_fn(both) == [2, {"loss": 2, "batch": 1}]
-    assert events == 2 * ["before loss"] + 2 * ["after loss"] + 2 * ["before double"] + 2 * ["after double"]
+    assert events == 2 * ["before loss"] + 2 * ["after loss"] + 2 * ["before double"] + 2 * [
+        "after double"
+    ]
 
 
 # -- closed, never entered, entered twice
@@ -135,7 +166,9 @@ async def test_runs_of_one_step_function_take_turns() -> None:
 @pytest.mark.parametrize("owner", ["session", "coord"])
 @pytest.mark.parametrize("use", RUNS.values(), ids=RUNS)
 async def test_the_end_is_a_clean_one_for_background_tasks(use: Use, owner: str) -> None:
-    """A run that such a task begins while the session closes is one of those that a stop ends, and no failure."""
+    """A run that such a task begins while the session closes is one of those that a stop ends, and
+    no failure.
+    """
     ends: list[str] = []
 
     async def background() -> None:
@@ -154,7 +187,9 @@ async def test_the_end_is_a_clean_one_for_background_tasks(use: Use, owner: str)
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 async def test_a_closed_session_is_not_used(use: Use) -> None:
-    """After its block a session refuses runs and tasks: a SessionClosedError, which is a RuntimeError."""
+    """After its block a session refuses runs and tasks: a SessionClosedError, which is a
+    RuntimeError.
+    """
     session = ah.AsyncMonitoredSession(double)
     assert await outcome(session) is None
     with refused(ah.errors.SessionClosedError, "this session is closed") as caught:
@@ -167,13 +202,19 @@ NEW: dict[str, Use] = {**WAITS, "steps": use_steps, "aclose": ah.AsyncMonitoredS
 
 @pytest.mark.parametrize("use", NEW.values(), ids=NEW)
 async def test_a_session_that_was_never_entered_is_not_used(use: Use) -> None:
-    """A session refuses everything before `async with`, and says that this is missing; status and stop work."""
+    """A session refuses everything before `async with`, and says that this is missing; status and
+    stop work.
+    """
     session = ah.AsyncMonitoredSession(double)
     with refused(ah.errors.SessionClosedError, "`async with`"):
         await use(session)
     with refused(ah.errors.SessionClosedError, "the step store is known", "`async with`"):
         _ = session.global_step
-    assert (session.should_stop(), session.status().state, session.stop_reason) == (True, "new", None)
+    assert (session.should_stop(), session.status().state, session.stop_reason) == (
+        True,
+        "new",
+        None,
+    )
 
 
 @pytest.mark.parametrize("how", ["open", "closed", "failed to open"])
@@ -186,7 +227,10 @@ async def test_a_session_is_entered_once(how: str) -> None:
         with refused(ah.errors.SessionClosedError, says, "single-use", "make a new one"):
             await session.__aenter__()
 
-    hooks = [hook, PhaseHook("begin" if "failed" in how else "?", raises_after(0, OSError("no network")))]
+    hooks = [
+        hook,
+        PhaseHook("begin" if "failed" in how else "?", raises_after(0, OSError("no network"))),
+    ]
     session = ah.AsyncMonitoredSession(double, hooks)
     raised = await outcome(session, enter if how == "open" else do_nothing)
     if how != "open":
@@ -198,11 +242,18 @@ async def test_a_session_is_entered_once(how: str) -> None:
 
 async def test_a_raw_session_that_was_replaced_says_so() -> None:
     """After recovery the previous session is closed, and says where the new one is."""
-    recorder, lost = SessionRecorder(), FaultInjectionHook({("before_run", 1): ah.AbortedError("lost")})
+    recorder, lost = (
+        SessionRecorder(),
+        FaultInjectionHook({("before_run", 1): ah.AbortedError("lost")}),
+    )
     async with ah.AsyncMonitoredSession(double, [recorder, lost], recovery=NO_BACKOFF) as session:
         await session.run("loss")
         assert [one.closed for one in recorder.sessions] == [True, False]
-        with refused(ah.errors.SessionClosedError, "this session is closed", "the latest after_create_session got"):
+        with refused(
+            ah.errors.SessionClosedError,
+            "this session is closed",
+            "the latest after_create_session got",
+        ):
             await recorder.sessions[0].run("loss")
         with refused(ah.errors.SessionClosedError, "its session was replaced"):
             recorder.coords[0].start_soon(forever)
@@ -210,7 +261,9 @@ async def test_a_raw_session_that_was_replaced_says_so() -> None:
 
 
 async def test_a_session_is_not_closed_while_it_opens() -> None:
-    """Another task that tries gets an error; the session opens, and is closed at its end. Its graph can then be extended."""
+    """Another task that tries gets an error; the session opens, and is closed at its end. Its graph
+    can then be extended.
+    """
     graph, opening, tried = counting_graph(), asyncio.Event(), asyncio.Event()
 
     async def opened() -> None:
@@ -220,7 +273,10 @@ async def test_a_session_is_not_closed_while_it_opens() -> None:
     async def close() -> None:
         await opening.wait()
         try:
-            with refused(ah.errors.SessionClosedError, "this session is still opening; raise an error in the hook to end it"):
+            with refused(
+                ah.errors.SessionClosedError,
+                "this session is still opening; raise an error in the hook to end it",
+            ):
                 await session.aclose()
         finally:
             tried.set()
@@ -240,10 +296,18 @@ async def test_a_session_is_not_closed_while_it_opens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("phase", "says"), [("begin", "opening"), ("after_create_session", "opening"), ("end", "closing"), ("close", "closing")]
+    ("phase", "says"),
+    [
+        ("begin", "opening"),
+        ("after_create_session", "opening"),
+        ("end", "closing"),
+        ("close", "closing"),
+    ],
 )
 async def test_hooks_do_not_run_their_session_outside_of_runs(phase: str, says: str) -> None:
-    """While a session opens or closes a hook cannot run it; the error is the session's, as any of a hook."""
+    """While a session opens or closes a hook cannot run it; the error is the session's, as any of a
+    hook.
+    """
 
     async def run(*_: object) -> None:
         await session.run("loss")
@@ -254,13 +318,19 @@ async def test_hooks_do_not_run_their_session_outside_of_runs(phase: str, says: 
     assert f"this session is {says}" in str(raised)
 
 
-@pytest.mark.parametrize("place", ["before_run", "after_run", "a task of after_run", "step", "step function"])
+@pytest.mark.parametrize(
+    "place", ["before_run", "after_run", "a task of after_run", "step", "step function"]
+)
 @pytest.mark.parametrize("use", RUNS.values(), ids=RUNS)
 async def test_what_is_part_of_a_run_does_not_run_the_session(place: str, use: Use) -> None:
-    """It would deadlock: NestedRunError, which is a RuntimeError, says what to use in a hook, a task that it awaits, a step."""
+    """It would deadlock: NestedRunError, which is a RuntimeError, says what to use in a hook, a
+    task that it awaits, a step.
+    """
 
     async def call(*_: object) -> None:
-        with refused(ah.errors.NestedRunError, "from inside a run", "run_context.session", "request_stop") as caught:
+        with refused(
+            ah.errors.NestedRunError, "from inside a run", "run_context.session", "request_stop"
+        ) as caught:
             await (asyncio.create_task(use(session)) if "task" in place else use(session))  # type: ignore[arg-type]
         assert isinstance(caught.value, RuntimeError)
         called.append(place)
@@ -276,13 +346,17 @@ async def test_what_is_part_of_a_run_does_not_run_the_session(place: str, use: U
         return await context.run_with_hooks("loss")
 
     called: list[str] = []
-    async with ah.AsyncMonitoredSession(step, [PhaseHook(place.removeprefix("a task of "), call)]) as session:
+    async with ah.AsyncMonitoredSession(
+        step, [PhaseHook(place.removeprefix("a task of "), call)]
+    ) as session:
         assert await session.run_step_fn(step_fn) == 1
     assert called == [place]
 
 
 async def test_sessions_may_be_nested() -> None:
-    """The step of one may run another one, whose hooks get its own runs only; a cycle over the two is refused."""
+    """The step of one may run another one, whose hooks get its own runs only; a cycle over the two
+    is refused.
+    """
 
     async def run_outer(context: ah.SessionRunContext) -> None:
         if context.global_step == 2:
@@ -300,7 +374,9 @@ async def test_sessions_may_be_nested() -> None:
 
 
 async def test_a_session_that_a_hook_opens_holds_up_that_of_the_hook() -> None:
-    """While it is opened, the run that the hook is part of makes no step: a wait that depends on it ends."""
+    """While it is opened, the run that the hook is part of makes no step: a wait that depends on it
+    ends.
+    """
     steps = ah.MemoryStepStore()
     other = steps.publisher("other")
 
@@ -311,7 +387,9 @@ async def test_a_session_that_a_hook_opens_holds_up_that_of_the_hook() -> None:
         async with ah.AsyncMonitoredSession(double, [PhaseHook("begin", wait_for_step)]):
             raise AssertionError("not reached")
 
-    session = ah.AsyncMonitoredSession(double, [PhaseHook("before_run", open_another)], global_step=steps)
+    session = ah.AsyncMonitoredSession(
+        double, [PhaseHook("before_run", open_another)], global_step=steps
+    )
     running = asyncio.create_task(outcome(session, lambda session: session.run("loss")))
     await until_true(lambda: steps.statistics().waiting)
     other.close()
@@ -320,7 +398,9 @@ async def test_a_session_that_a_hook_opens_holds_up_that_of_the_hook() -> None:
 
 
 async def test_a_background_task_started_in_a_hook_may_run_the_session() -> None:
-    """A task that the session owns is not part of the run in which it was started: it waits for the lock."""
+    """A task that the session owns is not part of the run in which it was started: it waits for the
+    lock.
+    """
     started: list[asyncio.Task[Any]] = []
 
     async def start(*_: object) -> None:
@@ -346,7 +426,9 @@ LOOP_USES: dict[str, Use] = {
 
 @pytest.mark.parametrize("use", LOOP_USES.values(), ids=LOOP_USES)
 async def test_a_session_stays_in_its_loop(use: Use) -> None:
-    """From another loop, or none, in another thread every method that could wait is refused, and the session is unchanged."""
+    """From another loop, or none, in another thread every method that could wait is refused, and
+    the session is unchanged.
+    """
     hook = RecordingHook()
     async with ah.AsyncMonitoredSession(double, [hook]) as session:
         with refused(ah.errors.WrongLoopError, "event loop") as caught:
@@ -383,7 +465,9 @@ async def test_a_raw_session_stays_in_its_loop() -> None:
     assert await session.run("total") == 0
 
 
-async def test_an_operation_that_fails_while_it_is_cancelled(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_operation_that_fails_while_it_is_cancelled(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """The cancel wins; the error is logged, and not as one of a hook."""
 
     async def step() -> None:

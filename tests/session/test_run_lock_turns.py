@@ -22,8 +22,12 @@ COMPUTING_SECS = 0.006
 Loop = Callable[[ah.AsyncMonitoredSession, int], Awaitable[None]]
 
 
-def computing(clock: ManualClock, where: str = "step", secs: float = COMPUTING_SECS, **options: Any) -> ah.AsyncMonitoredSession:
-    """Make a session whose step function, operation or hook computes for so long, and never suspends."""
+def computing(
+    clock: ManualClock, where: str = "step", secs: float = COMPUTING_SECS, **options: Any
+) -> ah.AsyncMonitoredSession:
+    """Make a session whose step function, operation or hook computes for so long, and never
+    suspends.
+    """
 
     async def step() -> dict[str, int]:
         clock.advance(secs if where == "step" else 0)
@@ -71,7 +75,9 @@ async def in_a_step_function(session: ah.AsyncMonitoredSession, count: int) -> N
 
 @pytest.mark.parametrize("loop", [by_run, by_steps, by_step_functions, in_a_step_function])
 @pytest.mark.parametrize("where", ["step", "operation", "hook"])
-async def test_steps_that_compute_do_not_starve_the_loop(clock: ManualClock, where: str, loop: Loop) -> None:
+async def test_steps_that_compute_do_not_starve_the_loop(
+    clock: ManualClock, where: str, loop: Loop
+) -> None:
     """Between two steps that compute for longer than `yield_secs` another task runs."""
     turns = 0
 
@@ -101,7 +107,9 @@ async def test_short_steps_together(clock: ManualClock) -> None:
 
 
 async def test_one_turn_handles_an_event_to_its_end(clock: ManualClock) -> None:
-    """In one turn an event is found, its callback called, and the task that waited for it continues."""
+    """In one turn an event is found, its callback called, and the task that waited for it
+    continues.
+    """
     loop, arrived, order = asyncio.get_running_loop(), asyncio.Event(), list[str]()
 
     async def step() -> dict[str, int]:
@@ -122,7 +130,9 @@ async def test_one_turn_handles_an_event_to_its_end(clock: ManualClock) -> None:
 
 
 async def test_no_turn_is_given_that_the_loop_had(clock: ManualClock) -> None:
-    """A run does not wait if the loop had a turn since the last run began, however long that took."""
+    """A run does not wait if the loop had a turn since the last run began, however long that
+    took.
+    """
     async with computing(clock, secs=60) as session:
         for _ in range(3):
             await ticks(1)
@@ -139,7 +149,9 @@ async def test_without_turns(clock: ManualClock, never: float | None) -> None:
 
 @pytest.mark.plain_tasks
 async def test_a_cancellation_in_the_turn(clock: ManualClock) -> None:
-    """A cancellation that arrives in the turn ends `run` before anything of it is done; the steps before it were returned."""
+    """A cancellation that arrives in the turn ends `run` before anything of it is done; the steps
+    before it were returned.
+    """
     returned: list[int] = []
 
     async def train(session: ah.AsyncMonitoredSession) -> None:
@@ -159,7 +171,8 @@ async def test_a_cancellation_in_the_turn(clock: ManualClock) -> None:
 
 @pytest.mark.parametrize("kind", ["plain", "async", "none"])
 async def test_a_stop_in_the_turn(clock: ManualClock, kind: str) -> None:
-    """A stop that arrives in the turn ends the loop of steps before it takes another feed, and a run before it begins.
+    """A stop that arrives in the turn ends the loop of steps before it takes another feed, and a
+    run before it begins.
 
     Where tasks of the library start eagerly, one was taken before the turn: it is in `unused`.
     """
@@ -190,7 +203,9 @@ async def test_a_stop_in_the_turn(clock: ManualClock, kind: str) -> None:
 
 @pytest.mark.plain_tasks
 async def test_a_close_in_the_turn(clock: ManualClock) -> None:
-    """A run in whose turn another task closes the session ends like one that waited for its turn; a later one takes no turn."""
+    """A run in whose turn another task closes the session ends like one that waited for its turn; a
+    later one takes no turn.
+    """
     async with computing(clock) as session:
         await session.run("loss")
         closing = asyncio.create_task(session.aclose())

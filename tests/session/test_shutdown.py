@@ -1,4 +1,6 @@
-"""How a session ends: its reason, its background tasks, what hooks can still read, and closing it from elsewhere."""
+"""How a session ends: its reason, its background tasks, what hooks can still read, and closing it
+from elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +15,45 @@ import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, counting_graph, double, forever_step, make_runs, outcome, recovery_policy
-from tests.support.waiting import cancels_left, fail, forever, parked, raises_after, ticks, until_true
+from tests.support.sessions import (
+    NO_BACKOFF,
+    counting_graph,
+    double,
+    forever_step,
+    make_runs,
+    outcome,
+    recovery_policy,
+)
+from tests.support.waiting import (
+    cancels_left,
+    fail,
+    forever,
+    parked,
+    raises_after,
+    ticks,
+    until_true,
+)
 
 pytestmark = pytest.mark.every_python
 
-CLEAN_ENDS = [ah.OutOfRangeError("no more"), StopIteration("stray"), StopAsyncIteration(), ah.StopRequestedError("enough")]
+CLEAN_ENDS = [
+    ah.OutOfRangeError("no more"),
+    StopIteration("stray"),
+    StopAsyncIteration(),
+    ah.StopRequestedError("enough"),
+]
 
 
 # -- the reason
 
 
 @pytest.mark.parametrize("end", CLEAN_ENDS, ids=repr)
-async def test_an_exception_that_ends_the_block_cleanly_leaves_a_reason(end: Exception, caplog: pytest.LogCaptureFixture) -> None:
-    """A block that is left cleanly by an exception says by which: in `stop_reason`, and in the log at level INFO."""
+async def test_an_exception_that_ends_the_block_cleanly_leaves_a_reason(
+    end: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A block that is left cleanly by an exception says by which: in `stop_reason`, and in the log
+    at level INFO.
+    """
     seen: list[bool] = []
 
     async def see(_: object) -> None:
@@ -52,8 +79,12 @@ async def test_an_exception_that_ends_the_block_cleanly_leaves_a_reason(end: Exc
         (None, OSError("broken"), "the session failed: OSError('broken')"),
     ],
 )
-async def test_the_first_reason_is_kept(asked: str | None, end: BaseException | None, reason: str | None) -> None:
-    """Also as late as in the last hook; leaving the block without a stop is none, and a task that ends then invents none."""
+async def test_the_first_reason_is_kept(
+    asked: str | None, end: BaseException | None, reason: str | None
+) -> None:
+    """Also as late as in the last hook; leaving the block without a stop is none, and a task that
+    ends then invents none.
+    """
 
     async def stop(place: str) -> None:
         if place == asked:
@@ -83,7 +114,9 @@ async def test_errors_name_the_session(phase: str) -> None:
 
     notes: list[list[str]] = []
     for name in (None, "trainer"):
-        session = ah.AsyncMonitoredSession(step, [PhaseHook(phase, raises_after(0, error))], name=name)
+        session = ah.AsyncMonitoredSession(
+            step, [PhaseHook(phase, raises_after(0, error))], name=name
+        )
         assert await outcome(session, lambda session: session.run("loss")) is error
         notes.append([*getattr(error, "__notes__", [])])
     assert [note for note in notes[1] if note not in notes[0]] == ["in session 'trainer'"]
@@ -93,7 +126,9 @@ async def test_errors_name_the_session(phase: str) -> None:
 
 
 async def test_a_step_function_that_settles_the_cancel_of_a_background_failure() -> None:
-    """It returns its result, nothing is left of the cancel, and the failure comes out of the next run."""
+    """It returns its result, nothing is left of the cancel, and the failure comes out of the next
+    run.
+    """
     begun = asyncio.Event()
 
     async def settle(context: ah.session.StepContext) -> str:
@@ -130,14 +165,21 @@ async def test_a_clean_end_of_a_task_stops_the_session_cleanly(end: Exception) -
 
 
 Start = Callable[[ah.AsyncMonitoredSession], Callable[..., asyncio.Task[Any]]]
-STARTS: dict[str, Start] = {"session": lambda session: session.start_soon, "coord": lambda session: session.coord.start_soon}
+STARTS: dict[str, Start] = {
+    "session": lambda session: session.start_soon,
+    "coord": lambda session: session.coord.start_soon,
+}
 BY = pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
 
 
 @BY
 @pytest.mark.parametrize("starter", STARTS.values(), ids=STARTS)
-async def test_a_task_that_is_started_in_the_grace_period_is_waited_for(start: Start, starter: Start, clock: ManualClock) -> None:
-    """A background task may start others while the session closes; they have what is left of the same grace period."""
+async def test_a_task_that_is_started_in_the_grace_period_is_waited_for(
+    start: Start, starter: Start, clock: ManualClock
+) -> None:
+    """A background task may start others while the session closes; they have what is left of the
+    same grace period.
+    """
     session, ended = ah.AsyncMonitoredSession(double, stop_grace_period_secs=9), list[str]()
 
     async def flush() -> None:
@@ -172,7 +214,9 @@ async def test_a_task_that_is_started_in_the_grace_period_is_waited_for(start: S
 
 @BY
 async def test_no_task_is_started_after_the_background_tasks_have_ended(start: Start) -> None:
-    """Starting a task in `close`, in the cleanup of a cancelled task or after the end is refused, so none survives."""
+    """Starting a task in `close`, in the cleanup of a cancelled task or after the end is refused,
+    so none survives.
+    """
     refusals: list[str] = []
 
     async def starts(*_: object) -> None:
@@ -206,8 +250,12 @@ async def test_no_task_is_started_after_the_background_tasks_have_ended(start: S
     ],
     ids=["failure", "cancel"],
 )
-async def test_background_tasks_get_the_reason_of_their_cancel(error: BaseException, reason: str, clock: ManualClock) -> None:
-    """At a failed end tasks are cancelled immediately and once, with the reason as message; `stop_reason` has it, too."""
+async def test_background_tasks_get_the_reason_of_their_cancel(
+    error: BaseException, reason: str, clock: ManualClock
+) -> None:
+    """At a failed end tasks are cancelled immediately and once, with the reason as message;
+    `stop_reason` has it, too.
+    """
     messages: list[str] = []
     session = ah.AsyncMonitoredSession(double)
 
@@ -234,25 +282,40 @@ async def test_background_tasks_get_the_reason_of_their_cancel(error: BaseExcept
 
 @pytest.mark.parametrize("phase", ["end", "close"])
 async def test_groups_out_of_end_and_close_are_flat(phase: str) -> None:
-    """All hooks are called, and their errors raised; the members of a group stand in for it, each with the group's notes."""
-    group = ExceptionGroup("two rows are bad", [ValueError(1), ExceptionGroup("nested", [ValueError(2)])])
+    """All hooks are called, and their errors raised; the members of a group stand in for it, each
+    with the group's notes.
+    """
+    group = ExceptionGroup(
+        "two rows are bad", [ValueError(1), ExceptionGroup("nested", [ValueError(2)])]
+    )
     group.add_note("in file rows.csv")
-    hooks = [FaultInjectionHook({(phase, 1): error}, str(error)) for error in (group, KeyError("b"))]
+    hooks = [
+        FaultInjectionHook({(phase, 1): error}, str(error)) for error in (group, KeyError("b"))
+    ]
     raised = await outcome(ah.AsyncMonitoredSession(double, hooks))
     assert isinstance(raised, ExceptionGroup)
     assert f"2 failures in {phase}" in str(raised)
     rows = [error for error in raised.exceptions if isinstance(error, ValueError)]
-    expected = [KeyError, ValueError, ValueError] if phase == "close" else [ValueError, ValueError, KeyError]
+    expected = (
+        [KeyError, ValueError, ValueError]
+        if phase == "close"
+        else [ValueError, ValueError, KeyError]
+    )
     assert [type(error) for error in raised.exceptions] == expected
     assert [error.args for error in rows] == [(1,), (2,)]
-    assert all(error.__notes__ == ["in file rows.csv", f"raised by FaultInjectionHook#1.{phase}"] for error in rows)
+    assert all(
+        error.__notes__ == ["in file rows.csv", f"raised by FaultInjectionHook#1.{phase}"]
+        for error in rows
+    )
 
 
 # -- closing it from elsewhere
 
 
 async def test_closing_twice_is_harmless() -> None:
-    """`aclose` inside the block is a clean end; again, and leaving the block, do nothing, but a later error is raised."""
+    """`aclose` inside the block is a clean end; again, and leaving the block, do nothing, but a
+    later error is raised.
+    """
     for error in (None, ah.OutOfRangeError("end"), OSError("late")):
         hook = RecordingHook()
 
@@ -265,11 +328,20 @@ async def test_closing_twice_is_harmless() -> None:
         session = ah.AsyncMonitoredSession(double, [hook])
         assert await outcome(session, use, error) is (error if isinstance(error, OSError) else None)
         await session.aclose()
-        assert hook.phases() == ["begin", "after_create_session", "before_run", "after_run", "end", "close"]
+        assert hook.phases() == [
+            "begin",
+            "after_create_session",
+            "before_run",
+            "after_run",
+            "end",
+            "close",
+        ]
 
 
 async def test_closing_lets_the_run_of_another_task_finish() -> None:
-    """`aclose` during the run of another task waits for it, and for its `after_run`; queued ones do not begin."""
+    """`aclose` during the run of another task waits for it, and for its `after_run`; queued ones do
+    not begin.
+    """
     gate, hook = asyncio.Event(), RecordingHook()
 
     async def step() -> dict[str, int]:
@@ -287,14 +359,23 @@ async def test_closing_lets_the_run_of_another_task_finish() -> None:
         await closing
         with refused(ah.errors.SessionClosedError, "this session is"):
             await queued
-    assert hook.phases() == ["begin", "after_create_session", "before_run", "after_run", "end", "close"]
+    assert hook.phases() == [
+        "begin",
+        "after_create_session",
+        "before_run",
+        "after_run",
+        "end",
+        "close",
+    ]
 
 
 @pytest.mark.parametrize("how", ["the block fails", "closing is cancelled", "both"])
 async def test_what_ends_the_run_of_another_task_immediately(
     how: str, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without a grace period: the run has an error of its own, and all is closed; a failure that a cancel hides is logged."""
+    """Without a grace period: the run has an error of its own, and all is closed; a failure that a
+    cancel hides is logged.
+    """
     runs, hook = list[asyncio.Task[Any]](), RecordingHook()
 
     async def use(session: ah.AsyncMonitoredSession) -> None:
@@ -314,8 +395,15 @@ async def test_what_ends_the_run_of_another_task_immediately(
     assert isinstance(await ending, OSError if how == "the block fails" else asyncio.CancelledError)
     with refused(ah.errors.SessionClosedError, "the session was closed during this run"):
         await runs[0]
-    assert (hook.phases()[-1], "end" in hook.phases(), session.status().state, clock.now()) == ("close", False, "closed", 0)
-    assert any("OSError('broken'), and then CancelledError" in one for one in caplog.messages) is (how == "both")
+    assert (hook.phases()[-1], "end" in hook.phases(), session.status().state, clock.now()) == (
+        "close",
+        False,
+        "closed",
+        0,
+    )
+    assert any("OSError('broken'), and then CancelledError" in one for one in caplog.messages) is (
+        how == "both"
+    )
 
 
 # -- the last step in `close`
@@ -335,8 +423,13 @@ class LastStepHook(ah.SessionRunHook):
     async def close(self, exc: BaseException | None) -> None:
         await asyncio.sleep(0)
         if self.session is not None:
-            step, variables = self.session.global_step.latest.step, self.session.variables.snapshot()
-            self.closed_with.append((None if exc is None else type(exc), step, variables["total"], self.session.closed))
+            step, variables = (
+                self.session.global_step.latest.step,
+                self.session.variables.snapshot(),
+            )
+            self.closed_with.append(
+                (None if exc is None else type(exc), step, variables["total"], self.session.closed)
+            )
 
 
 LOST = ah.AbortedError("lost")
@@ -354,16 +447,30 @@ GIVES_UP = recovery_policy(max_attempts=1, no_progress_limit=1)
         ({("after_create_session", 1): OSError("no")}, NO_BACKOFF, OSError, 0),
         ({("begin", 1): OSError("no")}, NO_BACKOFF, OSError, None),
     ],
-    ids=["clean", "before the commit", "behind it", "recovered", "given up", "not opened", "never created"],
+    ids=[
+        "clean",
+        "before the commit",
+        "behind it",
+        "recovered",
+        "given up",
+        "not opened",
+        "never created",
+    ],
 )
-async def test_the_session_stays_readable_in_close(faults: Any, policy: Any, kind: Any, step: int | None) -> None:
-    """The one that the hook got last is closed, and has the last step that was committed, with the variables of that step."""
+async def test_the_session_stays_readable_in_close(
+    faults: Any, policy: Any, kind: Any, step: int | None
+) -> None:
+    """The one that the hook got last is closed, and has the last step that was committed, with the
+    variables of that step.
+    """
 
     async def train(session: ah.AsyncMonitoredSession) -> None:
         await make_runs(session, 3, "train")
 
     hook = LastStepHook()
-    session = ah.AsyncMonitoredSession(counting_graph(), [hook, FaultInjectionHook(faults)], recovery=policy)
+    session = ah.AsyncMonitoredSession(
+        counting_graph(), [hook, FaultInjectionHook(faults)], recovery=policy
+    )
     assert isinstance(await outcome(session, train), kind or type(None))
     assert hook.closed_with == ([] if step is None else [(kind, step, step, True)])
 
@@ -373,7 +480,9 @@ async def test_the_session_stays_readable_in_close_after_a_cancel(phase: str) ->
     """Of a run, which has committed nothing, and of the opening: the step is the one before."""
     hook = LastStepHook()
     steps = ah.MemoryStepStore(7)
-    session = ah.AsyncMonitoredSession(counting_graph(), [hook, PhaseHook(phase, forever)], global_step=steps)
+    session = ah.AsyncMonitoredSession(
+        counting_graph(), [hook, PhaseHook(phase, forever)], global_step=steps
+    )
     task = await parked(outcome(session, lambda session: session.run("train")))
     await ticks(20)
     task.cancel()

@@ -43,8 +43,12 @@ class SlowEnd(ah.SessionRunHook):
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
-async def test_a_block_that_fails_while_another_task_closes(cancelled: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """It waits for that, and its error is raised then, the same object; of a cancel it is the context, and logged."""
+async def test_a_block_that_fails_while_another_task_closes(
+    cancelled: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It waits for that, and its error is raised then, the same object; of a cancel it is the
+    context, and logged.
+    """
     hook, error, closing = SlowEnd(), OSError("late"), list[asyncio.Task[None]]()
 
     async def use(session: ah.AsyncMonitoredSession) -> None:
@@ -72,8 +76,12 @@ async def test_a_block_that_fails_while_another_task_closes(cancelled: bool, cap
     assert hook.done == ["end", "close", "closed"]
 
 
-async def test_a_cancelled_second_closer_waits_for_the_grace_period_only(clock: ManualClock) -> None:
-    """After a cancel the second closer waits for at most the grace period, however long the first one takes."""
+async def test_a_cancelled_second_closer_waits_for_the_grace_period_only(
+    clock: ManualClock,
+) -> None:
+    """After a cancel the second closer waits for at most the grace period, however long the first
+    one takes.
+    """
     hook = SlowEnd()
     async with ah.AsyncMonitoredSession(double, [hook], stop_grace_period_secs=9) as session:
         closing = asyncio.create_task(session.aclose())
@@ -92,9 +100,13 @@ async def test_a_cancelled_second_closer_waits_for_the_grace_period_only(clock: 
 
 
 async def test_closing_a_session_that_fails_to_open() -> None:
-    """`aclose` of another task while a failed opening is being closed waits until that is complete."""
+    """`aclose` of another task while a failed opening is being closed waits until that is
+    complete.
+    """
     hook, error = SlowEnd("close"), OSError("no data")
-    session = ah.AsyncMonitoredSession(double, [hook, PhaseHook("after_create_session", raises_after(0, error))])
+    session = ah.AsyncMonitoredSession(
+        double, [hook, PhaseHook("after_create_session", raises_after(0, error))]
+    )
     opening = asyncio.create_task(outcome(session))
     await hook.started.wait()
     assert session.status().state == "closing"
@@ -108,7 +120,9 @@ async def test_closing_a_session_that_fails_to_open() -> None:
 
 
 async def test_a_session_that_is_closed_inside_a_hook_of_another() -> None:
-    """Overlapping hooks may close one session: the second one waits, it does not count as part of the first one's closing."""
+    """Overlapping hooks may close one session: the second one waits, it does not count as part of
+    the first one's closing.
+    """
     hook, closed = SlowEnd(), list[list[str]]()
     inner = ah.AsyncMonitoredSession(double, [hook])
     await inner.__aenter__()
@@ -119,13 +133,19 @@ async def test_a_session_that_is_closed_inside_a_hook_of_another() -> None:
         await inner.aclose()
         closed.append(list(hook.done))
 
-    async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", closes), PhaseHook("before_run", closes)]) as outer:
+    async with ah.AsyncMonitoredSession(
+        double, [PhaseHook("before_run", closes), PhaseHook("before_run", closes)]
+    ) as outer:
         await outer.run("loss")
     assert closed == [["end", "close"]] * 2
 
 
-async def test_a_task_of_a_nested_end_does_not_hold_up_the_outer_session(caplog: pytest.LogCaptureFixture) -> None:
-    """It keeps the context of the closing, which is over: its wait for a step is not one of the outer session's own."""
+async def test_a_task_of_a_nested_end_does_not_hold_up_the_outer_session(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It keeps the context of the closing, which is over: its wait for a step is not one of the
+    outer session's own.
+    """
     store, begun, waits = ah.MemoryStepStore(), asyncio.Event(), list[asyncio.Task[int]]()
 
     async def wait() -> int:
@@ -139,7 +159,9 @@ async def test_a_task_of_a_nested_end_does_not_hold_up_the_outer_session(caplog:
         if not waits:
             await outcome(ah.AsyncMonitoredSession(double, [PhaseHook("end", start)]))
 
-    async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", nest)], global_step=store) as outer:
+    async with ah.AsyncMonitoredSession(
+        double, [PhaseHook("before_run", nest)], global_step=store
+    ) as outer:
         await outer.run("loss")
         begun.set()
         await ticks()
@@ -153,11 +175,15 @@ async def test_a_task_of_a_nested_end_does_not_hold_up_the_outer_session(caplog:
 
 @pytest.mark.parametrize("phase", ["before_run", "after_run", "end", "close"])
 async def test_a_hook_cannot_close_its_session(phase: str) -> None:
-    """`aclose` inside a hook, also one of the end, is refused: it would wait for the hook itself."""
+    """`aclose` inside a hook, also one of the end, is refused: it would wait for the hook
+    itself.
+    """
     attempts: list[str] = []
 
     async def closes(*_: object) -> None:
-        with refused(ah.errors.NestedRunError, "aclose was called from inside", "which would deadlock"):
+        with refused(
+            ah.errors.NestedRunError, "aclose was called from inside", "which would deadlock"
+        ):
             await session.aclose()
         attempts.append(phase)
 
@@ -167,12 +193,18 @@ async def test_a_hook_cannot_close_its_session(phase: str) -> None:
 
 
 async def test_a_background_task_cannot_close_its_session(clock: ManualClock) -> None:
-    """`aclose` in a background task is refused immediately, before and while the session closes: it is to request a stop."""
+    """`aclose` in a background task is refused immediately, before and while the session closes: it
+    is to request a stop.
+    """
     attempts: list[str] = []
 
     async def closes() -> None:
         for _ in range(2):
-            with refused(ah.errors.NestedRunError, "called from the background task 'closes'", "use request_stop to end"):
+            with refused(
+                ah.errors.NestedRunError,
+                "called from the background task 'closes'",
+                "use request_stop to end",
+            ):
                 await session.aclose()
             attempts.append(session.status().state)
             await session.coord.wait_for_stop()

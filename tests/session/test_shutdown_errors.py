@@ -13,7 +13,14 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import counting_graph, double, forever_step, outcome, recovery_policy, run_session
+from tests.support.sessions import (
+    counting_graph,
+    double,
+    forever_step,
+    outcome,
+    recovery_policy,
+    run_session,
+)
 from tests.support.waiting import fail, forever, parked, raises_after, ticks, uncancellable
 
 pytestmark = pytest.mark.every_python
@@ -23,7 +30,11 @@ OWNERS = pytest.mark.parametrize("owner", ["session", "coord"])
 
 def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return the errors in the log, with tracebacks."""
-    return [repr(record.exc_info[1]) for record in caplog.records if record.levelno == logging.ERROR and record.exc_info]
+    return [
+        repr(record.exc_info[1])
+        for record in caplog.records
+        if record.levelno == logging.ERROR and record.exc_info
+    ]
 
 
 def notes(error: BaseException | None) -> list[str]:
@@ -45,20 +56,40 @@ BODY, TASK, END, CLOSE = (f"of the {place}" for place in ("body", "task", "end",
 CANCEL = "a cancel"
 THEN = "and then: OSError('{}')"
 KEPT: dict[str, tuple[set[str], str, list[str], str | None, list[str]]] = {
-    # What fails, and whether the caller is cancelled at the end: what comes out, its notes, its context, what is logged.
-    "body and task": ({BODY, TASK}, BODY, [f"a background task had failed: OSError({TASK!r})"], None, [TASK]),
+    # What fails, and whether the caller is cancelled at the end: what comes out, its notes, its
+    # context, what is logged.
+    "body and task": (
+        {BODY, TASK},
+        BODY,
+        [f"a background task had failed: OSError({TASK!r})"],
+        None,
+        [TASK],
+    ),
     "body and close": ({BODY, CLOSE}, BODY, [THEN.format(CLOSE)], None, [CLOSE]),
     "cancel, body": ({CANCEL, BODY}, CANCEL, [], BODY, [BODY]),
     "cancel, end": ({CANCEL, END}, CANCEL, [], END, [END]),
-    "cancel, task and close": ({CANCEL, TASK, CLOSE}, CANCEL, [THEN.format(TASK), THEN.format(CLOSE)], None, [TASK, CLOSE]),
+    "cancel, task and close": (
+        {CANCEL, TASK, CLOSE},
+        CANCEL,
+        [THEN.format(TASK), THEN.format(CLOSE)],
+        None,
+        [TASK, CLOSE],
+    ),
 }
 
 
 @pytest.mark.parametrize(("fails", "raised", "noted", "context", "log"), KEPT.values(), ids=KEPT)
 async def test_of_several_errors_none_is_lost(
-    fails: set[str], raised: str, noted: list[str], context: str | None, log: list[str], caplog: pytest.LogCaptureFixture
+    fails: set[str],
+    raised: str,
+    noted: list[str],
+    context: str | None,
+    log: list[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The first one comes out, or the cancel of the caller while hooks are closed; the others are in it, and logged."""
+    """The first one comes out, or the cancel of the caller while hooks are closed; the others are
+    in it, and logged.
+    """
     closing, released = asyncio.Event(), asyncio.Event()
 
     async def fail_in(place: str) -> None:
@@ -92,15 +123,24 @@ async def test_of_several_errors_none_is_lost(
     error = await ending
     assert error is not None
     assert str(error) == raised if raised != CANCEL else isinstance(error, asyncio.CancelledError)
-    assert [note for note in notes(error) if not note.startswith(("raised by", "in session"))] == noted
+    assert [
+        note for note in notes(error) if not note.startswith(("raised by", "in session"))
+    ] == noted
     assert (error.__context__ is None) if context is None else str(error.__context__) == context
     assert logged(caplog) == [f"OSError({one!r})" for one in log]
     assert all(message.startswith("session 'trainer': ") for message in caplog.messages)
 
 
-async def test_an_error_of_end_is_kept_when_a_later_end_is_cancelled(caplog: pytest.LogCaptureFixture) -> None:
-    """The caller is cancelled in the `end` of one hook: the error of an earlier one is noted on that, and logged."""
-    hooks = [PhaseHook("end", raises_after(0, OSError("the last save failed"))), PhaseHook("end", forever)]
+async def test_an_error_of_end_is_kept_when_a_later_end_is_cancelled(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The caller is cancelled in the `end` of one hook: the error of an earlier one is noted on
+    that, and logged.
+    """
+    hooks = [
+        PhaseHook("end", raises_after(0, OSError("the last save failed"))),
+        PhaseHook("end", forever),
+    ]
     ending = await parked(outcome(ah.AsyncMonitoredSession(double, hooks)))
     await ticks(20)
     ending.cancel()
@@ -113,7 +153,9 @@ async def test_an_error_of_end_is_kept_when_a_later_end_is_cancelled(caplog: pyt
 
 @pytest.mark.parametrize("ended", ["by a cancel", "by a task"])
 async def test_errors_that_answer_a_cancel(ended: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Of the block: the cleanup of a task fails; of a run that a failed task ends: the step function does, and has a note."""
+    """Of the block: the cleanup of a task fails; of a run that a failed task ends: the step
+    function does, and has a note.
+    """
 
     async def answers(*_: object) -> None:
         try:
@@ -142,8 +184,12 @@ async def test_errors_that_answer_a_cancel(ended: str, caplog: pytest.LogCapture
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
 @pytest.mark.parametrize("first", ["body", "close", "cancel", "opening", "a fatal opening"])
-async def test_an_error_that_ends_the_program_comes_out_of_close(kind: type[BaseException], first: str) -> None:
-    """It is raised itself, whatever failed before, which is its context; unless that ends the program, too."""
+async def test_an_error_that_ends_the_program_comes_out_of_close(
+    kind: type[BaseException], first: str
+) -> None:
+    """It is raised itself, whatever failed before, which is its context; unless that ends the
+    program, too.
+    """
     closing, released, error, fatal = asyncio.Event(), asyncio.Event(), kind(3), SystemExit(4)
 
     async def ends(_: object) -> None:
@@ -155,7 +201,12 @@ async def test_an_error_that_ends_the_program_comes_out_of_close(kind: type[Base
     if first == "close":
         hooks.append(PhaseHook("close", raises_after(0, OSError("close failed"))))
     if "opening" in first:
-        hooks.append(PhaseHook("begin", raises_after(0, fatal if first == "a fatal opening" else OSError("no data"))))
+        hooks.append(
+            PhaseHook(
+                "begin",
+                raises_after(0, fatal if first == "a fatal opening" else OSError("no data")),
+            )
+        )
     body = ValueError("the body") if first == "body" else None
     ending = asyncio.create_task(outcome(ah.AsyncMonitoredSession(double, hooks), error=body))
     await closing.wait()
@@ -174,7 +225,9 @@ async def test_an_error_that_ends_the_program_comes_out_of_close(kind: type[Base
 @pytest.mark.parametrize("before", ["a cancel", "an error"])
 @pytest.mark.parametrize("own", [False, True])
 async def test_an_error_that_hides_another_one(own: bool, before: str) -> None:
-    """It has that as its context, by which code further out knows of a cancel; if it has its own, an error is in a note."""
+    """It has that as its context, by which code further out knows of a cancel; if it has its own,
+    an error is in a note.
+    """
 
     async def ends(_: object) -> None:
         try:
@@ -184,20 +237,32 @@ async def test_an_error_that_hides_another_one(own: bool, before: str) -> None:
             sys.exit(3)
 
     session = ah.AsyncMonitoredSession(double, [PhaseHook("close", ends)])
-    ending = await parked(outcome(session, forever) if before == "a cancel" else outcome(session, error=ValueError("the body")))
+    ending = await parked(
+        outcome(session, forever)
+        if before == "a cancel"
+        else outcome(session, error=ValueError("the body"))
+    )
     await ticks(20)
     ending.cancel("from outside")
     raised = await ending
     assert isinstance(raised, SystemExit)
     hidden = "CancelledError('from outside')" if before == "a cancel" else "ValueError('the body')"
     assert repr(raised.__context__) == ("OSError('close failed')" if own else hidden)
-    assert ("before that, the session failed: ValueError('the body')" in notes(raised)) is (own and before == "an error")
+    assert ("before that, the session failed: ValueError('the body')" in notes(raised)) is (
+        own and before == "an error"
+    )
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), OSError("connection")], ids=repr)
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), KeyboardInterrupt(), OSError("connection")], ids=repr
+)
 @pytest.mark.parametrize("part", ["session", "store", "publisher"])
-async def test_an_error_of_a_part_does_not_keep_the_others_from_closing(error: BaseException, part: str) -> None:
-    """Whatever the raw session, the step store or its publisher raises: the hooks are closed, and the error comes out."""
+async def test_an_error_of_a_part_does_not_keep_the_others_from_closing(
+    error: BaseException, part: str
+) -> None:
+    """Whatever the raw session, the step store or its publisher raises: the hooks are closed, and
+    the error comes out.
+    """
 
     class Store(ah.MemoryStepStore):
         async def flush(self, timeout: float | None = None) -> None:
@@ -227,7 +292,9 @@ async def test_an_error_of_a_part_does_not_keep_the_others_from_closing(error: B
 @OWNERS
 @pytest.mark.parametrize("wait", ["until", "run", "feeds", "between", "next run", "block"])
 async def test_a_background_error_comes_out_of_every_wait(wait: str, owner: str) -> None:
-    """The same object, once, with the cause and the context that it had; it is the reason of the stop, and no clean end."""
+    """The same object, once, with the cause and the context that it had; it is the reason of the
+    stop, and no clean end.
+    """
     error, hook, ended = ValueError("bad"), RecordingHook(), list[str]()
 
     async def background() -> None:
@@ -273,28 +340,42 @@ async def test_a_background_error_comes_out_of_every_wait(wait: str, owner: str)
 
 @pytest.mark.parametrize("wait", ["until", "run", "wait_for_stop", "body", "end", "close"])
 async def test_an_error_that_cannot_be_shown_is_one_like_any_other(wait: str) -> None:
-    """A background error whose own methods raise ends waits and runs, also beside others; messages say that it has no text."""
+    """A background error whose own methods raise ends waits and runs, also beside others; messages
+    say that it has no text.
+    """
     error = OddError()
 
     async def use(session: ah.AsyncMonitoredSession) -> None:
         for _ in range(2):
             session.start_soon(fail, error, name="odd")
-        waits: dict[str, Any] = {"until": lambda: session.until(forever()), "run": lambda: session.run("forever_step")}
+        waits: dict[str, Any] = {
+            "until": lambda: session.until(forever()),
+            "run": lambda: session.run("forever_step"),
+        }
         await waits.get(wait, session.coord.wait_for_stop)()
 
     hooks = [PhaseHook(wait, raises_after(0, OddError())) for _ in range(2)]
     session = ah.AsyncMonitoredSession(forever_step, hooks)
     assert isinstance(await outcome(session, use, OddError() if wait == "body" else None), OddError)
-    assert session.stop_reason == "background task 'odd' failed: <OddError, whose repr raises AttributeError>"
+    assert (
+        session.stop_reason
+        == "background task 'odd' failed: <OddError, whose repr raises AttributeError>"
+    )
     assert session.status().failure == "<OddError, whose repr raises AttributeError>"
     lost = FaultInjectionHook({("before_run", 1): OddError()})
-    recovering = await run_session(ah.AsyncMonitoredSession(double, [lost], recovery=recovery_policy(on=(OddError,))), 1, "loss")
+    recovering = await run_session(
+        ah.AsyncMonitoredSession(double, [lost], recovery=recovery_policy(on=(OddError,))),
+        1,
+        "loss",
+    )
     assert recovering.status().recoveries == 1
 
 
 @OWNERS
 async def test_a_task_that_fails_in_the_grace_period_makes_the_end_an_error(owner: str) -> None:
-    """It does not matter whether it was started from the session or from the coordinator of its raw session."""
+    """It does not matter whether it was started from the session or from the coordinator of its raw
+    session.
+    """
     error, hook = OSError("could not flush"), RecordingHook()
 
     async def flush() -> None:
@@ -313,7 +394,9 @@ async def test_a_task_that_fails_in_the_grace_period_makes_the_end_an_error(owne
 async def test_a_task_that_fails_after_its_session_has_ended_is_logged(
     caplog: pytest.LogCaptureFixture, clock: ManualClock
 ) -> None:
-    """A task that ignored its cancellation, and fails after the session has ended without it: the error is logged."""
+    """A task that ignored its cancellation, and fails after the session has ended without it: the
+    error is logged.
+    """
     released, tasks = asyncio.Event(), list[asyncio.Task[None]]()
 
     async def stubborn() -> None:
@@ -323,7 +406,9 @@ async def test_a_task_that_fails_after_its_session_has_ended_is_logged(
     async def use(session: ah.AsyncMonitoredSession) -> None:
         tasks.append(session.start_soon(stubborn))
 
-    ending = asyncio.create_task(outcome(ah.AsyncMonitoredSession(double, stop_grace_period_secs=9), use))
+    ending = asyncio.create_task(
+        outcome(ah.AsyncMonitoredSession(double, stop_grace_period_secs=9), use)
+    )
     for _ in range(2):
         await ticks(20)
         assert not ending.done()
@@ -336,7 +421,9 @@ async def test_a_task_that_fails_after_its_session_has_ended_is_logged(
 
 @pytest.mark.parametrize("then", [None, OSError("disk full")], ids=repr)
 async def test_close_gets_the_error_with_which_recovery_gave_up(then: Exception | None) -> None:
-    """A block that catches it and is left without one: no `end`, `close` and tasks get the error; one of `close` comes out."""
+    """A block that catches it and is left without one: no `end`, `close` and tasks get the error;
+    one of `close` comes out.
+    """
     hook, error, messages = RecordingHook(), ah.AbortedError("lost"), list[str]()
 
     async def background() -> None:
@@ -352,28 +439,39 @@ async def test_close_gets_the_error_with_which_recovery_gave_up(then: Exception 
             await session.run("loss")
         await ticks()
 
-    faults = [FaultInjectionHook({("before_run", 1): error, **({("close", 1): then} if then else {})})]
-    session = ah.AsyncMonitoredSession(double, [hook, *faults], recovery=recovery_policy(max_attempts=0))
+    faults = [
+        FaultInjectionHook({("before_run", 1): error, **({("close", 1): then} if then else {})})
+    ]
+    session = ah.AsyncMonitoredSession(
+        double, [hook, *faults], recovery=recovery_policy(max_attempts=0)
+    )
     assert await outcome(session, use) is then
     assert (hook.closed_with, "end" in hook.phases()) == ([error], False)
     assert messages == ["the session failed: AbortedError('lost')"]
 
 
-async def test_a_background_failure_from_which_the_next_run_would_have_recovered(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_background_failure_from_which_the_next_run_would_have_recovered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """There is no next run: the session ends cleanly, and a warning has the error."""
     error = ah.errors.UnavailableError("gone")
     async with ah.AsyncMonitoredSession(double, name="chief") as session:
         session.coord.start_soon(fail, error, name="producer")
         await ticks()
     (record,) = [one for one in caplog.records if one.levelno == logging.WARNING]
-    assert record.getMessage() == "session 'chief': a background task failed, from which the next run would have recovered"
+    assert (
+        record.getMessage()
+        == "session 'chief': a background task failed, from which the next run would have recovered"
+    )
     assert record.exc_info is not None
     assert record.exc_info[1] is error
 
 
 @pytest.mark.parametrize("later", [0, 5], ids=["during the wait", "before it"])
 @OWNERS
-async def test_a_background_failure_that_a_wait_has_raised_is_not_raised_again(owner: str, later: int) -> None:
+async def test_a_background_failure_that_a_wait_has_raised_is_not_raised_again(
+    owner: str, later: int
+) -> None:
     """Whoever caught it has dealt with it: the end of the session is clean."""
     error, hook = ValueError("no"), RecordingHook()
     async with ah.AsyncMonitoredSession(double, [hook]) as session:
@@ -386,8 +484,12 @@ async def test_a_background_failure_that_a_wait_has_raised_is_not_raised_again(o
 
 
 @pytest.mark.parametrize("passes", range(1, 6))
-async def test_an_error_that_meets_the_end_of_its_session_is_said(passes: int, caplog: pytest.LogCaptureFixture) -> None:
-    """A hook fails as its session is closed because of another error: its own is raised by the run, or in the log."""
+async def test_an_error_that_meets_the_end_of_its_session_is_said(
+    passes: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A hook fails as its session is closed because of another error: its own is raised by the run,
+    or in the log.
+    """
     failing, runs = asyncio.Event(), list[asyncio.Task[Any]]()
 
     async def fail_then(_: object) -> None:
@@ -401,7 +503,9 @@ async def test_an_error_that_meets_the_end_of_its_session_is_said(passes: int, c
         await ticks(passes)
 
     error = OSError("of the block")
-    session = ah.AsyncMonitoredSession(double, [PhaseHook("before_run", fail_then)], recovery=recovery_policy())
+    session = ah.AsyncMonitoredSession(
+        double, [PhaseHook("before_run", fail_then)], recovery=recovery_policy()
+    )
     assert await outcome(session, use, error) is error
     await asyncio.wait(runs)
     assert "of the hook" in f"{caplog.text} {runs[0].exception()!r}"

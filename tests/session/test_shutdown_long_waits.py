@@ -1,4 +1,6 @@
-"""What is logged when the end of a session, a recovery or a `join` waits for long; and how long that is by default."""
+"""What is logged when the end of a session, a recovery or a `join` waits for long; and how long
+that is by default.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,17 @@ def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage().partition(".<locals>")[0] for record in caplog.records]
 
 
-def closing(hooks: Sequence[Any] = (), use: Callable[[ah.AsyncMonitoredSession], Awaitable[object]] = lambda _: ticks()) -> Any:
+def closing(
+    hooks: Sequence[Any] = (),
+    use: Callable[[ah.AsyncMonitoredSession], Awaitable[object]] = lambda _: ticks(),
+) -> Any:
     """Open a session, use it, and leave it."""
     return outcome(ah.AsyncMonitoredSession(double, hooks, name="trainer"), use)
 
 
-async def test_background_tasks_that_are_waited_for_are_logged(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+async def test_background_tasks_that_are_waited_for_are_logged(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
     """After a second a warning names the session, the tasks and where they wait, once."""
     queue: asyncio.Queue[int] = asyncio.Queue(1)
 
@@ -44,7 +51,9 @@ async def test_background_tasks_that_are_waited_for_are_logged(clock: ManualCloc
     assert messages(caplog) == []
     clock.advance(0.1)
     (first,) = messages(caplog)
-    assert first.startswith("session 'trainer', closing: has waited 1 s for background task 'produce', at ")
+    assert first.startswith(
+        "session 'trainer', closing: has waited 1 s for background task 'produce', at "
+    )
     assert "Queue.put" in caplog.text
     clock.advance(9)
     assert await ending is None
@@ -52,7 +61,9 @@ async def test_background_tasks_that_are_waited_for_are_logged(clock: ManualCloc
 
 
 @pytest.mark.parametrize("phase", ["end", "close"])
-async def test_a_hook_that_is_waited_for_is_logged(phase: str, clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_hook_that_is_waited_for_is_logged(
+    phase: str, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
     """A hook whose `end` or `close` takes longer than a second is named, and then the next one."""
     gates, entered = [asyncio.Event(), asyncio.Event()], list[int]()
 
@@ -69,7 +80,10 @@ async def test_a_hook_that_is_waited_for_is_logged(phase: str, clock: ManualCloc
             await ticks(1)
         clock.advance(1)
         text = messages(caplog)[-1]
-        assert text.startswith(f"session 'trainer', closing: has waited {count} s for PhaseHook#{entered[-1] + 1}.{phase}")
+        assert text.startswith(
+            f"session 'trainer', closing: has waited {count} s for"
+            f" PhaseHook#{entered[-1] + 1}.{phase}"
+        )
         assert len(caplog.records) == count
         gates[entered[-1]].set()
     assert await ending is None
@@ -77,7 +91,8 @@ async def test_a_hook_that_is_waited_for_is_logged(phase: str, clock: ManualCloc
 
 
 @pytest.mark.parametrize(
-    ("what", "waits_for"), [("calls", "2 background calls of PhaseHook"), ("a run", "PhaseHook.before_run at step 1")]
+    ("what", "waits_for"),
+    [("calls", "2 background calls of PhaseHook"), ("a run", "PhaseHook.before_run at step 1")],
 )
 async def test_other_calls_that_are_waited_for_are_logged(
     what: str, waits_for: str, clock: ManualClock, caplog: pytest.LogCaptureFixture
@@ -105,7 +120,9 @@ async def test_other_calls_that_are_waited_for_are_logged(
     await asyncio.wait([ending, *runs])
 
 
-async def test_a_recovery_that_waits_says_so(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_recovery_that_waits_says_so(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
     """A task that delays the replacement of its session by its cleanup is named after a second."""
     gate = asyncio.Event()
 
@@ -128,12 +145,18 @@ async def test_a_recovery_that_waits_says_so(clock: ManualClock, caplog: pytest.
     gate.set()
     assert await opening is None
     assert messages(caplog)[0] == "session 'trainer': recovering from AbortedError('lost')"
-    assert messages(caplog)[1].startswith("session 'trainer', recovering: has waited 1 s for background task 'cleans_up', at ")
+    assert messages(caplog)[1].startswith(
+        "session 'trainer', recovering: has waited 1 s for background task 'cleans_up', at "
+    )
 
 
 @pytest.mark.plain_tasks
-async def test_the_default_grace_period(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
-    """It is 10 seconds, of a session and of a `join`; each is named after a second, an unnamed session after its task."""
+async def test_the_default_grace_period(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is 10 seconds, of a session and of a `join`; each is named after a second, an unnamed
+    session after its task.
+    """
     ended, coord = list[str](), ah.Coordinator()
 
     async def join() -> None:

@@ -13,7 +13,16 @@ from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import counting_graph, double, outcome
-from tests.support.waiting import Uncancellable, advance_clock, cancel_and_wait, forever, parked, raises_after, ticks, until_true
+from tests.support.waiting import (
+    Uncancellable,
+    advance_clock,
+    cancel_and_wait,
+    forever,
+    parked,
+    raises_after,
+    ticks,
+    until_true,
+)
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -23,37 +32,61 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 # -- in a run
 
 
-@pytest.mark.parametrize(("where", "own", "grace"), [("hook", None, 9), ("operation", None, 9), ("operation", 5, 5)])
+@pytest.mark.parametrize(
+    ("where", "own", "grace"), [("hook", None, 9), ("operation", None, 9), ("operation", 5, 5)]
+)
 async def test_an_uncancellable_call_has_the_grace_period(
-    where: str, own: float | None, grace: float, clock: ManualClock, caplog: pytest.LogCaptureFixture
+    where: str,
+    own: float | None,
+    grace: float,
+    clock: ManualClock,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It is named in a warning then, and left behind; operations have that of the raw session, if it was given its own."""
+    """It is named in a warning then, and left behind; operations have that of the raw session, if
+    it was given its own.
+    """
     uncancellable, graph = Uncancellable(), counting_graph()
     fails = raises_after(2, OSError("broken"))
     graph.operation(name="fails", inputs=[])(fails)
     graph.operation(name="waits", inputs=[])(uncancellable.wait)
-    creator = ah.ChiefSessionCreator(graph, session_factory=lambda graph, **parts: ah.Session(graph, grace_secs=own, **parts))
-    hooks = [PhaseHook("before_run", fails), PhaseHook("before_run", uncancellable.wait)] if where == "hook" else []
+    creator = ah.ChiefSessionCreator(
+        graph, session_factory=lambda graph, **parts: ah.Session(graph, grace_secs=own, **parts)
+    )
+    hooks = (
+        [PhaseHook("before_run", fails), PhaseHook("before_run", uncancellable.wait)]
+        if where == "hook"
+        else []
+    )
     async with ah.AsyncMonitoredSession(creator, hooks, stop_grace_period_secs=9) as session:
-        running = asyncio.create_task(session.run("loss" if where == "hook" else ["fails", "waits"]))
+        running = asyncio.create_task(
+            session.run("loss" if where == "hook" else ["fails", "waits"])
+        )
         await until_true(lambda: uncancellable.cancels)
         await advance_clock(clock, grace - 0.1)
         assert not running.done()
         clock.advance(0.1)
         with pytest.raises(OSError, match="broken"):
             await running
-        name = "PhaseHook#2.before_run at step 1" if where == "hook" else "operation 'waits' at step 1"
-        assert warnings_of(caplog) == [f"{name} still runs {grace} s after its cancellation; continuing without it"]
+        name = (
+            "PhaseHook#2.before_run at step 1" if where == "hook" else "operation 'waits' at step 1"
+        )
+        assert warnings_of(caplog) == [
+            f"{name} still runs {grace} s after its cancellation; continuing without it"
+        ]
         await uncancellable.release()
 
 
 # -- at the end
 
 
-async def test_a_closing_that_takes_too_long_after_a_cancel(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
-    """A caller is cancelled while hooks close: they have the grace period; then they are cancelled, and named if they ignore it.
+async def test_a_closing_that_takes_too_long_after_a_cancel(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A caller is cancelled while hooks close: they have the grace period; then they are cancelled,
+    and named if they ignore it.
 
-    The cancellation comes out, and what could be closed is closed; an error that comes after that is logged.
+    The cancellation comes out, and what could be closed is closed; an error that comes after that
+    is logged.
     """
     uncancellable, hook = Uncancellable(OSError("too late")), RecordingHook()
     hooks: list[Any] = [hook, ah.configure(PhaseHook("close", uncancellable.wait), timeout=1000)]
@@ -76,11 +109,17 @@ async def test_a_closing_that_takes_too_long_after_a_cancel(clock: ManualClock, 
     await ticks()
 
 
-async def test_a_close_that_is_cut_off_does_not_keep_others_from_closing(clock: ManualClock) -> None:
-    """A `close` that is cancelled, because the grace period of a cancelled caller is over, is followed by the others'."""
+async def test_a_close_that_is_cut_off_does_not_keep_others_from_closing(
+    clock: ManualClock,
+) -> None:
+    """A `close` that is cancelled, because the grace period of a cancelled caller is over, is
+    followed by the others'.
+    """
     hook = RecordingHook()
     hooks: list[Any] = [hook, ah.configure(PhaseHook("close", forever), timeout=1000)]
-    ending = await parked(outcome(ah.AsyncMonitoredSession(double, hooks, stop_grace_period_secs=9)))
+    ending = await parked(
+        outcome(ah.AsyncMonitoredSession(double, hooks, stop_grace_period_secs=9))
+    )
     await ticks(20)
     ending.cancel()
     await ticks(20)
@@ -89,8 +128,12 @@ async def test_a_close_that_is_cut_off_does_not_keep_others_from_closing(clock: 
     assert hook.closed_with == [None]
 
 
-async def test_a_background_call_that_is_uncancellable_does_not_keep_hooks_from_closing(clock: ManualClock) -> None:
-    """The grace period of a cancelled caller ends while the session waits for a background call: hooks are closed."""
+async def test_a_background_call_that_is_uncancellable_does_not_keep_hooks_from_closing(
+    clock: ManualClock,
+) -> None:
+    """The grace period of a cancelled caller ends while the session waits for a background call:
+    hooks are closed.
+    """
     uncancellable, hook, error = Uncancellable(), RecordingHook(), OSError("broken")
     observer = ah.configure(PhaseHook("after_run", uncancellable.wait), background=True)
     session = ah.AsyncMonitoredSession(double, [hook, observer], stop_grace_period_secs=9)
@@ -110,7 +153,9 @@ async def test_a_background_call_that_is_uncancellable_does_not_keep_hooks_from_
 
 @pytest.mark.parametrize("part", ["hook", "raw session", "store"])
 async def test_a_closing_that_others_cancel_continues(part: str) -> None:
-    """Whatever part of it: the rest is closed, and the caller was not cancelled; a hook's is reported, a store asked again."""
+    """Whatever part of it: the rest is closed, and the caller was not cancelled; a hook's is
+    reported, a store asked again.
+    """
     hook, flushes = RecordingHook(), list[float | None]()
 
     class Cut(ah.Session):
@@ -133,7 +178,9 @@ async def test_a_closing_that_others_cancel_continues(part: str) -> None:
             await forever()
 
     creator = ah.ChiefSessionCreator(counting_graph(), global_step=Store(), session_factory=Cut)
-    raised = await outcome(ah.AsyncMonitoredSession(creator, [hook, PhaseHook("close", cancels_itself)]))
+    raised = await outcome(
+        ah.AsyncMonitoredSession(creator, [hook, PhaseHook("close", cancels_itself)])
+    )
     assert hook.closed_with == [None]
     assert len(flushes) == (1 if part == "hook" else 2)
     if part == "hook":
@@ -145,15 +192,21 @@ async def test_a_closing_that_others_cancel_continues(part: str) -> None:
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
-async def test_a_failed_end_waits_for_a_task_that_ignores_its_cancel(cancelled: bool, clock: ManualClock) -> None:
-    """For the grace period, as the task had no time before; it is cancelled once, also where the end is cancelled as well."""
+async def test_a_failed_end_waits_for_a_task_that_ignores_its_cancel(
+    cancelled: bool, clock: ManualClock
+) -> None:
+    """For the grace period, as the task had no time before; it is cancelled once, also where the
+    end is cancelled as well.
+    """
     uncancellable, error = Uncancellable(), OSError("broken")
 
     async def use(session: ah.AsyncMonitoredSession) -> None:
         session.start_soon(uncancellable.wait)
         await ticks()
 
-    ending = asyncio.create_task(outcome(ah.AsyncMonitoredSession(double, stop_grace_period_secs=9), use, error))
+    ending = asyncio.create_task(
+        outcome(ah.AsyncMonitoredSession(double, stop_grace_period_secs=9), use, error)
+    )
     await until_true(lambda: uncancellable.cancels)
     await ticks(20)
     if cancelled:
@@ -171,7 +224,9 @@ async def test_a_failed_end_waits_for_a_task_that_ignores_its_cancel(cancelled: 
 
 
 async def test_background_tasks_are_waited_for_after_others_have_cancelled_the_wait() -> None:
-    """Such as a framework that cancels all tasks: the block ends when its own background tasks have."""
+    """Such as a framework that cancels all tasks: the block ends when its own background tasks
+    have.
+    """
     gate = asyncio.Event()
 
     async def use(session: ah.AsyncMonitoredSession) -> None:
@@ -179,7 +234,9 @@ async def test_background_tasks_are_waited_for_after_others_have_cancelled_the_w
 
     ending = await parked(outcome(ah.AsyncMonitoredSession(double), use))
     await ticks(20)
-    (closing,) = [task for task in asyncio.all_tasks() if task.get_name().startswith("the end of session")]
+    (closing,) = [
+        task for task in asyncio.all_tasks() if task.get_name().startswith("the end of session")
+    ]
     closing.cancel()
     await ticks(20)
     assert not ending.done()
@@ -189,7 +246,9 @@ async def test_background_tasks_are_waited_for_after_others_have_cancelled_the_w
 
 @pytest.mark.parametrize("task_ends", [False, True], ids=["cancelled", "by-itself"])
 async def test_background_tasks_of_a_cancelled_end(task_ends: bool, clock: ManualClock) -> None:
-    """A caller that is cancelled during the grace period of tasks: they are cancelled immediately, and all is closed."""
+    """A caller that is cancelled during the grace period of tasks: they are cancelled immediately,
+    and all is closed.
+    """
     hook, gate = RecordingHook(), asyncio.Event()
 
     async def use(session: ah.AsyncMonitoredSession) -> None:
@@ -205,11 +264,17 @@ async def test_background_tasks_of_a_cancelled_end(task_ends: bool, clock: Manua
     assert (clock.now(), hook.phases().count("close")) == (0, 1)
 
 
-async def test_an_uncancellable_run_does_not_block_the_end(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
-    """A run that ignores its cancellation has the grace period twice; the session closes without it, and says so."""
+async def test_an_uncancellable_run_does_not_block_the_end(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A run that ignores its cancellation has the grace period twice; the session closes without
+    it, and says so.
+    """
     uncancellable = Uncancellable()
     hooks = [PhaseHook("before_run", uncancellable.wait)]
-    async with ah.AsyncMonitoredSession(double, hooks, stop_grace_period_secs=9, name="trainer") as session:
+    async with ah.AsyncMonitoredSession(
+        double, hooks, stop_grace_period_secs=9, name="trainer"
+    ) as session:
         running = await parked(session.run("loss"))
         await ticks()
         closing = await parked(session.aclose())
@@ -219,16 +284,24 @@ async def test_an_uncancellable_run_does_not_block_the_end(clock: ManualClock, c
         assert not closing.done()
         clock.advance(9)
         await closing
-    assert warnings_of(caplog)[-1:] == ["session 'trainer': run still active 9 s after its cancellation; closing anyway"]
+    assert warnings_of(caplog)[-1:] == [
+        "session 'trainer': run still active 9 s after its cancellation; closing anyway"
+    ]
     await uncancellable.release()
     with refused(ah.errors.SessionClosedError, "closed during this run"):
         await running
 
 
 @pytest.mark.parametrize("where", ["create_session", "after_create_session"])
-@pytest.mark.parametrize("interrupted", [False, True], ids=["in a recovery", "after an interrupted recovery"])
-async def test_a_raw_session_that_is_created_too_late_is_closed(where: str, interrupted: bool, clock: ManualClock) -> None:
-    """Its creation ignores the cancellation until the monitored session is closed: it is closed, and not used."""
+@pytest.mark.parametrize(
+    "interrupted", [False, True], ids=["in a recovery", "after an interrupted recovery"]
+)
+async def test_a_raw_session_that_is_created_too_late_is_closed(
+    where: str, interrupted: bool, clock: ManualClock
+) -> None:
+    """Its creation ignores the cancellation until the monitored session is closed: it is closed,
+    and not used.
+    """
     uncancellable, created, hook = Uncancellable(), list[ah.Session](), RecordingHook()
 
     class Creator:
@@ -245,9 +318,13 @@ async def test_a_raw_session_that_is_created_too_late_is_closed(where: str, inte
             await uncancellable.wait()
 
     lost = FaultInjectionHook({("before_run", 1): ah.UnavailableError("away")})
-    options: dict[str, Any] = {"recovery": ah.RecoveryPolicy(backoff=ah.Backoff(5 if interrupted else 0, jitter=False))}
+    options: dict[str, Any] = {
+        "recovery": ah.RecoveryPolicy(backoff=ah.Backoff(5 if interrupted else 0, jitter=False))
+    }
     hooks = [hook, lost, PhaseHook("after_create_session", wait)]
-    async with ah.AsyncMonitoredSession(Creator(), hooks, stop_grace_period_secs=9, **options) as session:
+    async with ah.AsyncMonitoredSession(
+        Creator(), hooks, stop_grace_period_secs=9, **options
+    ) as session:
         running = asyncio.create_task(session.run("train"))
         if interrupted:
             await until_true(lambda: created[0].closed and clock.pending)
@@ -259,7 +336,10 @@ async def test_a_raw_session_that_is_created_too_late_is_closed(where: str, inte
             await advance_clock(clock, 1)
     calls = hook.phases()
     await uncancellable.release()
-    with pytest.raises(ah.errors.SessionClosedError, match=r"the session was closed (during this run|while a raw session)"):
+    with pytest.raises(
+        ah.errors.SessionClosedError,
+        match=r"the session was closed (during this run|while a raw session)",
+    ):
         await running
     assert [one.closed for one in created] == [True, True]
     assert (calls[-1], hook.phases()) == ("close", calls)

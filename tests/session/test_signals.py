@@ -47,25 +47,36 @@ async def send(number: signal.Signals, arrived: Any = lambda: False) -> None:
     await until_true(arrived)
 
 
-async def test_what_a_signal_waits_for_is_said(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
-    """A second after the first signal the log names what still runs; at the second one, what it cancels."""
+async def test_what_a_signal_waits_for_is_said(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A second after the first signal the log names what still runs; at the second one, what it
+    cancels.
+    """
 
     class Hangs(ah.SessionRunHook):
         async def after_run(self, *_: object) -> None:
             await forever()
 
-    async with ah.AsyncMonitoredSession(double, [Hangs()], name="trainer", handle_signals=True) as session:
+    async with ah.AsyncMonitoredSession(
+        double, [Hangs()], name="trainer", handle_signals=True
+    ) as session:
         running = await parked(session.run("loss"))
         await send(signal.SIGTERM, lambda: clock.pending)
         assert "Hangs" not in caplog.text
         await advance_clock(clock, 1)
-        assert "session trainer: SIGTERM received; it ends after Hangs.after_run at step 1" in caplog.text.replace("'", "")
+        assert (
+            "session trainer: SIGTERM received; it ends after Hangs.after_run at step 1"
+            in caplog.text.replace("'", "")
+        )
         assert "another SIGTERM cancels that" in caplog.text
         task = asyncio.current_task()
         assert task is not None
         with contextlib.suppress(asyncio.CancelledError):
             await send(signal.SIGTERM, task.cancelling)
-        assert "cancelling session trainer, which is in Hangs.after_run" in caplog.text.replace("'", "")
+        assert "cancelling session trainer, which is in Hangs.after_run" in caplog.text.replace(
+            "'", ""
+        )
         running.cancel()
         task.uncancel()
         await asyncio.wait([running])
@@ -73,7 +84,9 @@ async def test_what_a_signal_waits_for_is_said(clock: ManualClock, caplog: pytes
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
 async def test_a_signal_is_a_stop(number: signal.Signals, received: list[int]) -> None:
-    """SIGINT and SIGTERM request a stop, with a reason: the current run is finished, waits and the session end cleanly."""
+    """SIGINT and SIGTERM request a stop, with a reason: the current run is finished, waits and the
+    session end cleanly.
+    """
     hook, before, gate = RecordingHook(), handlers(), asyncio.Event()
 
     async def step() -> dict[str, int]:
@@ -90,7 +103,14 @@ async def test_a_signal_is_a_stop(number: signal.Signals, received: list[int]) -
         assert await running == 1
         assert [one async for one in session.steps("loss")] == []
     assert session.stop_reason == f"{number.name} received"
-    assert hook.phases() == ["begin", "after_create_session", "before_run", "after_run", "end", "close"]
+    assert hook.phases() == [
+        "begin",
+        "after_create_session",
+        "before_run",
+        "after_run",
+        "end",
+        "close",
+    ]
     assert (handlers(), received) == (before, [])
 
 
@@ -112,7 +132,9 @@ async def test_the_second_signal_cancels(received: list[int]) -> None:
 
 
 async def test_the_second_signal_does_not_wait_for_the_last_save(tmp_path: Path) -> None:
-    """During the last save a second signal leaves out the rest of `end`; `close` of all hooks is called."""
+    """During the last save a second signal leaves out the rest of `end`; `close` of all hooks is
+    called.
+    """
     hook = RecordingHook()
 
     async def hang(_: object) -> None:
@@ -120,7 +142,9 @@ async def test_the_second_signal_does_not_wait_for_the_last_save(tmp_path: Path)
         await send(signal.SIGTERM)
 
     saver = ah.CheckpointSaverHook(tmp_path, save_on_begin=False)
-    session = ah.AsyncMonitoredSession(counting_graph(), [PhaseHook("end", hang), saver, hook], handle_signals=True)
+    session = ah.AsyncMonitoredSession(
+        counting_graph(), [PhaseHook("end", hang), saver, hook], handle_signals=True
+    )
     raised = await asyncio.create_task(outcome(session, lambda session: session.run("train")))
     assert isinstance(raised, asyncio.CancelledError)
     assert (hook.phases()[-2:], saver.saved) == (["after_run", "close"], 0)
@@ -128,7 +152,9 @@ async def test_the_second_signal_does_not_wait_for_the_last_save(tmp_path: Path)
 
 @pytest.mark.parametrize("later", [0, 5])
 async def test_a_session_opened_after_the_signal_is_stopped_too(later: int) -> None:
-    """A session that is opened while others end because of a signal makes no step; one that is opened later does."""
+    """A session that is opened while others end because of a signal makes no step; one that is
+    opened later does.
+    """
     async with ah.AsyncMonitoredSession(double, handle_signals=True) as first:
         await send(signal.SIGTERM, first.should_stop)
         await ticks(later)
@@ -152,7 +178,9 @@ async def test_a_session_opened_after_the_second_signal_is_cancelled() -> None:
         await send(signal.SIGTERM, session.should_stop)
         await send(signal.SIGTERM)
 
-    session = ah.AsyncMonitoredSession(double, [PhaseHook("close", open_another)], handle_signals=True)
+    session = ah.AsyncMonitoredSession(
+        double, [PhaseHook("close", open_another)], handle_signals=True
+    )
     ends.append(await asyncio.create_task(outcome(session, use)))
     assert [type(one) for one in ends] == [asyncio.CancelledError] * 2
     assert (hook.phases()[-1], "end" in hook.phases()) == ("close", False)
@@ -162,7 +190,9 @@ async def test_a_session_opened_after_the_second_signal_is_cancelled() -> None:
 async def test_a_session_that_fails_restores_the_handlers(phase: str) -> None:
     """After a failure in any phase the previous handlers are installed again."""
     before, error = handlers(), OSError(phase)
-    session = ah.AsyncMonitoredSession(double, [PhaseHook(phase, raises_after(1, error))], handle_signals=True)
+    session = ah.AsyncMonitoredSession(
+        double, [PhaseHook(phase, raises_after(1, error))], handle_signals=True
+    )
     assert await outcome(session, lambda session: session.run("loss")) is error
     assert handlers() == before
 
@@ -190,17 +220,33 @@ async def test_without_it_signals_are_left_alone(received: list[int]) -> None:
 
 
 async def test_outside_the_main_thread_it_has_no_effect(caplog: pytest.LogCaptureFixture) -> None:
-    """Only the main thread gets signals; in another one a session logs a warning and works without."""
+    """Only the main thread gets signals; in another one a session logs a warning and works
+    without.
+    """
     session = ah.AsyncMonitoredSession(double, handle_signals=True)
-    assert await asyncio.to_thread(asyncio.run, outcome(session, lambda session: session.run("loss"))) is None
+    assert (
+        await asyncio.to_thread(asyncio.run, outcome(session, lambda session: session.run("loss")))
+        is None
+    )
     assert session.status().runs == 1
-    assert ["request_stop() of the session" in record.getMessage() for record in caplog.records] == [True]
+    assert [
+        "request_stop() of the session" in record.getMessage() for record in caplog.records
+    ] == [True]
 
 
-@pytest.mark.parametrize(("late", "own"), [(False, None), (False, 7), (True, None)], ids=["in the block", "exits", "at the end"])
-@pytest.mark.parametrize("run", [ah.run, lambda main: asyncio.run(main())], ids=["aiohooks", "asyncio"])
-def test_other_tasks_continue_until_the_session_has_ended(run: Callable[[Any], Any], late: bool, own: int | None) -> None:
-    """A second signal that would end the program ends it when the session is closed; then the others are cancelled.
+@pytest.mark.parametrize(
+    ("late", "own"),
+    [(False, None), (False, 7), (True, None)],
+    ids=["in the block", "exits", "at the end"],
+)
+@pytest.mark.parametrize(
+    "run", [ah.run, lambda main: asyncio.run(main())], ids=["aiohooks", "asyncio"]
+)
+def test_other_tasks_continue_until_the_session_has_ended(
+    run: Callable[[Any], Any], late: bool, own: int | None
+) -> None:
+    """A second signal that would end the program ends it when the session is closed; then the
+    others are cancelled.
 
     The program may choose another exit code.
     """
@@ -209,7 +255,9 @@ def test_other_tasks_continue_until_the_session_has_ended(run: Callable[[Any], A
     tracing = sys.gettrace()
 
     def send_late(frame: FrameType, event: str, arg: object) -> None:
-        if frame.f_code.co_name == "remove_session":  # nothing waits between this and the end of the program
+        if (
+            frame.f_code.co_name == "remove_session"
+        ):  # nothing waits between this and the end of the program
             sys.settrace(tracing)
             signal.raise_signal(signal.SIGTERM)
 
@@ -229,7 +277,9 @@ def test_other_tasks_continue_until_the_session_has_ended(run: Callable[[Any], A
     async def main() -> None:
         others.append(await parked(other()))
         try:
-            async with ah.AsyncMonitoredSession(double, [PhaseHook("close", close)], handle_signals=True):
+            async with ah.AsyncMonitoredSession(
+                double, [PhaseHook("close", close)], handle_signals=True
+            ):
                 signal.raise_signal(signal.SIGTERM)
                 if not late:
                     signal.raise_signal(signal.SIGTERM)
@@ -244,9 +294,15 @@ def test_other_tasks_continue_until_the_session_has_ended(run: Callable[[Any], A
     assert (raised.value.code, events) == (own or 128 + signal.SIGTERM, ["close", "other"])
 
 
-@pytest.mark.parametrize("run", [ah.run, lambda main: asyncio.run(main())], ids=["aiohooks", "asyncio"])
-def test_the_second_interrupt_while_the_runner_closes_the_sessions(run: Callable[[Any], Any]) -> None:
-    """The main task has ended, and the handler of the runner raises `KeyboardInterrupt`: `close` continues all the same."""
+@pytest.mark.parametrize(
+    "run", [ah.run, lambda main: asyncio.run(main())], ids=["aiohooks", "asyncio"]
+)
+def test_the_second_interrupt_while_the_runner_closes_the_sessions(
+    run: Callable[[Any], Any],
+) -> None:
+    """The main task has ended, and the handler of the runner raises `KeyboardInterrupt`: `close`
+    continues all the same.
+    """
     events: list[object] = []
     others: list[asyncio.Task[None]] = []
 
@@ -257,7 +313,9 @@ def test_the_second_interrupt_while_the_runner_closes_the_sessions(run: Callable
         events.append("close")
 
     async def other() -> None:
-        async with ah.AsyncMonitoredSession(double, [PhaseHook("close", close)], handle_signals=True):
+        async with ah.AsyncMonitoredSession(
+            double, [PhaseHook("close", close)], handle_signals=True
+        ):
             await forever()
 
     async def main() -> None:
@@ -266,14 +324,19 @@ def test_the_second_interrupt_while_the_runner_closes_the_sessions(run: Callable
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.raises((KeyboardInterrupt, SystemExit)) as raised:
         run(main)
-    assert (repr(raised.value), events) == ("SystemExit(130)" if run is ah.run else "KeyboardInterrupt()", ["close"])
+    assert (repr(raised.value), events) == (
+        "SystemExit(130)" if run is ah.run else "KeyboardInterrupt()",
+        ["close"],
+    )
 
 
 def test_the_second_signal_ends_a_program_whose_session_is_never_closed() -> None:
     """The task that entered it has ended: no end of a session would exit."""
 
     async def main() -> None:
-        await asyncio.create_task(ah.AsyncMonitoredSession(double, handle_signals=True).__aenter__())
+        await asyncio.create_task(
+            ah.AsyncMonitoredSession(double, handle_signals=True).__aenter__()
+        )
         for _ in range(2):
             signal.raise_signal(signal.SIGTERM)
         await ticks()

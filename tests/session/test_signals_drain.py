@@ -1,4 +1,6 @@
-"""`SignalPolicy(drain_secs=...)`: the first signal begins a drain; a second one, or the end of the time, makes it a stop."""
+"""`SignalPolicy(drain_secs=...)`: the first signal begins a drain; a second one, or the end of the
+time, makes it a stop.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ async def drain_of(session: ah.AsyncMonitoredSession) -> None:
 
 
 async def test_the_first_signal_begins_a_drain(clock: ManualClock) -> None:
-    """What was taken is used, waits for a drain end; the session ends cleanly because of the signal, with no timer left."""
+    """What was taken is used, waits for a drain end; the session ends cleanly because of the
+    signal, with no timer left.
+    """
     hook, used = RecordingHook(), list[int]()
     async with handling(same, [hook]) as session:
         waiting = await parked(session.coord.wait_for_drain())
@@ -66,7 +70,9 @@ async def test_the_first_signal_begins_a_drain(clock: ManualClock) -> None:
     assert hook.phases()[-2:] == ["end", "close"]
 
 
-async def test_the_time_of_a_drain_that_is_over_is_not_reported(caplog: pytest.LogCaptureFixture, clock: ManualClock) -> None:
+async def test_the_time_of_a_drain_that_is_over_is_not_reported(
+    caplog: pytest.LogCaptureFixture, clock: ManualClock
+) -> None:
     """A session that has drained, and whose end takes its time, is not stopped once more."""
 
     async def slow(_: object) -> None:
@@ -108,7 +114,9 @@ async def test_the_grace_period_of_a_session_that_cannot_drain(clock: ManualCloc
 
 
 async def test_the_second_signal_stops(clock: ManualClock) -> None:
-    """As the first one does without a drain: the step is finished, and waits end. The end of the drain's time is nothing more."""
+    """As the first one does without a drain: the step is finished, and waits end. The end of the
+    drain's time is nothing more.
+    """
     gate = asyncio.Event()
 
     async def waiting() -> int:
@@ -130,7 +138,9 @@ async def test_the_second_signal_stops(clock: ManualClock) -> None:
 
 
 @pytest.mark.parametrize("by", ["the end of the time", "the second signal"])
-async def test_what_stops_a_drain_and_what_cancels_then(by: str, clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_stops_a_drain_and_what_cancels_then(
+    by: str, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
     """The limits of the stop begin, as without a drain, and the next signal cancels the session."""
     hook = RecordingHook()
 
@@ -159,10 +169,16 @@ async def test_what_stops_a_drain_and_what_cancels_then(by: str, clock: ManualCl
 
 
 async def test_sessions_of_one_loop() -> None:
-    """One that cannot drain is stopped by the first signal; one that is opened meanwhile drains too; the second stops all."""
+    """One that cannot drain is stopped by the first signal; one that is opened meanwhile drains
+    too; the second stops all.
+    """
     async with handling() as drains, handling(drain_secs=None) as stops:
         await drain_of(drains)
-        assert (drains.should_stop(), stops.should_stop(), stops.stop_reason) == (False, True, "SIGUSR1 received")
+        assert (drains.should_stop(), stops.should_stop(), stops.stop_reason) == (
+            False,
+            True,
+            "SIGUSR1 received",
+        )
         assert stops.drain_reason is None
         async with handling() as later:
             assert (later.should_stop(), later.drain_reason) == (False, "SIGUSR1 received")
@@ -193,7 +209,9 @@ async def test_one_of_them_stops_already(clock: ManualClock) -> None:
 
 
 async def test_a_stop_before_the_signal() -> None:
-    """A session that stops already has nothing to drain: the next signal cancels it, as without `drain_secs`."""
+    """A session that stops already has nothing to drain: the next signal cancels it, as without
+    `drain_secs`.
+    """
 
     async def use(session: ah.AsyncMonitoredSession) -> None:
         session.request_stop("over")
@@ -217,5 +235,7 @@ async def test_a_drain_before_the_signal(secs: float | None, clock: ManualClock)
         clock.advance(secs or 20)
         await until_true(session.should_stop)
     assert (clock.pending, session.drain_reason) == (0, "enough")
-    assert session.stop_reason == ("enough, and the drain took longer than 10.0 s" if own else "SIGUSR1 received")
+    assert session.stop_reason == (
+        "enough, and the drain took longer than 10.0 s" if own else "SIGUSR1 received"
+    )
     assert session.stop_signal == (None if own else USER)

@@ -55,7 +55,9 @@ def handling(source: Any = double, hooks: Any = (), **options: Any) -> ah.AsyncM
 
 
 async def stop_of(session: ah.AsyncMonitoredSession) -> None:
-    """Send the signal; wait until it was recorded, and until the loop has started the timers of the policy."""
+    """Send the signal; wait until it was recorded, and until the loop has started the timers of the
+    policy.
+    """
     os.kill(os.getpid(), USER)
     await until_true(session.should_stop)
     await ticks()
@@ -66,13 +68,17 @@ async def stop_of(session: ah.AsyncMonitoredSession) -> None:
 
 @pytest.mark.parametrize("ends_in_time", [False, True])
 async def test_the_time_limit_of_the_step(ends_in_time: bool, clock: ManualClock) -> None:
-    """After `step_secs` the step is abandoned, with nothing committed; the session ends cleanly, with `end` of its hooks."""
+    """After `step_secs` the step is abandoned, with nothing committed; the session ends cleanly,
+    with `end` of its hooks.
+    """
     hook, gate = RecordingHook(), asyncio.Event()
 
     async def wait(run_context: ah.SessionRunContext) -> None:
         await gate.wait()
 
-    async with handling(counting_graph(), [PhaseHook("before_run", wait), hook], step_secs=5.0) as session:
+    async with handling(
+        counting_graph(), [PhaseHook("before_run", wait), hook], step_secs=5.0
+    ) as session:
         running = await parked(session.run("train"))
         await stop_of(session)
         await advance_clock(clock, 4.9)
@@ -82,7 +88,9 @@ async def test_the_time_limit_of_the_step(ends_in_time: bool, clock: ManualClock
             await running
         clock.advance(0.2)
         if not ends_in_time:
-            with refused(ah.StopRequestedError, "SIGUSR1 received, and the step took longer than 5.0 s more"):
+            with refused(
+                ah.StopRequestedError, "SIGUSR1 received, and the step took longer than 5.0 s more"
+            ):
                 await running
     assert session.global_step.latest.step == ends_in_time
     assert hook.phases()[-2:] == ["end", "close"]
@@ -90,7 +98,9 @@ async def test_the_time_limit_of_the_step(ends_in_time: bool, clock: ManualClock
 
 @pytest.mark.plain_tasks
 @pytest.mark.parametrize("phase", ["begin", "before_run", "end"])
-async def test_the_grace_period_ends_the_session(phase: str, caplog: pytest.LogCaptureFixture, clock: ManualClock) -> None:
+async def test_the_grace_period_ends_the_session(
+    phase: str, caplog: pytest.LogCaptureFixture, clock: ManualClock
+) -> None:
     """After `grace_secs` the session is cancelled, in any phase, with a warning."""
     hook, inside = RecordingHook(), asyncio.Event()
 
@@ -113,7 +123,9 @@ async def test_the_grace_period_ends_the_session(phase: str, caplog: pytest.LogC
 
 @pytest.mark.parametrize("again", [False, True])
 async def test_a_signal_is_recorded_immediately(again: bool) -> None:
-    """`should_stop` knows of a signal before the loop has a turn: steps that compute end with the one it fell into."""
+    """`should_stop` knows of a signal before the loop has a turn: steps that compute end with the
+    one it fell into.
+    """
     steps = 0
 
     async def step() -> dict[str, int]:
@@ -136,7 +148,8 @@ async def test_a_signal_is_recorded_immediately(again: bool) -> None:
 
 
 def test_no_signal_is_lost_while_the_handlers_are_restored() -> None:
-    """A signal at any line of the restoring is handled either by the session or by the previous handler.
+    """A signal at any line of the restoring is handled either by the session or by the previous
+    handler.
 
     The timer of the grace period is cancelled in either case.
     """
@@ -180,12 +193,17 @@ def test_no_signal_is_lost_while_the_handlers_are_restored() -> None:
 
 
 async def test_only_the_chosen_signals() -> None:
-    """Each of two sessions handles its own signals; when one closes, the handlers of its signals are restored."""
+    """Each of two sessions handles its own signals; when one closes, the handlers of its signals
+    are restored.
+    """
     numbers = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
     before = [signal.getsignal(number) for number in numbers]
 
     def replaced() -> list[bool]:
-        return [signal.getsignal(number) != handler for number, handler in zip(numbers, before, strict=True)]
+        return [
+            signal.getsignal(number) != handler
+            for number, handler in zip(numbers, before, strict=True)
+        ]
 
     async with handling() as outer:
         assert replaced() == [True, False, False]
@@ -207,7 +225,9 @@ async def test_an_ignored_signal_stays_ignored() -> None:
 
 
 async def test_a_warning_names_the_replaced_handler(caplog: pytest.LogCaptureFixture) -> None:
-    """In a server that handles the signals it would not be called; one that was installed later stays at the end."""
+    """In a server that handles the signals it would not be called; one that was installed later
+    stays at the end.
+    """
 
     def server_handler(number: int, frame: object) -> None: ...
     def later(number: int, frame: object) -> None: ...
@@ -224,7 +244,9 @@ async def test_a_warning_names_the_replaced_handler(caplog: pytest.LogCaptureFix
 
 
 def test_no_warning_without_a_handler_of_the_programs_own(caplog: pytest.LogCaptureFixture) -> None:
-    """The handlers of the system, of Python, of asyncio's runner and of `aiohooks.run` are there in every program."""
+    """The handlers of the system, of Python, of asyncio's runner and of `aiohooks.run` are there in
+    every program.
+    """
 
     async def main() -> Any:
         return await outcome(ah.AsyncMonitoredSession(double, handle_signals=True))
@@ -249,14 +271,18 @@ def test_no_warning_without_a_handler_of_the_programs_own(caplog: pytest.LogCapt
 async def test_a_signal_that_cannot_be_handled_is_left_alone(
     refused_by: str, why: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program that embeds Python may handle it, or the system refuse: the session works without it, and says so."""
+    """A program that embeds Python may handle it, or the system refuse: the session works without
+    it, and says so.
+    """
 
     def refuse(*_: object) -> None:
         raise OSError("no such signal")
 
     earlier = signal.getsignal(USER)
     with monkeypatch.context() as patched:
-        patched.setattr(signal, refused_by, {"getsignal": lambda _: None, "signal": refuse}[refused_by])
+        patched.setattr(
+            signal, refused_by, {"getsignal": lambda _: None, "signal": refuse}[refused_by]
+        )
         assert await outcome(handling(), lambda session: session.run("loss")) is None
     assert signal.getsignal(USER) is earlier
     (record,) = caplog.records
@@ -264,7 +290,9 @@ async def test_a_signal_that_cannot_be_handled_is_left_alone(
 
 
 async def test_handlers_of_the_loop_stay(caplog: pytest.LogCaptureFixture) -> None:
-    """A handler that was added to the loop before is called as well, once for each signal, and stays installed."""
+    """A handler that was added to the loop before is called as well, once for each signal, and
+    stays installed.
+    """
     loop, received = asyncio.get_running_loop(), list[signal.Signals]()
     for number in (USER, signal.SIGUSR2):
         loop.add_signal_handler(number, received.append, number)
@@ -293,7 +321,9 @@ async def test_handlers_of_the_loop_stay(caplog: pytest.LogCaptureFixture) -> No
 
 
 async def test_the_wakeup_fd_is_restored() -> None:
-    """Signals write into a wakeup fd while a session handles them; afterwards the previous one is set again."""
+    """Signals write into a wakeup fd while a session handles them; afterwards the previous one is
+    set again.
+    """
 
     def wakeup_fd() -> int:
         fd = signal.set_wakeup_fd(-1)
@@ -313,11 +343,17 @@ async def test_the_wakeup_fd_is_restored() -> None:
 
 
 async def test_a_signal_in_another_thread_wakes_the_loop() -> None:
-    """A signal that is raised in a worker thread wakes a loop that waits for events, for one session after the other."""
+    """A signal that is raised in a worker thread wakes a loop that waits for events, for one
+    session after the other.
+    """
     main = threading.get_ident()
 
     def raise_signal() -> None:
-        while sys._current_frames()[main].f_code.co_name not in ("select", "run", "run_until_complete"):  # of asyncio, of uvloop
+        while sys._current_frames()[main].f_code.co_name not in (
+            "select",
+            "run",
+            "run_until_complete",
+        ):  # of asyncio, of uvloop
             os.sched_yield()
         signal.raise_signal(USER)
 
@@ -331,7 +367,9 @@ async def test_a_signal_in_another_thread_wakes_the_loop() -> None:
 
 
 async def test_whether_nothing_but_sessions_handles_a_signal() -> None:
-    """In the main thread, while its handler is the system's or that of sessions; a process that is started asks for it."""
+    """In the main thread, while its handler is the system's or that of sessions; a process that is
+    started asks for it.
+    """
     with installed(signal.SIG_DFL):
         assert signals.may_handle(USER)
         assert not await asyncio.to_thread(signals.may_handle, USER)
@@ -346,13 +384,17 @@ async def test_a_forked_child_does_not_handle_the_signals_of_its_parent() -> Non
     async with handling():
         child = os.fork()
         if child == 0:
-            os._exit((signal.getsignal(USER) is signal.SIG_DFL) + 2 * (signal.set_wakeup_fd(-1) == -1))
+            os._exit(
+                (signal.getsignal(USER) is signal.SIG_DFL) + 2 * (signal.set_wakeup_fd(-1) == -1)
+            )
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3  # noqa: ASYNC222 - it has ended by then
         assert signal.getsignal(USER) is not signal.SIG_DFL
 
 
 def test_a_loop_that_was_closed_without_its_sessions() -> None:
-    """The previous handler gets the signal and is restored, because the sessions cannot be stopped."""
+    """The previous handler gets the signal and is restored, because the sessions cannot be
+    stopped.
+    """
     noted: list[int] = []
     signal.signal(USER, lambda number, frame: noted.append(number))
     before = signal.getsignal(USER)
@@ -367,7 +409,9 @@ def test_a_loop_that_was_closed_without_its_sessions() -> None:
 
 
 def test_request_stop_in_a_handler_of_ones_own_wakes_the_loop() -> None:
-    """`session.request_stop` may be called in a handler of `signal.signal`, also while the loop waits for events."""
+    """`session.request_stop` may be called in a handler of `signal.signal`, also while the loop
+    waits for events.
+    """
     woken: list[bool] = []
 
     class InterruptedSelector(selectors.DefaultSelector):
@@ -387,7 +431,9 @@ def test_request_stop_in_a_handler_of_ones_own_wakes_the_loop() -> None:
             with pytest.raises(ah.StopRequestedError, match="asked by a signal"):
                 await session.until(forever())
 
-    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(InterruptedSelector())) as runner:
+    with asyncio.Runner(
+        loop_factory=lambda: asyncio.SelectorEventLoop(InterruptedSelector())
+    ) as runner:
         runner.run(main())
     assert woken == [True]
 
@@ -420,5 +466,7 @@ def test_an_invalid_policy(options: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize("value", [None, 1, "SIGTERM", signal.SIGTERM])
 def test_handle_signals_is_a_bool_or_a_policy(value: Any) -> None:
     """Any other value is refused when the session is made."""
-    with refused(ah.errors.InvalidArgumentError, "handle_signals is", "give True, False or a SignalPolicy"):
+    with refused(
+        ah.errors.InvalidArgumentError, "handle_signals is", "give True, False or a SignalPolicy"
+    ):
         ah.AsyncMonitoredSession(double, handle_signals=value)

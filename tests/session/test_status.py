@@ -1,4 +1,6 @@
-"""`session.status()`: active hooks and operations, waits and their start, at every stage of a session's life."""
+"""`session.status()`: active hooks and operations, waits and their start, at every stage of a
+session's life.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def only(activities: tuple[ah.session.Activity, ...], *where: str) -> ah.session
 
 @pytest.mark.parametrize("phase", HOOK_METHODS)
 async def test_the_active_hook_is_named(phase: str, clock: ManualClock) -> None:
-    """In every phase the status names the hook that is active, since when, and the line at which it waits."""
+    """In every phase the status names the hook that is active, since when, and the line at which it
+    waits.
+    """
     clock.advance(100)
     gate = Gate()
     hook = PhaseHook(phase, gate.pass_through)
@@ -44,7 +48,9 @@ async def test_the_active_hook_is_named(phase: str, clock: ManualClock) -> None:
     task = await parked(outcome(session, lambda session: session.run("loss")), 20)
     clock.advance(3.5)
     status = session.status()
-    doing = only(status.doing, f"Gate.pass_through ({Gate.pass_through.__code__.co_filename}:", "Event.wait")
+    doing = only(
+        status.doing, f"Gate.pass_through ({Gate.pass_through.__code__.co_filename}:", "Event.wait"
+    )
     assert doing.what.startswith(f"PhaseHook.{phase}")
     assert (doing.secs, doing.hook) == (3.5, hook)
     assert str(doing) in str(status)
@@ -55,18 +61,24 @@ async def test_the_active_hook_is_named(phase: str, clock: ManualClock) -> None:
 
 
 async def test_all_active_hooks_are_named(clock: ManualClock) -> None:
-    """Of hooks that overlap those are named that have not ended, with their numbers and the step."""
+    """Of hooks that overlap those are named that have not ended, with their numbers and the
+    step.
+    """
     slow, quick = Gate(), Gate()
     hooks = [PhaseHook("before_run", gate.pass_through) for gate in (slow, quick, slow)]
     async with ah.AsyncMonitoredSession(double, hooks) as session:
         run = await parked(session.run("loss"))
         await ticks()
         clock.advance(1)
-        assert named(session.status()) == [(f"PhaseHook#{number}.before_run at step 1", 1.0) for number in (1, 2, 3)]
+        assert named(session.status()) == [
+            (f"PhaseHook#{number}.before_run at step 1", 1.0) for number in (1, 2, 3)
+        ]
         quick.opened.set()
         await ticks()
         clock.advance(1)
-        assert named(session.status()) == [(f"PhaseHook#{number}.before_run at step 1", 2.0) for number in (1, 3)]
+        assert named(session.status()) == [
+            (f"PhaseHook#{number}.before_run at step 1", 2.0) for number in (1, 3)
+        ]
         assert session.status().run_secs == 2.0
         assert all(one.task is not run and one.where is not None for one in session.status().doing)
         slow.opened.set()
@@ -75,14 +87,18 @@ async def test_all_active_hooks_are_named(clock: ManualClock) -> None:
 
 @pytest.mark.parametrize("hooked", [False, True])
 async def test_the_active_operation_is_named(clock: ManualClock, hooked: bool) -> None:
-    """The active operation is named, with hooks and without, with the line of the step at which it waits, or the task."""
+    """The active operation is named, with hooks and without, with the line of the step at which it
+    waits, or the task.
+    """
     gate = Gate()
     other = asyncio.create_task(gate.pass_through(), name="the other")
 
     async def step() -> None:
         await gate.pass_through() if hooked else await other
 
-    async with ah.AsyncMonitoredSession(step, [PhaseHook("after_run", do_nothing)] if hooked else []) as session:
+    async with ah.AsyncMonitoredSession(
+        step, [PhaseHook("after_run", do_nothing)] if hooked else []
+    ) as session:
         run = await parked(session.run("step"))
         await ticks()
         clock.advance(0.25)
@@ -103,7 +119,9 @@ async def test_a_wait_for_a_step_says_which(clock: ManualClock) -> None:
     """A wait for a step is shown with the step, the latest step seen, and the publishers."""
     steps = ah.MemoryStepStore(3, run="digits")
     with steps.publisher("chief"):
-        async with ah.AsyncMonitoredSession(double, [ah.GlobalStepWaiterHook(10)], global_step=steps, name="worker") as session:
+        async with ah.AsyncMonitoredSession(
+            double, [ah.GlobalStepWaiterHook(10)], global_step=steps, name="worker"
+        ) as session:
             run = await parked(session.run("loss"))
             await ticks()
             clock.advance(60)
@@ -119,18 +137,24 @@ async def test_a_wait_for_a_step_says_which(clock: ManualClock) -> None:
 
 
 async def test_the_run_is_named_where_none_of_its_calls_waits(clock: ManualClock) -> None:
-    """A step that asks, and has not waited yet, finds the run, and how long ago that has begun to wait."""
+    """A step that asks, and has not waited yet, finds the run, and how long ago that has begun to
+    wait.
+    """
 
     async def step() -> Any:
         clock.advance(3)
         return named(session.status())
 
-    async with ah.AsyncMonitoredSession(step, [PhaseHook("before_run", lambda _: ticks())]) as session:
+    async with ah.AsyncMonitoredSession(
+        step, [PhaseHook("before_run", lambda _: ticks())]
+    ) as session:
         assert await session.run("step") == [("run 1", 3.0)]
 
 
 async def test_what_is_active_between_runs(clock: ManualClock) -> None:
-    """What the creation of the session waits for; then where the session's block waits, and where each background task does."""
+    """What the creation of the session waits for; then where the session's block waits, and where
+    each background task does.
+    """
     created, gate, queue = Gate(), Gate(), asyncio.Queue[int]()
 
     async def producer() -> None:
@@ -141,7 +165,9 @@ async def test_what_is_active_between_runs(clock: ManualClock) -> None:
         session.start_soon(producer, name="producer")
         await queue.get()
 
-    creator = ah.ChiefSessionCreator(counting_graph(), scaffold=ah.Scaffold(init_fn=created.pass_through))
+    creator = ah.ChiefSessionCreator(
+        counting_graph(), scaffold=ah.Scaffold(init_fn=created.pass_through)
+    )
     session = ah.AsyncMonitoredSession(creator)
     running = await parked(outcome(session, block))
     await ticks()
@@ -149,13 +175,17 @@ async def test_what_is_active_between_runs(clock: ManualClock) -> None:
     created.opened.set()
     await ticks(10)
     assert only(session.status().doing, "block (", "Queue.get").what == "the session's block"
-    assert only(session.status().background, "Gate.pass_through").what == "background task 'producer'"
+    assert (
+        only(session.status().background, "Gate.pass_through").what == "background task 'producer'"
+    )
     gate.opened.set()
     assert await running is None
 
 
 async def test_the_status_counts() -> None:
-    """The session's state, step and runs, those that wait for the lock, the stop, recoveries and a failure, also in the text."""
+    """The session's state, step and runs, those that wait for the lock, the stop, recoveries and a
+    failure, also in the text.
+    """
 
     def counts() -> tuple[object, ...]:
         status = session.status()
@@ -166,14 +196,21 @@ async def test_the_status_counts() -> None:
     session = ah.AsyncMonitoredSession(double, hooks, recovery=NO_BACKOFF)
     assert counts() == ("new", None, 0, False, 0, None, 0, None)
     assert repr(session) == "<AsyncMonitoredSession new, <hooks: FaultInjectionHook, PhaseHook>>"
-    assert repr(ah.AsyncSingularMonitoredSession(double)) == "<AsyncSingularMonitoredSession new, <hooks: none>>"
+    assert (
+        repr(ah.AsyncSingularMonitoredSession(double))
+        == "<AsyncSingularMonitoredSession new, <hooks: none>>"
+    )
 
     async def use(_: object) -> None:
         runs = [await parked(session.run("loss")) for _ in range(3)]
         await ticks(30)
         session.request_stop("enough")
         assert counts() == ("open", 1, 1, True, 2, "enough", 1, None)
-        for line in ("waiting for their turn to run: 2", "recovered: 1 times", "stop requested: enough"):
+        for line in (
+            "waiting for their turn to run: 2",
+            "recovered: 1 times",
+            "stop requested: enough",
+        ):
             assert line in str(session.status())
         gate.opened.set()
         await asyncio.gather(*runs, return_exceptions=True)
@@ -193,13 +230,17 @@ async def test_a_coordinator_has_the_status_too(clock: ManualClock) -> None:
     async def see(session: ah.Session, coord: ah.Coordinator) -> None:
         seen.append(coord.status())
 
-    async with ah.AsyncMonitoredSession(double, [PhaseHook("after_create_session", see)], name="me") as session:
+    async with ah.AsyncMonitoredSession(
+        double, [PhaseHook("after_create_session", see)], name="me"
+    ) as session:
         assert session.coord.status() == session.status()
     assert (seen[0].state, seen[0].name) == ("opening", "me")
 
 
 async def test_a_status_outside_the_block_is_a_value() -> None:
-    """Before and after the block a status has no tasks in it: it can be kept, compared and pickled."""
+    """Before and after the block a status has no tasks in it: it can be kept, compared and
+    pickled.
+    """
     session = ah.AsyncMonitoredSession(double, [RecordingHook()])
     assert str(session.status()) == "session: new"
     assert await outcome(session, lambda session: session.run("loss")) is None
@@ -209,7 +250,9 @@ async def test_a_status_outside_the_block_is_a_value() -> None:
 
 
 async def test_a_closed_session_refers_to_no_task() -> None:
-    """It may be kept for its status: the task that had it, with all that this refers to, is freed."""
+    """It may be kept for its status: the task that had it, with all that this refers to, is
+    freed.
+    """
     session = ah.AsyncMonitoredSession(double)
     use: Callable[[Any], Awaitable[object]] = lambda session: session.run("loss")  # noqa: E731
     task = asyncio.create_task(outcome(session, use))

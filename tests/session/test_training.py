@@ -1,8 +1,9 @@
-"""`monitored_training_session`: which hooks a chief and a worker get, in which order, and what depends on what.
+"""`monitored_training_session`: which hooks a chief and a worker get, in which order, and what
+depends on what.
 
-Intended differences from TensorFlow (O62 and O63 in docs/reference/tensorflow-tests.md): a saver is turned off by None, none of
-the default hooks depends on another one, their order is always the same, and the steps per second are logged without any
-directory.
+Intended differences from TensorFlow (O62 and O63 in docs/reference/tensorflow-tests.md): a saver is
+turned off by None, none of the default hooks depends on another one, their order is always the
+same, and the steps per second are logged without any directory.
 """
 
 from __future__ import annotations
@@ -28,13 +29,22 @@ SETS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "summaries too": ({"checkpoint_dir": DIRECTORY, **LOSS}, ["C", COUNTS, SUMMARIES, SAVES, "U"]),
     "summaries alone": ({"summary_dir": DIRECTORY, **LOSS}, ["C", COUNTS, SUMMARIES, "U"]),
     # TensorFlow turned checkpoints off with them, under a distribution strategy.
-    "summaries off": ({"checkpoint_dir": DIRECTORY, **LOSS, "save_summaries": None}, ["C", COUNTS, SAVES, "U"]),
+    "summaries off": (
+        {"checkpoint_dir": DIRECTORY, **LOSS, "save_summaries": None},
+        ["C", COUNTS, SAVES, "U"],
+    ),
     "only restores": ({"checkpoint_dir": DIRECTORY, "save_checkpoint": None}, ["C", COUNTS, "U"]),
     "everything off": (
-        {"checkpoint_dir": DIRECTORY, **dict.fromkeys(("save_checkpoint", "save_summaries", "log_step_count"))},
+        {
+            "checkpoint_dir": DIRECTORY,
+            **dict.fromkeys(("save_checkpoint", "save_summaries", "log_step_count")),
+        },
         ["C", "U"],
     ),
-    "a worker": ({"is_chief": False, "variables": ah.Variables(), "checkpoint_dir": DIRECTORY, **LOSS}, ["U"]),
+    "a worker": (
+        {"is_chief": False, "variables": ah.Variables(), "checkpoint_dir": DIRECTORY, **LOSS},
+        ["U"],
+    ),
 }
 
 
@@ -48,32 +58,49 @@ class U(RecordingHook):
 
 @pytest.mark.parametrize("name", SETS)
 async def test_the_hooks_and_their_order(tmp_path: Path, name: str) -> None:
-    """The chief's own come first, then the default ones in TensorFlow's order, then the hooks of every session."""
-    arguments: dict[str, Any] = {key: tmp_path if value == DIRECTORY else value for key, value in SETS[name][0].items()}
+    """The chief's own come first, then the default ones in TensorFlow's order, then the hooks of
+    every session.
+    """
+    arguments: dict[str, Any] = {
+        key: tmp_path if value == DIRECTORY else value for key, value in SETS[name][0].items()
+    }
     expected = SETS[name][1]
-    session = ah.monitored_training_session(counting_graph(), hooks=[U()], chief_only_hooks=[C()], **arguments)
+    session = ah.monitored_training_session(
+        counting_graph(), hooks=[U()], chief_only_hooks=[C()], **arguments
+    )
     assert repr(session) == f"<AsyncMonitoredSession new, <hooks: {', '.join(expected)}>>"
 
 
 async def test_a_job_continues_where_it_ended(tmp_path: Path) -> None:
-    """A chief saves at the end of the block, and the next one begins there, with its variables, step and summaries."""
+    """A chief saves at the end of the block, and the next one begins there, with its variables,
+    step and summaries.
+    """
 
     def chief() -> ah.AsyncMonitoredSession:
         return ah.monitored_training_session(
-            counting_graph(), checkpoint_dir=tmp_path, summaries=["loss"], save_checkpoint=ah.Every(steps=2)
+            counting_graph(),
+            checkpoint_dir=tmp_path,
+            summaries=["loss"],
+            save_checkpoint=ah.Every(steps=2),
         )
 
     async with chief() as session:
         await make_runs(session, 3, "train")
     async with chief() as session:
         assert await session.run(("total", "global_step")) == (3, 3)
-    steps = [checkpoint.step for checkpoint in await ah.Saver(tmp_path, read_only=True).checkpoints()]
+    steps = [
+        checkpoint.step for checkpoint in await ah.Saver(tmp_path, read_only=True).checkpoints()
+    ]
     assert steps == [3, 2, 0]
-    assert len([name for name in os.listdir(tmp_path) if name.startswith("events.out.tfevents")]) == 2
+    assert (
+        len([name for name in os.listdir(tmp_path) if name.startswith("events.out.tfevents")]) == 2
+    )
 
 
 async def test_a_worker_begins_when_the_chief_has_restored(tmp_path: Path) -> None:
-    """A worker waits for the shared variables, and finds what the chief has restored; it never restores or saves."""
+    """A worker waits for the shared variables, and finds what the chief has restored; it never
+    restores or saves.
+    """
     async with ah.monitored_training_session(counting_graph(), checkpoint_dir=tmp_path) as session:
         await session.run("train")
     variables, steps = ah.Variables(), ah.MemoryStepStore()
@@ -81,14 +108,20 @@ async def test_a_worker_begins_when_the_chief_has_restored(tmp_path: Path) -> No
 
     async def worker() -> Any:
         async with ah.monitored_training_session(
-            counting_graph(), is_chief=False, checkpoint_dir=tmp_path, variables=variables, global_step=steps
+            counting_graph(),
+            is_chief=False,
+            checkpoint_dir=tmp_path,
+            variables=variables,
+            global_step=steps,
         ) as session:
             began.set()
             return await session.run(("total", "global_step"))
 
     working = await parked(worker())
     assert not began.is_set()
-    async with ah.monitored_training_session(counting_graph(), checkpoint_dir=tmp_path, variables=variables, global_step=steps):
+    async with ah.monitored_training_session(
+        counting_graph(), checkpoint_dir=tmp_path, variables=variables, global_step=steps
+    ):
         assert await working == (1, 1)
     await steps.aclose()
 
@@ -99,7 +132,9 @@ async def test_a_function_as_the_step(tmp_path: Path) -> None:
     async def step() -> dict[str, float]:
         return {"loss": 0.5}
 
-    async with ah.monitored_training_session(step, checkpoint_dir=tmp_path, summaries={"loss": "loss"}) as session:
+    async with ah.monitored_training_session(
+        step, checkpoint_dir=tmp_path, summaries={"loss": "loss"}
+    ) as session:
         assert await session.run("loss") == 0.5
     creator: Any = ah.ChiefSessionCreator(counting_graph())
     with refused(ah.errors.InvalidArgumentError, "cannot be run; give a Graph or an `async def`"):
@@ -113,9 +148,15 @@ async def test_a_function_as_the_step(tmp_path: Path) -> None:
         ({"save_summaries": "often"}, "save_summaries is 'often'"),
         ({"log_step_count": 0}, "log_step_count is 0"),
         ({"summaries": ["loss"]}, "summaries are given and no directory for them"),
-        ({"summaries": ["loss"], "summary_dir": "", "checkpoint_dir": "checkpoints"}, "output_dir is ''; give a path"),
+        (
+            {"summaries": ["loss"], "summary_dir": "", "checkpoint_dir": "checkpoints"},
+            "output_dir is ''; give a path",
+        ),
         ({"is_chief": False}, "a worker waits for a chief's variables"),
-        ({"is_chief": False, "variables": ah.Variables(), "max_wait_secs": -1}, "max_wait_secs is -1"),
+        (
+            {"is_chief": False, "variables": ah.Variables(), "max_wait_secs": -1},
+            "max_wait_secs is -1",
+        ),
         ({"checkpoint_dir": 7}, "checkpoint_dir is 7"),
     ],
     ids=str,

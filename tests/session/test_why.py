@@ -1,4 +1,6 @@
-"""A process that is asked why it waits: by its own code, by signals, by other processes; and who may ask."""
+"""A process that is asked why it waits: by its own code, by signals, by other processes; and who
+may ask.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directory of the sockets of a program that was started with AIOHOOKS_WHY=1."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("AIOHOOKS_WHY", "1")
-    monkeypatch.setattr("aiohooks._command_line.why._SECS", HANG_SECS)  # within which a process answers
-    signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # as in a terminal: the `&` of a script has it ignored
+    monkeypatch.setattr(
+        "aiohooks._command_line.why._SECS", HANG_SECS
+    )  # within which a process answers
+    signal.signal(
+        signal.SIGQUIT, signal.SIG_DFL
+    )  # as in a terminal: the `&` of a script has it ignored
     return tmp_path / "aiohooks"
 
 
@@ -45,8 +51,12 @@ def files(folder: Path) -> list[str]:
 
 
 @contextlib.asynccontextmanager
-async def opened(*hooks: ah.SessionRunHook, **options: Any) -> AsyncGenerator[ah.AsyncMonitoredSession]:
-    """Run a session; in the end its process cannot be asked any more, and nothing is left of that."""
+async def opened(
+    *hooks: ah.SessionRunHook, **options: Any
+) -> AsyncGenerator[ah.AsyncMonitoredSession]:
+    """Run a session; in the end its process cannot be asked any more, and nothing is left of
+    that.
+    """
     try:
         async with ah.AsyncMonitoredSession(step, hooks, name="chief", **options) as session:
             yield session
@@ -80,14 +90,19 @@ async def test_a_wait_for_a_feed_leads_into_the_feeds() -> None:
 
     async with ah.AsyncMonitoredSession(double) as session:
         loop = await parked(use_up(session.steps(feeds=feeds())), 10)
-        pattern = r" waits for next feed <- task 'feeds' <- next feed, .*\.feeds at .* <- event `arrived` "
+        pattern = (
+            r" waits for next feed <- task 'feeds' <- next feed, .*\.feeds at .* <- event"
+            r" `arrived` "
+        )
         assert re.search(pattern, unfolded(str(session.why())))
         arrived.set()
         await loop
 
 
 async def test_a_session_says_why_it_waits() -> None:
-    """From its own loop and from another thread; it names its sessions, the hook, and what that waits for."""
+    """From its own loop and from another thread; it names its sessions, the hook, and what that
+    waits for.
+    """
     hook = Stuck()
     async with opened(hook) as session:
         assert str(session.why()).startswith("session 'chief' (step 0, open for ")
@@ -95,7 +110,10 @@ async def test_a_session_says_why_it_waits() -> None:
         await hook.waits.wait()
         await ticks()
         for graph in (session.why(), await asyncio.to_thread(session.why)):
-            pattern = r"'chief' \(step 0, in run 1 for .* waits for Stuck.before_run at step 1, .* s <- event `self.released` "
+            pattern = (
+                r"'chief' \(step 0, in run 1 for .* waits for Stuck.before_run at step 1, .* s <-"
+                r" event `self.released` "
+            )
             assert re.search(pattern, unfolded(str(graph))), str(graph)
             assert {node.kind for node in graph.nodes} >= {"session", "hook", "event"}
         hook.released.set()
@@ -103,9 +121,15 @@ async def test_a_session_says_why_it_waits() -> None:
     assert str(session.why()) != ""
 
 
-async def test_other_processes_ask(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the id of the process, by the name of the run, and by that of another run; a pause is named, too."""
-    monkeypatch.setattr(why, "_ANSWER_SECS", HANG_SECS)  # for the loop, after which it counts as blocked
+async def test_other_processes_ask(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the id of the process, by the name of the run, and by that of another run; a pause is
+    named, too.
+    """
+    monkeypatch.setattr(
+        why, "_ANSWER_SECS", HANG_SECS
+    )  # for the loop, after which it counts as blocked
     store = ah.MemoryStepStore(run="digits")
     async with opened(global_step=store) as session:
         assert files(folder) == [f"{os.getpid()}.json", f"{os.getpid()}.sock"]
@@ -119,7 +143,10 @@ async def test_other_processes_ask(folder: Path, capsys: pytest.CaptureFixture[s
             assert ", paused: a look at the weights" in printed
             assert "stopping" not in printed
         assert await asyncio.to_thread(main, ["why", "letters"]) == 1
-        assert "no process of a run 'letters' can be asked on this machine; start it with" in capsys.readouterr().err
+        assert (
+            "no process of a run 'letters' can be asked on this machine; start it with"
+            in capsys.readouterr().err
+        )
         session.resume()
         await run
     assert files(folder) == []
@@ -157,7 +184,9 @@ async def test_an_answer_that_takes_too_long(
     assert "s: it has too many tasks, or the machine is busy: ask again" in capsys.readouterr().out
 
 
-def test_a_socket_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_socket_that_cannot_be_used(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The error of the system is said."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/tmp/" + "long" * 50)
     assert main(["why", "1"]) == 1
@@ -194,25 +223,38 @@ async def test_signals_print_it(name: str, folder: Path, capfd: pytest.CaptureFi
         await session.run(())
 
 
-async def test_a_signal_with_a_handler_is_left_alone(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A session that pauses by SIGUSR1 is paused by it; so is one that has its handler from elsewhere, which is logged."""
+async def test_a_signal_with_a_handler_is_left_alone(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A session that pauses by SIGUSR1 is paused by it; so is one that has its handler from
+    elsewhere, which is logged.
+    """
     received: list[int] = []
     signal.signal(signal.SIGUSR1, lambda number, frame: received.append(number))
     try:
         async with opened():
             signal.raise_signal(signal.SIGUSR1)
             assert received == [signal.SIGUSR1]
-            assert "SIGUSR1 does not print why this process waits: it has a handler already" in caplog.text
+            assert (
+                "SIGUSR1 does not print why this process waits: it has a handler already"
+                in caplog.text
+            )
     finally:
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 
 
-def test_a_session_takes_a_signal_that_would_print_it(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The second one ends the program with the same exit code as without `why`, and nothing warns of it."""
+def test_a_session_takes_a_signal_that_would_print_it(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The second one ends the program with the same exit code as without `why`, and nothing warns
+    of it.
+    """
     before = signal.getsignal(signal.SIGUSR1)
 
     async def main() -> None:
-        async with ah.AsyncMonitoredSession(step, handle_signals=ah.SignalPolicy(signals=(signal.SIGUSR1,))):
+        async with ah.AsyncMonitoredSession(
+            step, handle_signals=ah.SignalPolicy(signals=(signal.SIGUSR1,))
+        ):
             assert caplog.text == ""
             for _ in range(2):
                 signal.raise_signal(signal.SIGUSR1)
@@ -228,8 +270,12 @@ def test_a_session_takes_a_signal_that_would_print_it(folder: Path, caplog: pyte
     assert signal.getsignal(signal.SIGUSR1) is before
 
 
-async def test_a_signal_that_is_ignored_stays_ignored(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The `&` of a script has SIGQUIT ignored: that is no handler of the program, and no warning."""
+async def test_a_signal_that_is_ignored_stays_ignored(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The `&` of a script has SIGQUIT ignored: that is no handler of the program, and no
+    warning.
+    """
     signal.signal(signal.SIGQUIT, signal.SIG_IGN)
     try:
         async with opened():
@@ -240,13 +286,18 @@ async def test_a_signal_that_is_ignored_stays_ignored(folder: Path, caplog: pyte
     assert caplog.text == ""
 
 
-async def test_a_directory_of_others_is_refused(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_directory_of_others_is_refused(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Neither are questions answered there, nor asked; the session is opened all the same."""
     os.mkdir(folder, 0o755)
     async with opened() as session:
         await session.run(())
     assert "AIOHOOKS_WHY is set, but this process cannot be asked why it waits: " in caplog.text
-    assert f"{folder} can be used by others than this user; remove it, or make its mode 0700" in caplog.text
+    assert (
+        f"{folder} can be used by others than this user; remove it, or make its mode 0700"
+        in caplog.text
+    )
     assert main(["why", str(os.getpid())]) == 2
     os.rmdir(folder)
     os.symlink(folder.parent, folder)
@@ -266,7 +317,14 @@ async def test_a_forked_child_is_not_asked_for_its_parent(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "code", "says"),
     [
-        ("1", 1, "aiohooks; start it with AIOHOOKS_WHY=1, or run it with ah.run(main, why=True), and ask as its user"),
+        (
+            "1",
+            1,
+            (
+                "aiohooks; start it with AIOHOOKS_WHY=1, or run it with ah.run(main, why=True), and"
+                " ask as its user"
+            ),
+        ),
         ("4194304", 1, "process 4194304: does not exist any more"),
         ("memory://x", 2, "memory:// is a store within one process"),
         ("http://127.0.0.1:9/", 1, "no service answers at http://127.0.0.1:9/"),
@@ -274,7 +332,9 @@ async def test_a_forked_child_is_not_asked_for_its_parent(folder: Path) -> None:
         ("http://[::1/", 2, "this is no http:// URL: Invalid IPv6 URL"),
     ],
 )
-def test_what_cannot_be_asked(target: str, code: int, says: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_asked(
+    target: str, code: int, says: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It is said why, and what to do."""
     assert main(["why", target]) == code
     printed = capsys.readouterr()
@@ -298,8 +358,12 @@ def test_a_server_that_does_not_speak_http(capsys: pytest.CaptureFixture[str]) -
     assert "this is not a service of a session: BadStatusLine(" in capsys.readouterr().err
 
 
-def test_the_registration_of_a_killed_process_is_removed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A process that was killed could not do it; one that takes part in no run has only a socket."""
+def test_the_registration_of_a_killed_process_is_removed(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A process that was killed could not do it; one that takes part in no run has only a
+    socket.
+    """
     folder.mkdir(mode=0o700)
     for name in ("4194304.json", "4194304.sock", "4194305.sock"):
         (folder / name).write_text('{"runs": ["digits"]}')
@@ -308,8 +372,13 @@ def test_the_registration_of_a_killed_process_is_removed(folder: Path, capsys: p
 
 
 def test_run_lets_a_program_be_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`run(main, why=True)` does what the environment variable does, and at the end of the program nothing is left."""
+    """`run(main, why=True)` does what the environment variable does, and at the end of the program
+    nothing is left.
+    """
     monkeypatch.delenv("AIOHOOKS_WHY")
-    program = "import os, sys, aiohooks as ah\nasync def main(): print(len(os.listdir(sys.argv[1])))\nah.run(main, why=True)"
+    program = (
+        "import os, sys, aiohooks as ah\nasync def main():"
+        " print(len(os.listdir(sys.argv[1])))\nah.run(main, why=True)"
+    )
     found = run_python("-c", program, str(folder))
     assert (found.stdout, found.stderr, files(folder)) == ("1\n", "", [])

@@ -22,7 +22,9 @@ MAX_STEP = 2**53 - 1
 
 
 async def test_writing_in_memory_never_suspends() -> None:
-    """The writes of an inline store never suspend, so nothing runs between them and the code around them."""
+    """The writes of an inline store never suspend, so nothing runs between them and the code around
+    them.
+    """
     store = MemoryStepStore()
     assert store.inline
     assert not StepStore.inline
@@ -50,10 +52,15 @@ async def test_advance_without_a_coroutine() -> None:
 async def test_a_step_above_the_highest_is_refused() -> None:
     """A step above the highest is refused, and the store does not move, with waiters or without."""
     store = MemoryStepStore(MAX_STEP - 1)
-    with pytest.raises(InvalidArgumentError, match=rf"wait for step {MAX_STEP + 1}: give a whole number up to {MAX_STEP}"):
+    with pytest.raises(
+        InvalidArgumentError,
+        match=rf"wait for step {MAX_STEP + 1}: give a whole number up to {MAX_STEP}",
+    ):
         await store.wait_for(MAX_STEP + 1)
     task = await parked(store.wait_for(MAX_STEP))
-    with pytest.raises(InvalidArgumentError, match=f"advance by 2 would lead to step {MAX_STEP + 1}"):
+    with pytest.raises(
+        InvalidArgumentError, match=f"advance by 2 would lead to step {MAX_STEP + 1}"
+    ):
         await store.advance(2)
     assert store.latest.step == MAX_STEP - 1
     assert await store.advance() == await task == MAX_STEP
@@ -78,9 +85,13 @@ async def test_other_kinds_of_whole_numbers_are_steps() -> None:
 
 
 async def test_reached_steps_never_suspend() -> None:
-    """A wait for a step that is reached, or not above 0, returns what was seen without suspending."""
+    """A wait for a step that is reached, or not above 0, returns what was seen without
+    suspending.
+    """
     store = MemoryStepStore(10)
-    assert [result_without_suspending(store.wait_for(step)) for step in (10, 9, 1, 0, -5)] == [10] * 5
+    assert [result_without_suspending(store.wait_for(step)) for step in (10, 9, 1, 0, -5)] == [
+        10
+    ] * 5
     assert result_without_suspending(store.wait_for(3, timeout=0, on_reset="raise")) == 10
     assert store.statistics().immediate == 6
     assert result_without_suspending(MemoryStepStore().wait_for(0)) == 0
@@ -97,7 +108,9 @@ async def test_a_wait_returns_the_step_that_woke_it() -> None:
 
 
 async def test_cancelled_thresholds_do_not_accumulate() -> None:
-    """However many different steps were waited for and cancelled, the memory for them stays bounded."""
+    """However many different steps were waited for and cancelled, the memory for them stays
+    bounded.
+    """
     store = MemoryStepStore()
     steady = await parked(store.wait_for(1))
     most = 0
@@ -115,7 +128,9 @@ async def test_cancelled_thresholds_do_not_accumulate() -> None:
 
 
 async def test_one_threshold_parked_and_cancelled_repeatedly() -> None:
-    """A threshold that is added and removed repeatedly beside a lower one leaves no entry for each time."""
+    """A threshold that is added and removed repeatedly beside a lower one leaves no entry for each
+    time.
+    """
     store = MemoryStepStore()
     low = await parked(store.wait_for(1))
     for _ in range(500):
@@ -131,7 +146,9 @@ async def test_one_threshold_parked_and_cancelled_repeatedly() -> None:
 
 
 async def test_the_timeout_error_has_what_was_wanted() -> None:
-    """The error of a wait whose time is up has the step wanted, the step seen, the duration and the publishers."""
+    """The error of a wait whose time is up has the step wanted, the step seen, the duration and the
+    publishers.
+    """
     with ManualClock() as clock:
         store = MemoryStepStore(run="digits")
         store.publisher("chief")
@@ -141,7 +158,8 @@ async def test_the_timeout_error_has_what_was_wanted() -> None:
         assert not task.done()
         clock.advance(0.1)
         with pytest.raises(
-            StepTimeoutError, match=r"step 10 of digits was not reached in 2.5 s: seen step 4, published by chief"
+            StepTimeoutError,
+            match=r"step 10 of digits was not reached in 2.5 s: seen step 4, published by chief",
         ) as error:
             await task
         assert (error.value.wanted, error.value.seen, error.value.waited_secs) == (10, 4, 2.5)
@@ -150,7 +168,9 @@ async def test_the_timeout_error_has_what_was_wanted() -> None:
 
 
 async def test_timeout_zero_never_suspends() -> None:
-    """With `timeout=0` a step not reached is an error without suspending; with infinity there is no limit."""
+    """With `timeout=0` a step not reached is an error without suspending; with infinity there is no
+    limit.
+    """
     with ManualClock() as clock:
         store = MemoryStepStore()
         with pytest.raises(StepTimeoutError, match="not reached in 0 s: seen step 0, no publisher"):
@@ -177,7 +197,9 @@ async def test_timeout_and_wake_in_one_tick() -> None:
 
 
 async def test_store_made_outside_a_loop_uses_the_loops_clock() -> None:
-    """The timeouts of a store made outside of any loop use the clock of the loop that uses the store."""
+    """The timeouts of a store made outside of any loop use the clock of the loop that uses the
+    store.
+    """
     store = await to_thread.run_sync(MemoryStepStore)
     with pytest.raises(StepTimeoutError):
         await store.wait_for(1, timeout=0.001)

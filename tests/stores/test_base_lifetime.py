@@ -1,4 +1,6 @@
-"""The contract of step stores, on the one in memory: changes, loops and threads, statistics, subscriptions."""
+"""The contract of step stores, on the one in memory: changes, loops and threads, statistics,
+subscriptions.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,16 @@ MAX_STEP = 2**53 - 1
 def asynchronous_calls(store: MemoryStepStore) -> list[Coroutine[Any, Any, object]]:
     """Call each method that suspends and is refused where the store cannot be used."""
     return [
-        store.advance(), store.raise_to(5), store.reset(5), store.value(), store.wait_for(1), store.wait_initialised(),
-        store.mark_initialised(), store.inspect(), enter(store.lead()),
-    ]  # fmt: skip
+        store.advance(),
+        store.raise_to(5),
+        store.reset(5),
+        store.value(),
+        store.wait_for(1),
+        store.wait_initialised(),
+        store.mark_initialised(),
+        store.inspect(),
+        enter(store.lead()),
+    ]
 
 
 async def enter(block: AbstractAsyncContextManager[object]) -> None:
@@ -39,7 +48,9 @@ async def enter(block: AbstractAsyncContextManager[object]) -> None:
 
 
 async def test_iterations_of_changes_are_independent() -> None:
-    """Several iterations, also of one iterator by two tasks, see the newest position; a cancelled one loses nothing."""
+    """Several iterations, also of one iterator by two tasks, see the newest position; a cancelled
+    one loses nothing.
+    """
     store = MemoryStepStore()
     first, second = store.changes(), store.changes()
     assert [await anext(first), await anext(second)] == [Position(1, 0)] * 2
@@ -55,7 +66,9 @@ async def test_iterations_of_changes_are_independent() -> None:
 
 
 async def test_changes_end_by_aclose() -> None:
-    """`aclose` of an iteration ends it, also for a task that waits on it; other iterations continue."""
+    """`aclose` of an iteration ends it, also for a task that waits on it; other iterations
+    continue.
+    """
     async with no_leaks():
         store = MemoryStepStore()
         changes, other = store.changes(), store.changes()
@@ -75,13 +88,17 @@ async def test_changes_end_by_aclose() -> None:
 
 
 def test_other_loop_is_refused_before_any_effect() -> None:
-    """A store belongs to the loop of its first use; in another one every call fails and changes nothing."""
+    """A store belongs to the loop of its first use; in another one every call fails and changes
+    nothing.
+    """
     store = MemoryStepStore()
     assert asyncio.run(store.advance()) == 1
 
     async def use() -> None:
         for coro in (*asynchronous_calls(store), store.aclose()):
-            with pytest.raises(WrongLoopError, match="another event loop than its own; from other threads"):
+            with pytest.raises(
+                WrongLoopError, match="another event loop than its own; from other threads"
+            ):
                 await coro
         with pytest.raises(WrongLoopError):
             await anext(store.changes())
@@ -99,7 +116,9 @@ def test_other_loop_is_refused_before_any_effect() -> None:
 
 
 def test_without_a_loop_only_reading_is_allowed() -> None:
-    """Outside of any loop `latest`, `statistics` and the repr work; a call that needs a loop is refused."""
+    """Outside of any loop `latest`, `statistics` and the repr work; a call that needs a loop is
+    refused.
+    """
     store = MemoryStepStore(3)
     assert store.latest == store.statistics().latest == Position(1, 3)
     for call in (lambda: store.publisher("chief"), lambda: store.fail(ValueError())):
@@ -131,7 +150,9 @@ async def test_a_thread_gets_the_error() -> None:
 
 
 async def test_progress_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    """While there is a wait, one line a minute says for what; without one there is no line and no timer."""
+    """While there is a wait, one line a minute says for what; without one there is no line and no
+    timer.
+    """
     caplog.set_level(logging.INFO, "aiohooks.stores")
     with ManualClock() as clock:
         store = MemoryStepStore(10, run="digits")
@@ -149,10 +170,22 @@ async def test_progress_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture
         await store.advance(120)
         clock.advance(60)
         assert caplog.messages == [
-            "run digits: waiting for step 99 (3 waiters), seen step 40, 0.5 steps/s, published by chief, for 60 s now",
-            "run digits: waiting for step 99 (3 waiters), seen step 40, 0 steps/s, published by chief, for 120 s now",
-            "run digits: waiting for step 99 (3 waiters), seen step 0, reset meanwhile, published by chief, for 180 s now",
-            "run digits: waiting for step 500 (2 waiters), seen step 120, 2 steps/s, published by chief, for 240 s now",
+            (
+                "run digits: waiting for step 99 (3 waiters), seen step 40, 0.5 steps/s, published"
+                " by chief, for 60 s now"
+            ),
+            (
+                "run digits: waiting for step 99 (3 waiters), seen step 40, 0 steps/s, published by"
+                " chief, for 120 s now"
+            ),
+            (
+                "run digits: waiting for step 99 (3 waiters), seen step 0, reset meanwhile,"
+                " published by chief, for 180 s now"
+            ),
+            (
+                "run digits: waiting for step 500 (2 waiters), seen step 120, 2 steps/s, published"
+                " by chief, for 240 s now"
+            ),
         ]
         await store.raise_to(500)
         tasks[0].cancel()
@@ -176,9 +209,15 @@ async def test_a_wait_that_is_over_is_not_in_the_statistics() -> None:
 
 
 async def test_statistics_count() -> None:
-    """Statistics have the current state and the number of waits so far; the repr has it in a line."""
+    """Statistics have the current state and the number of waits so far; the repr has it in a
+    line.
+    """
     store = MemoryStepStore(run="digits")
-    assert (store.statistics().waits, store.statistics().immediate, store.statistics().max_waiting) == (0, 0, 0)
+    assert (
+        store.statistics().waits,
+        store.statistics().immediate,
+        store.statistics().max_waiting,
+    ) == (0, 0, 0)
     names = [f"worker {number}" for number in range(7)]
     for name in names:
         store.publisher(name)
@@ -189,11 +228,21 @@ async def test_statistics_count() -> None:
     statistics = store.statistics()
     assert statistics.waiting_secs is not None
     assert dataclasses.replace(statistics, waiting_secs=None) == StoreStatistics(
-        latest=Position(1, 4), waiting=1, wanted=6, thresholds=1, watching=0, publishers=tuple(names),
-        waits=3, immediate=1, max_waiting=3, waiting_secs=None,
-    )  # fmt: skip
-    assert repr(store) == (
-        "<MemoryStepStore 'digits' at step 4 of epoch 1, 1 waiting for step 6 or more, published by"
+        latest=Position(1, 4),
+        waiting=1,
+        wanted=6,
+        thresholds=1,
+        watching=0,
+        publishers=tuple(names),
+        waits=3,
+        immediate=1,
+        max_waiting=3,
+        waiting_secs=None,
+    )
+    assert (
+        repr(store)
+        == "<MemoryStepStore 'digits' at step 4 of epoch 1, 1 waiting for step 6 or more,"
+        " published by"
         " worker 0, worker 1, worker 2, worker 3, worker 4 and 2 more>"
     )
     await store.advance(2)
@@ -201,7 +250,9 @@ async def test_statistics_count() -> None:
 
 
 async def test_an_engine_is_notified_of_the_next_threshold() -> None:
-    """`_subscribe` is called with each new lowest step with a waiter: 0 for any change, None without a waiter."""
+    """`_subscribe` is called with each new lowest step with a waiter: 0 for any change, None
+    without a waiter.
+    """
     subscribed: list[int | None] = []
 
     class Engine(MemoryStepStore):

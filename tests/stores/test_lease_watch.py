@@ -21,7 +21,9 @@ def watch(clock: ManualClock) -> LeaseWatch:
 
 
 def test_a_silent_member_expires_after_its_lease(clock: ManualClock, watch: LeaseWatch) -> None:
-    """Its lease has run out when no other heartbeat was seen for its time, in reads that were close together."""
+    """Its lease has run out when no other heartbeat was seen for its time, in reads that were close
+    together.
+    """
     watch.observe(seen(5))
     for _ in range(4):
         assert watch.expired() == []
@@ -43,7 +45,9 @@ def test_the_next_read_is_not_put_off(clock: ManualClock, watch: LeaseWatch) -> 
 
 
 def test_a_heartbeat_begins_the_lease_again(clock: ManualClock, watch: LeaseWatch) -> None:
-    """A member that is renewed once in its lease never expires, whatever the numbers of its heartbeats."""
+    """A member that is renewed once in its lease never expires, whatever the numbers of its
+    heartbeats.
+    """
     for heartbeat in (5, 6, 0, 1, 2, 100):
         for _ in range(4):
             watch.observe(seen(heartbeat))
@@ -52,7 +56,9 @@ def test_a_heartbeat_begins_the_lease_again(clock: ManualClock, watch: LeaseWatc
 
 
 def test_time_without_a_read_does_not_count(clock: ManualClock, watch: LeaseWatch) -> None:
-    """While the run cannot be read no heartbeat can arrive: afterwards the lease begins again, however long that was."""
+    """While the run cannot be read no heartbeat can arrive: afterwards the lease begins again,
+    however long that was.
+    """
     for secs in (2.1, 5.0, 1e6):
         for _ in range(4):
             watch.observe(seen(5))
@@ -67,7 +73,9 @@ def test_time_without_a_read_does_not_count(clock: ManualClock, watch: LeaseWatc
 
 
 def test_a_slow_engine_keeps_no_dead_member(clock: ManualClock, watch: LeaseWatch) -> None:
-    """If every read is late, only the first of them begins the lease again: it runs out after four more."""
+    """If every read is late, only the first of them begins the lease again: it runs out after four
+    more.
+    """
     watch.observe(seen(5))
     for _ in range(5):
         assert watch.expired() == []
@@ -77,10 +85,19 @@ def test_a_slow_engine_keeps_no_dead_member(clock: ManualClock, watch: LeaseWatc
 
 
 def test_each_member_has_its_own_lease(clock: ManualClock, watch: LeaseWatch) -> None:
-    """The shortest one says when to read; members of this process, and those without a lease, are not watched."""
+    """The shortest one says when to read; members of this process, and those without a lease, are
+    not watched.
+    """
 
     def read() -> None:
-        watch.observe((*seen(1, 8.0, "p/1"), *seen(1, 2.0, "q/1"), *seen(1, 1.0, "here/1"), *seen(1, float("inf"), "r/1")))
+        watch.observe(
+            (
+                *seen(1, 8.0, "p/1"),
+                *seen(1, 2.0, "q/1"),
+                *seen(1, 1.0, "here/1"),
+                *seen(1, float("inf"), "r/1"),
+            )
+        )
 
     for _ in range(4):
         read()

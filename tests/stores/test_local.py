@@ -32,7 +32,9 @@ pytestmark = pytest.mark.every_python
 async def test_conformance(tmp_path: Path, check: str) -> None:
     """The checks of every step store hold, and no file of a process is left over."""
     await check_step_store(lambda run: LocalStepStore(tmp_path, run=run), check)
-    assert [name for run in os.listdir(tmp_path) for name in os.listdir(tmp_path / run / "alive")] == []
+    assert [
+        name for run in os.listdir(tmp_path) for name in os.listdir(tmp_path / run / "alive")
+    ] == []
 
 
 async def test_by_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,11 +52,16 @@ async def test_by_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def contents(directory: Path) -> dict[str, tuple[int, bytes]]:
     """What is in a directory: when each file was written, and with what."""
     paths = sorted(directory.rglob("*"))
-    return {str(path): (path.stat().st_mtime_ns, b"" if path.is_dir() else path.read_bytes()) for path in paths}
+    return {
+        str(path): (path.stat().st_mtime_ns, b"" if path.is_dir() else path.read_bytes())
+        for path in paths
+    }
 
 
 async def test_a_look_from_outside_leaves_no_trace(tmp_path: Path) -> None:
-    """`inspect` makes no directory and writes nothing; a run is as it was, and its publishers too."""
+    """`inspect` makes no directory and writes nothing; a run is as it was, and its publishers
+    too.
+    """
     missing = LocalStepStore(tmp_path / "missing")
     assert await missing.inspect() is None
     await missing.aclose()
@@ -78,7 +85,9 @@ async def test_a_look_from_outside_leaves_no_trace(tmp_path: Path) -> None:
 
 
 async def test_a_look_from_outside_leaves_out_the_dead(tmp_path: Path) -> None:
-    """A publisher whose process was killed is reported as lost, and removed by the next process that opens the run only."""
+    """A publisher whose process was killed is reported as lost, and removed by the next process
+    that opens the run only.
+    """
     code = f"""
 import asyncio, os, signal
 from aiohooks.stores import open_step_store
@@ -104,7 +113,9 @@ asyncio.run(main())
 
 
 async def test_a_look_from_outside_at_a_damaged_run(tmp_path: Path) -> None:
-    """It is an error that names the file; so is a directory that may not be read, and no descriptor stays open."""
+    """It is an error that names the file; so is a directory that may not be read, and no descriptor
+    stays open.
+    """
     async with LocalStepStore(tmp_path) as store:
         await store.advance()
     descriptors = len(os.listdir("/proc/self/fd"))
@@ -124,7 +135,9 @@ async def test_a_look_from_outside_at_a_damaged_run(tmp_path: Path) -> None:
 
 
 async def test_the_step_outlives_all_processes(tmp_path: Path) -> None:
-    """The step, its epoch and the number of terms are there when the run is opened again, until it is forgotten."""
+    """The step, its epoch and the number of terms are there when the run is opened again, until it
+    is forgotten.
+    """
     async with LocalStepStore(tmp_path) as store:
         await store.advance(7)
         await store.reset(3)
@@ -169,7 +182,9 @@ def no_descriptors() -> Iterator[None]:
 
 
 async def test_used_up_descriptors_end_no_wait(tmp_path: Path) -> None:
-    """A change that cannot be read because too many files are open is read later: waits continue, and new ones begin."""
+    """A change that cannot be read because too many files are open is read later: waits continue,
+    and new ones begin.
+    """
     with ManualClock() as clock:
         async with LocalStepStore(tmp_path) as store, LocalStepStore(tmp_path) as other:
             waiting = await parked(other.wait_for(3))
@@ -191,7 +206,9 @@ async def test_used_up_descriptors_end_no_wait(tmp_path: Path) -> None:
 
 
 async def test_an_error_that_does_not_pass_ends_waits_and_is_forgotten(tmp_path: Path) -> None:
-    """After an error of the files waits end with it; a new one does not, once they can be read again."""
+    """After an error of the files waits end with it; a new one does not, once they can be read
+    again.
+    """
     async with LocalStepStore(tmp_path) as store:
         waiting = await parked(store.wait_for(3))
         store._local._report(OSError(errno.EIO, "Input/output error"))
@@ -203,7 +220,9 @@ async def test_an_error_that_does_not_pass_ends_waits_and_is_forgotten(tmp_path:
 
 @pytest.mark.parametrize("moved", ["base/default", "base"])
 async def test_a_run_directory_that_is_moved(tmp_path: Path, moved: str) -> None:
-    """Whoever waits there, or uses the store later, is notified: another store of the run would begin anew."""
+    """Whoever waits there, or uses the store later, is notified: another store of the run would
+    begin anew.
+    """
     async with LocalStepStore(tmp_path / "base") as store:
         await store.advance()
         waiting = await parked(store.wait_for(3))
@@ -212,7 +231,10 @@ async def test_a_run_directory_that_is_moved(tmp_path: Path, moved: str) -> None
             await until_true(lambda: store._vacancies)  # pyright: ignore[reportPrivateUsage]
             (tmp_path / moved).rename(tmp_path / "elsewhere")
             for wait in (waiting, leading):
-                with pytest.raises(ah.errors.StoreUnavailableError, match=r"its directory .* was moved: close this store"):
+                with pytest.raises(
+                    ah.errors.StoreUnavailableError,
+                    match=r"its directory .* was moved: close this store",
+                ):
                     await wait
         for use in (store.advance, store.value, store.forget):
             with pytest.raises(ah.errors.StoreUnavailableError, match="was moved"):
@@ -231,7 +253,9 @@ async def test_a_run_directory_that_is_moved_and_moved_back(tmp_path: Path) -> N
 
 
 async def test_forgetting_keeps_foreign_files(tmp_path: Path) -> None:
-    """A file that is not the store's own is not deleted with the run, and the error names the directory."""
+    """A file that is not the store's own is not deleted with the run, and the error names the
+    directory.
+    """
     async with LocalStepStore(tmp_path) as store:
         (store.directory / "notes.txt").write_text("mine")
         with pytest.raises(ah.errors.StoreUnavailableError, match="default"):
@@ -260,7 +284,9 @@ async def test_an_advance_without_due_waiters_wakes_no_process(tmp_path: Path) -
 
 
 async def test_a_process_that_comes_later_removes_no_one(tmp_path: Path) -> None:
-    """Who opens the run looks which processes are alive: their publishers and their chief stay; in this process or another."""
+    """Who opens the run looks which processes are alive: their publishers and their chief stay; in
+    this process or another.
+    """
     program = f"""
 import asyncio
 from aiohooks.stores import open_step_store
@@ -283,7 +309,9 @@ asyncio.run(main())
 
 
 async def test_more_processes_than_are_read_at_first(tmp_path: Path) -> None:
-    """However many have the run open, each is woken at its step; those that have left leave no slot."""
+    """However many have the run open, each is woken at its step; those that have left leave no
+    slot.
+    """
     async with contextlib.AsyncExitStack() as stack:
         stores = [await stack.enter_async_context(LocalStepStore(tmp_path)) for _ in range(20)]
         waits = [await parked(store.wait_for(number)) for number, store in enumerate(stores, 1)]
@@ -304,7 +332,9 @@ async def test_more_processes_than_are_read_at_first(tmp_path: Path) -> None:
 
 
 async def test_no_timer_runs_while_waiting(tmp_path: Path) -> None:
-    """Nothing is polled or renewed: steps and the end of a publisher are notified although the clock does not move."""
+    """Nothing is polled or renewed: steps and the end of a publisher are notified although the
+    clock does not move.
+    """
     with ManualClock():
         async with LocalStepStore(tmp_path) as store, LocalStepStore(tmp_path) as other:
             with other.publisher("one"):
@@ -331,9 +361,15 @@ async def test_an_old_snapshot_is_ignored(tmp_path: Path) -> None:
 
 
 async def test_a_stop_while_another_process_has_the_lock(tmp_path: Path) -> None:
-    """It ends the wait of a session that is being opened, whose request is not made later; it does not end a closing."""
+    """It ends the wait of a session that is being opened, whose request is not made later; it does
+    not end a closing.
+    """
     with ManualClock():
-        async with LocalStepStore(tmp_path) as other, LocalStepStore(tmp_path) as store, LocalStepStore(tmp_path) as idle:
+        async with (
+            LocalStepStore(tmp_path) as other,
+            LocalStepStore(tmp_path) as store,
+            LocalStepStore(tmp_path) as idle,
+        ):
             lock = os.open(store.directory, os.O_RDONLY)
             fcntl.flock(lock, fcntl.LOCK_EX)
             coord = ah.Coordinator()

@@ -1,4 +1,6 @@
-"""The files of a local run, damaged in every way: the error says where and how, and nothing is guessed in their place."""
+"""The files of a local run, damaged in every way: the error says where and how, and nothing is
+guessed in their place.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def read(directory: Path) -> None:
 
 
 async def test_every_changed_byte_is_noticed(tmp_path: Path) -> None:
-    """Each byte of the records and of the state is changed in turn, and each time reading fails with the file."""
+    """Each byte of the records and of the state is changed in turn, and each time reading fails
+    with the file.
+    """
     directory = await make_run(tmp_path)
     for name in FILES:
         good = (directory / name).read_bytes()
@@ -60,7 +64,9 @@ async def test_every_changed_byte_is_noticed(tmp_path: Path) -> None:
             bad = bytearray(good)
             bad[at] ^= 1 << at % 8
             (directory / name).write_bytes(bad)
-            with pytest.raises(StoreDamagedError, match=r"found .*, expected .*forget.*remove the directory") as caught:
+            with pytest.raises(
+                StoreDamagedError, match=r"found .*, expected .*forget.*remove the directory"
+            ) as caught:
                 read(tmp_path)
             assert caught.value.path == str(directory / name)
             assert caught.value.found in str(caught.value)
@@ -87,8 +93,12 @@ async def test_every_truncation_is_noticed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("replacement", ["nothing", "a directory", "a link", "a pipe"])
-async def test_something_else_in_the_place_of_a_file(tmp_path: Path, name: str, replacement: str) -> None:
-    """A file that is missing, or something else, is damage: a link is not followed, a pipe not waited for."""
+async def test_something_else_in_the_place_of_a_file(
+    tmp_path: Path, name: str, replacement: str
+) -> None:
+    """A file that is missing, or something else, is damage: a link is not followed, a pipe not
+    waited for.
+    """
     path = await make_run(tmp_path) / name
     path.rename(tmp_path / "away")
     if replacement == "a directory":
@@ -114,7 +124,9 @@ async def test_something_else_in_the_place_of_a_directory(tmp_path: Path, folder
 
 
 async def test_empty_files_are_not_a_new_run(tmp_path: Path) -> None:
-    """When both files are empty, as after a loss of power, the state that is still there shows that a run is lost."""
+    """When both files are empty, as after a loss of power, the state that is still there shows that
+    a run is lost.
+    """
     directory = await make_run(tmp_path)
     for name in ("position", "notify"):
         os.truncate(directory / name, 0)
@@ -123,7 +135,9 @@ async def test_empty_files_are_not_a_new_run(tmp_path: Path) -> None:
 
 
 async def test_a_run_can_begin_after_its_creation_was_interrupted(tmp_path: Path) -> None:
-    """A process that is killed between any two of the writes that begin a run leaves one that can begin."""
+    """A process that is killed between any two of the writes that begin a run leaves one that can
+    begin.
+    """
     async with LocalStepStore(tmp_path) as store:
         directory, first = store.directory, (store.directory / "position").read_bytes()[:128]
     for position, notify in [(b"", b""), (b"", b"not begun"), (first, b"not begun")]:
@@ -137,7 +151,10 @@ async def test_another_version_is_named(tmp_path: Path) -> None:
     directory = await make_run(tmp_path)
     data = (directory / "position").read_bytes()
     (directory / "position").write_bytes(data.replace(b"ahooks.1", b"ahooks.2"))
-    with pytest.raises(StoreDamagedError, match="found a record of version b'2', expected a whole record of version b'1'"):
+    with pytest.raises(
+        StoreDamagedError,
+        match="found a record of version b'2', expected a whole record of version b'1'",
+    ):
         await LocalStepStore(tmp_path).value()
 
 
@@ -148,7 +165,10 @@ async def test_an_old_state_is_named(tmp_path: Path) -> None:
             await store.flush()
             old = (store.directory / "state").read_bytes()
     (store.directory / "state").write_bytes(old)
-    with pytest.raises(StoreDamagedError, match=r"state: found revision \d, expected revision \d, as in the file notify"):
+    with pytest.raises(
+        StoreDamagedError,
+        match=r"state: found revision \d, expected revision \d, as in the file notify",
+    ):
         await LocalStepStore(tmp_path).value()
 
 
@@ -163,8 +183,12 @@ def _empty(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [_flip, _empty])
-async def test_damage_ends_waits(tmp_path: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture) -> None:
-    """When the record that wakes them cannot be read, waiters get an error each, which names the file."""
+async def test_damage_ends_waits(
+    tmp_path: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """When the record that wakes them cannot be read, waiters get an error each, which names the
+    file.
+    """
     async with LocalStepStore(tmp_path) as store:
         waits = [asyncio.ensure_future(store.wait_for(step)) for step in (5, 5, 7)]
         await asyncio.sleep(0)
@@ -193,8 +217,12 @@ async def test_damage_that_a_call_finds_ends_waits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["position", "notify"])
 @pytest.mark.parametrize("replaced", [False, True])
-async def test_a_file_that_is_removed_while_it_is_open(tmp_path: Path, name: str, replaced: bool) -> None:
-    """Steps are not written where no other process reads them: calls and waits end, and name the file."""
+async def test_a_file_that_is_removed_while_it_is_open(
+    tmp_path: Path, name: str, replaced: bool
+) -> None:
+    """Steps are not written where no other process reads them: calls and waits end, and name the
+    file.
+    """
     with ManualClock():
         async with LocalStepStore(tmp_path) as store, LocalStepStore(tmp_path) as other:
             waits = [asyncio.ensure_future(each.wait_for(5)) for each in (store, other)]
@@ -206,7 +234,10 @@ async def test_a_file_that_is_removed_while_it_is_open(tmp_path: Path, name: str
             else:
                 path.unlink()
             for wait in waits:
-                with pytest.raises(StoreDamagedError, match="found no file, or another one, expected the file that this process"):
+                with pytest.raises(
+                    StoreDamagedError,
+                    match="found no file, or another one, expected the file that this process",
+                ):
                     await wait
             for call in (store.advance(), store.value(), other.raise_to(3), other.wait_for(9)):
                 with pytest.raises(StoreDamagedError) as caught:

@@ -33,7 +33,9 @@ pytestmark = pytest.mark.every_python
 
 
 def test_default_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is in the runtime directory of the login if the user has one, otherwise in the directory for temporary files."""
+    """It is in the runtime directory of the login if the user has one, otherwise in the directory
+    for temporary files.
+    """
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert default_directory() == tmp_path / "aiohooks"
     for other in ("relative", str(tmp_path / "missing"), ""):
@@ -50,7 +52,9 @@ async def test_files_are_private(tmp_path: Path) -> None:
             made = [store.directory, *store.directory.rglob("*")]
     finally:
         os.umask(old)
-    assert [path for path in made if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077] == []
+    assert [
+        path for path in made if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077
+    ] == []
 
 
 def link(path: Path) -> None:
@@ -66,15 +70,32 @@ def link(path: Path) -> None:
         ("aiohooks/default", lambda path: path.chmod(0o777), "is open to other users"),
         ("aiohooks/default/alive", lambda path: path.chmod(0o777), "is open to other users"),
         ("aiohooks/default", link, "default is not a directory"),
-        ("aiohooks/default", lambda path: os.chown(path, 12345, 12345), "default belongs to user 12345"),
+        (
+            "aiohooks/default",
+            lambda path: os.chown(path, 12345, 12345),
+            "default belongs to user 12345",
+        ),
         ("aiohooks", lambda path: os.chown(path, 12345, 12345), "aiohooks belongs to user 12345"),
     ],
-    ids=["open base", "open run", "open folder", "a link", "run of another user", "base of another user"],
+    ids=[
+        "open base",
+        "open run",
+        "open folder",
+        "a link",
+        "run of another user",
+        "base of another user",
+    ],
 )
 async def test_a_directory_that_is_not_private_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, change: Callable[[Path], None], problem: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    change: Callable[[Path], None],
+    problem: str,
 ) -> None:
-    """The default directory, whose parent is open to all, a run in it and what is in that: another user may have made it."""
+    """The default directory, whose parent is open to all, a run in it and what is in that: another
+    user may have made it.
+    """
     if "belongs" in problem and os.geteuid() != 0:
         pytest.skip("only root gives files away")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
@@ -86,14 +107,20 @@ async def test_a_directory_that_is_not_private_is_refused(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-async def test_a_given_directory_may_be_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The parent of a run that is given may be open to others, and belong to the user or to root; not to anyone else."""
+async def test_a_given_directory_may_be_roots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parent of a run that is given may be open to others, and belong to the user or to root;
+    not to anyone else.
+    """
     os.chmod(tmp_path, 0o777)
     async with LocalStepStore(tmp_path) as store:
         await store.advance()
     with monkeypatch.context() as another_user:
         another_user.setattr(os, "geteuid", lambda: 12345)
-        with pytest.raises(ah.errors.InvalidArgumentError, match="default belongs to user 0"):  # the run, and not its parent
+        with pytest.raises(
+            ah.errors.InvalidArgumentError, match="default belongs to user 0"
+        ):  # the run, and not its parent
             await LocalStepStore(tmp_path).value()
     os.chown(tmp_path, 12345, 12345)
     with pytest.raises(ah.errors.InvalidArgumentError, match="belongs to user 12345"):
@@ -101,35 +128,50 @@ async def test_a_given_directory_may_be_roots(tmp_path: Path, monkeypatch: pytes
 
 
 async def test_a_file_in_place_of_the_directory(tmp_path: Path) -> None:
-    """A path where no directory can be made is refused, with the error of the system and what to give instead."""
+    """A path where no directory can be made is refused, with the error of the system and what to
+    give instead.
+    """
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(ah.errors.StoreRefusedError, match=rf"{path} cannot be made: .*; give one that user \d+ may"):
+        with pytest.raises(
+            ah.errors.StoreRefusedError,
+            match=rf"{path} cannot be made: .*; give one that user \d+ may",
+        ):
             await LocalStepStore(path).value()
 
 
-async def test_a_run_that_is_deleted_while_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_that_is_deleted_while_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The directory is not made again with other modes: opening fails, and may be tried again."""
     monkeypatch.setattr(_files, "_check_private", lambda path, **_: path.rmdir())
-    with pytest.raises(ah.errors.StoreUnavailableError, match=r"cannot be used: .*No such file") as caught:
+    with pytest.raises(
+        ah.errors.StoreUnavailableError, match=r"cannot be used: .*No such file"
+    ) as caught:
         await LocalStepStore(tmp_path).value()
     assert not isinstance(caught.value, ah.errors.StoreRefusedError)
     assert not (tmp_path / "default").exists()
 
 
-async def test_a_full_disk_may_have_room_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_may_have_room_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A full disk is not a refusal, so a session tries again."""
 
     def full(*_args: object, **_kwargs: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path))
 
     monkeypatch.setattr(Path, "mkdir", full)
-    with pytest.raises(ah.errors.StoreUnavailableError, match=r"cannot be used: .*No space left") as caught:
+    with pytest.raises(
+        ah.errors.StoreUnavailableError, match=r"cannot be used: .*No space left"
+    ) as caught:
         await LocalStepStore(tmp_path / "runs").value()
     assert not isinstance(caught.value, ah.errors.StoreRefusedError)
 
 
-async def test_a_remote_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_remote_file_system_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Changes there are not notified: the error names the file system, and what to use instead."""
     assert remote_file_system(tmp_path) is None
     with pytest.raises(FileNotFoundError):
@@ -140,11 +182,16 @@ async def test_a_remote_file_system_is_refused(tmp_path: Path, monkeypatch: pyte
             return "NFS"
 
     monkeypatch.setattr(_files, "_REMOTE_FILE_SYSTEMS", Everything())
-    with pytest.raises(ah.errors.InvalidArgumentError, match=r"is on NFS, which may be shared with other machines.*redis://"):
+    with pytest.raises(
+        ah.errors.InvalidArgumentError,
+        match=r"is on NFS, which may be shared with other machines.*redis://",
+    ):
         await LocalStepStore(tmp_path).value()
 
 
-@pytest.mark.parametrize("run", ["../up", "..", ".", "/etc/passwd", "a/b", "a b\u00fc", ".hidden", "%2F"])
+@pytest.mark.parametrize(
+    "run", ["../up", "..", ".", "/etc/passwd", "a/b", "a b\u00fc", ".hidden", "%2F"]
+)
 async def test_run_names_cannot_leave_the_directory(tmp_path: Path, run: str) -> None:
     """Whatever the name of a run, its files are in a directory of its own."""
     async with LocalStepStore(tmp_path / "runs", run=run) as store:
@@ -155,7 +202,10 @@ async def test_run_names_cannot_leave_the_directory(tmp_path: Path, run: str) ->
 
 def test_what_cannot_be_watched_is_named(tmp_path: Path) -> None:
     """A watch that the system refuses is an error with the path."""
-    with contextlib.closing(Inotify()) as inotify, pytest.raises(OSError, match=f"{tmp_path}/missing: No such file"):
+    with (
+        contextlib.closing(Inotify()) as inotify,
+        pytest.raises(OSError, match=f"{tmp_path}/missing: No such file"),
+    ):
         inotify.add(tmp_path / "missing", MODIFY)
 
 
@@ -171,22 +221,31 @@ def test_different_runs_have_different_file_names() -> None:
 
 
 def test_records() -> None:
-    """A record is unpacked as it was packed, also before other bytes; one that is cut or changed anywhere is not."""
+    """A record is unpacked as it was packed, also before other bytes; one that is cut or changed
+    anywhere is not.
+    """
     record = RunRecord(Position(3, 2**53 - 1), 17, 4)
     data = pack_record(3, 2**53 - 1, 17, 4)
     assert len(data) == RECORD_SIZE
     assert unpack_record(data + b"more") == record
-    assert unpack_record(data[:-1]) is unpack_record(b"") is unpack_record(bytes(RECORD_SIZE)) is None
+    assert (
+        unpack_record(data[:-1]) is unpack_record(b"") is unpack_record(bytes(RECORD_SIZE)) is None
+    )
     for place in range(RECORD_SIZE):
         assert unpack_record(data[:place] + bytes([data[place] ^ 8]) + data[place + 1 :]) is None
 
 
 def test_slots() -> None:
-    """A process is due if it waits for a step that is passed now, or for every step; this process itself never is."""
+    """A process is due if it waits for a step that is passed now, or for every step; this process
+    itself never is.
+    """
     steps = [NOT_WAITING, 6, 11, 11]  # for nothing, 5, 10, 10
     slots = struct.pack("<4Q", *steps)
     nothing_later = 2**53
-    assert [find_due(slots, -1, *moved) for moved in [(0, 4), (4, 5), (5, 9), (9, 10), (10, 99), (0, 99)]] == [
+    assert [
+        find_due(slots, -1, *moved)
+        for moved in [(0, 4), (4, 5), (5, 9), (9, 10), (10, 99), (0, 99)]
+    ] == [
         (False, 5),
         (True, 10),
         (False, 10),

@@ -15,7 +15,14 @@ from aiohooks.stores._waiting import WaitRegistry
 from aiohooks.stores.publishers import Publisher
 from aiohooks.testing import ManualClock
 from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
-from tests.support.waiting import HANG_SECS, advance_clock, cancel_and_wait, parked, parked_wait, ticks
+from tests.support.waiting import (
+    HANG_SECS,
+    advance_clock,
+    cancel_and_wait,
+    parked,
+    parked_wait,
+    ticks,
+)
 
 # --- leases
 
@@ -54,7 +61,9 @@ async def kill(store: FakeStepStore) -> None:
 async def test_a_dead_publisher_is_found_when_its_lease_runs_out(
     clock: ManualClock, engine: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A killed publisher counts as dead when its lease runs out, not before, and waiters are notified."""
+    """A killed publisher counts as dead when its lease runs out, not before, and waiters are
+    notified.
+    """
     dead = FakeStepStore(DyingConnection(engine))
     async with FakeStepStore(engine) as b:
         dead.publisher("trainer")
@@ -65,7 +74,9 @@ async def test_a_dead_publisher_is_found_when_its_lease_runs_out(
         await pass_time(clock, 9.5)
         assert not wait.done()
         await pass_time(clock, 3)
-        with pytest.raises(ah.PublisherFailedError, match="trainer failed at step 5, wanted 9") as caught:
+        with pytest.raises(
+            ah.PublisherFailedError, match="trainer failed at step 5, wanted 9"
+        ) as caught:
             await wait
         assert "found dead" in str(caught.value.__cause__)
     await close_dead(dead, clock)
@@ -76,14 +87,18 @@ async def test_a_dead_publisher_is_found_when_its_lease_runs_out(
 async def test_a_publisher_whose_loop_was_blocked(
     clock: ManualClock, engine: FakeEngine, caplog: pytest.LogCaptureFixture, blocked_secs: int
 ) -> None:
-    """A process whose loop was blocked for longer than a lease logs that, for how long, and that it was found dead."""
+    """A process whose loop was blocked for longer than a lease logs that, for how long, and that it
+    was found dead.
+    """
     with ManualClock() as own_clock:
         blocked = FakeStepStore(engine)
     async with blocked, FakeStepStore(engine) as b:
         with blocked.publisher("trainer"):
             await blocked.flush()
             wait = await parked(b.wait_for(9), 40)
-            own_clock.call_later(0, lambda: setattr(own_clock, "_now", blocked_secs))  # nothing else is called meanwhile
+            own_clock.call_later(
+                0, lambda: setattr(own_clock, "_now", blocked_secs)
+            )  # nothing else is called meanwhile
             await pass_time(clock, blocked_secs)
             assert wait.done() == (blocked_secs > 10)
             own_clock.advance(0)
@@ -99,8 +114,12 @@ async def test_a_publisher_whose_loop_was_blocked(
         await asyncio.gather(wait, return_exceptions=True)
 
 
-async def test_a_dead_publisher_is_found_while_another_one_is_fast(clock: ManualClock, engine: FakeEngine) -> None:
-    """A waiter for one step after the other finds it, too: else its death would be what ended the run, long after."""
+async def test_a_dead_publisher_is_found_while_another_one_is_fast(
+    clock: ManualClock, engine: FakeEngine
+) -> None:
+    """A waiter for one step after the other finds it, too: else its death would be what ended the
+    run, long after.
+    """
     dead = FakeStepStore(DyingConnection(engine))
     async with FakeStepStore(engine) as a, FakeStepStore(engine) as b:
         dead.publisher("dead")
@@ -120,8 +139,12 @@ async def test_a_dead_publisher_is_found_while_another_one_is_fast(clock: Manual
     await close_dead(dead, clock)
 
 
-async def test_waiters_stay_for_the_next_chief_if_asked(clock: ManualClock, engine: FakeEngine) -> None:
-    """With `on_lost="keep"` waiters stay when a publisher is found dead, and are woken by its successor."""
+async def test_waiters_stay_for_the_next_chief_if_asked(
+    clock: ManualClock, engine: FakeEngine
+) -> None:
+    """With `on_lost="keep"` waiters stay when a publisher is found dead, and are woken by its
+    successor.
+    """
     dead = FakeStepStore(DyingConnection(engine))
     async with FakeStepStore(engine, on_lost="keep") as b:
         dead.publisher("trainer")
@@ -162,7 +185,9 @@ async def close_dead(dead: FakeStepStore, clock: ManualClock) -> None:
 
 
 async def test_a_local_failure_keeps_its_error(engine: FakeEngine) -> None:
-    """In the process that failed, waiters get the error itself as the cause, also after the engine has reported the exit."""
+    """In the process that failed, waiters get the error itself as the cause, also after the engine
+    has reported the exit.
+    """
     async with FakeStepStore(engine) as a:
         trainer = a.publisher("trainer")
         await a.flush()
@@ -179,23 +204,34 @@ async def test_a_local_failure_keeps_its_error(engine: FakeEngine) -> None:
 
 
 async def test_a_run_that_had_ended_may_begin_again(clock: ManualClock, engine: FakeEngine) -> None:
-    """A worker that starts before its chief, after an earlier run: its wait ends only when no publisher registers in time."""
+    """A worker that starts before its chief, after an earlier run: its wait ends only when no
+    publisher registers in time.
+    """
     async with FakeStepStore(engine) as a:
         with a.publisher("yesterday's chief"):
             await a.advance(3)
-    async with FakeStepStore(engine, join_grace_secs=20) as b, FakeStepStore(engine, join_grace_secs=20) as c:
+    async with (
+        FakeStepStore(engine, join_grace_secs=20) as b,
+        FakeStepStore(engine, join_grace_secs=20) as c,
+    ):
         early, late = asyncio.ensure_future(b.wait_for(5)), asyncio.ensure_future(c.wait_for(50))
         await ticks(40)
         await advance_clock(clock, 19, 40)
         assert not early.done()
         await advance_clock(clock, 2, 40)
         for wait in (early, late):
-            with pytest.raises(ah.errors.PublisherFinishedError, match="yesterday's chief finished at step 3"):
+            with pytest.raises(
+                ah.errors.PublisherFinishedError, match="yesterday's chief finished at step 3"
+            ):
                 await wait
 
 
-async def test_reading_a_run_that_had_ended_does_not_lengthen_the_wait(clock: ManualClock, engine: FakeEngine) -> None:
-    """The time in which a publisher may register passes, however often the run is read meanwhile."""
+async def test_reading_a_run_that_had_ended_does_not_lengthen_the_wait(
+    clock: ManualClock, engine: FakeEngine
+) -> None:
+    """The time in which a publisher may register passes, however often the run is read
+    meanwhile.
+    """
     async with FakeStepStore(engine) as a:
         a.publisher("yesterday's chief").close()
     async with FakeStepStore(engine, join_grace_secs=20) as b:
@@ -206,8 +242,12 @@ async def test_reading_a_run_that_had_ended_does_not_lengthen_the_wait(clock: Ma
             await wait
 
 
-async def test_the_end_of_an_earlier_run_is_not_that_of_the_next(clock: ManualClock, engine: FakeEngine) -> None:
-    """Once a publisher has registered in time, only its own exit ends waits, also if all publishers wait themselves."""
+async def test_the_end_of_an_earlier_run_is_not_that_of_the_next(
+    clock: ManualClock, engine: FakeEngine
+) -> None:
+    """Once a publisher has registered in time, only its own exit ends waits, also if all publishers
+    wait themselves.
+    """
     async with FakeStepStore(engine) as a:
         a.publisher("yesterday's chief").close()
     async with FakeStepStore(engine, join_grace_secs=20) as b, FakeStepStore(engine) as d:
@@ -240,7 +280,9 @@ def test_a_second_loss_holds_the_waits_as_long_as_the_first(clock: ManualClock) 
 
 
 def test_an_exit_that_is_repeated_comes_before_the_later_ones() -> None:
-    """They count in their order: the engine has lost the earlier one, and has not answered the later one yet."""
+    """They count in their order: the engine has lost the earlier one, and has not answered the
+    later one yet.
+    """
     members = Members("p", lease_secs=10)
     for name in ("one", "two"):
         members.leave_as(members.new(name), name, 1, None)
@@ -252,7 +294,9 @@ def test_an_exit_that_is_repeated_comes_before_the_later_ones() -> None:
 
 @pytest.mark.parametrize(("length", "cut"), [(-1, False), (0, False), (1, True)])
 async def test_a_text_that_fits_is_whole(engine: FakeEngine, length: int, cut: bool) -> None:
-    """The text of a failure is cut where it is longer than the most, with the number of characters that are missing."""
+    """The text of a failure is cut where it is longer than the most, with the number of characters
+    that are missing.
+    """
     error = RuntimeError("x" * (_MAX_TEXT - len("RuntimeError: ") + length))
     async with FakeStepStore(engine) as a, FakeStepStore(engine) as b:
         waiting = await parked(b.wait_for(1))
@@ -264,8 +308,12 @@ async def test_a_text_that_fits_is_whole(engine: FakeEngine, length: int, cut: b
     assert ("cut off" in str(raised.value.__cause__)) is cut
 
 
-async def test_a_failure_outlasts_the_renewal_of_a_lease(clock: ManualClock, engine: FakeEngine) -> None:
-    """Waits that begin later fail, too, until a publisher registers; one that says that it is alive is no new one."""
+async def test_a_failure_outlasts_the_renewal_of_a_lease(
+    clock: ManualClock, engine: FakeEngine
+) -> None:
+    """Waits that begin later fail, too, until a publisher registers; one that says that it is alive
+    is no new one.
+    """
     async with FakeStepStore(engine, lease_secs=10) as a, FakeStepStore(engine, lease_secs=10) as b:
         a.publisher("trainer")
         a.fail(ValueError("no more data"))
@@ -279,7 +327,9 @@ async def test_a_failure_outlasts_the_renewal_of_a_lease(clock: ManualClock, eng
         assert await wait == 5
 
 
-async def test_a_lease_that_was_given_back_leaves_no_timer(clock: ManualClock, engine: FakeEngine) -> None:
+async def test_a_lease_that_was_given_back_leaves_no_timer(
+    clock: ManualClock, engine: FakeEngine
+) -> None:
     """A lease is renewed while a process leads or publishes, and no longer."""
     async with FakeStepStore(engine) as store:
         async with store.lead():

@@ -9,10 +9,23 @@ from typing import Any, Literal
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, precondition, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
 
 from aiohooks._aio.contexts import begin_run
-from aiohooks.errors import PublisherFailedError, PublisherFinishedError, StepResetError, StepTimeoutError, StoreClosedError
+from aiohooks.errors import (
+    PublisherFailedError,
+    PublisherFinishedError,
+    StepResetError,
+    StepTimeoutError,
+    StoreClosedError,
+)
 from aiohooks.stores import MemoryStepStore, Position, Publisher
 from aiohooks.testing.clock import ManualClock
 from tests.support.waiting import ticks
@@ -65,7 +78,11 @@ class Model:
     def unreachable(self) -> type[Exception] | None:
         """Return the error of a wait, if no publisher is left that could reach its step."""
         waiting = {id(wait.publisher) for wait in self.parked()}
-        return self.last_exit if all(id(publisher) in waiting for publisher in self.publishers) else None
+        return (
+            self.last_exit
+            if all(id(publisher) in waiting for publisher in self.publishers)
+            else None
+        )
 
     def begin(self, wait: Wait, now: float) -> None:
         self.waits.append(wait)
@@ -159,7 +176,9 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.model.move(Position(self.model.position.epoch + 1, step))
         assert self.do(lambda: self.store.reset(step)) == self.model.position
 
-    def wait(self, step: int, timeout: float | None, raise_on_reset: bool, publisher: Publisher | None) -> Wait:
+    def wait(
+        self, step: int, timeout: float | None, raise_on_reset: bool, publisher: Publisher | None
+    ) -> Wait:
         on_reset: Literal["keep", "raise"] = "raise" if raise_on_reset else "keep"
 
         async def waiting() -> int:
@@ -175,11 +194,21 @@ class StoreAgainstModel(RuleBasedStateMachine):
         return wait
 
     @rule(target=waits, step=STEPS, timeout=TIMEOUTS, raise_on_reset=st.booleans())
-    def wait_without_publisher(self, step: int, timeout: float | None, raise_on_reset: bool) -> Wait:
+    def wait_without_publisher(
+        self, step: int, timeout: float | None, raise_on_reset: bool
+    ) -> Wait:
         return self.wait(step, timeout, raise_on_reset, None)
 
-    @rule(target=waits, step=STEPS, timeout=TIMEOUTS, raise_on_reset=st.booleans(), publisher=publishers)
-    def wait_as_publisher(self, step: int, timeout: float | None, raise_on_reset: bool, publisher: Publisher) -> Wait:
+    @rule(
+        target=waits,
+        step=STEPS,
+        timeout=TIMEOUTS,
+        raise_on_reset=st.booleans(),
+        publisher=publishers,
+    )
+    def wait_as_publisher(
+        self, step: int, timeout: float | None, raise_on_reset: bool, publisher: Publisher
+    ) -> Wait:
         return self.wait(step, timeout, raise_on_reset, publisher)
 
     @rule(wait=waits)
@@ -205,7 +234,9 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.model.failed_at = None
         return publisher
 
-    @rule(publisher=publishers, error=st.sampled_from([None, StopIteration(), ValueError("broken")]))
+    @rule(
+        publisher=publishers, error=st.sampled_from([None, StopIteration(), ValueError("broken")])
+    )
     def leave(self, publisher: Publisher, error: Exception | None) -> None:
         if publisher in self.model.publishers:
             failed = isinstance(error, ValueError)
@@ -265,7 +296,9 @@ class StoreAgainstModel(RuleBasedStateMachine):
         for publisher in model.publishers:
             assert publisher.waiting == sum(wait.publisher is publisher for wait in parked)
         # One timer for each timeout, and one for the line a minute.
-        assert self.clock.pending == sum(wait.deadline is not None for wait in parked) + bool(parked)
+        assert self.clock.pending == sum(wait.deadline is not None for wait in parked) + bool(
+            parked
+        )
         if self.change is not None and not self.change.done():
             assert self.seen == model.position
 

@@ -21,12 +21,16 @@ def test_invalid_urls_and_options_are_refused() -> None:
             ah.open_step_store(url)
     for url, message in {
         "memory://": "a memory step store has no option 'hartbeat'; it takes none",
-        "local://": "a local step store has no option 'hartbeat'; known are: join_grace_secs, on_lost",
+        "local://": (
+            "a local step store has no option 'hartbeat'; known are: join_grace_secs, on_lost"
+        ),
         "redis://h": "a redis step store has no option 'hartbeat'; did you mean 'heartbeat'",
     }.items():
         with pytest.raises(ah.errors.InvalidArgumentError, match=message):
             ah.open_step_store(url, hartbeat=3)
-    with pytest.raises(ah.errors.InvalidArgumentError, match="run='other', but the URL names 'digits'"):
+    with pytest.raises(
+        ah.errors.InvalidArgumentError, match="run='other', but the URL names 'digits'"
+    ):
         ah.open_step_store("ray://space/digits", run="other")
     with pytest.raises(ah.errors.InvalidArgumentError, match="url is 7"):
         ah.open_step_store(7)  # type: ignore[arg-type]

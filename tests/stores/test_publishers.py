@@ -10,7 +10,13 @@ from typing import TypeVar
 import pytest
 
 from aiohooks._aio.contexts import begin_run
-from aiohooks.errors import PublisherFailedError, PublisherFinishedError, StepTimeoutError, StopRequestedError, WrongLoopError
+from aiohooks.errors import (
+    PublisherFailedError,
+    PublisherFinishedError,
+    StepTimeoutError,
+    StopRequestedError,
+    WrongLoopError,
+)
 from aiohooks.stores import MemoryStepStore, Publisher, current_publisher
 from aiohooks.stores._protocol import Member
 from aiohooks.testing.clock import ManualClock
@@ -85,8 +91,12 @@ async def test_a_block_closes_with_its_error() -> None:
     ],
     ids=["finished", "failed", "cancelled"],
 )
-async def test_the_last_publisher_ends_all_waits(cause: BaseException | None, kind: type[Exception], how: str) -> None:
-    """When no publisher is left, waits end, each with an error of its own that names the last one, and later ones immediately."""
+async def test_the_last_publisher_ends_all_waits(
+    cause: BaseException | None, kind: type[Exception], how: str
+) -> None:
+    """When no publisher is left, waits end, each with an error of its own that names the last one,
+    and later ones immediately.
+    """
     store = MemoryStepStore(1000)
     chief = store.publisher("chief")
     changes = store.changes()
@@ -95,7 +105,9 @@ async def test_the_last_publisher_ends_all_waits(cause: BaseException | None, ki
     watching = await parked(anext(changes, None))
     chief.close(cause)
     ends = await asyncio.gather(*tasks, return_exceptions=True)
-    assert [str(end) for end in ends] == [f"chief {how} at step 1000, wanted {step}" for step in (1386, 2000)]
+    assert [str(end) for end in ends] == [
+        f"chief {how} at step 1000, wanted {step}" for step in (1386, 2000)
+    ]
     assert all(type(end) is kind and end.__cause__ is cause for end in ends)
     assert all(isinstance(end, StopRequestedError) == (cause is None) for end in ends)
     if cause is None:
@@ -125,7 +137,9 @@ async def test_a_step_that_was_reached_wins() -> None:
 
 
 async def test_the_last_publisher_to_wait_gets_the_error_immediately() -> None:
-    """When the others have left or wait, a publisher's own wait ends without suspending, and ends theirs."""
+    """When the others have left or wait, a publisher's own wait ends without suspending, and ends
+    theirs.
+    """
     store = MemoryStepStore(100)
     chief, one, two = (store.publisher(name) for name in ("chief", "one", "two"))
     first = await wait_as(one, store, 500)
@@ -161,7 +175,9 @@ async def test_a_publisher_is_at_work_once_its_wait_is_cancelled_or_late() -> No
 
 
 async def test_a_wait_that_outlives_its_run_does_not_hold_up_its_publisher() -> None:
-    """A wait in a task that a run has started counts for the publisher as long as that run is active."""
+    """A wait in a task that a run has started counts for the publisher as long as that run is
+    active.
+    """
     store = MemoryStepStore()
     chief, worker = store.publisher("chief"), store.publisher("worker")
     task = await run_as(worker, lambda: parked(store.wait_for(1)))
@@ -174,9 +190,15 @@ async def test_a_wait_that_outlives_its_run_does_not_hold_up_its_publisher() -> 
 
 
 async def test_a_wait_holds_up_all_runs_that_it_is_in() -> None:
-    """A session that is used inside another one's run, on the same store or on one of its own, holds up that run as well."""
+    """A session that is used inside another one's run, on the same store or on one of its own,
+    holds up that run as well.
+    """
     store, own = MemoryStepStore(), MemoryStepStore()
-    chief, outer, inner = store.publisher("chief"), store.publisher("outer"), store.publisher("inner")
+    chief, outer, inner = (
+        store.publisher("chief"),
+        store.publisher("outer"),
+        store.publisher("inner"),
+    )
 
     async def wait_nested(nested: Publisher) -> int:
         return await run_as(outer, lambda: run_as(nested, lambda: store.wait_for(1)))
@@ -193,7 +215,9 @@ async def test_a_wait_holds_up_all_runs_that_it_is_in() -> None:
 
 
 async def test_a_warning_when_all_wait_and_none_has_left(caplog: pytest.LogCaptureFixture) -> None:
-    """When all publishers wait and none has left, one line says so, each time it happens; the waits continue."""
+    """When all publishers wait and none has left, one line says so, each time it happens; the waits
+    continue.
+    """
     caplog.set_level(logging.WARNING, "aiohooks.stores")
     store = MemoryStepStore(3, run="digits")
     one, two = store.publisher("one"), store.publisher("two")
@@ -220,7 +244,9 @@ async def test_a_warning_when_all_wait_and_none_has_left(caplog: pytest.LogCaptu
 
 
 async def test_workers_that_start_first_are_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """Workers that register and wait one after the other, before the chief registers, cause one warning, not one each."""
+    """Workers that register and wait one after the other, before the chief registers, cause one
+    warning, not one each.
+    """
     store = MemoryStepStore()
     tasks = [await wait_as(store.publisher(f"worker {number}"), store, 1) for number in range(20)]
     assert len(caplog.messages) == 1
@@ -239,7 +265,9 @@ async def test_a_publisher_may_leave_a_closed_store() -> None:
 
 
 def test_leaving_in_another_loop_is_refused() -> None:
-    """A publisher can leave in the store's own loop only; from another one the call changes nothing."""
+    """A publisher can leave in the store's own loop only; from another one the call changes
+    nothing.
+    """
     store = MemoryStepStore()
 
     async def register() -> Publisher:
@@ -258,7 +286,9 @@ def test_leaving_in_another_loop_is_refused() -> None:
 
 
 async def test_a_publisher_that_follows_the_changes_waits_too() -> None:
-    """When it is the only one left, no change can come: they end, and it does not wait for itself."""
+    """When it is the only one left, no change can come: they end, and it does not wait for
+    itself.
+    """
     store = MemoryStepStore()
     chief, worker = store.publisher("chief"), store.publisher("worker")
     chief.close()
@@ -271,7 +301,9 @@ async def test_a_publisher_that_follows_the_changes_waits_too() -> None:
 
 
 async def test_a_failure_does_not_end_waits_for_a_publisher_that_comes_later() -> None:
-    """One in another process that was not known before can reach the step; one that was known already changes nothing."""
+    """One in another process that was not known before can reach the step; one that was known
+    already changes nothing.
+    """
     store = MemoryStepStore()
     waits = store._waits  # pyright: ignore[reportPrivateUsage]
     old, new = Member("p/1", "old", 1.0), Member("q/1", "new", 1.0)

@@ -1,4 +1,6 @@
-"""The Ray store with its actor in this process: the contract, and every kind of death of the actor."""
+"""The Ray store with its actor in this process: the contract, and every kind of death of the
+actor.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,15 @@ from aiohooks import open_step_store
 from aiohooks.stores import Position
 from aiohooks.stores._protocol import Snapshot, Write
 from aiohooks.stores.ray import RayStepStore
-from aiohooks.stores.ray._actor import GCounter, LongPoll, StepActor, pack_message, request_kind, unpack_message, unpack_snapshot
+from aiohooks.stores.ray._actor import (
+    GCounter,
+    LongPoll,
+    StepActor,
+    pack_message,
+    request_kind,
+    unpack_message,
+    unpack_snapshot,
+)
 from aiohooks.stores.ray.store import RayEngine
 from aiohooks.testing import check_step_store, step_store_checks
 from tests.support.fake_ray import FakeCluster
@@ -41,13 +51,17 @@ async def test_contract_when_the_actor_dies(check: str) -> None:
         for actor in cluster.actors.values():
             actor.die()
 
-    await check_step_store(functools.partial(cluster.store, lease_secs=2.0), check, lose_data=lose_data)
+    await check_step_store(
+        functools.partial(cluster.store, lease_secs=2.0), check, lose_data=lose_data
+    )
     for actor in cluster.actors.values():
         actor.stop()
 
 
 async def test_a_thousand_waiters_are_one_call() -> None:
-    """However many waiters a process has, one poll is parked in the actor, and it is answered once for all of them."""
+    """However many waiters a process has, one poll is parked in the actor, and it is answered once
+    for all of them.
+    """
     cluster = FakeCluster()
     actor = cluster.actor("fake")
     async with cluster.store() as a, cluster.store() as b:
@@ -70,14 +84,25 @@ def nothing_known() -> bytes:
 
 
 async def test_a_process_that_did_not_connect_is_not_answered() -> None:
-    """An actor answers only processes that have sent it what they know: without that it would count from too low a step."""
+    """An actor answers only processes that have sent it what they know: without that it would count
+    from too low a step.
+    """
     actor = StepActor()
     write = Write("advance", 1, Position(1, 0), 0, "p", 1)
-    assert await actor.long_poll(pack_message("another incarnation", 0, LongPoll("p", 1, None, 1, 0, 1.0))) == b""
+    assert (
+        await actor.long_poll(
+            pack_message("another incarnation", 0, LongPoll("p", 1, None, 1, 0, 1.0))
+        )
+        == b""
+    )
     assert await actor.read(pack_message("another incarnation", 0)) == b""
-    assert await actor.apply(pack_message("another incarnation", 0, request_kind(write), write)) == b""
+    assert (
+        await actor.apply(pack_message("another incarnation", 0, request_kind(write), write)) == b""
+    )
     incarnation, *_ = unpack_message(await actor.connect(nothing_known()))
-    assert unpack_snapshot(unpack_message(await actor.read(pack_message(incarnation, 0)))[1]).position == (1, 0)
+    assert unpack_snapshot(
+        unpack_message(await actor.read(pack_message(incarnation, 0)))[1]
+    ).position == (1, 0)
 
 
 async def test_the_newest_poll_replaces_the_others() -> None:

@@ -1,4 +1,6 @@
-"""The counter of the Ray store: any copy that survives is enough to continue from, and no write counts twice."""
+"""The counter of the Ray store: any copy that survives is enough to continue from, and no write
+counts twice.
+"""
 
 from __future__ import annotations
 
@@ -47,10 +49,18 @@ class Actor:
 
 @settings(max_examples=300, deadline=None)
 @given(
-    st.lists(st.tuples(st.integers(0, WRITERS - 1), st.sampled_from(["write", "lose answer", "receive", "crash"])), max_size=60)
+    st.lists(
+        st.tuples(
+            st.integers(0, WRITERS - 1),
+            st.sampled_from(["write", "lose answer", "receive", "crash"]),
+        ),
+        max_size=60,
+    )
 )
 def test_every_write_counts_once(events: list[tuple[int, str]]) -> None:
-    """Whatever is lost, and whichever process connects first: in the end the step is the sum of all writes."""
+    """Whatever is lost, and whichever process connects first: in the end the step is the sum of all
+    writes.
+    """
     processes = [Process(f"p{number}") for number in range(WRITERS)]
     actor, known = Actor(), set[str]()
 
@@ -117,7 +127,9 @@ def test_a_new_epoch_begins_at_its_step() -> None:
 
 
 def test_silent_writers_are_compacted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With ever new writers the counter does not grow without bound; copies that merge late have the same step."""
+    """With ever new writers the counter does not grow without bound; copies that merge late have
+    the same step.
+    """
     monkeypatch.setattr(_actor, "_MAX_WRITERS", 10)
     counter, copy, since = GCounter(), GCounter(), 0
     for number in range(100):

@@ -1,4 +1,6 @@
-"""Joining a Ray cluster, with a stand-in for Ray; a real cluster is in tests/integration/test_ray.py."""
+"""Joining a Ray cluster, with a stand-in for Ray; a real cluster is in
+tests/integration/test_ray.py.
+"""
 
 from __future__ import annotations
 
@@ -47,9 +49,14 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowRay]:
 
 
 def test_a_cluster_that_does_not_answer_is_given_up_in_time(ray: SlowRay) -> None:
-    """Also without an address the timeout bounds it; what joins later leaves immediately, and the next one is let in."""
+    """Also without an address the timeout bounds it; what joins later leaves immediately, and the
+    next one is let in.
+    """
     for _ in range(2):
-        with pytest.raises(StoreUnavailableError, match=r"at auto has not let this process in for 0\.01 s\. Start one"):
+        with pytest.raises(
+            StoreUnavailableError,
+            match=r"at auto has not let this process in for 0\.01 s\. Start one",
+        ):
             _cluster.join(None, timeout=0.01)
     ray.let_in.set()
     assert ray.left.wait(HANG_SECS)
@@ -60,7 +67,9 @@ def test_a_cluster_that_does_not_answer_is_given_up_in_time(ray: SlowRay) -> Non
     assert not ray.joined
 
 
-def test_a_process_leaves_when_its_calls_are_answered(ray: SlowRay, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_leaves_when_its_calls_are_answered(
+    ray: SlowRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ray ends a process in which an answer arrives while it leaves."""
     ray.let_in.set()
     _cluster.join(None, timeout=HANG_SECS)
@@ -68,7 +77,9 @@ def test_a_process_leaves_when_its_calls_are_answered(ray: SlowRay, monkeypatch:
     answered: list[bool] = []
     monkeypatch.setattr(_cluster._Membership, "calls", {last})
     monkeypatch.setattr(ray, "shutdown", lambda: answered.append(last.done()))
-    answering = threading.Thread(target=lambda: (_cluster._Membership.end.wait(HANG_SECS), last.set_result(None)))
+    answering = threading.Thread(
+        target=lambda: (_cluster._Membership.end.wait(HANG_SECS), last.set_result(None))
+    )
     answering.start()
     _cluster.leave()
     answering.join(HANG_SECS)

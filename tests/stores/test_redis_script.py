@@ -1,4 +1,6 @@
-"""The script of the Redis store: changes of a state, lost keys, forgotten writers; `simulation.equality` has its answers."""
+"""The script of the Redis store: changes of a state, lost keys, forgotten writers;
+`simulation.equality` has its answers.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,27 @@ from typing import Any
 import pytest
 import redis
 
-from aiohooks.stores._protocol import Answer, Fail, Failure, Join, Leave, Member, Position, Request, Write
+from aiohooks.stores._protocol import (
+    Answer,
+    Fail,
+    Failure,
+    Join,
+    Leave,
+    Member,
+    Position,
+    Request,
+    Write,
+)
 from aiohooks.stores._run_state import RunState
-from aiohooks.stores.redis._script import SCRIPT, FoundRun, Keys, parse_answer, parse_read, swap_arguments, write_arguments
+from aiohooks.stores.redis._script import (
+    SCRIPT,
+    FoundRun,
+    Keys,
+    parse_answer,
+    parse_read,
+    swap_arguments,
+    write_arguments,
+)
 from tests.support.redis_servers import KINDS
 from tests.support.store_servers import running
 
@@ -27,20 +47,29 @@ class Scripted:
     def call(self, *arguments: str | int, keep_ms: str = "") -> Any:
         keys = self.keys.all
         # As the store encodes them: text that is not UTF-8 reaches the server as well.
-        rest = [str(one).encode(errors="backslashreplace") for one in (arguments[0], keep_ms, *arguments[1:])]
+        rest = [
+            str(one).encode(errors="backslashreplace")
+            for one in (arguments[0], keep_ms, *arguments[1:])
+        ]
         return self.client.eval(SCRIPT, len(keys), *keys, *rest)
 
     def read(self) -> FoundRun:
         return parse_read(self.call("read", "id"))
 
-    def swap(self, found: FoundRun, state: RunState, run_id: str = "id", recovered: str = "") -> int:
+    def swap(
+        self, found: FoundRun, state: RunState, run_id: str = "id", recovered: str = ""
+    ) -> int:
         """Replace the state; return the new version, or 0."""
-        return int(self.call("swap", found.run_id, *swap_arguments(found, run_id, state, 0, recovered)))
+        return int(
+            self.call("swap", found.run_id, *swap_arguments(found, run_id, state, 0, recovered))
+        )
 
     def apply(self, request: Request, keep_ms: str = "") -> Answer:
         """Return the answer to a request."""
         if isinstance(request, Write):
-            parsed = parse_answer(self.call("write", "id", *write_arguments(request), keep_ms=keep_ms))
+            parsed = parse_answer(
+                self.call("write", "id", *write_arguments(request), keep_ms=keep_ms)
+            )
             assert parsed is not None
             return parsed[0]
         found = self.read()
@@ -51,7 +80,9 @@ class Scripted:
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[redis.Redis]:
+def client(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[redis.Redis]:
     with (
         running(request.param, tmp_path_factory.mktemp("script"), keeps=False) as server,
         redis.Redis(port=server.port) as client,
@@ -60,7 +91,9 @@ def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_a_state_is_replaced_if_no_process_was_faster(client: redis.Redis) -> None:
-    """Of two processes that have read the same state one replaces it; the other reads again. A write stays where it is."""
+    """Of two processes that have read the same state one replaces it; the other reads again. A
+    write stays where it is.
+    """
     scripted = Scripted(client)
     found = scripted.read()
     first, second = found.state.copy(), found.state.copy()
@@ -74,7 +107,9 @@ def test_a_state_is_replaced_if_no_process_was_faster(client: redis.Redis) -> No
 
 
 def test_a_state_is_not_replaced_after_a_reset(client: redis.Redis) -> None:
-    """What a process brings after a loss depends on whether a chief has reset the step meanwhile: the process reads again."""
+    """What a process brings after a loss depends on whether a chief has reset the step meanwhile:
+    the process reads again.
+    """
     scripted = Scripted(client)
     found = scripted.read()
     state = found.state.copy()
@@ -85,7 +120,9 @@ def test_a_state_is_not_replaced_after_a_reset(client: redis.Redis) -> None:
 
 
 def test_a_failure_has_the_position_of_the_server(client: redis.Redis) -> None:
-    """A process that reports a failure may not know the latest position; waiters compare it with theirs."""
+    """A process that reports a failure may not know the latest position; waiters compare it with
+    theirs.
+    """
     scripted = Scripted(client)
     found = scripted.read()
     failed = found.state.copy()
@@ -97,7 +134,8 @@ def test_a_failure_has_the_position_of_the_server(client: redis.Redis) -> None:
 
 @pytest.mark.parametrize("lost", range(4))
 def test_a_run_that_has_lost_a_key_is_lost(client: redis.Redis, lost: int) -> None:
-    """If a key was evicted, no write and no change is accepted until the run was made anew; what is left of it is kept.
+    """If a key was evicted, no write and no change is accepted until the run was made anew; what is
+    left of it is kept.
 
     The stream of the changes alone is not missed: its entries are numbered by the state.
     """
@@ -118,17 +156,29 @@ def test_a_run_that_has_lost_a_key_is_lost(client: redis.Redis, lost: int) -> No
     state.recover("p", before.state.snapshot(), before.state.answers)
     assert scripted.swap(found, state, "another", before.recent)
     again = scripted.read()
-    assert (again.run_id, again.state.position, list(again.state.members)) == ("another", Position(1, 5), ["p/1"])
+    assert (again.run_id, again.state.position, list(again.state.members)) == (
+        "another",
+        Position(1, 5),
+        ["p/1"],
+    )
     assert parse_answer(scripted.call("write", "id", *write)) is None
-    repeated = parse_answer(scripted.call("write", "another", *write_arguments(Write("advance", 5, Position(1, 0), 0, "w", 1))))
+    repeated = parse_answer(
+        scripted.call(
+            "write", "another", *write_arguments(Write("advance", 5, Position(1, 0), 0, "w", 1))
+        )
+    )
     assert repeated is not None
     assert repeated[0].position == Position(1, 5)
     assert scripted.read().state.position == Position(1, 5)
 
 
 @pytest.mark.parametrize("lost", [0, 2, 3])
-def test_a_write_counts_once_when_a_key_is_lost_before_its_answer_arrives(client: redis.Redis, lost: int) -> None:
-    """The position may be left, and with it the write: its writer, which knows no answer, repeats it to the run made anew."""
+def test_a_write_counts_once_when_a_key_is_lost_before_its_answer_arrives(
+    client: redis.Redis, lost: int
+) -> None:
+    """The position may be left, and with it the write: its writer, which knows no answer, repeats
+    it to the run made anew.
+    """
     scripted = Scripted(client)
     scripted.apply(Write("advance", 5, Position(1, 0), 0, "w", 1))
     before = scripted.read()
@@ -146,31 +196,54 @@ def test_a_write_counts_once_when_a_key_is_lost_before_its_answer_arrives(client
 
 
 def test_the_longest_silent_writers_are_forgotten_first(client: redis.Redis) -> None:
-    """At least 1,024 writers are remembered: a repeated write of one of them is not applied again."""
+    """At least 1,024 writers are remembered: a repeated write of one of them is not applied
+    again.
+    """
     scripted = Scripted(client)
     for number in range(1, 1_400):
         scripted.apply(Write("advance", 1, Position(1, 0), 0, f"w{number}", 1))
     remembered = client.hlen(scripted.keys.all[-1])
     assert 1_024 <= remembered <= 1_280
-    assert scripted.apply(Write("advance", 1, Position(1, 0), 0, "w1399", 1)).position == Position(1, 1_399)
-    assert scripted.apply(Write("advance", 1, Position(1, 0), 0, "w500", 1)).position == Position(1, 500)
+    assert scripted.apply(Write("advance", 1, Position(1, 0), 0, "w1399", 1)).position == Position(
+        1, 1_399
+    )
+    assert scripted.apply(Write("advance", 1, Position(1, 0), 0, "w500", 1)).position == Position(
+        1, 500
+    )
     assert scripted.read().state.position == Position(1, 1_399)
 
 
 @pytest.mark.parametrize("junk", ["x", " ", "1 ", "x 1 1 1 "], ids=repr)
 def test_the_script_is_linear_in_what_others_have_written(client: redis.Redis, junk: str) -> None:
-    """A long field, or argument, is refused by its length; an answer that is no answer before anything is changed."""
+    """A long field, or argument, is refused by its length; an answer that is no answer before
+    anything is changed.
+    """
     scripted = Scripted(client)
     scripted.apply(Write("advance", 1, Position(1, 0), 0, "w", 1))
-    found, write = scripted.read(), ("write", "id", *write_arguments(Write("advance", 1, Position(1, 0), 0, "w", 2)))
+    found, write = (
+        scripted.read(),
+        ("write", "id", *write_arguments(Write("advance", 1, Position(1, 0), 0, "w", 2))),
+    )
     with pytest.raises(redis.ResponseError, match="FOREIGN a recent answer"):
         scripted.swap(found, found.state, "another", junk * 1_000_000)
     for step, length in ((500, 1_000_000), (501, 100)):
-        client.xadd(scripted.keys.positions, {"run": "id", "recent": junk * length}, id=f"1-{step}", maxlen=1, approximate=False)
+        client.xadd(
+            scripted.keys.positions,
+            {"run": "id", "recent": junk * length},
+            id=f"1-{step}",
+            maxlen=1,
+            approximate=False,
+        )
         before = [client.dump(key) for key in scripted.keys.all]
         for request in (
             write,
-            ("swap", "id", *swap_arguments(scripted.read() if length == 100 else found, "b", found.state, 0, "")),
+            (
+                "swap",
+                "id",
+                *swap_arguments(
+                    scripted.read() if length == 100 else found, "b", found.state, 0, ""
+                ),
+            ),
         ):
             with pytest.raises(redis.ResponseError, match="FOREIGN") as caught:
                 scripted.call(*request)
@@ -179,7 +252,9 @@ def test_the_script_is_linear_in_what_others_have_written(client: redis.Redis, j
 
 
 def test_answers_that_no_store_has_written(client: redis.Redis) -> None:
-    """A write is not answered with a step that the run has never reached, and too many answers are not read."""
+    """A write is not answered with a step that the run has never reached, and too many answers are
+    not read.
+    """
     scripted = Scripted(client)
     write = Write("advance", 1, Position(1, 0), 0, "w", 1)
     scripted.apply(write)
@@ -196,7 +271,9 @@ def test_all_keys_of_a_run_are_on_one_node() -> None:
     """The part in braces is the same in all keys, also where the name of the run has braces."""
     for run in ("default", "a}b", "{", "}{x}", "100%"):
         keys = Keys(run)
-        tags = {key[key.index("{") + 1 : key.index("}")] for key in (*keys.all, keys.wake("host:1:ab"))}
+        tags = {
+            key[key.index("{") + 1 : key.index("}")] for key in (*keys.all, keys.wake("host:1:ab"))
+        }
         assert len(tags) == 1
         assert all(tags)
     assert Keys("a}").positions != Keys("a%7D").positions
@@ -205,7 +282,11 @@ def test_all_keys_of_a_run_are_on_one_node() -> None:
 def test_expiry_of_the_keys(client: redis.Redis) -> None:
     """With a time to keep the run, each request gives every key a time to live."""
     scripted = Scripted(client)
-    for request in (Join(Member("p/1", "one", 60.0)), Write("advance", 1, Position(1, 0), 0, "w", 1), Leave("p/1", "one", 1)):
+    for request in (
+        Join(Member("p/1", "one", 60.0)),
+        Write("advance", 1, Position(1, 0), 0, "w", 1),
+        Leave("p/1", "one", 1),
+    ):
         scripted.apply(request, keep_ms="60000")
     for key in scripted.keys.all:
         assert not client.exists(key) or 0 < client.pttl(key) <= 60_000

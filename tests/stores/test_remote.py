@@ -10,7 +10,17 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.errors import StoreUnavailableError
-from aiohooks.stores._protocol import MAX_STEP, Answer, Expire, Join, Leave, Member, Position, Request, Snapshot
+from aiohooks.stores._protocol import (
+    MAX_STEP,
+    Answer,
+    Expire,
+    Join,
+    Leave,
+    Member,
+    Position,
+    Request,
+    Snapshot,
+)
 from aiohooks.testing import ManualClock, check_step_store, step_store_checks
 from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
 from tests.support.waiting import advance_clock, parked, ticks
@@ -37,15 +47,24 @@ async def test_conformance_without_its_data(check: str, connected: bool) -> None
         if not connected:
             engine.cut()
 
-    await check_step_store(lambda run: FakeStepStore(engine, run=run, lease_secs=2.0), check, lose_data=lose_data)
+    await check_step_store(
+        lambda run: FakeStepStore(engine, run=run, lease_secs=2.0), check, lose_data=lose_data
+    )
 
 
 # --- outages
 
 
-async def test_an_exit_right_after_a_loss_ends_no_wait(clock: ManualClock, engine: FakeEngine) -> None:
-    """Another publisher may not have been announced again, and not have been seen before: it has as long as a lease."""
-    async with FakeStepStore(engine, lease_secs=10) as trainer, FakeStepStore(engine, lease_secs=10) as waiter:
+async def test_an_exit_right_after_a_loss_ends_no_wait(
+    clock: ManualClock, engine: FakeEngine
+) -> None:
+    """Another publisher may not have been announced again, and not have been seen before: it has as
+    long as a lease.
+    """
+    async with (
+        FakeStepStore(engine, lease_secs=10) as trainer,
+        FakeStepStore(engine, lease_secs=10) as waiter,
+    ):
         publisher = trainer.publisher("trainer")
         await trainer.flush()
         wait = await parked(waiter.wait_for(5), 20)
@@ -62,12 +81,18 @@ async def test_an_exit_right_after_a_loss_ends_no_wait(clock: ManualClock, engin
         assert not wait.done()
         engine.apply("default", Leave("elsewhere/1", "other", 0, "", "elsewhere/", 1))
         await ticks(40)
-        with pytest.raises(ah.errors.PublisherFinishedError, match="other finished at step 0, wanted 5"):
+        with pytest.raises(
+            ah.errors.PublisherFinishedError, match="other finished at step 0, wanted 5"
+        ):
             await wait
 
 
-async def test_no_request_is_sent_before_a_connection_is_complete(clock: ManualClock, engine: FakeEngine) -> None:
-    """Until then the engine may have lost what a process knows, and an answer would come from a run of before."""
+async def test_no_request_is_sent_before_a_connection_is_complete(
+    clock: ManualClock, engine: FakeEngine
+) -> None:
+    """Until then the engine may have lost what a process knows, and an answer would come from a run
+    of before.
+    """
     connecting, complete = asyncio.Event(), asyncio.Event()
 
     class Connecting(FakeConnection):
@@ -96,7 +121,9 @@ async def test_no_request_is_sent_before_a_connection_is_complete(clock: ManualC
 
 
 async def test_max_outage_ends_waits_and_writes(clock: ManualClock, engine: FakeEngine) -> None:
-    """After `max_outage_secs` waits and writes end with StoreUnavailableError; when the engine is back all works again."""
+    """After `max_outage_secs` waits and writes end with StoreUnavailableError; when the engine is
+    back all works again.
+    """
     async with FakeStepStore(engine, max_outage_secs=30) as a:
         await a.advance()
         wait = await parked(a.wait_for(9), 40)
@@ -131,7 +158,9 @@ async def test_first_connection_gives_up_in_time(clock: ManualClock, engine: Fak
     await store.aclose()
 
 
-async def test_an_advance_cancelled_during_an_outage_is_not_sent(clock: ManualClock, engine: FakeEngine) -> None:
+async def test_an_advance_cancelled_during_an_outage_is_not_sent(
+    clock: ManualClock, engine: FakeEngine
+) -> None:
     """An advance that was cancelled before it was sent never takes effect."""
     async with FakeStepStore(engine) as a:
         await a.advance()
@@ -183,7 +212,9 @@ async def test_each_caller_gets_an_error_of_its_own(engine: FakeEngine) -> None:
 # --- no polling
 
 
-async def test_an_idle_store_sends_nothing(clock: ManualClock, engine: FakeEngine, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_idle_store_sends_nothing(
+    clock: ManualClock, engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
     """A process without publishers sends the engine no request, waiting or not."""
     caplog.set_level(logging.INFO)
     async with FakeStepStore(engine) as b:
@@ -198,7 +229,9 @@ async def test_an_idle_store_sends_nothing(clock: ManualClock, engine: FakeEngin
         assert len(engine.requests) == 1
 
 
-async def test_a_store_whose_publisher_has_left_sends_nothing(clock: ManualClock, engine: FakeEngine) -> None:
+async def test_a_store_whose_publisher_has_left_sends_nothing(
+    clock: ManualClock, engine: FakeEngine
+) -> None:
     """No lease is left to be renewed."""
     async with FakeStepStore(engine) as a:
         with a.publisher("trainer"):
@@ -213,7 +246,11 @@ async def test_a_store_whose_publisher_has_left_sends_nothing(clock: ManualClock
 
 async def test_max_outage_ends_a_wait_for_the_lead(clock: ManualClock, engine: FakeEngine) -> None:
     """A standby gets the error as well: nothing else would end its wait."""
-    async with FakeStepStore(engine) as chief, FakeStepStore(engine, max_outage_secs=10.0) as standby, chief.lead():
+    async with (
+        FakeStepStore(engine) as chief,
+        FakeStepStore(engine, max_outage_secs=10.0) as standby,
+        chief.lead(),
+    ):
         taking = asyncio.ensure_future(standby.lead().__aenter__())
         while not standby._vacancies:  # pyright: ignore[reportPrivateUsage] - the standby is parked
             await ticks()
@@ -245,11 +282,18 @@ class ReadOnlyEngine(FakeEngine):
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_a_lease_does_not_run_out_because_of_requests_from_before_an_outage(clock: ManualClock, seed: int) -> None:
-    """What a standby could not remove while the engine refused all requests is not removed after it: it may be alive."""
+async def test_a_lease_does_not_run_out_because_of_requests_from_before_an_outage(
+    clock: ManualClock, seed: int
+) -> None:
+    """What a standby could not remove while the engine refused all requests is not removed after
+    it: it may be alive.
+    """
     random.seed(seed)  # the pauses between two attempts
     engine = ReadOnlyEngine()
-    async with FakeStepStore(engine, lease_secs=4.0) as chief, FakeStepStore(engine, lease_secs=4.0) as standby:
+    async with (
+        FakeStepStore(engine, lease_secs=4.0) as chief,
+        FakeStepStore(engine, lease_secs=4.0) as standby,
+    ):
         async with chief.lead() as term:
             await chief.flush()
             taking = asyncio.ensure_future(standby.lead().__aenter__())

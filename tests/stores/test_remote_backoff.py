@@ -30,8 +30,12 @@ async def test_reconnected_stores_have_no_storm() -> None:
             await store.aclose()
 
 
-async def test_a_connection_that_fails_immediately_is_retried_less_often(clock: ManualClock) -> None:
-    """A hundred seconds of connections that are cut immediately are some tens of attempts, not thousands."""
+async def test_a_connection_that_fails_immediately_is_retried_less_often(
+    clock: ManualClock,
+) -> None:
+    """A hundred seconds of connections that are cut immediately are some tens of attempts, not
+    thousands.
+    """
     engine = FakeEngine()
     async with FakeStepStore(engine):
         before = engine.connections
@@ -43,8 +47,12 @@ async def test_a_connection_that_fails_immediately_is_retried_less_often(clock: 
 
 
 @pytest.mark.parametrize("secs", [0, 6])
-async def test_a_connection_that_was_of_use_is_made_again_immediately(clock: ManualClock, secs: float) -> None:
-    """A connection that is cut after each step, or after six seconds, is there again within the shortest pause, however often."""
+async def test_a_connection_that_was_of_use_is_made_again_immediately(
+    clock: ManualClock, secs: float
+) -> None:
+    """A connection that is cut after each step, or after six seconds, is there again within the
+    shortest pause, however often.
+    """
     engine = FakeEngine()
     async with FakeStepStore(engine) as store, FakeStepStore(engine) as other:
         for step in range(1, 101):

@@ -1,4 +1,6 @@
-"""Stores behind a connection that find a damaged run: on an engine in memory, a real Redis, a Ray actor."""
+"""Stores behind a connection that find a damaged run: on an engine in memory, a real Redis, a Ray
+actor.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ async def _stream() -> None:
 
 
 async def test_all_calls_and_waits_end_with_the_damage() -> None:
-    """A run that is damaged while in use: nothing is retried, each caller has an error of its own, and closing is quick."""
+    """A run that is damaged while in use: nothing is retried, each caller has an error of its own,
+    and closing is quick.
+    """
     engine = FakeEngine()
     async with FakeStepStore(engine) as a:
         await a.advance()
@@ -38,7 +42,9 @@ async def test_all_calls_and_waits_end_with_the_damage() -> None:
         engine.damaged.add("default")
         calls: list[Coroutine[Any, Any, Any]] = [a.advance(), a.advance(), a.reset(1), a.value()]
         engine.cut()
-        errors: list[Any] = await asyncio.gather(*waits, initialised, *calls, return_exceptions=True)
+        errors: list[Any] = await asyncio.gather(
+            *waits, initialised, *calls, return_exceptions=True
+        )
         for error in errors:
             assert isinstance(error, StoreDamagedError), error
             assert (error.path, error.found, error.expected) == ("default", "nonsense", "sense")
@@ -83,15 +89,22 @@ async def test_a_session_does_not_recover_from_damage() -> None:
             engine.damaged.add("default")
 
     with pytest.raises(StoreDamagedError):  # noqa: PT012
-        async with FakeStepStore(engine) as steps, ah.AsyncMonitoredSession(step, global_step=steps) as session:
+        async with (
+            FakeStepStore(engine) as steps,
+            ah.AsyncMonitoredSession(step, global_step=steps) as session,
+        ):
             while True:
                 await session.run("step")
     assert runs == 2
 
 
-async def damaged_and_forgotten(store: SharedStepStore, again: SharedStepStore) -> StoreDamagedError:
+async def damaged_and_forgotten(
+    store: SharedStepStore, again: SharedStepStore
+) -> StoreDamagedError:
     """Check the error of the first call, and that the run can be deleted and begins again."""
-    with pytest.raises(StoreDamagedError, match=r"found .*, expected .*stop its processes.*forget\(\)") as caught:
+    with pytest.raises(
+        StoreDamagedError, match=r"found .*, expected .*stop its processes.*forget\(\)"
+    ) as caught:
         await store.value()
     assert caught.value.found
     assert caught.value.expected
@@ -106,16 +119,24 @@ async def damaged_and_forgotten(store: SharedStepStore, again: SharedStepStore) 
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def redis_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def redis_server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     with running(request.param, tmp_path_factory.mktemp("redis"), keeps=False) as one:
         yield one
 
 
 REDIS_DAMAGE: list[tuple[str, tuple[str, ...]]] = [
-    *((f"another type: {what or 'stream'}", ("SET", what, "x")) for what in ("", "changes", "state", "answers")),
+    *(
+        (f"another type: {what or 'stream'}", ("SET", what, "x"))
+        for what in ("", "changes", "state", "answers")
+    ),
     ("a term", ("HSET", "state", "term", "x")),
     ("a version", ("HSET", "state", "version", "x")),
-    *((f"no {field}", ("HDEL", "state", field)) for field in ("term", "leader", "version", "layout", "data")),
+    *(
+        (f"no {field}", ("HDEL", "state", field))
+        for field in ("term", "leader", "version", "layout", "data")
+    ),
     ("an empty state", ("HSET", "state", "data", "")),
     ("a long layout", ("HSET", "state", "layout", "x" * 100_000)),
     ("a step beyond all steps", ("XADD", "", f"1-{2**60}", "run", "x", "recent", "")),
@@ -156,7 +177,9 @@ async def test_redis_damaged_meanwhile(redis_server: Server) -> None:
     from aiohooks.stores.redis import RedisStepStore
 
     run = f"damaged {next(NUMBERS)}"
-    async with RedisStepStore(f"redis://127.0.0.1:{redis_server.port}", run=run, heartbeat=0.2) as store:
+    async with RedisStepStore(
+        f"redis://127.0.0.1:{redis_server.port}", run=run, heartbeat=0.2
+    ) as store:
         await store.advance(3)
         wait = await parked_wait(store, 9)
         with redis.Redis(port=redis_server.port) as other:
@@ -192,7 +215,9 @@ async def test_an_actor_of_another_version(answer: bytes | None) -> None:
         store._engine._find_actor = Foreign
     else:
         vars(actor.instance)["connect"] = connect
-    with pytest.raises(StoreDamagedError, match=r"expected a step actor of this version.*kill that actor"):
+    with pytest.raises(
+        StoreDamagedError, match=r"expected a step actor of this version.*kill that actor"
+    ):
         await store.value()
     await store.aclose()
     actor.stop()

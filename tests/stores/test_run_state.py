@@ -7,12 +7,24 @@ import random
 
 import pytest
 
-from aiohooks.stores._protocol import Expire, Fail, Join, Lead, Leave, Member, Position, Request, Write
+from aiohooks.stores._protocol import (
+    Expire,
+    Fail,
+    Join,
+    Lead,
+    Leave,
+    Member,
+    Position,
+    Request,
+    Write,
+)
 from aiohooks.stores._run_state import RunState
 
 
 def test_state_as_text_is_the_same() -> None:
-    """A state that was dumped and loaded has the same snapshot and gives a repeated request the same answer."""
+    """A state that was dumped and loaded has the same snapshot and gives a repeated request the
+    same answer.
+    """
     state = RunState()
     member = Member("p/1", "näme", 10.0)
     requests: list[Request] = [
@@ -29,7 +41,12 @@ def test_state_as_text_is_the_same() -> None:
         assert RunState.load(state.dump()).snapshot() == state.snapshot()
     assert RunState.load(state.dump()).apply(requests[0]).position == Position(2, 1)
     good = state.dump()
-    for data in (b"{}", good.replace(b"10.0", b"0.0"), good.replace(b"10.0", b"NaN"), good.replace(b"[2,1]", b"[2,%d]" % 2**53)):
+    for data in (
+        b"{}",
+        good.replace(b"10.0", b"0.0"),
+        good.replace(b"10.0", b"NaN"),
+        good.replace(b"[2,1]", b"[2,%d]" % 2**53),
+    ):
         with pytest.raises(ValueError, match="which is not the state of a run"):
             RunState.load(data)
 
@@ -40,13 +57,22 @@ def test_a_state_of_an_older_version_is_read() -> None:
     for request in (Write("advance", 3, Position(1, 0), 0, "p", 1), Leave("p/1", "a")):
         state.apply(request)
     fields = json.loads(state.dump())
-    for name in ("leader", "recovered", "unconfirmed", "gone", "recovered_exits", "recovered_revision"):
+    for name in (
+        "leader",
+        "recovered",
+        "unconfirmed",
+        "gone",
+        "recovered_exits",
+        "recovered_revision",
+    ):
         del fields[name]
     assert RunState.load(json.dumps(fields).encode()).dump() == state.dump()
 
 
 def test_state_refuses_an_older_term() -> None:
-    """There is one chief at a time; a write of an older term changes nothing, and its lease is not renewed."""
+    """There is one chief at a time; a write of an older term changes nothing, and its lease is not
+    renewed.
+    """
     state = RunState()
     for number in (1, 2):
         assert state.apply(Lead(Member(f"{number}/1", "chief", 1.0))).term == number
@@ -61,7 +87,9 @@ def test_state_refuses_an_older_term() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_repeated_request_changes_nothing(seed: int) -> None:
-    """Each process repeats its requests, with those of others in between: each takes effect once."""
+    """Each process repeats its requests, with those of others in between: each takes effect
+    once.
+    """
     draw = random.Random(seed)
     once, often = RunState(), RunState()
     last: dict[str, Request] = {}
@@ -69,9 +97,23 @@ def test_a_repeated_request_changes_nothing(seed: int) -> None:
         process = draw.choice("pqr")
         member = Member(f"{process}/1", f"trainer {process}", 10.0, draw.randrange(5))
         requests: list[Request] = [
-            Write(draw.choice(["advance", "raise", "reset"]), draw.randrange(1, 9), once.position, 0, process, number),
+            Write(
+                draw.choice(["advance", "raise", "reset"]),
+                draw.randrange(1, 9),
+                once.position,
+                0,
+                process,
+                number,
+            ),
             Join(member),
-            Leave(member.id, draw.choice(["", member.name]), number, f"{number}", f"{process}/", number),
+            Leave(
+                member.id,
+                draw.choice(["", member.name]),
+                number,
+                f"{number}",
+                f"{process}/",
+                number,
+            ),
             Fail(f"{number}", f"{process}/", number),
         ]
         request = draw.choice(requests)
@@ -81,10 +123,18 @@ def test_a_repeated_request_changes_nothing(seed: int) -> None:
         for _ in range(draw.randrange(4)):
             again = draw.choice([*last.values()])
             answer = often.apply(again)
-            assert answer.position == once.apply(again).position if isinstance(again, Write) else answer.status == "ok"
+            assert (
+                answer.position == once.apply(again).position
+                if isinstance(again, Write)
+                else answer.status == "ok"
+            )
         assert often.dump() == RunState.load(often.dump()).dump()
         shown = [
-            state.snapshot()._replace(members=tuple(sorted(member._replace(heartbeat=0) for member in state.members.values())))
+            state.snapshot()._replace(
+                members=tuple(
+                    sorted(member._replace(heartbeat=0) for member in state.members.values())
+                )
+            )
             for state in (once, often)
         ]
         assert shown[0] == shown[1]
@@ -125,7 +175,9 @@ def restored_at(step: int) -> RunState:
 
 @pytest.mark.parametrize("epoch", [1, 2, 5])
 def test_a_reset_since_the_loss_counts(epoch: int) -> None:
-    """Who comes back later with a higher step sees it as a reset: the chief that restored an earlier one continues there."""
+    """Who comes back later with a higher step sees it as a reset: the chief that restored an
+    earlier one continues there.
+    """
     known, state = RunState(), restored_at(4)
     known.position = Position(epoch, 7)
     for process in ("p", "q", "p"):
@@ -138,7 +190,9 @@ def test_a_reset_since_the_loss_counts(epoch: int) -> None:
 
 
 def test_a_reset_by_a_chief_that_was_none_does_not_count() -> None:
-    """The chief from before the loss continues at its own step; the one that led meanwhile is refused."""
+    """The chief from before the loss continues at its own step; the one that led meanwhile is
+    refused.
+    """
     known, state = led_by("p"), restored_at(4)
     state.recover("p", known.snapshot(), known.answers)
     assert state.position == Position(3, 7)
@@ -157,7 +211,9 @@ def test_an_older_copy_has_no_reset_since_the_loss() -> None:
 
 @pytest.mark.parametrize("order", ["p", "q", "pq", "qp", "qpq"])
 def test_a_lost_run_is_recovered_from_those_who_know_it(order: str) -> None:
-    """By one, or more in any order, also repeated: terms, exits, answers and members are as before, the next ones newer."""
+    """By one, or more in any order, also repeated: terms, exits, answers and members are as before,
+    the next ones newer.
+    """
     lost = led_by("p", lost_exits=3)
     state = RunState()
     for process in order:
@@ -187,7 +243,9 @@ def test_what_was_initialised_before_the_loss_is_initialised(initialised: bool) 
 
 @pytest.mark.parametrize("process", ["p", "q"])
 def test_a_chief_of_a_lost_run_and_a_newer_one_never_both_write(process: str) -> None:
-    """A process that knew nothing was granted a term before the others came back: of two chiefs one at most can write."""
+    """A process that knew nothing was granted a term before the others came back: of two chiefs one
+    at most can write.
+    """
     lost = led_by("p")
     for terms in (1, 2, 3):
         state = RunState()
@@ -196,13 +254,20 @@ def test_a_chief_of_a_lost_run_and_a_newer_one_never_both_write(process: str) ->
             if number < terms:
                 state.apply(Leave(f"new/{number}"))
         recovered({process: lost}, state)
-        writes = [Write("advance", 1, Position(1, 0), 2, "p", 5), Write("advance", 1, Position(1, 0), terms, "new", 5)]
-        assert [state.apply(write).status for write in writes] == (["ok", "stale"] if terms < 2 else ["stale", "ok"])
+        writes = [
+            Write("advance", 1, Position(1, 0), 2, "p", 5),
+            Write("advance", 1, Position(1, 0), terms, "new", 5),
+        ]
+        assert [state.apply(write).status for write in writes] == (
+            ["ok", "stale"] if terms < 2 else ["stale", "ok"]
+        )
         assert sum(bool(member.term) for member in state.members.values()) == 1
 
 
 def test_an_exit_after_the_loss_is_the_last_one() -> None:
-    """It gets a higher number than any exit from before, and an exit from before never takes its place."""
+    """It gets a higher number than any exit from before, and an exit from before never takes its
+    place.
+    """
     state = RunState()
     state.apply(Leave("new/1", "new trainer", 9, "ValueError: ill", "new/", 1))
     for known in (led_by("p", lost_exits=1), led_by("p", lost_exits=5), led_by("p", lost_exits=3)):
@@ -216,7 +281,9 @@ def test_an_exit_after_the_loss_is_the_last_one() -> None:
 
 
 def test_a_member_that_has_left_does_not_come_back() -> None:
-    """Who knows less recent news of a member than others, or than its own process, does not bring it back."""
+    """Who knows less recent news of a member than others, or than its own process, does not bring
+    it back.
+    """
     before = led_by("p")
     after = before.copy()
     after.apply(Leave("p/2", "trainer", 7, "", "p/", 1))
@@ -235,7 +302,9 @@ def test_a_member_that_has_left_does_not_come_back() -> None:
 
 
 def test_a_member_that_was_found_dead_since_the_loss_does_not_come_back() -> None:
-    """A process that says late what it knows does not bring it back, to be found dead again; the member itself may come back."""
+    """A process that says late what it knows does not bring it back, to be found dead again; the
+    member itself may come back.
+    """
     lost = led_by("p")
     state = recovered({"q": lost})
     for member in tuple(state.members.values()):
@@ -269,7 +338,10 @@ def test_a_recovered_state_as_text_is_the_same(seed: int) -> None:
     draw = random.Random(seed)
     state, text = RunState(), RunState()
     for _ in range(6):
-        process, known = draw.choice("pqr"), led_by(draw.choice("pqr"), lost_exits=draw.randrange(4))
+        process, known = (
+            draw.choice("pqr"),
+            led_by(draw.choice("pqr"), lost_exits=draw.randrange(4)),
+        )
         state.recover(process, known.snapshot(), known.answers)
         text = RunState.load(text.dump())
         text.recover(process, known.snapshot(), known.answers)
@@ -277,7 +349,9 @@ def test_a_recovered_state_as_text_is_the_same(seed: int) -> None:
 
 
 def test_a_failure_is_recovered_unless_there_is_a_newer_one() -> None:
-    """What was reported before the loss is known again; a process that knows of none changes nothing."""
+    """What was reported before the loss is known again; a process that knows of none changes
+    nothing.
+    """
     failed, healthy = led_by("p"), led_by("q")
     failed.apply(Fail("no more"))
     state = recovered({"q": healthy, "p": failed, "r": healthy})
@@ -291,7 +365,9 @@ def test_a_failure_is_recovered_unless_there_is_a_newer_one() -> None:
 
 
 def test_an_older_copy_has_nothing_from_after_the_loss() -> None:
-    """Its exits come before those that a process knows, and who has left since is no member any more."""
+    """Its exits come before those that a process knows, and who has left since is no member any
+    more.
+    """
     state = RunState()
     for number, name in enumerate(("first", "second", "third"), 1):
         state.apply(Join(Member(f"{name}/1", name, 10.0)))
@@ -309,7 +385,9 @@ def test_an_older_copy_has_nothing_from_after_the_loss() -> None:
 
 
 def test_what_is_recovered_is_a_new_revision() -> None:
-    """It is newer than any before the loss, so that every process takes note; who says nothing new changes nothing."""
+    """It is newer than any before the loss, so that every process takes note; who says nothing new
+    changes nothing.
+    """
     lost = led_by("p", lost_exits=3)
     state = recovered({"q": lost})
     assert (revision := state.revision) > lost.revision

@@ -21,7 +21,9 @@ pytestmark = pytest.mark.every_python
 
 
 async def test_a_forked_store_is_refused() -> None:
-    """A forked child cannot use its parent's store, and the error says what to do; the parent still can."""
+    """A forked child cannot use its parent's store, and the error says what to do; the parent still
+    can.
+    """
     async with FakeStepStore(FakeEngine()) as store:
         child = os.fork()
         if child == 0:
@@ -58,7 +60,9 @@ async def finish(store: SharedStepStore) -> None:
 
 
 async def test_a_wait_in_another_loop_is_refused_before_a_refresh() -> None:
-    """The engine is not read from another loop than the store's own, which would break its connection."""
+    """The engine is not read from another loop than the store's own, which would break its
+    connection.
+    """
     async with FakeStepStore(counted := Counted(FakeEngine())) as store:
         await finish(store)
         before = counted.reads
@@ -81,7 +85,9 @@ async def test_concurrent_waits_share_a_refresh() -> None:
 
 
 async def test_what_is_known_already_is_not_read() -> None:
-    """When no publisher is left: the run is read before a wait fails, not for a step that is reached or the first position."""
+    """When no publisher is left: the run is read before a wait fails, not for a step that is
+    reached or the first position.
+    """
     async with FakeStepStore(counted := Counted(FakeEngine())) as store:
         await store.advance(3)
         await finish(store)
@@ -100,18 +106,28 @@ async def test_closing_ends_calls_that_wait_for_the_engine(clock: ManualClock) -
     await store.advance()
     await finish(store)
     engine.stop()
-    calls = [store.value(), store.wait_for(5), store.advance(), store.raise_to(9), store.lead().__aenter__()]
+    calls = [
+        store.value(),
+        store.wait_for(5),
+        store.advance(),
+        store.raise_to(9),
+        store.lead().__aenter__(),
+    ]
     tasks = [asyncio.ensure_future(call) for call in calls]
     await ticks(20)
     closing = asyncio.create_task(store.aclose())
     while not closing.done():  # the lead is given back, or not, while the engine may come back
         await ticks(10)
         clock.advance(1.0)
-    assert {type(one) for one in await asyncio.gather(*tasks, return_exceptions=True)} == {ah.errors.StoreClosedError}
+    assert {type(one) for one in await asyncio.gather(*tasks, return_exceptions=True)} == {
+        ah.errors.StoreClosedError
+    }
 
 
 async def test_a_publisher_is_announced_as_soon_as_the_engine_is_there(clock: ManualClock) -> None:
-    """A store that could not be opened for its first publisher tries again by itself, for as long as it has one."""
+    """A store that could not be opened for its first publisher tries again by itself, for as long
+    as it has one.
+    """
     engine = FakeEngine()
     engine.stop()
     store = FakeStepStore(engine, connect_timeout=1.0)
@@ -142,14 +158,21 @@ async def test_a_publisher_is_announced_as_soon_as_the_engine_is_there(clock: Ma
     await store.aclose()
 
 
-async def test_a_publisher_of_a_damaged_run_is_announced_no_more(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_publisher_of_a_damaged_run_is_announced_no_more(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
     """One warning has what is wrong; another attempt would find the same."""
     engine = FakeEngine()
     async with FakeStepStore(engine, run="digits") as store:
         engine.damaged.add("digits")
         publishers = [store.publisher(name) for name in ("trainer", "helper")]
         await store.flush()
-        assert caplog.messages.count("run digits: could not announce its publishers: digits is damaged") == 1
+        assert (
+            caplog.messages.count(
+                "run digits: could not announce its publishers: digits is damaged"
+            )
+            == 1
+        )
         asked = len(engine.requests)
         await advance_clock(clock, 100, 20)
         assert len(engine.requests) == asked
@@ -184,7 +207,9 @@ async def second_change(store: SharedStepStore) -> None:
     await anext(changes)
 
 
-@pytest.mark.parametrize(("wait", "step"), [(lambda store: store.wait_for(5), 5), (second_change, 1)])
+@pytest.mark.parametrize(
+    ("wait", "step"), [(lambda store: store.wait_for(5), 5), (second_change, 1)]
+)
 async def test_the_engine_knows_for_which_step_a_publisher_waits(
     wait: Callable[[SharedStepStore], Awaitable[object]], step: int
 ) -> None:
@@ -193,7 +218,12 @@ async def test_the_engine_knows_for_which_step_a_publisher_waits(
     async with FakeStepStore(engine) as store:
         with store.publisher("worker") as publisher:
             waiting = asyncio.create_task(run_as(publisher, lambda: wait(store)))
-            await until_true(lambda: [member.waits_for for member in engine.run("default").members.values()] == [step])
+            await until_true(
+                lambda: (
+                    [member.waits_for for member in engine.run("default").members.values()]
+                    == [step]
+                )
+            )
             await cancel_and_wait(waiting)
             await store.flush()
             assert [member.waits_for for member in engine.run("default").members.values()] == [0]
@@ -227,8 +257,11 @@ async def test_closing_waits_for_what_the_store_does() -> None:
         await waiting
 
 
-async def test_what_an_engine_refuses_is_announced_less_often(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
-    """A hundred seconds of a full disk are some tens of attempts and a warning for each publisher; then all are announced.
+async def test_what_an_engine_refuses_is_announced_less_often(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A hundred seconds of a full disk are some tens of attempts and a warning for each publisher;
+    then all are announced.
 
     So is an exit: it is delayed, and not lost.
     """
@@ -249,10 +282,15 @@ async def test_what_an_engine_refuses_is_announced_less_often(clock: ManualClock
                 await ticks(10)
                 clock.advance(0.2)
             assert 2 * 20 <= attempts <= 2 * 80
-            assert caplog.messages == 2 * ["run default: could not announce its publishers, trying again: the disk is full"]
+            assert caplog.messages == 2 * [
+                "run default: could not announce its publishers, trying again: the disk is full"
+            ]
             full = False
             await advance_clock(clock, 5, 20)
-            assert {member.name for member in engine.run("default").members.values()} == {"trainer", "helper"}
+            assert {member.name for member in engine.run("default").members.values()} == {
+                "trainer",
+                "helper",
+            }
             full = True
         await store.flush()
         assert engine.run("default").exits == 0

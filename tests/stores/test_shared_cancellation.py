@@ -1,4 +1,6 @@
-"""Stores over processes whose callers are cancelled, or whose store is closed; `tests.fuzz.explored` does that at every wait."""
+"""Stores over processes whose callers are cancelled, or whose store is closed;
+`tests.fuzz.explored` does that at every wait.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ pytestmark = pytest.mark.every_python
 
 
 async def test_closing_ends_an_advance_for_a_thread_that_has_not_begun() -> None:
-    """The store is closed before the advance has begun: the thread gets an error instead of waiting indefinitely."""
+    """The store is closed before the advance has begun: the thread gets an error instead of waiting
+    indefinitely.
+    """
     store = FakeStepStore(FakeEngine())
     await store.advance()
     late = store.advance_threadsafe()
@@ -29,7 +33,9 @@ async def test_closing_ends_an_advance_for_a_thread_that_has_not_begun() -> None
 
 
 @pytest.mark.parametrize("after", range(4))
-async def test_a_block_that_is_cancelled_at_its_beginning_leaves_no_connection(engine: FakeEngine, after: int) -> None:
+async def test_a_block_that_is_cancelled_at_its_beginning_leaves_no_connection(
+    engine: FakeEngine, after: int
+) -> None:
     """`async with store`, cancelled while the store is opened, closes it: the caller cannot."""
 
     async def block() -> None:
@@ -51,9 +57,13 @@ async def _lead(store: ah.StepStore) -> None:
         pass
 
 
-@pytest.mark.parametrize("wait", [_lead, lambda store: store.wait_initialised(), lambda store: store.wait_for(3)])
+@pytest.mark.parametrize(
+    "wait", [_lead, lambda store: store.wait_initialised(), lambda store: store.wait_for(3)]
+)
 async def test_a_cancelled_wait_leaves_no_timer(
-    clock: ManualClock, engine: FakeEngine, wait: Callable[[ah.StepStore], Coroutine[Any, Any, object]]
+    clock: ManualClock,
+    engine: FakeEngine,
+    wait: Callable[[ah.StepStore], Coroutine[Any, Any, object]],
 ) -> None:
     """The leases of others are watched while there is a wait, and no longer."""
     engine.apply("default", Lead(Member("other/1", "another", 1000.0)))
@@ -65,8 +75,12 @@ async def test_a_cancelled_wait_leaves_no_timer(
         assert clock.pending == 0
 
 
-async def test_a_failed_opening_whose_caller_was_cancelled_is_retried(clock: ManualClock, engine: FakeEngine) -> None:
-    """The call that began it was cancelled; the next call does not get its failure, but opens the store again."""
+async def test_a_failed_opening_whose_caller_was_cancelled_is_retried(
+    clock: ManualClock, engine: FakeEngine
+) -> None:
+    """The call that began it was cancelled; the next call does not get its failure, but opens the
+    store again.
+    """
     engine.stop()
     store = FakeStepStore(engine, connect_timeout=1.0)
     first = await parked(store.value())
@@ -87,7 +101,9 @@ class _Broken(FakeConnection):
 async def test_an_unexpected_error_ends_every_write_of_the_batch(engine: FakeEngine) -> None:
     """Each caller whose write was in the request gets the error; later writes are tried."""
     async with FakeStepStore(_Broken(engine)) as store:
-        ends = await asyncio.gather(store.advance(), store.advance(2), store.reset(0), return_exceptions=True)
+        ends = await asyncio.gather(
+            store.advance(), store.advance(2), store.reset(0), return_exceptions=True
+        )
         assert [repr(end) for end in ends] == [repr(LookupError("no engine should raise this"))] * 3
         with pytest.raises(LookupError, match="no engine"):
             await store.advance()

@@ -1,4 +1,6 @@
-"""Unreachable waits of stores over processes fail only after the run was read again: others may have advanced meanwhile."""
+"""Unreachable waits of stores over processes fail only after the run was read again: others may
+have advanced meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,10 @@ def two(request: pytest.FixtureRequest, tmp_path: Path) -> Two:
             async with FakeStepStore(Unnotified(engine)) as a, FakeStepStore(engine) as b:
                 yield a, b
         else:
-            async with SharedStepStore(UnnotifiedFiles(tmp_path)) as a, LocalStepStore(tmp_path) as b:
+            async with (
+                SharedStepStore(UnnotifiedFiles(tmp_path)) as a,
+                LocalStepStore(tmp_path) as b,
+            ):
                 yield a, b
 
     return opened
@@ -81,7 +86,9 @@ WAITS = [wait_for_step, wait_for_change, wait_initialised]
 
 @pytest.mark.parametrize("wait", WAITS)
 async def test_an_exit_does_not_end_a_wait_whose_step_was_reached(two: Two, wait: Wait) -> None:
-    """A publisher leaves here after another process has reached the step waited for: the wait succeeds."""
+    """A publisher leaves here after another process has reached the step waited for: the wait
+    succeeds.
+    """
     async with two() as (a, b):
         publisher = a.publisher("trainer")
         await a.flush()
@@ -96,7 +103,9 @@ async def test_an_exit_does_not_end_a_wait_whose_step_was_reached(two: Two, wait
 
 @pytest.mark.parametrize("wait", WAITS)
 async def test_a_new_wait_reads_the_run_first(two: Two, wait: Wait) -> None:
-    """No publisher is left as far as is known here, but another process has registered one since: the wait continues."""
+    """No publisher is left as far as is known here, but another process has registered one since:
+    the wait continues.
+    """
     async with two() as (a, b):
         with a.publisher("trainer"):
             await a.flush()
@@ -113,7 +122,9 @@ async def test_a_new_wait_reads_the_run_first(two: Two, wait: Wait) -> None:
 
 
 async def test_a_waiting_publisher_reads_the_run_first(two: Two) -> None:
-    """The last publisher at work here begins to wait, while one that is not known here yet is at work in another process."""
+    """The last publisher at work here begins to wait, while one that is not known here yet is at
+    work in another process.
+    """
     async with two() as (a, b):
         with a.publisher("early"):
             await a.flush()
@@ -135,19 +146,26 @@ async def test_a_waiting_publisher_reads_the_run_first(two: Two) -> None:
 
 
 async def test_unreachable_waits_fail(two: Two) -> None:
-    """When the engine confirms it, they fail, each with an error of its own; later ones immediately."""
+    """When the engine confirms it, they fail, each with an error of its own; later ones
+    immediately.
+    """
     async with two() as (a, _):
         publisher = a.publisher("trainer")
         waits = [asyncio.ensure_future(wait(a)) for wait in WAITS]
         await ticks(20)
         publisher.close()
         for each in [*waits, *(asyncio.ensure_future(wait(a)) for wait in WAITS)]:
-            with pytest.raises((ah.errors.PublisherFinishedError, StopAsyncIteration), match=r"trainer finished at step 0|^$"):
+            with pytest.raises(
+                (ah.errors.PublisherFinishedError, StopAsyncIteration),
+                match=r"trainer finished at step 0|^$",
+            ):
                 await each
 
 
 async def test_waits_continue_while_the_engine_is_unavailable() -> None:
-    """While the run cannot be read the waits continue; when the engine is back they fail or succeed."""
+    """While the run cannot be read the waits continue; when the engine is back they fail or
+    succeed.
+    """
     engine = FakeEngine()
     async with FakeStepStore(engine) as store:
         publisher = store.publisher("trainer")
@@ -198,9 +216,15 @@ async def test_a_read_from_before_the_exit_does_not_count() -> None:
 
 
 async def test_a_wait_for_the_lead_reads_who_has_it() -> None:
-    """It asks for the lead once and then waits for that chief; it does not ask again until it is notified of one."""
+    """It asks for the lead once and then waits for that chief; it does not ask again until it is
+    notified of one.
+    """
     engine = FakeEngine()
-    async with FakeStepStore(Unnotified(engine)) as store, FakeStepStore(engine) as other, other.lead():
+    async with (
+        FakeStepStore(Unnotified(engine)) as store,
+        FakeStepStore(engine) as other,
+        other.lead(),
+    ):
         waits = await parked(store.lead().__aenter__(), 20)
         assert sum(isinstance(one, Lead) for one in engine.requests) == 2
         await cancel_and_wait(waits)

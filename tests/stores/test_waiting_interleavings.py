@@ -14,18 +14,26 @@ from aiohooks.stores.publishers import OwnWaits
 from aiohooks.testing import ExplorationError, explore
 from tests.fuzz.explored.store_waits import CROWD, SMALL, run
 
-pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])  # what is explored has a loop of its own
+pytestmark = pytest.mark.asyncio(
+    loop_factories=["asyncio"]
+)  # what is explored has a loop of its own
 
 
 @pytest.mark.parametrize("name", SMALL)
 async def test_small_scenarios_hold_in_every_order(name: str) -> None:
-    """No wake-up is lost, no waiter woken too early, nothing left, in any order of the scenario's tasks."""
-    assert (await explore(partial(run, SMALL[name]), disturb=["order"], exhaust=1_000)).schedules >= 20
+    """No wake-up is lost, no waiter woken too early, nothing left, in any order of the scenario's
+    tasks.
+    """
+    assert (
+        await explore(partial(run, SMALL[name]), disturb=["order"], exhaust=1_000)
+    ).schedules >= 20
 
 
 async def test_a_larger_scenario_holds_in_many_orders() -> None:
     """Two thousand orders of a scenario that has too many of them."""
-    assert (await explore(partial(run, CROWD), disturb=["order"], seeds=2_000)).disturbances["order"] > 2_000
+    assert (await explore(partial(run, CROWD), disturb=["order"], seeds=2_000)).disturbances[
+        "order"
+    ] > 2_000
 
 
 # --- seeded faults: each must be found
@@ -112,7 +120,9 @@ class LeavesATask(MemoryStepStore):
         (LeavesATask, "two waiters, two writers", "tasks are left"),
     ],
 )
-async def test_seeded_faults_are_found(fault: type[MemoryStepStore], name: str, message: str) -> None:
+async def test_seeded_faults_are_found(
+    fault: type[MemoryStepStore], name: str, message: str
+) -> None:
     """A store with a fault fails soon, with what is wrong and disturbances that repeat it."""
     program = partial(run, SMALL[name], fault)
     with pytest.raises(ExplorationError, match=message) as found:

@@ -56,11 +56,19 @@ class Exchange:
         reads: bool = True,
         **scope: Any,
     ) -> None:
-        """Send the request. Unless the headers are given as they are sent, it has the `host` of the local machine."""
+        """Send the request. Unless the headers are given as they are sent, it has the `host` of the
+        local machine.
+        """
         if isinstance(headers, Mapping) or not headers:
             named = {"host": "127.0.0.1:8000", **dict(headers)}
             headers = [(name.encode("latin-1"), value.encode()) for name, value in named.items()]
-        usual = {"method": "GET", "scheme": "http", "http_version": "1.1", "client": ("127.0.0.1", 50_000), "server": LOCAL}
+        usual = {
+            "method": "GET",
+            "scheme": "http",
+            "http_version": "1.1",
+            "client": ("127.0.0.1", 50_000),
+            "server": LOCAL,
+        }
         whole: dict[str, Any] = {
             **{"type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, **usual, **scope},
             "path": unquote(root_path + path),
@@ -89,7 +97,9 @@ class Exchange:
         if message["type"] == "http.response.start":
             assert self.reply.status is None
             self.reply.status = message["status"]
-            self.reply.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+            self.reply.headers = {
+                name.decode(): value.decode() for name, value in message["headers"]
+            }
             assert len(self.reply.headers) == len(message["headers"]), "a header came twice"
         else:
             assert self.reply.status is not None

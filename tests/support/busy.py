@@ -1,4 +1,5 @@
-"""Run a command while the processor is busy: `python -m tests.support.busy --processes 16 -- pytest -m "not slow"`.
+"""Run a command while the processor is busy: `python -m tests.support.busy --processes 16 -- pytest
+-m "not slow"`.
 
 Tests must not depend on the speed of the machine. The exit status is that of the command.
 """
@@ -11,13 +12,19 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-BURN = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"  # also if this process is killed
+# also if this process is killed
+BURN = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.support.busy", description=__doc__)
-    parser.add_argument("--processes", type=int, default=8 * (os.cpu_count() or 1), help="default: 8 for each core (%(default)s)")
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=8 * (os.cpu_count() or 1),
+        help="default: 8 for each core (%(default)s)",
+    )
     parser.add_argument("command", nargs="+")
     options = parser.parse_args(arguments)
     burning = [subprocess.Popen([sys.executable, "-c", BURN]) for _ in range(options.processes)]

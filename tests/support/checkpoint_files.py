@@ -1,4 +1,6 @@
-"""Shared by the tests of checkpoints: an `os` that records, states, other entries on the disk, and an exact comparison."""
+"""Shared by the tests of checkpoints: an `os` that records, states, other entries on the disk, and
+an exact comparison.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from aiohooks.checkpoint.saver import CheckpointDirectory
 
 
 class WatchedFs:
-    """Replaces `os`: records every operation, and knows the open descriptors. `operations` replace those of `os`, unrecorded."""
+    """Replaces `os`: records every operation, and knows the open descriptors. `operations` replace
+    those of `os`, unrecorded.
+    """
 
     def __init__(self, **operations: Callable[..., Any]) -> None:
         self.log: list[tuple[str, Any]] = []
@@ -60,7 +64,9 @@ def saver_over(fs: Any, path: Path, **options: Any) -> Saver:
     return WatchedSaver(path, **options)
 
 
-def directory(path: Path, fs: Any = os, keep: KeepPolicy = KeepNewest(5), **options: Any) -> CheckpointDirectory:
+def directory(
+    path: Path, fs: Any = os, keep: KeepPolicy = KeepNewest(5), **options: Any
+) -> CheckpointDirectory:
     """Return the blocking directory of a Saver, for tests without an event loop."""
     options = {"min_free_bytes": 0, "read_only": False, **options}
     return CheckpointDirectory(path, keep=keep, fs=fs, **options)
@@ -82,7 +88,11 @@ def step_of(restored: Restored | None) -> int | None:
 
 def state_of(step: int) -> dict[str, Any]:
     """Return a small state that differs for each step."""
-    return {"step": step, "weights": np.arange(4.0) + step, "rest": {"name": "a", "items": [1, (2, 3)]}}
+    return {
+        "step": step,
+        "weights": np.arange(4.0) + step,
+        "rest": {"name": "a", "items": [1, (2, 3)]},
+    }
 
 
 def sealed_manifest(content: dict[str, Any], **changes: Any) -> bytes:
@@ -94,7 +104,16 @@ def sealed_manifest(content: dict[str, Any], **changes: Any) -> bytes:
     return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
 
 
-OTHER_ENTRIES = ("link", "hanging link", "fifo", "directory", "socket", "device", "sparse", "nothing")
+OTHER_ENTRIES = (
+    "link",
+    "hanging link",
+    "fifo",
+    "directory",
+    "socket",
+    "device",
+    "sparse",
+    "nothing",
+)
 
 
 def replace_entry(path: Path, kind: str, elsewhere: Path) -> None:
@@ -111,7 +130,9 @@ def replace_entry(path: Path, kind: str, elsewhere: Path) -> None:
         path.mkdir()
     elif kind == "socket":
         here = os.open(path.parent, os.O_RDONLY)
-        with socket.socket(socket.AF_UNIX) as one:  # through the open directory, because the path of a socket is limited
+        with socket.socket(
+            socket.AF_UNIX
+        ) as one:  # through the open directory, because the path of a socket is limited
             one.bind(f"/proc/self/fd/{here}/{path.name}")
         os.close(here)
     elif kind == "device":

@@ -21,7 +21,9 @@ def drop(things: list[Any]) -> None:
 
 @contextlib.contextmanager
 def without_collections() -> Iterator[None]:
-    """Let nothing be freed in the block but what is not referenced any more, without the garbage collector."""
+    """Let nothing be freed in the block but what is not referenced any more, without the garbage
+    collector.
+    """
     gc.collect()
     gc.disable()
     try:
@@ -31,8 +33,12 @@ def without_collections() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def refused(error: type[ah.AiohooksError], *says: str) -> Iterator[pytest.ExceptionInfo[ah.AiohooksError]]:
-    """Check that the block raises exactly `error`, whose message has all of these, in this order."""
+def refused(
+    error: type[ah.AiohooksError], *says: str
+) -> Iterator[pytest.ExceptionInfo[ah.AiohooksError]]:
+    """Check that the block raises exactly `error`, whose message has all of these, in this
+    order.
+    """
     pattern = "(?s)" + ".*".join(map(re.escape, says))
     with pytest.raises(error, match=pattern) as caught:
         yield caught

@@ -28,4 +28,6 @@ async def run_command(*arguments: str | Path, cwd: Path = ROOT) -> Completed:
 
 def start_command(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.Popen[str]:
     """Start a command whose output is read from pipes."""
-    return processes.start([sys.executable, "-m", "aiohooks", *map(str, arguments)], cwd=cwd, env=ENVIRONMENT)
+    return processes.start(
+        [sys.executable, "-m", "aiohooks", *map(str, arguments)], cwd=cwd, env=ENVIRONMENT
+    )

@@ -1,4 +1,6 @@
-"""Helpers of the tests of evaluations and early stopping: evaluations that wait, losses by list, a restore."""
+"""Helpers of the tests of evaluations and early stopping: evaluations that wait, losses by list, a
+restore.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ async def total(evaluation: Evaluation) -> Any:
 
 
 class GatedEvaluation:
-    """An evaluation like `total` that waits for `release`; records the steps that began, ended and were cancelled."""
+    """An evaluation like `total` that waits for `release`; records the steps that began, ended and
+    were cancelled.
+    """
 
     def __init__(self) -> None:
         self.began: list[int] = []
@@ -47,7 +51,9 @@ class GatedEvaluation:
 
 
 def failing(*errors: BaseException | None) -> Callable[[Evaluation], Awaitable[Any]]:
-    """Return an evaluation that raises each of these that is not None, in turn; then it succeeds."""
+    """Return an evaluation that raises each of these that is not None, in turn; then it
+    succeeds.
+    """
     left = list(errors)
 
     async def evaluate(evaluation: Evaluation) -> Any:
@@ -59,7 +65,9 @@ def failing(*errors: BaseException | None) -> Callable[[Evaluation], Awaitable[A
     return evaluate
 
 
-async def results_of(hook: EvaluatorHook, runs: int, *others: ah.SessionRunHook, start: int = 0) -> dict[int, Any]:
+async def results_of(
+    hook: EvaluatorHook, runs: int, *others: ah.SessionRunHook, start: int = 0
+) -> dict[int, Any]:
     """Return the hook's results after a session of so many runs."""
     await train(hook, *others, runs=runs, start=start)
     return hook.results
@@ -76,7 +84,9 @@ def giving(values: Iterable[Any]) -> Any:
 
 
 async def stopped_at(values: list[Any], hook: EarlyStoppingHook) -> int | None:
-    """Return the step at which the hook stopped a session with these values of `loss`; None if it did not."""
+    """Return the step at which the hook stopped a session with these values of `loss`; None if it
+    did not.
+    """
     async with ah.AsyncMonitoredSession(giving(values), [hook]) as session:
         for _ in values:
             if session.should_stop():

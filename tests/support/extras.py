@@ -11,7 +11,9 @@ import pytest
 
 
 def hide(monkeypatch: pytest.MonkeyPatch, package: str, *modules: str) -> None:
-    """Make `package` look not installed to those modules of the library, which are imported anew."""
+    """Make `package` look not installed to those modules of the library, which are imported
+    anew.
+    """
     for module in modules:
         parent, _, name = module.rpartition(".")
         monkeypatch.delitem(sys.modules, module, raising=False)

@@ -1,4 +1,6 @@
-"""One cell of the failure matrix: a session with five hooks of which one misbehaves, and its outcome."""
+"""One cell of the failure matrix: a session with five hooks of which one misbehaves, and its
+outcome.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ RUNS = 2
 """How often the body calls `run`, unless it is asked to stop."""
 
 Event = tuple[str, int]
-"""A method that was called, and the number of its hook; 0 for the session's own `create`, `run` and `aclose`."""
+"""A method that was called, and the number of its hook; 0 for the session's own `create`, `run` and
+`aclose`.
+"""
 
 OVERLAPPING = ("after_create_session", "before_run", "run", "after_run")
 """Phases whose hooks, or operations, overlap; in the others they run one after the other."""
@@ -27,8 +31,9 @@ OVERLAPPING = ("after_create_session", "before_run", "run", "after_run")
 class Cell(NamedTuple):
     """Hook `hook` misbehaves in `phase`; `raises` is what it raises, for errors and clean ends.
 
-    If hooks suspend, the others in a phase that is to be interrupted wait until they are cancelled, and those cancelled
-    with the task raise an error of their own on the way out. The body does not ask `should_stop` then, either.
+    If hooks suspend, the others in a phase that is to be interrupted wait until they are cancelled,
+    and those cancelled with the task raise an error of their own on the way out. The body does not
+    ask `should_stop` then, either.
     """
 
     phase: str
@@ -37,7 +42,9 @@ class Cell(NamedTuple):
     raises: type[Exception] | None
     suspends: bool
     tool: Tool = no_tool
-    """What all hooks and operations use in every call, around what they do, and in their cleanup."""
+    """What all hooks and operations use in every call, around what they do, and in their
+    cleanup.
+    """
 
     @property
     def others_wait(self) -> bool:
@@ -47,12 +54,15 @@ class Cell(NamedTuple):
     def __str__(self) -> str:
         what = self.raises.__name__ if self.raises else self.kind
         used = "" if self.tool is no_tool else f"-{self.tool.__name__}"
-        return f"{self.phase}-{what}-hook{self.hook}-{'suspending' if self.suspends else 'plain'}{used}"
+        kind = "suspending" if self.suspends else "plain"
+        return f"{self.phase}-{what}-hook{self.hook}-{kind}{used}"
 
 
 @dataclass
 class Outcome:
-    """The outcome of one cell. `reached` is the object that the caller got, `raised` the one that was raised."""
+    """The outcome of one cell. `reached` is the object that the caller got, `raised` the one that
+    was raised.
+    """
 
     events: list[Event] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
@@ -150,7 +160,9 @@ class CellRun:
         self.task = asyncio.current_task()
         assert self.task is not None
         try:
-            self.monitored = ah.AsyncMonitoredSession(Creator(self), [MisbehavingHook(self, n) for n in HOOKS])
+            self.monitored = ah.AsyncMonitoredSession(
+                Creator(self), [MisbehavingHook(self, n) for n in HOOKS]
+            )
             async with self.monitored as session:
                 outcome.entered = True
                 for _ in range(RUNS):
@@ -168,7 +180,9 @@ async def _cleanup() -> None: ...
 
 
 class MisbehavingHook(ah.SessionRunHook):
-    """Records every call; fetches an operation of its own, so that a run can fail on its account."""
+    """Records every call; fetches an operation of its own, so that a run can fail on its
+    account.
+    """
 
     def __init__(self, cell_run: CellRun, number: int) -> None:
         self.cell_run = cell_run
@@ -184,7 +198,9 @@ class MisbehavingHook(ah.SessionRunHook):
         await self.cell_run.perform("before_run", self.number, run_context.request_stop)
         return ah.SessionRunArgs(f"operation_{self.number}")
 
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+    async def after_run(
+        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+    ) -> None:
         assert run_values.results == self.number
         await self.cell_run.perform("after_run", self.number, run_context.request_stop)
 
@@ -226,7 +242,9 @@ class RecordingSession(ah.Session):
         await super().aclose()
 
 
-def run_cell(cell: Cell, loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None) -> Outcome:
+def run_cell(
+    cell: Cell, loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+) -> Outcome:
     """Run one cell in a loop of its own; raise if it hangs."""
 
     async def main() -> Outcome:

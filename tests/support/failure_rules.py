@@ -1,4 +1,5 @@
-"""Which methods are called on which kind of end: the rules as data, and the documentation page generated from them.
+"""Which methods are called on which kind of end: the rules as data, and the documentation page
+generated from them.
 
 `RULES` defines the expected calls of each cell; `tests.support.failure_cells` runs a cell, and
 `tests/session/test_failure_matrix.py` compares the two.
@@ -32,10 +33,12 @@ CANCELLED = "`CancelledError`"
 
 
 class Rule(NamedTuple):
-    """The outcome if hook `i` misbehaves in its first call of a phase (for `run`: the operation that it fetches does).
+    """The outcome if hook `i` misbehaves in its first call of a phase (for `run`: the operation
+    that it fetches does).
 
-    `begin` to `close` are the hooks that are called; `create` and `run` are whether the session does so. `runs` is the
-    number of runs that returned to the caller; if it is 0, the run's columns describe the run that was interrupted.
+    `begin` to `close` are the hooks that are called; `create` and `run` are whether the session
+    does so. `runs` is the number of runs that returned to the caller; if it is 0, the run's columns
+    describe the run that was interrupted.
     """
 
     begin: str
@@ -54,48 +57,98 @@ class Rule(NamedTuple):
 
 
 RULES: dict[tuple[str, str], Rule] = {
-    # While the session is constructed every error ends it, including a clean end: no run has taken place yet.
-    # Only hooks whose `begin` was started are closed.
-    ("begin", "error"): Rule(UP_TO, False, NONE, NONE, False, NONE, NONE, UP_TO, 0, 0, False, ITS_ERROR, ITS_ERROR),
-    ("begin", "cancel"): Rule(UP_TO, False, NONE, NONE, False, NONE, NONE, UP_TO, 0, 0, False, CANCELLED, CANCELLED),
-    ("begin", "stop"): Rule(ALL, True, ALL, NONE, False, NONE, ALL, ALL, 0, 0, True, NOTHING, NOTHING),
-    ("begin", "clean end"): Rule(UP_TO, False, NONE, NONE, False, NONE, NONE, UP_TO, 0, 0, False, ITS_ERROR, ITS_ERROR),
-    ("after_create_session", "error"): Rule(ALL, True, UP_TO, NONE, False, NONE, NONE, ALL, 0, 0, False, ITS_ERROR, ITS_ERROR),
-    ("after_create_session", "cancel"): Rule(ALL, True, UP_TO, NONE, False, NONE, NONE, ALL, 0, 0, False, CANCELLED, CANCELLED),
-    ("after_create_session", "stop"): Rule(ALL, True, ALL, NONE, False, NONE, ALL, ALL, 0, 0, True, NOTHING, NOTHING),
+    # While the session is constructed every error ends it, including a clean end: no run has taken
+    # place yet. Only hooks whose `begin` was started are closed.
+    ("begin", "error"): Rule(
+        UP_TO, False, NONE, NONE, False, NONE, NONE, UP_TO, 0, 0, False, ITS_ERROR, ITS_ERROR
+    ),
+    ("begin", "cancel"): Rule(
+        UP_TO, False, NONE, NONE, False, NONE, NONE, UP_TO, 0, 0, False, CANCELLED, CANCELLED
+    ),
+    ("begin", "stop"): Rule(
+        ALL, True, ALL, NONE, False, NONE, ALL, ALL, 0, 0, True, NOTHING, NOTHING
+    ),
+    ("begin", "clean end"): Rule(
+        UP_TO, False, NONE, NONE, False, NONE, NONE, UP_TO, 0, 0, False, ITS_ERROR, ITS_ERROR
+    ),
+    ("after_create_session", "error"): Rule(
+        ALL, True, UP_TO, NONE, False, NONE, NONE, ALL, 0, 0, False, ITS_ERROR, ITS_ERROR
+    ),
+    ("after_create_session", "cancel"): Rule(
+        ALL, True, UP_TO, NONE, False, NONE, NONE, ALL, 0, 0, False, CANCELLED, CANCELLED
+    ),
+    ("after_create_session", "stop"): Rule(
+        ALL, True, ALL, NONE, False, NONE, ALL, ALL, 0, 0, True, NOTHING, NOTHING
+    ),
     ("after_create_session", "clean end"): Rule(
         ALL, True, UP_TO, NONE, False, NONE, NONE, ALL, 0, 0, False, ITS_ERROR, ITS_ERROR
     ),
     # An error interrupts the run: no commit, no later phase, no `end`. A stop lets this run finish.
-    ("before_run", "error"): Rule(ALL, True, ALL, UP_TO, False, NONE, NONE, ALL, 0, 0, True, ITS_ERROR, ITS_ERROR),
-    ("before_run", "cancel"): Rule(ALL, True, ALL, UP_TO, False, NONE, NONE, ALL, 0, 0, True, CANCELLED, CANCELLED),
-    ("before_run", "stop"): Rule(ALL, True, ALL, ALL, True, ALL, ALL, ALL, 1, 1, True, NOTHING, NOTHING),
-    ("before_run", "clean end"): Rule(ALL, True, ALL, UP_TO, False, NONE, ALL, ALL, 0, 0, True, NOTHING, NOTHING),
-    ("run", "error"): Rule(ALL, True, ALL, ALL, True, NONE, NONE, ALL, 0, 0, True, ITS_ERROR, ITS_ERROR),
-    ("run", "cancel"): Rule(ALL, True, ALL, ALL, True, NONE, NONE, ALL, 0, 0, True, CANCELLED, CANCELLED),
+    ("before_run", "error"): Rule(
+        ALL, True, ALL, UP_TO, False, NONE, NONE, ALL, 0, 0, True, ITS_ERROR, ITS_ERROR
+    ),
+    ("before_run", "cancel"): Rule(
+        ALL, True, ALL, UP_TO, False, NONE, NONE, ALL, 0, 0, True, CANCELLED, CANCELLED
+    ),
+    ("before_run", "stop"): Rule(
+        ALL, True, ALL, ALL, True, ALL, ALL, ALL, 1, 1, True, NOTHING, NOTHING
+    ),
+    ("before_run", "clean end"): Rule(
+        ALL, True, ALL, UP_TO, False, NONE, ALL, ALL, 0, 0, True, NOTHING, NOTHING
+    ),
+    ("run", "error"): Rule(
+        ALL, True, ALL, ALL, True, NONE, NONE, ALL, 0, 0, True, ITS_ERROR, ITS_ERROR
+    ),
+    ("run", "cancel"): Rule(
+        ALL, True, ALL, ALL, True, NONE, NONE, ALL, 0, 0, True, CANCELLED, CANCELLED
+    ),
     ("run", "stop"): Rule(ALL, True, ALL, ALL, True, ALL, ALL, ALL, 1, 1, True, NOTHING, NOTHING),
-    ("run", "clean end"): Rule(ALL, True, ALL, ALL, True, NONE, ALL, ALL, 0, 0, True, NOTHING, NOTHING),
+    ("run", "clean end"): Rule(
+        ALL, True, ALL, ALL, True, NONE, ALL, ALL, 0, 0, True, NOTHING, NOTHING
+    ),
     # The step has been committed; the caller gets the error instead of the result.
-    ("after_run", "error"): Rule(ALL, True, ALL, ALL, True, UP_TO, NONE, ALL, 0, 1, True, ITS_ERROR, ITS_ERROR),
-    ("after_run", "cancel"): Rule(ALL, True, ALL, ALL, True, UP_TO, NONE, ALL, 0, 1, True, CANCELLED, CANCELLED),
-    ("after_run", "stop"): Rule(ALL, True, ALL, ALL, True, ALL, ALL, ALL, 1, 1, True, NOTHING, NOTHING),
-    ("after_run", "clean end"): Rule(ALL, True, ALL, ALL, True, UP_TO, ALL, ALL, 0, 1, True, NOTHING, NOTHING),
-    # An error of one `end` does not keep the others from running, and is an error whatever its type. After a
-    # cancellation the remaining hooks get `close` only.
-    ("end", "error"): Rule(ALL, True, ALL, ALL, True, ALL, ALL, ALL, 2, 2, True, ITS_ERROR, ITS_ERROR),
-    ("end", "cancel"): Rule(ALL, True, ALL, ALL, True, ALL, UP_TO, ALL, 2, 2, True, CANCELLED, CANCELLED),
+    ("after_run", "error"): Rule(
+        ALL, True, ALL, ALL, True, UP_TO, NONE, ALL, 0, 1, True, ITS_ERROR, ITS_ERROR
+    ),
+    ("after_run", "cancel"): Rule(
+        ALL, True, ALL, ALL, True, UP_TO, NONE, ALL, 0, 1, True, CANCELLED, CANCELLED
+    ),
+    ("after_run", "stop"): Rule(
+        ALL, True, ALL, ALL, True, ALL, ALL, ALL, 1, 1, True, NOTHING, NOTHING
+    ),
+    ("after_run", "clean end"): Rule(
+        ALL, True, ALL, ALL, True, UP_TO, ALL, ALL, 0, 1, True, NOTHING, NOTHING
+    ),
+    # An error of one `end` does not keep the others from running, and is an error whatever its
+    # type. After a cancellation the remaining hooks get `close` only.
+    ("end", "error"): Rule(
+        ALL, True, ALL, ALL, True, ALL, ALL, ALL, 2, 2, True, ITS_ERROR, ITS_ERROR
+    ),
+    ("end", "cancel"): Rule(
+        ALL, True, ALL, ALL, True, ALL, UP_TO, ALL, 2, 2, True, CANCELLED, CANCELLED
+    ),
     ("end", "stop"): Rule(ALL, True, ALL, ALL, True, ALL, ALL, ALL, 2, 2, True, NOTHING, NOTHING),
-    ("end", "clean end"): Rule(ALL, True, ALL, ALL, True, ALL, ALL, ALL, 2, 2, True, ITS_ERROR, ITS_ERROR),
+    ("end", "clean end"): Rule(
+        ALL, True, ALL, ALL, True, ALL, ALL, ALL, 2, 2, True, ITS_ERROR, ITS_ERROR
+    ),
     # `close` is shielded: a cancellation is raised after all of them.
-    ("close", "error"): Rule(ALL, True, ALL, ALL, True, ALL, ALL, ALL, 2, 2, True, ITS_ERROR, NOTHING),
-    ("close", "cancel"): Rule(ALL, True, ALL, ALL, True, ALL, ALL, ALL, 2, 2, True, CANCELLED, NOTHING),
+    ("close", "error"): Rule(
+        ALL, True, ALL, ALL, True, ALL, ALL, ALL, 2, 2, True, ITS_ERROR, NOTHING
+    ),
+    ("close", "cancel"): Rule(
+        ALL, True, ALL, ALL, True, ALL, ALL, ALL, 2, 2, True, CANCELLED, NOTHING
+    ),
     ("close", "stop"): Rule(ALL, True, ALL, ALL, True, ALL, ALL, ALL, 2, 2, True, NOTHING, NOTHING),
-    ("close", "clean end"): Rule(ALL, True, ALL, ALL, True, ALL, ALL, ALL, 2, 2, True, ITS_ERROR, NOTHING),
+    ("close", "clean end"): Rule(
+        ALL, True, ALL, ALL, True, ALL, ALL, ALL, 2, 2, True, ITS_ERROR, NOTHING
+    ),
 }
 
 
 def cells(tool: Tool = no_tool) -> list[Cell]:
-    """Return the matrix: 5 hooks, 7 phases, 4 kinds (the clean end with two types), hooks that suspend or do not; with `tool`."""
+    """Return the matrix: 5 hooks, 7 phases, 4 kinds (the clean end with two types), hooks that
+    suspend or do not; with `tool`.
+    """
     raises: dict[str, tuple[type[Exception] | None, ...]] = {
         "error": (ValueError,),
         "clean end": (ah.OutOfRangeError, StopAsyncIteration),
@@ -110,9 +163,10 @@ def cells(tool: Tool = no_tool) -> list[Cell]:
 def expected_events(cell: Cell) -> list[tuple[Event, bool]]:
     """Return the expected calls of a cell, in order, and whether each is required.
 
-    Overlapping hooks of a phase overlap where they may wait. If hooks suspend, those after the misbehaving one were started
-    too; otherwise they were not, except that a hook that cancels its task suspends to do so, as do most tools, and then they
-    may have been. The session is closed once, before or after the hooks are.
+    Overlapping hooks of a phase overlap where they may wait. If hooks suspend, those after the
+    misbehaving one were started too; otherwise they were not, except that a hook that cancels its
+    task suspends to do so, as do most tools, and then they may have been. The session is closed
+    once, before or after the hooks are.
     """
     rule = RULES[cell.phase, cell.kind]
     events: list[tuple[Event, bool]] = []
@@ -120,7 +174,11 @@ def expected_events(cell: Cell) -> list[tuple[Event, bool]]:
     def called(phase: str, who: str) -> None:
         last = {ALL: len(HOOKS), UP_TO: cell.hook, NONE: 0}[who]
         events.extend(((phase, number), True) for number in HOOKS[:last])
-        if who == UP_TO and phase in OVERLAPPING and (cell.suspends or cell.kind == "cancel" or cell.tool is not no_tool):
+        if (
+            who == UP_TO
+            and phase in OVERLAPPING
+            and (cell.suspends or cell.kind == "cancel" or cell.tool is not no_tool)
+        ):
             events.extend(((phase, number), cell.suspends) for number in HOOKS[last:])
 
     called("begin", rule.begin)
@@ -138,7 +196,16 @@ def expected_events(cell: Cell) -> list[tuple[Event, bool]]:
     return events
 
 
-COLUMNS = ("begin", "session", "after_create_session", "before_run", "run", "after_run", "end", "close")
+COLUMNS = (
+    "begin",
+    "session",
+    "after_create_session",
+    "before_run",
+    "run",
+    "after_run",
+    "end",
+    "close",
+)
 DOING = {
     "error": "raises an error",
     "cancel": "is running when the task is cancelled",
@@ -150,27 +217,30 @@ DOING = {
 INTRO = f"""\
 # Failure matrix: what is called on which kind of end
 
-<!-- Written by `python -m tests.support.failure_rules --write docs/explanations/failure-matrix.md`; change the rules there. -->
+<!-- `python -m tests.support.failure_rules --write docs/explanations/failure-matrix.md` -->
 
-Each column is a session with {len(HOOKS)} hooks whose body calls `run` {RUNS} times unless a stop is requested. Hook *i*
-misbehaves in its first call of the method that the heading names; for *run*, an operation that hook *i* fetches does. The rows
-show on which hooks each method is called: *all*, *1 to i*, or none (-). The tests check every column for each *i*, with hooks
-that suspend and hooks that do not.
+Each column is a session with {len(HOOKS)} hooks whose body calls `run` {RUNS} times unless a stop
+is requested. Hook *i* misbehaves in its first call of the method that the heading names; for *run*,
+an operation that hook *i* fetches does. The rows show on which hooks each method is called: *all*,
+*1 to i*, or none (-). The tests check every column for each *i*, with hooks that suspend and hooks
+that do not.
 """
 
 NOTES = """
 ## What the tables do not show
 
-- `begin` and `end` are called in turn, `close` in reverse order. The hooks of `after_create_session`, `before_run` and
-  `after_run` run concurrently where they may wait. With *1 to i*, the hooks after *i* may therefore have been started too; they
-  are cancelled and awaited before the error is raised.
+- `begin` and `end` are called one after another, `close` in reverse order. The hooks of
+  `after_create_session`, `before_run` and `after_run` run concurrently where they may wait. With
+  *1 to i*, the hooks after *i* may therefore have been started too; they are cancelled and awaited
+  before the error is raised.
 - *closed*: every session that was created is closed, once. *step* is the global step afterwards.
-- *the error* is the same object that was raised. If several hooks raise, the caller gets one flat `ExceptionGroup`.
-- `StopAsyncIteration`, `StopIteration` and `StopRequestedError` behave like `OutOfRangeError`. While the session is being
-  created, and in `end` or `close`, they are errors like any other.
-- `AbortedError` and `UnavailableError` from `after_create_session`, `before_run`, the run or `after_run` are recovered:
-  the session is closed, a new one is created, `after_create_session` of all hooks is called again, and the run is
-  repeated. `begin` is never repeated.
+- *the error* is the same object that was raised. If several hooks raise, the caller gets one flat
+  `ExceptionGroup`.
+- `StopAsyncIteration`, `StopIteration` and `StopRequestedError` behave like `OutOfRangeError`.
+  While the session is being created, and in `end` or `close`, they are errors like any other.
+- `AbortedError` and `UnavailableError` from `after_create_session`, `before_run`, the run or
+  `after_run` are recovered: the session is closed, a new one is created, `after_create_session` of
+  all hooks is called again, and the run is repeated. `begin` is never repeated.
 - `close` runs in a separate, shielded task: a cancellation is raised after all hooks are closed.
 """
 
@@ -180,7 +250,13 @@ def page() -> str:
     parts: list[str] = [INTRO]
     for phase in dict.fromkeys(phase for phase, _ in RULES):
         columns = [_column(phase, kind, RULES[phase, kind]) for kind in DOING]
-        names = [f"hook *i*, in `{phase}`", *(f"`{name}`" for name in COLUMNS), "step", "the caller gets", "`close` gets"]
+        names = [
+            f"hook *i*, in `{phase}`",
+            *(f"`{name}`" for name in COLUMNS),
+            "step",
+            "the caller gets",
+            "`close` gets",
+        ]
         heading, *rows = zip(names, *columns, strict=True)
         lines = [heading, ["---"] * len(heading), *rows]
         parts += [f"## In {phase}\n", *(f"| {' | '.join(line)} |" for line in lines), ""]
@@ -191,7 +267,13 @@ def _column(phase: str, kind: str, rule: Rule) -> list[str]:
     twice = ", twice" if rule.runs == RUNS else ""
     run = NONE
     if rule.run:
-        run = f"{rule.runs} of {RUNS}" if rule.runs else "interrupted" if phase == "run" else "1, result lost"
+        run = (
+            f"{rule.runs} of {RUNS}"
+            if rule.runs
+            else "interrupted"
+            if phase == "run"
+            else "1, result lost"
+        )
     return [
         DOING[kind],
         rule.begin,
@@ -210,7 +292,9 @@ def _column(phase: str, kind: str, rule: Rule) -> list[str]:
 
 def main(argv: list[str] | None = None) -> int:
     """Write the page, or print it."""
-    parser = argparse.ArgumentParser(prog="python -m tests.support.failure_rules", description=main.__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.support.failure_rules", description=main.__doc__
+    )
     parser.add_argument("--write", type=Path, help="write to this file instead of printing")
     options = parser.parse_args(argv)
     if options.write is None:

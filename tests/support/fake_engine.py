@@ -1,4 +1,6 @@
-"""An engine in memory behind a connection: it can be unavailable, lose answers, and lose its data."""
+"""An engine in memory behind a connection: it can be unavailable, lose answers, and lose its
+data.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +34,17 @@ class FakeEngine:
     def run(self, name: str) -> RunState:
         self.check()
         if name in self.damaged:
-            raise StoreDamagedError(f"{name} is damaged", path=name, found="nonsense", expected="sense")
+            raise StoreDamagedError(
+                f"{name} is damaged", path=name, found="nonsense", expected="sense"
+            )
         if name not in self.runs:
             self.runs[name], self.run_ids[name] = RunState(), str(next(self._numbers))
         return self.runs[name]
 
     def run_of(self, name: str, run_id: str) -> RunState:
-        """Return a run that a store knows; with another id it is one that the store has said nothing to."""
+        """Return a run that a store knows; with another id it is one that the store has said
+        nothing to.
+        """
         state = self.run(name)
         if self.run_ids[name] != run_id:
             raise StoreUnavailableError("the fake engine has lost its data")
@@ -67,7 +73,9 @@ class FakeEngine:
         """End all connections, or only these; new ones can be made."""
         for watcher in only or self.watchers:
             if not watcher.done():
-                watcher.set_exception(StoreUnavailableError("the fake engine closed the connection"))
+                watcher.set_exception(
+                    StoreUnavailableError("the fake engine closed the connection")
+                )
 
     def stop(self, *, data_lost: bool = False) -> None:
         """Make the server unavailable, and lose its data if asked."""
@@ -86,7 +94,9 @@ class FakeEngine:
 
 
 class FakeConnection(Engine):
-    """A store's connection to the fake engine, which reports only positions from the lowest threshold on, as real engines do."""
+    """A store's connection to the fake engine, which reports only positions from the lowest
+    threshold on, as real engines do.
+    """
 
     def __init__(self, engine: FakeEngine) -> None:
         self.server = engine
@@ -114,7 +124,10 @@ class FakeConnection(Engine):
         server, link = self.server, self.link
         while True:
             snapshot, known, threshold = self._read(), link.observed(), link.threshold
-            if snapshot.revision != known.revision or snapshot.position.epoch != known.position.epoch:
+            if (
+                snapshot.revision != known.revision
+                or snapshot.position.epoch != known.position.epoch
+            ):
                 link.observe_snapshot(snapshot)
             elif threshold is not None and snapshot.position.step >= threshold:
                 link.observe(snapshot.position)

@@ -35,13 +35,17 @@ class _Method:
 
 
 class FakeActor:
-    """An actor and its handle (`actor.method.remote(...)`); `decide` chooses the outcome of each call."""
+    """An actor and its handle (`actor.method.remote(...)`); `decide` chooses the outcome of each
+    call.
+    """
 
     def __init__(self) -> None:
         self.instance = StepActor()
         self.lives = 1
         self.decide: Callable[[str], str] = lambda name: ""
-        """Takes the method's name, and returns "dies before" (the call), "dies after" (it, before the reply), or "" (lives)."""
+        """Takes the method's name, and returns "dies before" (the call), "dies after" (it, before
+        the reply), or "" (lives).
+        """
         self._calls: dict[asyncio.Task[Any], _Call] = {}
 
     def __getattr__(self, name: str) -> _Method:

@@ -1,7 +1,8 @@
-"""A file system of fsspec, in memory, that fails on demand: `faulty://disk/run` with `storage_options={"disk": Disk()}`.
+"""A file system of fsspec, in memory, that fails on demand: `faulty://disk/run` with
+`storage_options={"disk": Disk()}`.
 
-Directories are prefixes of names, as in an object store. With `partial=True` a file that is being written is visible, as in a
-file system; otherwise it appears when it is closed.
+Directories are prefixes of names, as in an object store. With `partial=True` a file that is being
+written is visible, as in a file system; otherwise it appears when it is closed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def status_of(saver: Saver) -> MirrorStatus:
 class Disk:
     """The files of a file system, what was done to them, and what fails.
 
-    `before` is called in the mirror's thread before each operation, with its name and path: it may raise, block or change files.
+    `before` is called in the mirror's thread before each operation, with its name and path: it may
+    raise, block or change files.
     """
 
     def __init__(self, *, partial: bool = False) -> None:
@@ -55,7 +57,9 @@ class Disk:
         return sorted(found, key=lambda name: name.rpartition(".")[2])
 
     def steps(self) -> list[int]:
-        """Return the steps of the checkpoints that have a manifest, in the order of their sequences."""
+        """Return the steps of the checkpoints that have a manifest, in the order of their
+        sequences.
+        """
         return [int(name[5:17]) for name in self.checkpoints()]
 
     def fail(self, *operations: str) -> None:
@@ -133,7 +137,13 @@ class FaultyFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
     def ls(self, path: str, detail: bool = True, **options: Any) -> list[Any]:
         self.disk.note("ls", path)
         start = path.rstrip("/") + "/"
-        found = sorted({start + each.removeprefix(start).split("/")[0] for each in self.disk.files if each.startswith(start)})
+        found = sorted(
+            {
+                start + each.removeprefix(start).split("/")[0]
+                for each in self.disk.files
+                if each.startswith(start)
+            }
+        )
         if not found:
             raise FileNotFoundError(path)
         return [self._entry(each) for each in found] if detail else found
@@ -149,7 +159,9 @@ class FaultyFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
     def _entry(self, path: str) -> dict[str, Any]:
         return {"name": path, "type": "file", "size": len(self.disk.files.get(path, b""))}
 
-    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
+    def cat_file(
+        self, path: str, start: int | None = None, end: int | None = None, **options: Any
+    ) -> bytes:
         self.disk.note("read", path)
         if path not in self.disk.files:
             raise FileNotFoundError(path)

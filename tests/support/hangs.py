@@ -1,4 +1,5 @@
-"""Programs that hang, each for a reason of its own: `python -m tests.support.hangs NAME [URL]` prints "ready" and hangs.
+"""Programs that hang, each for a reason of its own: `python -m tests.support.hangs NAME [URL]`
+prints "ready" and hangs.
 
 The line at which the user's code waits, and what it waits for, has the comment `# NAME`.
 """
@@ -60,7 +61,9 @@ class Send(ah.SessionRunHook):
     def __init__(self) -> None:
         self.queue: asyncio.Queue[int] = asyncio.Queue(2)
 
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+    async def after_run(
+        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+    ) -> None:
         """Wait for room."""
         await self.queue.put(run_context.global_step)  # full_queue
 
@@ -96,7 +99,9 @@ class InThread(ah.SessionRunHook):
 class Block(ah.SessionRunHook):
     """Blocks the event loop."""
 
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+    async def after_run(
+        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+    ) -> None:
         """Wait, and do not await."""
         threading.Event().wait()  # blocked_loop
 
@@ -135,9 +140,13 @@ async def fail() -> None:
     raise ah.UnavailableError("the data server is away")
 
 
-async def run_steps(*hooks: ah.SessionRunHook, store: ah.StepStore | None = None, count: int = 9) -> None:
+async def run_steps(
+    *hooks: ah.SessionRunHook, store: ah.StepStore | None = None, count: int = 9
+) -> None:
     """Run steps until one hangs."""
-    async with ah.AsyncMonitoredSession(train_step, hooks, global_step=store, name="chief") as session:
+    async with ah.AsyncMonitoredSession(
+        train_step, hooks, global_step=store, name="chief"
+    ) as session:
         for _ in range(count):
             await session.run(())  # run
 
@@ -174,7 +183,9 @@ async def waits_for_step(url: str) -> None:
 async def publishes(url: str) -> None:
     """A chief makes a few steps, and then waits for what never comes."""
     async with (
-        ah.open_step_store(url, run="digits", **({} if url.startswith("local:") else {"lease_secs": 3600.0})) as store,
+        ah.open_step_store(
+            url, run="digits", **({} if url.startswith("local:") else {"lease_secs": 3600.0})
+        ) as store,
         ah.AsyncMonitoredSession(train_step, global_step=store, name="trainer") as session,
     ):
         for _ in range(3):
@@ -195,7 +206,10 @@ async def learner(url: str) -> None:
 
 async def run_until(own: str, other: str, url: str) -> None:
     """Run steps of a run that wait for a step of another one."""
-    async with ah.open_step_store(url, run=own) as store, ah.open_step_store(url, run=other) as awaited:
+    async with (
+        ah.open_step_store(url, run=own) as store,
+        ah.open_step_store(url, run=other) as awaited,
+    ):
 
         class Want(ah.SessionRunHook):
             async def before_run(self, run_context: ah.SessionRunContext) -> None:
@@ -248,7 +262,9 @@ async def engine_away(url: str) -> None:
         hung = asyncio.get_running_loop().create_future()
 
         class Away(ah.SessionRunHook):
-            async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+            async def after_run(
+                self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+            ) -> None:
                 if not hung.done():
                     hung.set_result(None)
                     ready()

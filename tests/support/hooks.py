@@ -23,7 +23,9 @@ class RequestingHook(ah.SessionRunHook):
         request: ah.SessionRunArgs | None = self.request
         return request
 
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+    async def after_run(
+        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+    ) -> None:
         self.values.append(run_values)
 
 
@@ -48,7 +50,9 @@ class Stubborn(ah.SessionRunHook):
 
 
 class EveryPhaseHook(ah.SessionRunHook):
-    """Awaits `in_phase` in each phase, with its name and its own arguments; `before_run` returns the result."""
+    """Awaits `in_phase` in each phase, with its name and its own arguments; `before_run` returns
+    the result.
+    """
 
     async def in_phase(self, phase: str, *args: Any) -> Any:
         """Do what a subclass does in each phase."""
@@ -64,7 +68,9 @@ class EveryPhaseHook(ah.SessionRunHook):
         answer: ah.SessionRunArgs | None = await self.in_phase("before_run", run_context)
         return answer
 
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+    async def after_run(
+        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+    ) -> None:
         await self.in_phase("after_run", run_context, run_values)
 
     async def end(self, session: ah.Session) -> None:
@@ -90,7 +96,9 @@ class PhaseHook(EveryPhaseHook):
 
 
 class BeforeRunHook(ah.SessionRunHook):
-    """Calls a function in `before_run`, and records whether that has ended, and how often the hook was closed."""
+    """Calls a function in `before_run`, and records whether that has ended, and how often the hook
+    was closed.
+    """
 
     def __init__(self, call: Callable[[], Awaitable[Any]]) -> None:
         self.call = call
@@ -121,7 +129,9 @@ class NumberedHook(ah.SessionRunHook):
         args: ah.SessionRunArgs | None = await self.call(self.number, "before_run")
         return args
 
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+    async def after_run(
+        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+    ) -> None:
         await self.call(self.number, "after_run")
 
 

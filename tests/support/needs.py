@@ -1,9 +1,11 @@
-"""What tests need that may be missing: packages and programs. What needs a missing one is left out, and the run says so.
+"""What tests need that may be missing: packages and programs. What needs a missing one is left out,
+and the run says so.
 
-A test file that imports a missing package is left out (tests/conftest.py), and so is a test that meets one, or raises
-`MissingError`. With `--nothing-missing` each of them fails.
+A test file that imports a missing package is left out (tests/conftest.py), and so is a test that
+meets one, or raises `MissingError`. With `--nothing-missing` each of them fails.
 
-Programs that a package brings are beside this interpreter, whatever is on PATH; all others are the system's.
+Programs that a package brings are beside this interpreter, whatever is on PATH; all others are the
+system's.
 """
 
 from __future__ import annotations
@@ -71,8 +73,13 @@ def missing(error: BaseException) -> str | None:
         if isinstance(seen, MissingError):
             return str(seen)
         # One that is installed is only hidden by a test, or broken.
-        package = (seen.name or "").partition(".")[0] if isinstance(seen, ModuleNotFoundError) else ""
-        if package not in ("", "aiohooks", "examples", "tests") and importlib.util.find_spec(package) is None:
+        package = (
+            (seen.name or "").partition(".")[0] if isinstance(seen, ModuleNotFoundError) else ""
+        )
+        if (
+            package not in ("", "aiohooks", "examples", "tests")
+            and importlib.util.find_spec(package) is None
+        ):
             return f"{package} is not installed"
         seen = seen.__cause__ or seen.__context__
     return None

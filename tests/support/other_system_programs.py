@@ -32,8 +32,21 @@ from aiohooks.errors import CheckpointError, UnsupportedSystemError
 from tests.support import smoke
 
 PACKAGES = (
-    *("aiohooks", "aiohooks.checkpoint", "aiohooks.dispatch", "aiohooks.distributed", "aiohooks.errors", "aiohooks.hooks"),
-    *("aiohooks.session", "aiohooks.stores", "aiohooks.stores.local", "aiohooks.testing", "aiohooks.version_gate"),
+    *(
+        "aiohooks",
+        "aiohooks.checkpoint",
+        "aiohooks.dispatch",
+        "aiohooks.distributed",
+        "aiohooks.errors",
+        "aiohooks.hooks",
+    ),
+    *(
+        "aiohooks.session",
+        "aiohooks.stores",
+        "aiohooks.stores.local",
+        "aiohooks.testing",
+        "aiohooks.version_gate",
+    ),
     *("aiohooks.adapters.asgi", "aiohooks.adapters.trackers"),
 )
 
@@ -95,16 +108,23 @@ async def refusals() -> None:
         await run_processes(task_id_of, store="redis://localhost")
     with tempfile.TemporaryDirectory() as folder:
         async with ah.Saver(Path(folder, "checkpoints")) as saver:
-            with pytest.raises(CheckpointError, match=r"use Linux, macOS, or Linux in Windows \(WSL\)"):
+            with pytest.raises(
+                CheckpointError, match=r"use Linux, macOS, or Linux in Windows \(WSL\)"
+            ):
                 await saver.save({}, 1)
-            with pytest.raises(CheckpointError, match=r"use Linux, macOS, or Linux in Windows \(WSL\)"):
+            with pytest.raises(
+                CheckpointError, match=r"use Linux, macOS, or Linux in Windows \(WSL\)"
+            ):
                 await saver.restore()
         assert os.listdir(folder) == []
 
 
 async def no_inotify() -> None:
     """The local store is refused when it is made, and so are processes that would share one."""
-    for use in (lambda: ah.open_step_store("local://"), lambda: asyncio.run(run_processes(task_id_of))):
+    for use in (
+        lambda: ah.open_step_store("local://"),
+        lambda: asyncio.run(run_processes(task_id_of)),
+    ):
         with pytest.raises(UnsupportedSystemError, match=r"needs Linux.* use redis://"):
             await asyncio.to_thread(use)
 
@@ -122,7 +142,8 @@ async def task_id_of(task: Task) -> int:
 
 
 PROGRAMS: Mapping[str, Callable[[], Coroutine[Any, Any, None]]] = {
-    program.__name__: program for program in (imports, core, tasks, signals, http, refusals, no_inotify, unix)
+    program.__name__: program
+    for program in (imports, core, tasks, signals, http, refusals, no_inotify, unix)
 }
 
 if __name__ == "__main__":

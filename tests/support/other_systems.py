@@ -2,7 +2,8 @@
 
     become("win32"); import aiohooks
 
-Nothing is added that only the other system has, and child processes have everything. It imports nothing of the library.
+Nothing is added that only the other system has, and child processes have everything. It imports
+nothing of the library.
 """
 
 from __future__ import annotations
@@ -30,28 +31,126 @@ System = Literal["darwin", "win32"]
 
 LACKING: dict[System, dict[Any, tuple[str, ...]]] = {
     "darwin": {
-        os: ("pidfd_open", "memfd_create", "eventfd", "posix_fadvise", "sched_getaffinity", "sched_setaffinity", "O_TMPFILE"),
+        os: (
+            "pidfd_open",
+            "memfd_create",
+            "eventfd",
+            "posix_fadvise",
+            "sched_getaffinity",
+            "sched_setaffinity",
+            "O_TMPFILE",
+        ),
         select: ("epoll",),
-        signal: ("SIGPWR", "SIGPOLL", "SIGRTMIN", "SIGRTMAX", "SIGSTKFLT", "sigtimedwait", "sigwaitinfo"),
+        signal: (
+            "SIGPWR",
+            "SIGPOLL",
+            "SIGRTMIN",
+            "SIGRTMAX",
+            "SIGSTKFLT",
+            "sigtimedwait",
+            "sigwaitinfo",
+        ),
     },
     "win32": {
         os: (
-            *("fork", "forkpty", "register_at_fork", "posix_spawn", "posix_spawnp", "wait3", "wait4", "WNOHANG", "pidfd_open"),
-            *("killpg", "getpgid", "getpgrp", "setpgid", "setpgrp", "setsid", "getsid", "getuid", "geteuid", "getgid", "getegid"),
-            *("fchmod", "fchown", "chown", "lchown", "fchdir", "mkfifo", "mknod", "statvfs", "fstatvfs", "pread"),
-            *("posix_fadvise", "posix_fallocate", "sendfile", "uname", "nice", "openpty", "sched_getaffinity", "pwrite"),
-            *("O_NOFOLLOW", "O_DIRECTORY", "O_NONBLOCK", "O_CLOEXEC", "O_SYNC", "O_DSYNC", "O_TMPFILE", "eventfd"),
+            *(
+                "fork",
+                "forkpty",
+                "register_at_fork",
+                "posix_spawn",
+                "posix_spawnp",
+                "wait3",
+                "wait4",
+                "WNOHANG",
+                "pidfd_open",
+            ),
+            *(
+                "killpg",
+                "getpgid",
+                "getpgrp",
+                "setpgid",
+                "setpgrp",
+                "setsid",
+                "getsid",
+                "getuid",
+                "geteuid",
+                "getgid",
+                "getegid",
+            ),
+            *(
+                "fchmod",
+                "fchown",
+                "chown",
+                "lchown",
+                "fchdir",
+                "mkfifo",
+                "mknod",
+                "statvfs",
+                "fstatvfs",
+                "pread",
+            ),
+            *(
+                "posix_fadvise",
+                "posix_fallocate",
+                "sendfile",
+                "uname",
+                "nice",
+                "openpty",
+                "sched_getaffinity",
+                "pwrite",
+            ),
+            *(
+                "O_NOFOLLOW",
+                "O_DIRECTORY",
+                "O_NONBLOCK",
+                "O_CLOEXEC",
+                "O_SYNC",
+                "O_DSYNC",
+                "O_TMPFILE",
+                "eventfd",
+            ),
         ),
         select: ("poll", "epoll"),
         signal: (
-            *("SIGKILL", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGCHLD", "SIGQUIT", "SIGPIPE", "SIGSTOP", "SIGCONT"),
-            *("pthread_kill", "pthread_sigmask", "sigpending", "sigwait", "siginterrupt", "setitimer", "alarm", "pause"),
+            *(
+                "SIGKILL",
+                "SIGHUP",
+                "SIGUSR1",
+                "SIGUSR2",
+                "SIGALRM",
+                "SIGCHLD",
+                "SIGQUIT",
+                "SIGPIPE",
+                "SIGSTOP",
+                "SIGCONT",
+            ),
+            *(
+                "pthread_kill",
+                "pthread_sigmask",
+                "sigpending",
+                "sigwait",
+                "siginterrupt",
+                "setitimer",
+                "alarm",
+                "pause",
+            ),
         ),
     },
 }
 MISSING_MODULES: dict[System, tuple[str, ...]] = {
     "darwin": ("_inotify",),
-    "win32": ("fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "syslog", "readline", "uvloop"),
+    "win32": (
+        "fcntl",
+        "resource",
+        "pwd",
+        "grp",
+        "termios",
+        "tty",
+        "pty",
+        "syslog",
+        "readline",
+        "uvloop",
+    ),
 }
 
 
@@ -63,7 +162,9 @@ class NoLibc:
 
 
 def _loop_without_files(base: type[asyncio.SelectorEventLoop]) -> type[asyncio.SelectorEventLoop]:
-    """Make a loop like that of Windows: it watches no files, handles no signals, and is woken by them on its own."""
+    """Make a loop like that of Windows: it watches no files, handles no signals, and is woken by
+    them on its own.
+    """
 
     class LoopWithoutFiles(base):  # type: ignore[misc, valid-type]
         def __init__(self) -> None:
@@ -77,7 +178,14 @@ def _loop_without_files(base: type[asyncio.SelectorEventLoop]) -> type[asyncio.S
     def refuse(*arguments: object) -> None:
         raise NotImplementedError
 
-    for name in ("add_reader", "remove_reader", "add_writer", "remove_writer", "add_signal_handler", "remove_signal_handler"):
+    for name in (
+        "add_reader",
+        "remove_reader",
+        "add_writer",
+        "remove_writer",
+        "add_signal_handler",
+        "remove_signal_handler",
+    ):
         setattr(LoopWithoutFiles, name, refuse)
     return LoopWithoutFiles
 

@@ -35,9 +35,13 @@ class Block:
 def blocks(page: Path) -> Iterator[Block]:
     """Yield the fenced blocks of a page."""
     text = page.read_text(encoding="utf-8")
-    for found in re.finditer(r"^( *)```(\w*)[^\n]*\n(.*?)^ *```$", text, flags=re.MULTILINE | re.DOTALL):
+    for found in re.finditer(
+        r"^( *)```(\w*)[^\n]*\n(.*?)^ *```$", text, flags=re.MULTILINE | re.DOTALL
+    ):
         line = text.count("\n", 0, found.start(3)) + 1
-        yield Block(found[2], line, inspect.cleandoc(f"\n{found[3]}") + "\n" if found[1] else found[3])
+        yield Block(
+            found[2], line, inspect.cleandoc(f"\n{found[3]}") + "\n" if found[1] else found[3]
+        )
 
 
 def python_blocks(page: Path) -> list[Block]:
@@ -46,7 +50,8 @@ def python_blocks(page: Path) -> list[Block]:
 
 
 def printed_blocks(page: Path) -> dict[int, str]:
-    """Return what a page says that its Python blocks print: the text blocks below a line that ends with "prints:".
+    """Return what a page says that its Python blocks print: the text blocks below a line that ends
+    with "prints:".
 
     By the number of the Python block's first line.
     """
@@ -63,7 +68,8 @@ def printed_blocks(page: Path) -> dict[int, str]:
 
 
 def run_blocks(page: Path, chosen: Iterable[Block], capsys: pytest.CaptureFixture[str]) -> None:
-    """Run blocks of a page in order, which share their names and print what the page says; "..." is any text.
+    """Run blocks of a page in order, which share their names and print what the page says; "..." is
+    any text.
 
     A block may use `await` outside of a function.
     """
@@ -73,7 +79,9 @@ def run_blocks(page: Path, chosen: Iterable[Block], capsys: pytest.CaptureFixtur
     with asyncio.Runner() as runner:
         for block in chosen:
             # Empty lines above make tracebacks show the line numbers of the page.
-            code = compile("\n" * (block.line - 1) + block.text, page, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            code = compile(
+                "\n" * (block.line - 1) + block.text, page, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+            )
             result = eval(code, names)
             if inspect.iscoroutine(result):
                 runner.run(result)

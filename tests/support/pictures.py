@@ -1,6 +1,8 @@
-"""The drawings of docs/images that are made of figures and lists on the pages: `python -m tests.support.pictures` writes them.
+"""The drawings of docs/images that are made of figures and lists on the pages: `python -m
+tests.support.pictures` writes them.
 
-They are SVG with the colors of the system's mode. On the site they are part of the page, and take its colors.
+They are SVG with the colors of the system's mode. On the site they are part of the page, and take
+its colors.
 """
 
 from __future__ import annotations
@@ -15,12 +17,10 @@ from tests.support.source import ROOT
 DOCS = ROOT / "docs"
 WIDTH, ROW = 400, 42
 STYLE = (
-    "<style>.chart{--ink:var(--color-foreground-primary,#1f2328);--dim:var(--color-foreground-muted,#59636e);"
-    "--bar:#9aa7b5;--ours:#2563eb}"
-    "@media(prefers-color-scheme:dark){.chart{--ink:var(--color-foreground-primary,#e6edf3);"
-    "--dim:var(--color-foreground-muted,#9198a1);--bar:#5c6773;--ours:#60a5fa}}"
-    ".chart text{fill:var(--ink);font:13px system-ui,sans-serif}.chart .dim{fill:var(--dim)}.chart .title{font-weight:600}"
-    ".chart rect{fill:var(--bar)}.chart .ours{fill:var(--ours)}.chart .box{fill:none;stroke:var(--dim)}</style>"
+    "<style>.chart{--ink:var(--color-foreground-primary,#1f2328);--dim:var(--color-foreground-muted,#59636e);--bar:#9aa7b5;--ours:#2563eb}@media(prefers-color-scheme:dark){.chart{--ink:var(--color-foreground-primary,#e6edf3);--dim:var(--color-foreground-muted,#9198a1);--bar:#5c6773;--ours:#60a5fa}}.chart"
+    " text{fill:var(--ink);font:13px system-ui,sans-serif}.chart .dim{fill:var(--dim)}.chart"
+    " .title{font-weight:600}.chart rect{fill:var(--bar)}.chart .ours{fill:var(--ours)}.chart"
+    " .box{fill:none;stroke:var(--dim)}</style>"
 )
 
 
@@ -39,7 +39,11 @@ def chart(title: str, bars: Sequence[Bar]) -> str:
     room = WIDTH - 80
     lines = [_text(0, 16, title, "title")]
     for number, bar in enumerate(bars):
-        y, width, kind = 28 + number * ROW, max(2.0, bar.value / most * room), "ours" if bar.is_ours else "theirs"
+        y, width, kind = (
+            28 + number * ROW,
+            max(2.0, bar.value / most * room),
+            "ours" if bar.is_ours else "theirs",
+        )
         lines += [
             _text(0, y + 13, bar.label, "name"),
             f'<rect class="{kind}" x="0" y="{y + 18}" width="{width:.0f}" height="14" rx="2"/>',
@@ -57,9 +61,14 @@ def drawing(title: str, height: int, lines: Sequence[str]) -> str:
 
 def dispatchers(column: int, title: str) -> str:
     """Return a column of the table of dispatchers as a chart, the smallest value first."""
-    text = (DOCS / "reference" / "benchmarks.md").read_text(encoding="utf-8").partition("<!-- figures: dispatchers -->")[2]
+    text = (
+        (DOCS / "reference" / "benchmarks.md")
+        .read_text(encoding="utf-8")
+        .partition("<!-- figures: dispatchers -->")[2]
+    )
     rows = [
-        [cell.strip() for cell in line.strip("| ").split("|")] for line in re.findall(r"^\| .*(?: us) \|$", text, re.MULTILINE)
+        [cell.strip() for cell in line.strip("| ").split("|")]
+        for line in re.findall(r"^\| .*(?: us) \|$", text, re.MULTILINE)
     ]
     bars: list[Bar] = []
     for cells in rows:
@@ -69,10 +78,16 @@ def dispatchers(column: int, title: str) -> str:
 
 
 def wakes() -> str:
-    """Return how long a wake-up in another process takes, by the table of engines, beside a poll."""
+    """Return how long a wake-up in another process takes, by the table of engines, beside a
+    poll.
+    """
     text = (DOCS / "guides" / "engines.md").read_text(encoding="utf-8")
-    found = re.findall(r"^\| (?:\[`(\w+)`\]\S*|`(\w+)`) \|(?:[^|]*\|){3} ([\d.]+) ms \|", text, re.MULTILINE)
-    bars = [Bar(first or second, float(value), f"{value} ms", True) for first, second, value in found]
+    found = re.findall(
+        r"^\| (?:\[`(\w+)`\]\S*|`(\w+)`) \|(?:[^|]*\|){3} ([\d.]+) ms \|", text, re.MULTILINE
+    )
+    bars = [
+        Bar(first or second, float(value), f"{value} ms", True) for first, second, value in found
+    ]
     return chart(
         "From advance() to a waiter in another process, in milliseconds",
         [*bars, Bar("a poll every 0.5 s, in the median", 250.0, "250 ms")],
@@ -100,8 +115,14 @@ def architecture() -> str:
     lines: list[str] = []
     for number, (names, text) in enumerate(LAYERS):
         y = number * 46
-        lines += [_box(1, y + 1, WIDTH - 2, 38), _text(12, y + 17, names, "title"), _text(12, y + 33, text, "dim")]
-    return drawing("The packages of aiohooks: each imports from those below it only", len(LAYERS) * 46, lines)
+        lines += [
+            _box(1, y + 1, WIDTH - 2, 38),
+            _text(12, y + 17, names, "title"),
+            _text(12, y + 33, text, "dim"),
+        ]
+    return drawing(
+        "The packages of aiohooks: each imports from those below it only", len(LAYERS) * 46, lines
+    )
 
 
 WAKE_UP = (
@@ -125,7 +146,11 @@ def wake_up() -> str:
             x = 100 if "A" in process else 1
             lines.append(_text(x, y + 18, process, "title"))
             y += 26
-        lines += [_box(x, y + 1, 270, 38), _text(x + 11, y + 17, name, "name"), _text(x + 11, y + 33, text, "dim")]
+        lines += [
+            _box(x, y + 1, 270, 38),
+            _text(x + 11, y + 17, name, "name"),
+            _text(x + 11, y + 33, text, "dim"),
+        ]
         y += 46
     return drawing("A step of one process ends the wait of another", y, lines)
 
@@ -142,8 +167,12 @@ def pictures() -> dict[str, str]:
     """Return all of them by the names of their files."""
     return {
         "architecture.svg": architecture(),
-        "dispatch-concurrent.svg": dispatchers(1, "Two hooks that wait 50 ms each, in milliseconds"),
-        "dispatch-cost.svg": dispatchers(6, "A call of eight hooks that do not wait, in microseconds"),
+        "dispatch-concurrent.svg": dispatchers(
+            1, "Two hooks that wait 50 ms each, in milliseconds"
+        ),
+        "dispatch-cost.svg": dispatchers(
+            6, "A call of eight hooks that do not wait, in microseconds"
+        ),
         "wake-up.svg": wake_up(),
         "wakes.svg": wakes(),
     }

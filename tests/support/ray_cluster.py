@@ -1,4 +1,6 @@
-"""A Ray cluster for tests, on the loopback interface: one process starts it, and ends it with the tests."""
+"""A Ray cluster for tests, on the loopback interface: one process starts it, and ends it with the
+tests.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,11 @@ TOKEN = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(16)
 
 def environment() -> dict[str, str]:
     """Return the environment that processes need to use the cluster."""
-    quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_LOG_TO_DRIVER": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    quiet = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_LOG_TO_DRIVER": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    }
     # By default Ray's workers get what other processes leave: on a busy machine next to nothing.
     return {**quiet, "RAY_worker_niceness": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
 
@@ -34,7 +40,9 @@ os.environ.update(environment())  # Ray looks for the token when it is imported
 def ray_cluster() -> Iterator[str]:
     """Run a cluster for the block; yield its address."""
     command = [sys.executable, "-m", "tests.support.ray_cluster"]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
         assert server.stdin is not None
         assert server.stdout is not None
         try:
@@ -54,7 +62,9 @@ _cluster: list[str] = []
 
 def session_cluster(request: pytest.FixtureRequest) -> str:
     """Return the address of the one cluster of this test session."""
-    if "AIOHOOKS_TEST_RAY" in os.environ:  # a running one, with RAY_AUTH_TOKEN: quicker while writing tests
+    if (
+        "AIOHOOKS_TEST_RAY" in os.environ
+    ):  # a running one, with RAY_AUTH_TOKEN: quicker while writing tests
         return os.environ["AIOHOOKS_TEST_RAY"]
     if not _cluster:
         context = ray_cluster()
@@ -92,7 +102,9 @@ def actor_of(run: str, namespace: str = "aiohooks") -> Any:
 
 @contextlib.asynccontextmanager
 async def nothing_left() -> AsyncIterator[None]:
-    """`no_leaks` without the sockets that Ray opens and closes whenever it likes; for tests marked `may_leak`."""
+    """`no_leaks` without the sockets that Ray opens and closes whenever it likes; for tests marked
+    `may_leak`.
+    """
     check = no_leaks()
     passed = False
     try:
@@ -109,7 +121,12 @@ def main() -> None:
     from aiohooks.stores.ray import _cluster
 
     _cluster.join(
-        "local", timeout=HANG_SECS, num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=80_000_000
+        "local",
+        timeout=HANG_SECS,
+        num_cpus=8,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=80_000_000,
     )
     import ray
 

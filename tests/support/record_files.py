@@ -10,4 +10,7 @@ from aiohooks.hooks import read_records
 
 def without_time(path: Path) -> list[dict[str, Any]]:
     """Return the records of a file without their times."""
-    return [{tag: value for tag, value in record.items() if tag != "time"} for record in read_records(path)]
+    return [
+        {tag: value for tag, value in record.items() if tag != "time"}
+        for record in read_records(path)
+    ]

@@ -1,4 +1,6 @@
-"""Shared by the tests of sessions that save and restore: graphs, hooks with a state, savers and disks that block or fail."""
+"""Shared by the tests of sessions that save and restore: graphs, hooks with a state, savers and
+disks that block or fail.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ EVERY_STEP = ah.Every(steps=1)
 
 
 def array_graph(size: int = 4) -> ah.Graph:
-    """Return a graph in which `train` changes weights depending on the step and every bit of them; `look` changes nothing."""
+    """Return a graph in which `train` changes weights depending on the step and every bit of them;
+    `look` changes nothing.
+    """
     graph = ah.Graph()
     graph.variable("weights", lambda: np.linspace(0.1, 1.0, size))
 
@@ -31,7 +35,9 @@ def array_graph(size: int = 4) -> ah.Graph:
     return graph
 
 
-async def train(source: Any, hooks: Any = (), runs: int = 1, **options: Any) -> ah.AsyncMonitoredSession:
+async def train(
+    source: Any, hooks: Any = (), runs: int = 1, **options: Any
+) -> ah.AsyncMonitoredSession:
     """Return a session after so many runs of `train`, or a stop."""
     async with ah.AsyncMonitoredSession(source, hooks, **options) as session:
         for _ in range(runs):
@@ -43,7 +49,9 @@ async def train(source: Any, hooks: Any = (), runs: int = 1, **options: Any) -> 
 
 def chief(path: Any, graph: ah.Graph | None = None, **options: Any) -> ah.ChiefSessionCreator:
     """Return a creator that restores from a directory or saver."""
-    return ah.ChiefSessionCreator(array_graph() if graph is None else graph, checkpoint_dir=path, **options)
+    return ah.ChiefSessionCreator(
+        array_graph() if graph is None else graph, checkpoint_dir=path, **options
+    )
 
 
 class Remembering(ah.SessionRunHook):
@@ -59,9 +67,13 @@ class Remembering(ah.SessionRunHook):
         self.record.append("begin")
 
     async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
-        self.record.append(f"after_create_session with {self.count} at step {session.global_step.latest.step}")
+        self.record.append(
+            f"after_create_session with {self.count} at step {session.global_step.latest.step}"
+        )
 
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+    async def after_run(
+        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+    ) -> None:
         self.count += 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -138,9 +150,13 @@ class Listener(ah.CheckpointSaverListener):
 
 
 class HeldSaver(ah.Saver):
-    """Blocks each save until `let` is called. The n-th save raises the n-th of `errors`, unless it is None."""
+    """Blocks each save until `let` is called. The n-th save raises the n-th of `errors`, unless it
+    is None.
+    """
 
-    def __init__(self, checkpoint_dir: Path, *errors: Exception | None, held: bool = True, **options: Any) -> None:
+    def __init__(
+        self, checkpoint_dir: Path, *errors: Exception | None, held: bool = True, **options: Any
+    ) -> None:
         super().__init__(checkpoint_dir, **options)
         self.began: list[int] = []
         self.ended: list[int] = []
@@ -153,7 +169,11 @@ class HeldSaver(ah.Saver):
             self._let.release()
 
     async def save(
-        self, state: Mapping[str, Any], step: int, *, metrics: Mapping[str, SupportsFloat] | None = None
+        self,
+        state: Mapping[str, Any],
+        step: int,
+        *,
+        metrics: Mapping[str, SupportsFloat] | None = None,
     ) -> ah.checkpoint.Checkpoint:
         assert len(self.began) == len(self.ended), "two overlapping saves"
         self.began.append(step)
@@ -168,7 +188,9 @@ class HeldSaver(ah.Saver):
 
 
 class Disk:
-    """Replaces `os` in a Saver: a write blocks its thread until `free` is set if `held`, and fails while `full`."""
+    """Replaces `os` in a Saver: a write blocks its thread until `free` is set if `held`, and fails
+    while `full`.
+    """
 
     def __init__(self, *, held: bool = False, full: bool = False) -> None:
         self.full = full
@@ -196,7 +218,9 @@ def disk_full_error() -> ah.AiohooksError:
 
 async def writes_done() -> None:
     """Wait until no CheckpointSaverHook is writing."""
-    while writes := [task for task in asyncio.all_tasks() if task.get_name().startswith("save of step ")]:
+    while writes := [
+        task for task in asyncio.all_tasks() if task.get_name().startswith("save of step ")
+    ]:
         await asyncio.wait(writes)
 
 

@@ -65,17 +65,27 @@ async def step(value: float) -> dict[str, float]:
 
 
 def make_service(
-    feeds: FeedQueue, hooks: Iterable[SessionRunHook | HookRegistration] = (), *, store: Any = None, **options: Any
+    feeds: FeedQueue,
+    hooks: Iterable[SessionRunHook | HookRegistration] = (),
+    *,
+    store: Any = None,
+    **options: Any,
 ) -> SessionService:
     """Make a service that runs a session."""
-    return SessionService(AsyncMonitoredSession(step, hooks, global_step=store, name="trainer"), feeds.loop, **options)
+    return SessionService(
+        AsyncMonitoredSession(step, hooks, global_step=store, name="trainer"), feeds.loop, **options
+    )
 
 
 class Serving:
     """A service whose lifespan was entered, in the time of a test, and requests to it."""
 
     def __init__(
-        self, service: SessionService, feeds: FeedQueue, clock: ManualClock, lifespan: contextlib.AsyncExitStack
+        self,
+        service: SessionService,
+        feeds: FeedQueue,
+        clock: ManualClock,
+        lifespan: contextlib.AsyncExitStack,
     ) -> None:
         self.service = service
         self.feeds = feeds
@@ -137,7 +147,9 @@ async def serving(
 async def under_uvicorn(service: SessionService) -> AsyncIterator[str]:
     """Serve a service over HTTP for the block, and yield its URL."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(service, log_config=None, access_log=False, timeout_graceful_shutdown=5)
+        config = uvicorn.Config(
+            service, log_config=None, access_log=False, timeout_graceful_shutdown=5
+        )
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve([listener]))
         await until_true(lambda: server.started)

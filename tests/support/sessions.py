@@ -20,7 +20,9 @@ NO_BACKOFF = ah.RecoveryPolicy(backoff=ah.Backoff(initial_secs=0))
 
 
 def counting_graph(graph: ah.Graph | None = None) -> ah.Graph:
-    """Make a graph with a variable `total` to which `train` adds `x` (1 unless it is fed); `loss` is `x` times ten."""
+    """Make a graph with a variable `total` to which `train` adds `x` (1 unless it is fed); `loss`
+    is `x` times ten.
+    """
     graph = ah.Graph() if graph is None else graph
     graph.placeholder("x", default=1)
     graph.variable("total", 0)
@@ -100,7 +102,9 @@ async def make_runs(session: ah.AsyncMonitoredSession, count: int, *request: Any
         await session.run(*request)
 
 
-async def run_session(session: ah.AsyncMonitoredSession, count: int, *request: Any) -> ah.AsyncMonitoredSession:
+async def run_session(
+    session: ah.AsyncMonitoredSession, count: int, *request: Any
+) -> ah.AsyncMonitoredSession:
     """Open the session, make so many runs in it, close it, and return it."""
     async with session:
         await make_runs(session, count, *request)
@@ -119,15 +123,28 @@ async def run_in_before_run(*calls: Callable[[], Awaitable[Any]]) -> list[Before
     return hooks
 
 
-async def train(*hooks: ah.SessionRunHook, runs: int, start: int | ah.StepStore = 0, feed_dict: Any = None) -> None:
-    """Run `train` of a counting graph so many times, in a session with these hooks that starts at a step, or at a store's."""
+async def train(
+    *hooks: ah.SessionRunHook, runs: int, start: int | ah.StepStore = 0, feed_dict: Any = None
+) -> None:
+    """Run `train` of a counting graph so many times, in a session with these hooks that starts at a
+    step, or at a store's.
+    """
     store = ah.MemoryStepStore(start) if isinstance(start, int) else start
-    await run_session(ah.AsyncMonitoredSession(counting_graph(), hooks, global_step=store), runs, "train", feed_dict)
+    await run_session(
+        ah.AsyncMonitoredSession(counting_graph(), hooks, global_step=store),
+        runs,
+        "train",
+        feed_dict,
+    )
 
 
 @contextlib.asynccontextmanager
-async def going_back(*hooks: Any, at: int, to: int, start: int = 0) -> AsyncIterator[ah.AsyncMonitoredSession]:
-    """Open a session of a counting graph that is lost before its run number `at`, and recovers at the step `to`."""
+async def going_back(
+    *hooks: Any, at: int, to: int, start: int = 0
+) -> AsyncIterator[ah.AsyncMonitoredSession]:
+    """Open a session of a counting graph that is lost before its run number `at`, and recovers at
+    the step `to`.
+    """
     store = ah.MemoryStepStore(start)
 
     async def lose() -> None:
@@ -135,7 +152,9 @@ async def going_back(*hooks: Any, at: int, to: int, start: int = 0) -> AsyncIter
         raise ah.AbortedError("lost")
 
     faults = FaultInjectionHook({("before_run", at): lose})
-    async with ah.AsyncMonitoredSession(counting_graph(), [*hooks, faults], global_step=store, recovery=NO_BACKOFF) as session:
+    async with ah.AsyncMonitoredSession(
+        counting_graph(), [*hooks, faults], global_step=store, recovery=NO_BACKOFF
+    ) as session:
         yield session
 
 
@@ -146,7 +165,9 @@ async def put(queue: asyncio.Queue[int], number: int) -> None:
 
 
 class Source:
-    """Numbers from 0, as an async or a plain iterator; says how many were taken, and whether it was closed."""
+    """Numbers from 0, as an async or a plain iterator; says how many were taken, and whether it was
+    closed.
+    """
 
     KINDS = ("async", "plain", "thread")
 
@@ -159,7 +180,10 @@ class Source:
 
     def feeds(self, kind: str) -> dict[str, Any]:
         """Return the options of `steps` for feeds of this kind."""
-        return {"feeds": self.numbers() if kind == "async" else self.plain(), "thread": kind == "thread"}
+        return {
+            "feeds": self.numbers() if kind == "async" else self.plain(),
+            "thread": kind == "thread",
+        }
 
     def plain(self) -> Iterator[int]:
         try:

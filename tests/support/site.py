@@ -1,10 +1,13 @@
-"""The site: its sources, which are the pages of docs/ with pages for what they link to, built by Sphinx and checked.
+"""The site: its sources, which are the pages of docs/ with pages for what they link to, built by
+Sphinx and checked.
 
     python -m tests.support.site FOLDER
 
-builds it; `FOLDER/index.html` is its first page. Sphinx, its theme and its reader of Markdown are the extra `docs`.
+builds it; `FOLDER/index.html` is its first page. Sphinx, its theme and its reader of Markdown are
+the extra `docs`.
 
-A link of a page to a file outside of docs/ works in the repository. On the site it leads to a page with that file.
+A link of a page to a file outside of docs/ works in the repository. On the site it leads to a page
+with that file.
 """
 
 from __future__ import annotations
@@ -35,8 +38,13 @@ from tests.support.stand_ins import stand_ins
 from tests.support.versions import PROJECT
 
 DOCS = ROOT / "docs"
-REPOSITORY, SITE, DESCRIPTION = (PROJECT["urls"]["Homepage"], PROJECT["urls"]["Documentation"], PROJECT["description"])
-# The public packages and modules, by the page of the API reference that has their names, in reading order.
+REPOSITORY, SITE, DESCRIPTION = (
+    PROJECT["urls"]["Homepage"],
+    PROJECT["urls"]["Documentation"],
+    PROJECT["description"],
+)
+# The public packages and modules, by the page of the API reference that has their names, in reading
+# order.
 API_PAGES = {
     "session": ("aiohooks.session",),
     "dispatch": ("aiohooks.dispatch",),
@@ -45,18 +53,25 @@ API_PAGES = {
     "checkpoint": ("aiohooks.checkpoint",),
     "stores": tuple(f"aiohooks.stores{each}" for each in ("", ".local", ".redis", ".ray")),
     "version_gate": ("aiohooks.version_gate",),
-    "distributed": ("aiohooks.distributed", "aiohooks.distributed.local", "aiohooks.distributed.ray"),
+    "distributed": (
+        "aiohooks.distributed",
+        "aiohooks.distributed.local",
+        "aiohooks.distributed.ray",
+    ),
     "adapters.asgi": ("aiohooks.adapters.asgi",),
     "adapters.opentelemetry": ("aiohooks.adapters.opentelemetry",),
     "adapters.prometheus": ("aiohooks.adapters.prometheus",),
-    "adapters.trackers": tuple(f"aiohooks.adapters.trackers{each}" for each in ("", ".mlflow", ".wandb", ".tensorboard")),
+    "adapters.trackers": tuple(
+        f"aiohooks.adapters.trackers{each}" for each in ("", ".mlflow", ".wandb", ".tensorboard")
+    ),
     "adapters.tensorflow": ("aiohooks.adapters.tensorflow",),
     "testing": ("aiohooks.testing",),
     "aiohooks": ("aiohooks",),
     "errors": ("aiohooks.errors",),
 }
 PACKAGES = tuple(package for packages in API_PAGES.values() for package in packages)
-# Pages of the repository's root that the site has; README.md is not among them, for the first page says the same.
+# Pages of the repository's root that the site has; README.md is not among them, for the first page
+# says the same.
 ROOT_PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 LINK = re.compile(r"(?<=\]\()(?P<target>[^)\s#]*)(?P<anchor>#[^)\s]*)?(?=[^)]*\))")
 
@@ -75,7 +90,8 @@ def packages() -> dict[str, types.ModuleType]:
 def entries() -> dict[str, dict[str, Any]]:
     """Return the public objects of each package by their import path.
 
-    Each object is in one package, the one that it is defined in, also if it is imported from `aiohooks`.
+    Each object is in one package, the one that it is defined in, also if it is imported from
+    `aiohooks`.
     """
     defined_in = {one.name: one.module for one in imports("aiohooks") if one.name is not None}
     found: dict[str, dict[str, Any]] = {package: {} for package in PACKAGES}
@@ -91,7 +107,8 @@ def entries() -> dict[str, dict[str, Any]]:
 
 
 def _order(item: tuple[str, Any]) -> tuple[bool, bool, int, str]:
-    # First the base of all errors; then what most programs use: what `aiohooks` has itself, and the pages name most.
+    # First the base of all errors; then what most programs use: what `aiohooks` has itself, and the
+    # pages name most.
     path, name = item[0], item[0].rpartition(".")[2]
     often = 0 if path.startswith("aiohooks.errors.") else _mentions()[name]
     return name != "AiohooksError", path != f"aiohooks.{name}", -often, name.lower()
@@ -104,7 +121,9 @@ def _mentions() -> Counter[str]:
 
 
 def package_of(module: str) -> str:
-    """Return the public package that a module belongs to: `aiohooks` for those in none of the others."""
+    """Return the public package that a module belongs to: `aiohooks` for those in none of the
+    others.
+    """
     return max((package for package in PACKAGES if f"{module}.".startswith(f"{package}.")), key=len)
 
 
@@ -113,7 +132,15 @@ def api_page(name: str) -> str:
     lines: list[str] = []
     for number, package in enumerate(API_PAGES[name]):
         words, _, rest = (inspect.getdoc(packages()[package]) or "").partition("\n\n")
-        lines += [package, ("-" if number else "=") * len(package), "", f".. py:module:: {package}", "", words, ""]
+        lines += [
+            package,
+            ("-" if number else "=") * len(package),
+            "",
+            f".. py:module:: {package}",
+            "",
+            words,
+            "",
+        ]
         if package == "aiohooks.errors":  # whose docstring draws the tree
             lines += ["::", "", rest, ""]
         for path, thing in entries()[package].items():
@@ -130,9 +157,16 @@ def _directive(path: str, thing: Any) -> Iterator[str]:
     if not issubclass(thing, BaseException) and public_bases(thing):
         yield "   :show-inheritance:"
     # The members of bases that have no entry of their own are shown here.
-    private = [base for base in thing.__mro__[1:] if base.__module__.startswith("aiohooks.") and base not in documented()]
+    private = [
+        base
+        for base in thing.__mro__[1:]
+        if base.__module__.startswith("aiohooks.") and base not in documented()
+    ]
     if private:
-        yield f"   :inherited-members: {', '.join(base.__name__ for base in thing.__mro__[1:] if base not in private)}"
+        yield (
+            "   :inherited-members:"
+            f" {', '.join(base.__name__ for base in thing.__mro__[1:] if base not in private)}"
+        )
 
 
 @functools.cache
@@ -147,22 +181,35 @@ def public_bases(cls: type[Any]) -> list[type[Any]]:
 
 
 def is_constructor_hidden(thing: Any) -> bool:
-    """Return whether users do not call it: protocols, errors, and classes whose docstring names their creator."""
-    made = re.search(r"\b(made|created|returned) by\b", inspect.getdoc(thing) or "", flags=re.IGNORECASE)
-    return inspect.isclass(thing) and bool(made or issubclass(thing, BaseException) or getattr(thing, "_is_protocol", False))
+    """Return whether users do not call it: protocols, errors, and classes whose docstring names
+    their creator.
+    """
+    made = re.search(
+        r"\b(made|created|returned) by\b", inspect.getdoc(thing) or "", flags=re.IGNORECASE
+    )
+    return inspect.isclass(thing) and bool(
+        made or issubclass(thing, BaseException) or getattr(thing, "_is_protocol", False)
+    )
 
 
 @functools.cache
 def attribute_docstrings() -> tuple[tuple[str, str, str], ...]:
-    """Return the docstrings below what the classes of the library and their methods assign: class, attribute, text."""
+    """Return the docstrings below what the classes of the library and their methods assign: class,
+    attribute, text.
+    """
     return tuple(
         (owner.name, ast.unparse(target).removeprefix("self."), below.value.value)
         for path in modules().values()
         for owner in tree(path).body
         if isinstance(owner, ast.ClassDef)
-        for body in (owner.body, *(node.body for node in owner.body if isinstance(node, ast.FunctionDef)))
+        for body in (
+            owner.body,
+            *(node.body for node in owner.body if isinstance(node, ast.FunctionDef)),
+        )
         for above, below in itertools.pairwise(body)
-        if isinstance(above, ast.Assign | ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+        if isinstance(above, ast.Assign | ast.AnnAssign)
+        and isinstance(below, ast.Expr)
+        and isinstance(below.value, ast.Constant)
         for target in (above.targets if isinstance(above, ast.Assign) else [above.target])
         if isinstance(below.value.value, str)
     )
@@ -172,7 +219,9 @@ def attribute_docstrings() -> tuple[tuple[str, str, str], ...]:
 
 
 def write_sources(folder: Path) -> None:
-    """Write what Sphinx reads: the pages, those that they link to outside of docs/, and the API reference."""
+    """Write what Sphinx reads: the pages, those that they link to outside of docs/, and the API
+    reference.
+    """
     waiting = [*DOCS.rglob("*.md"), *(ROOT / name for name in ROOT_PAGES)]
     written: set[Path] = set()
     while waiting:
@@ -195,15 +244,23 @@ def write_sources(folder: Path) -> None:
 
 
 def write_for_models(sources: Path, folder: Path) -> None:
-    """Put the Markdown of each page beside it, and the list of the pages as `llms.txt`: https://llmstxt.org."""
+    """Put the Markdown of each page beside it, and the list of the pages as `llms.txt`:
+    https://llmstxt.org.
+    """
     for page in sources.rglob("*.md"):
         if "source" not in page.relative_to(sources).parts:
             shutil.copy(page, folder / page.relative_to(sources))
     pages = text_of(DOCS / "index.md").partition("\n## ")[2]
     text = f"# aiohooks\n\n> {DESCRIPTION}\n\n## {pages}"
     text = re.sub(r"(?<=\]\()(?!\.\./)([^)]+\.md)", rf"{SITE}\1", text)
-    text = re.sub(r"(?<=\]\()\.\./(?=[A-Z])([^)]+\.md)", lambda match: f"{SITE}project/{match[1].lower()}", text)
-    (folder / "llms.txt").write_text(re.sub(r"(?<=\]\()\.\./", f"{REPOSITORY}/blob/main/", text), encoding="utf-8")
+    text = re.sub(
+        r"(?<=\]\()\.\./(?=[A-Z])([^)]+\.md)",
+        lambda match: f"{SITE}project/{match[1].lower()}",
+        text,
+    )
+    (folder / "llms.txt").write_text(
+        re.sub(r"(?<=\]\()\.\./", f"{REPOSITORY}/blob/main/", text), encoding="utf-8"
+    )
 
 
 def place_of(path: Path) -> Path:
@@ -224,7 +281,9 @@ def text_of(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     title = f"---\norphan: true\n---\n\n# {path.relative_to(ROOT)}\n\n"
     if path.is_dir():
-        return title + "".join(f"- [{each.name}]({each.name})\n" for each in sorted(path.glob("[!_]*.py")))
+        return title + "".join(
+            f"- [{each.name}]({each.name})\n" for each in sorted(path.glob("[!_]*.py"))
+        )
     return f"{title}```python\n{path.read_text(encoding='utf-8')}```\n"
 
 
@@ -240,7 +299,13 @@ def with_links(page: Path, text: str) -> tuple[str, list[Path]]:
         return os.path.relpath(place_of(target), place_of(page).parent) + (match["anchor"] or "")
 
     parts = re.split(r"(^ *```.*?^ *```$)", text, flags=re.MULTILINE | re.DOTALL)
-    return "".join(part if number % 2 else LINK.sub(as_on_the_site, part) for number, part in enumerate(parts)), targets
+    return (
+        "".join(
+            part if number % 2 else LINK.sub(as_on_the_site, part)
+            for number, part in enumerate(parts)
+        ),
+        targets,
+    )
 
 
 def with_drawings(page: Path, text: str) -> str:
@@ -256,18 +321,27 @@ def with_drawings(page: Path, text: str) -> str:
 
 
 def with_tabs(text: str) -> str:
-    """Return the text with a tab for each bold line between the marks of tabs; in the repository they are read one by one."""
+    """Return the text with a tab for each bold line between the marks of tabs; in the repository
+    they are read one by one.
+    """
 
     def as_tabs(match: re.Match[str]) -> str:
         _, *parts = re.split(r"^\*\*(.+)\*\*$", match[1], flags=re.MULTILINE)
-        tabs = [f":::{{tab-item}} {name}\n{body.strip()}\n:::\n" for name, body in zip(parts[::2], parts[1::2], strict=True)]
+        tabs = [
+            f":::{{tab-item}} {name}\n{body.strip()}\n:::\n"
+            for name, body in zip(parts[::2], parts[1::2], strict=True)
+        ]
         return f"::::{{tab-set}}\n{''.join(tabs)}::::"
 
-    return re.sub(r"^<!-- tabs -->$(.*?)^<!-- end of tabs -->$", as_tabs, text, flags=re.MULTILINE | re.DOTALL)
+    return re.sub(
+        r"^<!-- tabs -->$(.*?)^<!-- end of tabs -->$", as_tabs, text, flags=re.MULTILINE | re.DOTALL
+    )
 
 
 def contents_of(page: Path, text: str) -> str:
-    """Return the directives that put the pages below this one into the navigation: what its lists link to, in that order."""
+    """Return the directives that put the pages below this one into the navigation: what its lists
+    link to, in that order.
+    """
     if page == DOCS / "reference" / "api.md":
         return toctree("", [f"{name} <api/{name}>" for name in API_PAGES])
     if page == DOCS / "decisions" / "README.md":
@@ -283,7 +357,18 @@ def contents_of(page: Path, text: str) -> str:
 
 def toctree(caption: str, pages: list[str]) -> str:
     """Return the directive for a part of the navigation."""
-    return "\n".join(["", "```{toctree}", ":hidden:", *([f":caption: {caption}"] if caption else []), "", *pages, "```", ""])
+    return "\n".join(
+        [
+            "",
+            "```{toctree}",
+            ":hidden:",
+            *([f":caption: {caption}"] if caption else []),
+            "",
+            *pages,
+            "```",
+            "",
+        ]
+    )
 
 
 def build(folder: Path, *, inventories: bool = False) -> int:
@@ -294,7 +379,15 @@ def build(folder: Path, *, inventories: bool = False) -> int:
     with tempfile.TemporaryDirectory() as work:
         sources = Path(work, "sources")
         write_sources(sources)
-        sphinx = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "--quiet", "-E"]
+        sphinx = [
+            sys.executable,
+            "-m",
+            "sphinx",
+            "--fail-on-warning",
+            "--keep-going",
+            "--quiet",
+            "-E",
+        ]
         command = [*sphinx, "-d", f"{work}/doctrees", "-c", str(DOCS), str(sources), str(folder)]
         code = subprocess.run(command, env=environment, check=False).returncode
         if code == 0:
@@ -303,24 +396,45 @@ def build(folder: Path, *, inventories: bool = False) -> int:
 
 
 def missing_entries(folder: Path) -> list[str]:
-    """Return what the built pages lack: entries of public names, and links from names in backticks to them."""
+    """Return what the built pages lack: entries of public names, and links from names in backticks
+    to them.
+    """
     ids: set[str] = set()
     linked: set[str] = set()
     for page in folder.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
         ids |= set(re.findall(r'<dt [^>]*id="(aiohooks\.[^"]+)"', text))
-        linked |= set(re.findall(r'href="[^"#]+#(aiohooks\.[^"]+)"[^>]*><code class="docutils', text))
-    missing = [f"{path} has no entry" for things in entries().values() for path in things if path not in ids]
-    # All but a few are named on some page; it is enough to know that links are made for those that every reader meets.
-    usual = ("aiohooks.AsyncMonitoredSession", "aiohooks.HookGroup", "aiohooks.SessionRunHook", "aiohooks.StepStore")
+        linked |= set(
+            re.findall(r'href="[^"#]+#(aiohooks\.[^"]+)"[^>]*><code class="docutils', text)
+        )
+    missing = [
+        f"{path} has no entry"
+        for things in entries().values()
+        for path in things
+        if path not in ids
+    ]
+    # All but a few are named on some page; it is enough to know that links are made for those that
+    # every reader meets.
+    usual = (
+        "aiohooks.AsyncMonitoredSession",
+        "aiohooks.HookGroup",
+        "aiohooks.SessionRunHook",
+        "aiohooks.StepStore",
+    )
     return missing + [f"no page links to {path}" for path in usual if path not in linked]
 
 
 def main() -> int:
     """Build the site and check it."""
-    parser = argparse.ArgumentParser(prog="python -m tests.support.site", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.support.site", description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument("folder", type=Path, help="where the site is written")
-    parser.add_argument("--inventories", action="store_true", help="link to the documentation of Python, anyio and torch")
+    parser.add_argument(
+        "--inventories",
+        action="store_true",
+        help="link to the documentation of Python, anyio and torch",
+    )
     options = parser.parse_args()
     code = build(options.folder, inventories=options.inventories)
     wrong = problems(options.folder) + missing_entries(options.folder) if code == 0 else []

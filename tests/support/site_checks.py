@@ -35,7 +35,9 @@ class Page(HTMLParser):
 
     def __post_init__(self) -> None:
         super().__init__()
-        self._open: list[tuple[str, list[str]]] = []  # links, buttons and the title that are open, with their texts
+        self._open: list[
+            tuple[str, list[str]]
+        ] = []  # links, buttons and the title that are open, with their texts
         self.feed(self.html)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -54,7 +56,11 @@ class Page(HTMLParser):
             self._open.append((tag, [name]))
         elif self._open:
             self._open[-1][1].append(name)
-        if tag == "input" and has.get("type") not in UNNAMED and not (name or has.get("placeholder")):
+        if (
+            tag == "input"
+            and has.get("type") not in UNNAMED
+            and not (name or has.get("placeholder"))
+        ):
             self.problems.append(f"the field {has.get('name')} has no name")
 
     def handle_data(self, data: str) -> None:
@@ -75,8 +81,14 @@ class Page(HTMLParser):
 
 def problems(folder: Path) -> list[str]:
     """Return what is wrong with a built site, one line each."""
-    pages = {path: Page(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.html"))}
-    found = [f"{path.relative_to(folder)}: {text}" for path, page in pages.items() for text in of_page(path, pages)]
+    pages = {
+        path: Page(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.html"))
+    }
+    found = [
+        f"{path.relative_to(folder)}: {text}"
+        for path, page in pages.items()
+        for text in of_page(path, pages)
+    ]
     return found + same_titles(pages.values()) + low_contrasts(folder / "_static")
 
 
@@ -86,7 +98,9 @@ def of_page(path: Path, pages: dict[Path, Page]) -> Iterator[str]:
     yield from page.problems
     if not page.language:
         yield "the language is not given"
-    if page.headings.count(1) != 1 and path.name != "search.html":  # whose heading is written by its script
+    if (
+        page.headings.count(1) != 1 and path.name != "search.html"
+    ):  # whose heading is written by its script
         yield f"{page.headings.count(1)} headings of the first level"
     for above, below in zip([0, *page.headings], page.headings, strict=False):
         if below > above + 1:
@@ -103,14 +117,20 @@ def of_page(path: Path, pages: dict[Path, Page]) -> Iterator[str]:
         target = (path.parent / unquote(inside)).resolve() if inside else path
         if not target.is_file():
             yield f"the link {link} has no target"
-        elif parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].ids:
+        elif (
+            parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].ids
+        ):
             yield f"the link {link} has no target on its page"
 
 
 def same_titles(pages: Iterable[Page]) -> list[str]:
-    """Return the titles that several pages have, which tabs and results of a search would not tell apart."""
+    """Return the titles that several pages have, which tabs and results of a search would not tell
+    apart.
+    """
     titles = Counter(page.title for page in pages)
-    return [f"{count} pages have the title {title!r}" for title, count in titles.items() if count > 1]
+    return [
+        f"{count} pages have the title {title!r}" for title, count in titles.items() if count > 1
+    ]
 
 
 # -- contrast
@@ -119,26 +139,45 @@ def same_titles(pages: Iterable[Page]) -> list[str]:
 def low_contrasts(static: Path) -> list[str]:
     """Return the colors of texts that are hard to read on their background, in both modes."""
     theme = (static / "styles" / "furo.css").read_text(encoding="utf-8")
-    light, _, dark = (static / "pygments.css").read_text(encoding="utf-8").partition("@media not print")
+    light, _, dark = (
+        (static / "pygments.css").read_text(encoding="utf-8").partition("@media not print")
+    )
     light_colors = variables(theme, r"(?:^|[},])body\{")
-    modes = {"light": (light_colors, light), "dark": (light_colors | variables(theme, r"body\[data-theme=dark\]\{"), dark)}
+    modes = {
+        "light": (light_colors, light),
+        "dark": (light_colors | variables(theme, r"body\[data-theme=dark\]\{"), dark),
+    }
     found: list[str] = []
     for mode, (colors, code) in modes.items():
         background = color_of("--color-background-primary", colors)
-        for name in ("foreground-primary", "foreground-secondary", "foreground-muted", "brand-content", "brand-primary", "link"):
+        for name in (
+            "foreground-primary",
+            "foreground-secondary",
+            "foreground-muted",
+            "brand-content",
+            "brand-primary",
+            "link",
+        ):
             found += _low(f"{mode}: {name}", color_of(f"--color-{name}", colors), background)
         block = re.search(r"\.highlight *\{[^}]*background: *(#\w+)", code)
         for selector, rule in re.findall(r"(\.highlight[^{},]*)\{([^}]*)\}", code):
-            color, own = re.search(r"(?<![\w-])color: *(#\w+)", rule), re.search(r"background-color: *(#\w+)", rule)
+            color, own = (
+                re.search(r"(?<![\w-])color: *(#\w+)", rule),
+                re.search(r"background-color: *(#\w+)", rule),
+            )
             if color:
-                found += _low(f"{mode}: {selector.strip()}", color[1], (own or block or [background] * 2)[1])
+                found += _low(
+                    f"{mode}: {selector.strip()}", color[1], (own or block or [background] * 2)[1]
+                )
     return list(dict.fromkeys(found))
 
 
 def variables(css: str, selector: str) -> dict[str, str]:
     """Return the variables that the rules of a selector set."""
     rules = re.findall(rf"{selector}([^}}]*)\}}", css)
-    return {name: value for rule in rules for name, value in re.findall(r"(--[\w-]+): *([^;]+)", rule)}
+    return {
+        name: value for rule in rules for name, value in re.findall(r"(--[\w-]+): *([^;]+)", rule)
+    }
 
 
 def color_of(name: str, colors: dict[str, str]) -> str:
@@ -151,7 +190,10 @@ def color_of(name: str, colors: dict[str, str]) -> str:
 def _low(what: str, color: str, background: str) -> Iterator[str]:
     ratio = contrast(color, background)
     if ratio < LEAST_CONTRAST:
-        yield f"{what}: the contrast of {color} on {background} is {ratio:.1f}, less than {LEAST_CONTRAST}"
+        yield (
+            f"{what}: the contrast of {color} on {background} is {ratio:.1f}, less than"
+            f" {LEAST_CONTRAST}"
+        )
 
 
 def contrast(one: str, other: str) -> float:
@@ -165,5 +207,7 @@ def luminance(color: str) -> float:
     digits = color.removeprefix("#")
     digits = "".join(digit * 2 for digit in digits) if len(digits) == 3 else digits
     shares = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
-    linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+    linear = [
+        share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares
+    ]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -1,9 +1,11 @@
-"""Uses the library and its extras as a first program would: `python -P tests/support/smoke.py NAME[=URL] ...`.
+"""Uses the library and its extras as a first program would: `python -P tests/support/smoke.py
+NAME[=URL] ...`.
 
-    core, uvloop, checkpoint, ...     the core, or an extra of pyproject.toml; redis needs the URL of a server
+    core, uvloop, checkpoint, ...     the core, or an extra of pyproject.toml; redis needs the URL
+                                      of a server
 
-It imports the installed library, the extra and the standard library only: `python -m tests.support.versions` and `.ci/packages`
-run it where nothing else is installed.
+It imports the installed library, the extra and the standard library only: `python -m
+tests.support.versions` and `.ci/packages` run it where nothing else is installed.
 """
 
 from __future__ import annotations
@@ -41,10 +43,14 @@ async def step(batch: float) -> dict[str, float]:
     return {"loss": 1.0 / batch}
 
 
-async def train(*hooks: ah.SessionRunHook, source: Any = step, last_step: int = 3) -> ah.MemoryStepStore:
+async def train(
+    *hooks: ah.SessionRunHook, source: Any = step, last_step: int = 3
+) -> ah.MemoryStepStore:
     """Run some steps with hooks; return where they are counted."""
     steps = ah.MemoryStepStore()
-    async with ah.AsyncMonitoredSession(source, [*hooks, ah.StopAtStepHook(last_step=last_step)], global_step=steps) as session:
+    async with ah.AsyncMonitoredSession(
+        source, [*hooks, ah.StopAtStepHook(last_step=last_step)], global_step=steps
+    ) as session:
         while not session.should_stop():
             await session.run("loss", {"batch": session.global_step.latest.step + 1.0})
     return steps
@@ -100,11 +106,17 @@ async def checkpoint() -> None:
 
     for last in (2, 4):
         creator = ah.ChiefSessionCreator(graph, checkpoint_dir=FOLDER / "checkpoints")
-        async with ah.AsyncMonitoredSession(creator, [ah.CheckpointSaverHook(every=ah.Every(steps=1))]) as session:
+        async with ah.AsyncMonitoredSession(
+            creator, [ah.CheckpointSaverHook(every=ah.Every(steps=1))]
+        ) as session:
             for _ in range(2):
                 await session.run("loss", {"batch": 1.0})
             assert session.global_step.latest.step == last
-            assert (await session.run("weights", {"batch": 1.0})).tolist() == [last] * 3 if last == 2 else True
+            assert (
+                (await session.run("weights", {"batch": 1.0})).tolist() == [last] * 3
+                if last == 2
+                else True
+            )
 
 
 @program
@@ -157,7 +169,9 @@ async def ray() -> None:
     """A step is counted, and waited for, in a cluster of this machine."""
     import ray as cluster
 
-    cluster.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    cluster.init(
+        num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
+    )
     try:
         await use_store("ray://")
     finally:
@@ -193,7 +207,9 @@ async def prometheus() -> None:
     hook = PrometheusHook(registry=CollectorRegistry())
 
     class Scraper(ah.SessionRunHook):
-        async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        async def after_run(
+            self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+        ) -> None:
             seen.append(hook.exposition()[0])
 
     await train(hook, Scraper())
@@ -208,7 +224,15 @@ async def mlflow() -> None:
 
     os.environ |= {"MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}
     tracker = MLflowTracker("smoke", "first", tracking_uri=(FOLDER / "mlruns").as_uri())
-    await train(TrackerHook(tracker, ["loss"], every=ah.Every(steps=1), unsent_path=FOLDER / "mlflow.jsonl", drain_secs=60))
+    await train(
+        TrackerHook(
+            tracker,
+            ["loss"],
+            every=ah.Every(steps=1),
+            unsent_path=FOLDER / "mlflow.jsonl",
+            drain_secs=60,
+        )
+    )
     assert list((FOLDER / "mlruns").rglob("loss"))
 
 
@@ -218,9 +242,22 @@ async def wandb() -> None:
     from aiohooks.adapters.trackers import TrackerHook
     from aiohooks.adapters.trackers.wandb import WandbTracker
 
-    os.environ |= {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_CONSOLE": "off", "WANDB_ERROR_REPORTING": "false"}
+    os.environ |= {
+        "WANDB_MODE": "offline",
+        "WANDB_SILENT": "true",
+        "WANDB_CONSOLE": "off",
+        "WANDB_ERROR_REPORTING": "false",
+    }
     tracker = WandbTracker(project="smoke", dir=str(FOLDER))
-    await train(TrackerHook(tracker, ["loss"], every=ah.Every(steps=1), unsent_path=FOLDER / "wandb.jsonl", drain_secs=60))
+    await train(
+        TrackerHook(
+            tracker,
+            ["loss"],
+            every=ah.Every(steps=1),
+            unsent_path=FOLDER / "wandb.jsonl",
+            drain_secs=60,
+        )
+    )
     assert list(FOLDER.rglob("*.wandb"))  # noqa: ASYNC240 - nothing else runs here
 
 
@@ -235,8 +272,20 @@ async def asgi() -> None:
     service = SessionService(ah.AsyncMonitoredSession(step, name="smoke"), until_stopped)
     sent: list[Any] = []
     scope: Any = {
-        **{"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET", "scheme": "http"},
-        **{"path": "/health", "raw_path": b"/health", "query_string": b"", "root_path": "", "headers": [(b"host", b"127.0.0.1")]},
+        **{
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": "GET",
+            "scheme": "http",
+        },
+        **{
+            "path": "/health",
+            "raw_path": b"/health",
+            "query_string": b"",
+            "root_path": "",
+            "headers": [(b"host", b"127.0.0.1")],
+        },
         **{"client": ("127.0.0.1", 50_000), "server": ("127.0.0.1", 8000)},
     }
 

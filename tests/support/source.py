@@ -16,7 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "aiohooks"
 
 Kind = Literal["top", "inner", "types"]
-"""Where an import stands: on a module's own level, inside a function, or under `if TYPE_CHECKING`."""
+"""Where an import stands: on a module's own level, inside a function, or under `if
+TYPE_CHECKING`.
+"""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,9 @@ def modules(root: Path = ROOT) -> dict[str, Path]:
 
 @functools.cache
 def imports(importer: str, root: Path = ROOT) -> tuple[Import, ...]:
-    """Every import of a module of the library; names of modules are distinguished from names inside them."""
+    """Every import of a module of the library; names of modules are distinguished from names inside
+    them.
+    """
     return tuple(_imports(importer, tree(modules(root)[importer]), "top", modules(root)))
 
 
@@ -110,11 +114,19 @@ def _defined(body: list[ast.stmt]) -> Iterator[str]:
 
 
 def _stored(statement: ast.stmt) -> Iterator[str]:
-    return (node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+    return (
+        node.id
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    )
 
 
-def own_functions(body: list[ast.stmt]) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]]:
-    """The functions and classes of a module and the methods of its classes, with their dotted names."""
+def own_functions(
+    body: list[ast.stmt],
+) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]]:
+    """The functions and classes of a module and the methods of its classes, with their dotted
+    names.
+    """
     for statement in body:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
             yield statement.name, statement

@@ -1,4 +1,6 @@
-"""Stand-ins for packages that are not installed: the pages of the adapters for them need their names, and nothing else."""
+"""Stand-ins for packages that are not installed: the pages of the adapters for them need their
+names, and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class _Finder:
     """Finds the missing ones of `FRAMEWORKS`, and all their modules."""
 
     def __init__(self) -> None:
-        self.missing: list[str] = [name for name in FRAMEWORKS if importlib.util.find_spec(name) is None]
+        self.missing: list[str] = [
+            name for name in FRAMEWORKS if importlib.util.find_spec(name) is None
+        ]
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
@@ -47,7 +51,9 @@ class _Finder:
 
 @contextlib.contextmanager
 def stand_ins() -> Iterator[None]:
-    """Have stand-ins during the block; what was imported in it is forgotten, unless the block is in another one."""
+    """Have stand-ins during the block; what was imported in it is forgotten, unless the block is in
+    another one.
+    """
     if any(isinstance(one, _Finder) for one in sys.meta_path):
         yield
         return

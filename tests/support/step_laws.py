@@ -1,16 +1,18 @@
 """The laws of a step store, for histories of real processes: linearizable calls, exact sums, terms.
 
-A position only grows, and each operation returns the one that it led to or saw. So the order in which the operations took effect
-is that of their positions, and the check is exact and needs no search:
+A position only grows, and each operation returns the one that it led to or saw. So the order in
+which the operations took effect is that of their positions, and the check is exact and needs no
+search:
 
-- the steps that an advance added, `(step - amount, step]`, are those of no other one: otherwise a write was lost, and its
-  answer was given to another one;
-- what is missing between them was added by operations without an answer, whose callers were killed: each of them at most once,
-  and not before it began; otherwise something counted twice;
-- an operation that began after another one had ended is behind it: a read sees what was acknowledged, and a write adds to it.
+- the steps that an advance added, `(step - amount, step]`, are those of no other one: otherwise a
+  write was lost, and its answer was given to another one;
+- what is missing between them was added by operations without an answer, whose callers were killed:
+  each of them at most once, and not before it began; otherwise something counted twice;
+- an operation that began after another one had ended is behind it: a read sees what was
+  acknowledged, and a write adds to it.
 
-A wait is no read: it may end with a step that has been left behind meanwhile, but not with one that was not reached yet; what
-begins after it sees that step.
+A wait is no read: it may end with a step that has been left behind meanwhile, but not with one that
+was not reached yet; what begins after it sees that step.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ class Operation:
     """What was added, or the step that was raised to, reset to or waited for."""
     began: float
     ended: float = math.inf
-    """Infinite for a call without an answer, which may have taken effect at any time since, or not at all."""
+    """Infinite for a call without an answer, which may have taken effect at any time since, or not
+    at all.
+    """
     position: Position = START
     """The position that it led to, or saw."""
     term: int = 0
@@ -57,7 +61,9 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """An answered operation in the order of the positions: it led from `before` to the operation's position."""
+    """An answered operation in the order of the positions: it led from `before` to the operation's
+    position.
+    """
 
     operation: Operation
     before: Position
@@ -68,10 +74,14 @@ class _Point:
 
 
 def find_violation(history: Sequence[Operation]) -> str:
-    """Return why a history is not linearizable; empty if it is. What has no answer is an advance by 1, or a raise."""
+    """Return why a history is not linearizable; empty if it is. What has no answer is an advance by
+    1, or a raise.
+    """
     known = [one for one in history if one.is_known]
     unanswered = [one for one in history if not one.is_known and one.kind not in ("read", "wait")]
-    assert all(one.kind == "raise" or (one.kind, one.amount) == ("advance", 1) for one in unanswered)
+    assert all(
+        one.kind == "raise" or (one.kind, one.amount) == ("advance", 1) for one in unanswered
+    )
     points, wrong = _points([one for one in known if one.reads])
     if not wrong:
         wrong = _find_overlap_or_gap(points, unanswered)
@@ -97,7 +107,9 @@ def _points(known: Sequence[Operation]) -> tuple[list[_Point], str]:
             if position.step < one.amount:
                 return [], f"{one} did not raise the step"
             if position.step == one.amount:
-                raisers[position] = min(one, raisers.get(position, one), key=lambda each: each.began)
+                raisers[position] = min(
+                    one, raisers.get(position, one), key=lambda each: each.began
+                )
     for one in known:
         epoch, step = one.position
         before = one.position
@@ -105,7 +117,11 @@ def _points(known: Sequence[Operation]) -> tuple[list[_Point], str]:
             before = Position(epoch, step - one.amount)
         elif one.kind == "reset":
             before = Position(epoch - 1, 0)
-        elif raisers.get(one.position) is one and one.position not in moved_to and one.began < earliest_end[one.position]:
+        elif (
+            raisers.get(one.position) is one
+            and one.position not in moved_to
+            and one.began < earliest_end[one.position]
+        ):
             before = Position(epoch, -1)  # from wherever the step was
         points.append(_Point(one, before))
     points.sort(key=lambda point: (point.operation.position, not point.moves, point.before))
@@ -129,8 +145,15 @@ def _find_overlap_or_gap(points: Sequence[_Point], unanswered: Sequence[Operatio
                 return f"{one} is in an epoch that no reset has begun, after {current}"
             if point.before.step >= 0:
                 if point.before < current:
-                    return f"{one} overlaps with what led to {current}: a write was lost, and its steps were given twice"
-                raised_to = [each.amount for each in raised if each.began < deadline and each.amount <= point.before.step]
+                    return (
+                        f"{one} overlaps with what led to {current}: a write was lost, and its"
+                        " steps were given twice"
+                    )
+                raised_to = [
+                    each.amount
+                    for each in raised
+                    if each.began < deadline and each.amount <= point.before.step
+                ]
                 missing += point.before.step - max([current.step, *raised_to])
                 if missing > bisect.bisect_left(began, deadline):
                     return f"{one}: {missing} steps up to there were counted twice, or for no one"
@@ -154,11 +177,19 @@ def _find_stale(points: Sequence[_Point], known: Sequence[Operation]) -> str:
     return ""
 
 
-def _find_future_wait(points: Sequence[_Point], known: Sequence[Operation], unanswered: Sequence[Operation]) -> str:
-    """Return a wait that ended with a position that no operation begun by then could have led to, or before its step."""
-    movers = sorted((point for point in points if point.moves), key=lambda each: each.operation.position)
+def _find_future_wait(
+    points: Sequence[_Point], known: Sequence[Operation], unanswered: Sequence[Operation]
+) -> str:
+    """Return a wait that ended with a position that no operation begun by then could have led to,
+    or before its step.
+    """
+    movers = sorted(
+        (point for point in points if point.moves), key=lambda each: each.operation.position
+    )
     positions = [point.operation.position for point in movers]
-    earliest = [math.inf] * (len(movers) + 1)  # the begin of the earliest operation at that position or behind it
+    earliest = [math.inf] * (
+        len(movers) + 1
+    )  # the begin of the earliest operation at that position or behind it
     for number in range(len(movers) - 1, -1, -1):
         earliest[number] = min(movers[number].operation.began, earliest[number + 1])
     begun = sorted(one.began for one in unanswered)
@@ -167,7 +198,10 @@ def _find_future_wait(points: Sequence[_Point], known: Sequence[Operation], unan
             continue
         if one.position.step < one.amount:
             return f"{one} ended before its step"
-        if one.position == START or earliest[bisect.bisect_left(positions, one.position)] < one.ended:
+        if (
+            one.position == START
+            or earliest[bisect.bisect_left(positions, one.position)] < one.ended
+        ):
             continue
         if not bisect.bisect_left(begun, one.ended):
             return f"{one} ended with a step that was not reached yet"
@@ -177,13 +211,18 @@ def _find_future_wait(points: Sequence[_Point], known: Sequence[Operation], unan
 def find_miscount(history: Sequence[Operation]) -> str:
     """Return what is wrong with the sums of a run whose data was lost; empty if nothing is.
 
-    The last read must show all that was acknowledged, and at most what was begun; no process may see the step fall.
+    The last read must show all that was acknowledged, and at most what was begun; no process may
+    see the step fall.
     """
     acked, begun = count_advances(history)
-    last = max((one for one in history if one.kind == "read" and one.is_known), key=lambda one: one.began)
+    last = max(
+        (one for one in history if one.kind == "read" and one.is_known), key=lambda one: one.began
+    )
     if not acked <= last.position.step <= begun:
         return f"the last read shows {last.position}; {acked} were acknowledged, {begun} begun"
-    by_end = sorted((one for one in history if one.is_known and one.reads), key=lambda one: one.ended)
+    by_end = sorted(
+        (one for one in history if one.is_known and one.reads), key=lambda one: one.ended
+    )
     for process in {one.process for one in history}:
         own = [one for one in by_end if one.process == process]
         seen, ended = START, 0
@@ -203,8 +242,13 @@ def count_advances(history: Iterable[Operation]) -> tuple[int, int]:
 
 
 def find_second_leader(history: Iterable[Operation]) -> str:
-    """Return a write of a term that another process has, or that was accepted after one of a newer term."""
-    writes = sorted((one for one in history if one.term and one.is_known and one.kind == "advance"), key=lambda one: one.term)
+    """Return a write of a term that another process has, or that was accepted after one of a newer
+    term.
+    """
+    writes = sorted(
+        (one for one in history if one.term and one.is_known and one.kind == "advance"),
+        key=lambda one: one.term,
+    )
     accepted: dict[int, float] = {}
     for term, same in itertools.groupby(writes, lambda one: one.term):
         of_term = list(same)

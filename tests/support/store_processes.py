@@ -5,10 +5,13 @@
     wait = one.order("wait", step=5)
     one.stop(); one.resume(); await one.kill()
 
-    python -m tests.support.store_processes asyncio|uvloop [ADDRESS]     the process itself; a member of the Ray cluster there
+    python -m tests.support.store_processes asyncio|uvloop [ADDRESS]     the process itself; a
+                                                                         member of the Ray cluster
+                                                                         there
 
-Each line of its input is an order, `{"id": 3, "do": "wait", ...}`; each reply has its id, and `result` or `error`. Orders are
-carried out concurrently. Before each call of the store its begin is printed, and afterwards its end: they outlive the process.
+Each line of its input is an order, `{"id": 3, "do": "wait", ...}`; each reply has its id, and
+`result` or `error`. Orders are carried out concurrently. Before each call of the store its begin is
+printed, and afterwards its end: they outlive the process.
 """
 
 from __future__ import annotations
@@ -63,11 +66,23 @@ class WorkerProcess:
 
     @classmethod
     async def start(cls, address: str = "") -> Self:
-        """Start a process, which joins the Ray cluster at the address; they alternate between the installed event loops."""
+        """Start a process, which joins the Ray cluster at the address; they alternate between the
+        installed event loops.
+        """
         loops = installed_loops()
-        command = [sys.executable, "-m", "tests.support.store_processes", loops[next(numbers) % len(loops)], address]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.support.store_processes",
+            loops[next(numbers) % len(loops)],
+            address,
+        ]
         pipe = asyncio.subprocess.PIPE
-        one = cls(await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, cwd=ROOT, limit=2**20))
+        one = cls(
+            await asyncio.create_subprocess_exec(
+                *command, stdin=pipe, stdout=pipe, cwd=ROOT, limit=2**20
+            )
+        )
         await reply_to(one.order("ready"), "start of a process")
         return one
 
@@ -89,7 +104,9 @@ class WorkerProcess:
         if "kind" in what:
             self._calls[number] = Operation(self.process.pid, **what)
         elif what:
-            self._calls[number] = dataclasses.replace(self._calls[number], ended=what["ended"], position=Position(*what["at"]))
+            self._calls[number] = dataclasses.replace(
+                self._calls[number], ended=what["ended"], position=Position(*what["at"])
+            )
         else:
             del self._calls[number]
 
@@ -148,7 +165,9 @@ class WorkerProcess:
         return self.process.returncode is None
 
 
-async def reply_to(answer: asyncio.Future[dict[str, Any]], what: str, secs: float = HANG_SECS) -> dict[str, Any]:
+async def reply_to(
+    answer: asyncio.Future[dict[str, Any]], what: str, secs: float = HANG_SECS
+) -> dict[str, Any]:
     """Return the reply, or raise `StuckError`."""
     done, _ = await asyncio.wait([answer], timeout=secs)
     if not done:
@@ -159,15 +178,21 @@ async def reply_to(answer: asyncio.Future[dict[str, Any]], what: str, secs: floa
 # The process.
 
 Mix = Literal["raises", "resets", "advances", "reads"]
-"""Which writes there are beside reads and waits: advances, with those of the name; none at all with "reads"."""
+"""Which writes there are beside reads and waits: advances, with those of the name; none at all with
+"reads".
+"""
 EPOCH_STEPS = 10**9
-"""The steps of each epoch of the mix "resets": an advance returns only a step, and that then says its epoch."""
+"""The steps of each epoch of the mix "resets": an advance returns only a step, and that then says
+its epoch.
+"""
 _CALLERS = 4
 _MOST_WAIT_SECS = 0.2
 
 
 def first_step(epoch: int) -> int:
-    """Return the step that the reset to an epoch sets, lower or higher than the one before; different for each epoch."""
+    """Return the step that the reset to an epoch sets, lower or higher than the one before;
+    different for each epoch.
+    """
     return 0 if epoch == 1 else (epoch * 7919 % 1009 + 1) * EPOCH_STEPS
 
 
@@ -221,7 +246,9 @@ class Worker:
                 if kind == "wait":
                     step = await self.store.wait_for(amount, timeout=timeout)
                 else:
-                    step = await (self.store.advance if kind == "advance" else self.store.raise_to)(amount)
+                    step = await (self.store.advance if kind == "advance" else self.store.raise_to)(
+                        amount
+                    )
                 position = Position(epoch_of(step), step)
         except (StepTimeoutError, StaleTermError):
             say(call=number)  # it has had no effect
@@ -241,7 +268,9 @@ class Worker:
         return int(self.store.latest.step)
 
     async def move(self, callers: int = 3, pause_secs: float = 0.0) -> None:
-        """Advance until `rest`, with several concurrent callers that pause up to so long after each step."""
+        """Advance until `rest`, with several concurrent callers that pause up to so long after each
+        step.
+        """
         self.moving = asyncio.gather(*(self._move(pause_secs) for _ in range(callers)))  # type: ignore[assignment]
 
     async def _move(self, pause_secs: float) -> None:
@@ -257,7 +286,9 @@ class Worker:
             await moving
 
     async def call_at_random(self, count: int, seed: str, mix: Mix, *, steady: bool) -> None:
-        """Make so many calls, by several tasks; one of the processes, which is never killed, is `steady`."""
+        """Make so many calls, by several tasks; one of the processes, which is never killed, is
+        `steady`.
+        """
         chance, left = random.Random(seed), iter(range(count))
         resetting = False  # a reset says by its step which epoch it begins: there is one at a time
 
@@ -271,7 +302,8 @@ class Worker:
                 return "raise", latest.step + chance.randint(0, 4)
             if kind < 0.51 and mix == "resets" and steady and not resetting:
                 return "reset", first_step(latest.epoch + 1)
-            # Only the process that is never killed adds more: what unanswered advances have added is then known by their number.
+            # Only the process that is never killed adds more: what unanswered advances have added
+            # is then known by their number.
             return "advance", chance.randint(1, 5) if steady and mix != "resets" else 1
 
         async def call_some() -> None:
@@ -346,14 +378,23 @@ class Worker:
         for info in (process / "fdinfo").iterdir():
             with contextlib.suppress(FileNotFoundError):  # the descriptor of the directory itself
                 watches += info.read_text().count("inotify wd:")
-        kilobytes = int((process / "statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") // 1024
+        kilobytes = (
+            int((process / "statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") // 1024
+        )
         files = len(os.listdir(process / "fd"))
-        return {"kilobytes": kilobytes, "files": files, "watches": watches, "tasks": len(asyncio.all_tasks())}
+        return {
+            "kilobytes": kilobytes,
+            "files": files,
+            "watches": watches,
+            "tasks": len(asyncio.all_tasks()),
+        }
 
     # Of the local store.
 
     async def soak(self, first: int, rounds: int, processes: int) -> None:
-        """In each round advance, and wait until all processes have; now and then cancel, publish, and open another store."""
+        """In each round advance, and wait until all processes have; now and then cancel, publish,
+        and open another store.
+        """
         store = self.store
         for number in range(first, first + rounds):
             await store.advance()
@@ -368,7 +409,9 @@ class Worker:
                     await store.flush()
                 await store.flush()
             if number % 997 == 0:
-                async with open_step_store(f"local://{store.directory.parent}", run=store.run) as other:
+                async with open_step_store(
+                    f"local://{store.directory.parent}", run=store.run
+                ) as other:
                     await other.value()
 
     async def hold_lock(self) -> None:
@@ -377,7 +420,9 @@ class Worker:
         fcntl.flock(os.open(self.store.directory, os.O_RDONLY), fcntl.LOCK_EX)
 
     async def fork(self) -> list[Any]:
-        """Return the id of a forked process, which lives until it is killed, and the error that it got from the store."""
+        """Return the id of a forked process, which lives until it is killed, and the error that it
+        got from the store.
+        """
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
@@ -392,11 +437,15 @@ class Worker:
     async def forbid_inotify(self) -> None:
         """Be a user who has no inotify left."""
         new_user_namespace = 0x10000000
-        assert ctypes.CDLL(None).unshare(new_user_namespace) == 0, "unshare"  # os.unshare came with Python 3.12
+        assert ctypes.CDLL(None).unshare(new_user_namespace) == 0, (
+            "unshare"
+        )  # os.unshare came with Python 3.12
         Path("/proc/sys/user/max_inotify_instances").write_text("0")  # noqa: ASYNC240 - a setting of the kernel
 
     async def die_at_call(self, number: int) -> None:
-        """Die by SIGKILL at a system call of the local store: for an even number before it, else after it."""
+        """Die by SIGKILL at a system call of the local store: for an even number before it, else
+        after it.
+        """
         left = [number]
 
         def counted(call: Any) -> Any:
@@ -414,7 +463,11 @@ class Worker:
         for module, name in itertools.product((_files, _lock, _notify), ("os", "fcntl")):
             real = getattr(module, name, None)
             if isinstance(real, ModuleType):
-                counting = {call: counted(getattr(real, call)) for call in _SYSTEM_CALLS if hasattr(real, call)}
+                counting = {
+                    call: counted(getattr(real, call))
+                    for call in _SYSTEM_CALLS
+                    if hasattr(real, call)
+                }
                 setattr(module, name, SimpleNamespace(**{**vars(real), **counting}))
 
     # Orders.
@@ -423,7 +476,9 @@ class Worker:
         """Carry out orders until the input ends."""
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader()
-        pipe, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+        pipe, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
+        )
         tasks: set[asyncio.Task[None]] = set()
         while line := await reader.readline():
             task = asyncio.ensure_future(self._obey(json.loads(line)))
@@ -445,7 +500,20 @@ class Worker:
 
 
 _SYSTEM_CALLS = (
-    *("open", "close", "read", "pread", "pwrite", "rename", "unlink", "ftruncate", "stat", "fstat", "listdir", "mkfifo"),
+    *(
+        "open",
+        "close",
+        "read",
+        "pread",
+        "pwrite",
+        "rename",
+        "unlink",
+        "ftruncate",
+        "stat",
+        "fstat",
+        "listdir",
+        "mkfifo",
+    ),
     *("flock", "lockf"),
 )
 

@@ -3,9 +3,9 @@
     async with Proxy.to(server.port) as proxy:
         f"redis://127.0.0.1:{proxy.port}"
         proxy.cut()                    # all connections are reset, new ones refused, until heal()
-        proxy.black_hole()             # nothing passes any more, without a notice; new connections too, until heal()
-        proxy.cut_in_message(7)        # the next answer ends after 7 bytes, and so does its connection
-        proxy.drop_answer(b"EVALSHA")  # the answer to the next request that contains this is lost, with its connection
+        proxy.black_hole()             # nothing passes, without a notice, until heal()
+        proxy.cut_in_message(7)        # the next answer and its connection end after 7 bytes
+        proxy.drop_answer(b"EVALSHA")  # the answer to the next such request is lost
 
 A connection that a black hole has swallowed stays dead; `heal` lets new ones pass.
 """
@@ -58,7 +58,9 @@ class _End(asyncio.Protocol):
             return
         with contextlib.suppress(OSError, AttributeError):
             # By RST, as from a router that has been restarted.
-            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.transport.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+            )
         self.transport.abort()
 
 

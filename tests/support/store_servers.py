@@ -1,4 +1,5 @@
-"""Servers for the tests of step stores: each on a free port of the loopback, with its own data folder.
+"""Servers for the tests of step stores: each on a free port of the loopback, with its own data
+folder.
 
     with running("valkey", tmp_path) as server:      # or "redis"
         server.url
@@ -7,7 +8,8 @@
         server.lose_data()     # between the two: without it
         server.pause(); server.resume()
 
-`start` blocks until the server says that it is ready: call it in a thread if the event loop has other things to do.
+`start` blocks until the server says that it is ready: call it in a thread if the event loop has
+other things to do.
 """
 
 from __future__ import annotations
@@ -31,25 +33,33 @@ PROGRAMS = {"valkey": "valkey-server", "redis": "redis-server"}
 
 
 def free_port() -> int:
-    """Return an unused port of the loopback, below those that the system gives to clients and to servers that want any.
+    """Return an unused port of the loopback, below those that the system gives to clients and to
+    servers that want any.
 
-    Otherwise another test could be given the port before the server listens there, or while it is killed.
+    Otherwise another test could be given the port before the server listens there, or while it is
+    killed.
     """
     while True:
         port = _chance.randrange(15_000, 32_768)
         with socket.socket() as one, contextlib.suppress(OSError):
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: an old connection is no obstacle
+            one.setsockopt(
+                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+            )  # as servers do: an old connection is no obstacle
             one.bind(("127.0.0.1", port))
             return port
 
 
-_chance = random.SystemRandom()  # no seed: the processes of a test run must not choose the same ports
+_chance = (
+    random.SystemRandom()
+)  # no seed: the processes of a test run must not choose the same ports
 
 
 class Server:
     """A server, which keeps its port and its folder when it is killed and started again."""
 
-    def __init__(self, kind: str, directory: Path, options: Sequence[str] = (), *, keeps: bool = True) -> None:
+    def __init__(
+        self, kind: str, directory: Path, options: Sequence[str] = (), *, keeps: bool = True
+    ) -> None:
         """Prepare a server; `start` starts it.
 
         Args:
@@ -64,8 +74,11 @@ class Server:
         self.kind = kind
         self.port = free_port()
         self.data = directory / f"{kind}-{self.port}"
-        # Without "always" a write may wait for the one before while the disk is slow, and is not kept though it was answered.
-        stores = ["--appendonly", "yes", "--appendfsync", "always"] if keeps else ["--appendonly", "no"]
+        # Without "always" a write may wait for the one before while the disk is slow, and is not
+        # kept though it was answered.
+        stores = (
+            ["--appendonly", "yes", "--appendfsync", "always"] if keeps else ["--appendonly", "no"]
+        )
         self._command = [program(PROGRAMS[kind]), "--bind", "127.0.0.1", "--port", str(self.port)]
         self._command += ["--dir", str(self.data), "--save", "", *stores]
         self._command += [option.replace("{port}", str(self.port)) for option in options]
@@ -91,7 +104,11 @@ class Server:
         self.data.mkdir(parents=True, exist_ok=True)
         self.lines = []
         process = subprocess.Popen(
-            self._command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True
+            self._command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
         )
         ready = threading.Event()
         self._process = process
@@ -141,7 +158,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def running(kind: str, directory: Path, options: Sequence[str] = (), *, keeps: bool = True) -> Iterator[Server]:
+def running(
+    kind: str, directory: Path, options: Sequence[str] = (), *, keeps: bool = True
+) -> Iterator[Server]:
     """Run a server for the block."""
     server = Server(kind, directory, options, keeps=keeps)
     server.start()
@@ -152,7 +171,9 @@ def running(kind: str, directory: Path, options: Sequence[str] = (), *, keeps: b
 
 
 async def first_stream() -> None:
-    """For a fixture: open a stream, after which uvloop keeps a spare descriptor for as long as it lives."""
+    """For a fixture: open a stream, after which uvloop keeps a spare descriptor for as long as it
+    lives.
+    """
     loop = asyncio.get_running_loop()
     listener = await loop.create_server(asyncio.Protocol, "127.0.0.1", 0)
     listener.close()

@@ -1,19 +1,22 @@
-"""How far one unit of work goes through the library: the Python calls of a run, of an error, of a save and of a wake-up.
+"""How far one unit of work goes through the library: the Python calls of a run, of an error, of a
+save and of a wake-up.
 
-Counted are, by `sys.setprofile`, the calls of functions that are in files below the `aiohooks` package, in all threads. A
-coroutine or generator that resumes after a suspension is a call again, and so is a comprehension on Python 3.11, not on 3.12
-and later: compare figures of one Python. Functions are told apart by file and qualified name. All is warm: the same has been
-done twice before (a save: once).
+Counted are, by `sys.setprofile`, the calls of functions that are in files below the `aiohooks`
+package, in all threads. A coroutine or generator that resumes after a suspension is a call again,
+and so is a comprehension on Python 3.11, not on 3.12 and later: compare figures of one Python.
+Functions are told apart by file and qualified name. All is warm: the same has been done twice
+before (a save: once).
 
-Everything is measured with a step function that fetches one value, except the save, which is of a graph with one variable.
-"Hooks" are two that override both phases and fetch a value; the one that waits suspends once, in `after_run`. Where errors
-overlap, one hook has suspended once and is done, and then another that has suspended twice raises.
+Everything is measured with a step function that fetches one value, except the save, which is of a
+graph with one variable. "Hooks" are two that override both phases and fetch a value; the one that
+waits suspends once, in `after_run`. Where errors overlap, one hook has suspended once and is done,
+and then another that has suspended twice raises.
 
-A checkpoint is saved inside the step (`background=False`). A listing is a call of `os.listdir` or `os.scandir` on the
-checkpoint directory itself.
+A checkpoint is saved inside the step (`background=False`). A listing is a call of `os.listdir` or
+`os.scandir` on the checkpoint directory itself.
 
-A wake-up is between two processes: one is traced from the call of `advance` until that returns, and the other from when its
-loop wakes until `wait_for` returns.
+A wake-up is between two processes: one is traced from the call of `advance` until that returns, and
+the other from when its loop wakes until `wait_for` returns.
 """
 
 from __future__ import annotations
@@ -39,15 +42,25 @@ LIBRARY = Path(ah.__file__).resolve().parent
 ROUNDS = 3
 """The last one is measured."""
 
-NO_TURNS: dict[str, Any] = {"yield_secs": None} if "yield_secs" in inspect.signature(ah.AsyncMonitoredSession).parameters else {}
-"""A session that is traced is slow, and would let the loop have turns; an older library has no such argument."""
+NO_TURNS: dict[str, Any] = (
+    {"yield_secs": None}
+    if "yield_secs" in inspect.signature(ah.AsyncMonitoredSession).parameters
+    else {}
+)
+"""A session that is traced is slow, and would let the loop have turns; an older library has no such
+argument.
+"""
 
 
 class Trace:
-    """Notes the calls inside the library while it is entered: `with trace: ...`, or from `start` to `stop`."""
+    """Notes the calls inside the library while it is entered: `with trace: ...`, or from `start` to
+    `stop`.
+    """
 
     def __init__(self) -> None:
-        """Notes nothing yet; watches this thread, and those that are started from now on, as long as the process lives."""
+        """Notes nothing yet; watches this thread, and those that are started from now on, as long
+        as the process lives.
+        """
         self.calls: list[tuple[str, str]] = []
         """File and function of each call."""
         self.listed = 0
@@ -81,7 +94,12 @@ class Trace:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.stop()
 
 
@@ -101,7 +119,9 @@ class Hook(ah.SessionRunHook):
         await ticks(self._before)
         return ah.SessionRunArgs("loss")
 
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+    async def after_run(
+        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+    ) -> None:
         await ticks(self._after)
 
 
@@ -176,7 +196,9 @@ async def save(trace: Trace, directory: str) -> str:
         return 1
 
     trace.directory = directory
-    saver = ah.CheckpointSaverHook(directory, every=ah.Every(steps=1), background=False, save_on_begin=False)
+    saver = ah.CheckpointSaverHook(
+        directory, every=ah.Every(steps=1), background=False, save_on_begin=False
+    )
     async with ah.AsyncMonitoredSession(graph, [saver], **NO_TURNS) as session:
         for _ in range(2):
             with trace:
@@ -188,7 +210,9 @@ async def wake_up(trace: Trace, directory: str) -> dict[str, str]:
     """An `advance` in another process, and the `wait_for` that it ends here."""
     command = [sys.executable, "-c", ADVANCES, str(LIBRARY.parent), directory]
     pipe = asyncio.subprocess.PIPE
-    child = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, cwd=ROOT, limit=2**20)
+    child = await asyncio.create_subprocess_exec(
+        *command, stdin=pipe, stdout=pipe, cwd=ROOT, limit=2**20
+    )
     assert child.stdin is not None
     assert child.stdout is not None
     there: list[tuple[str, str]] = []
@@ -227,7 +251,9 @@ advances(sys.argv[2])
 
 
 def advances(directory: str) -> None:
-    """What the other process does: advances once for each line of its input, and prints the calls that this took."""
+    """What the other process does: advances once for each line of its input, and prints the calls
+    that this took.
+    """
     trace = Trace()
 
     async def serve() -> None:
@@ -257,9 +283,15 @@ async def _figures(trace: Trace) -> dict[str, str]:
             "run, 2 hooks, none waits": await run(trace, Hook(), Hook()),
             "run, 2 hooks, one waits": await run(trace, Hook(), Hook(after=1)),
             "error of a hook, from the raise": await failed_run(trace, failing=FailingHook()),
-            "... where hooks overlap": await failed_run(trace, Hook(before=1), failing=FailingHook(before=2)),
-            "error of a hook, from the call of `run`": await failed_run(trace, failing=FailingHook(), whole=True),
-            "... of overlapping hooks": await failed_run(trace, Hook(before=1), failing=FailingHook(before=2), whole=True),
+            "... where hooks overlap": await failed_run(
+                trace, Hook(before=1), failing=FailingHook(before=2)
+            ),
+            "error of a hook, from the call of `run`": await failed_run(
+                trace, failing=FailingHook(), whole=True
+            ),
+            "... of overlapping hooks": await failed_run(
+                trace, Hook(before=1), failing=FailingHook(before=2), whole=True
+            ),
             "error out of the block (`__aexit__`)": await failed_block(trace),
             "run with a checkpoint save": await save(trace, os.path.join(directory, "checkpoints")),
             "... listings of its directory": f"{trace.listed}",

@@ -46,15 +46,20 @@ async def finds_the_run(task: Task) -> str:
 
 
 async def staggered(task: Task, last: int, kills: Sequence[int] = ()) -> tuple[int, int]:
-    """Start at the task's step and advance to the last; return the wanted first step, and the one at which it started.
+    """Start at the task's step and advance to the last; return the wanted first step, and the one
+    at which it started.
 
-    At each step at which a task may start, the chief continues only after that task has started, so a task that starts late, or
-    waits for one step more, hangs the run: no clock is needed. The tasks `kills` kill their own processes, in their first
-    attempts, `KILLED_AFTER` steps after their starts; there the chief continues after they have started again.
+    At each step at which a task may start, the chief continues only after that task has started, so
+    a task that starts late, or waits for one step more, hangs the run: no clock is needed. The
+    tasks `kills` kill their own processes, in their first attempts, `KILLED_AFTER` steps after
+    their starts; there the chief continues after they have started again.
     """
     wanted = first_step(task.task_id)
     dies_at = wanted + KILLED_AFTER if task.task_id in kills and task.attempt == 1 else last
-    stops = [*map(first_step, range(1, task.num_workers + 1)), *(first_step(each) + KILLED_AFTER for each in kills)]
+    stops = [
+        *map(first_step, range(1, task.num_workers + 1)),
+        *(first_step(each) + KILLED_AFTER for each in kills),
+    ]
     async with open_step_store(run=f"{task.store.run} started", on_lost="keep") as starts:
         with task.store.publisher(task.name):
             at = await task.store.wait_for(wanted)
@@ -73,10 +78,13 @@ async def staggered(task: Task, last: int, kills: Sequence[int] = ()) -> tuple[i
 
 
 def check_staggered(started: Sequence[tuple[int, int]], killed: Sequence[int] = ()) -> None:
-    """Check that each task has started at its first step, and a killed one again where it was killed."""
+    """Check that each task has started at its first step, and a killed one again where it was
+    killed.
+    """
     assert [wanted for wanted, _ in started] == [0, 13, 21, 27]
     assert [at for _, at in started] == [
-        wanted + (KILLED_AFTER if task_id in killed else 0) for task_id, (wanted, _) in enumerate(started)
+        wanted + (KILLED_AFTER if task_id in killed else 0)
+        for task_id, (wanted, _) in enumerate(started)
     ]
 
 
@@ -90,7 +98,9 @@ async def dies(task: Task, how: str, attempts: int) -> int:
 
 
 async def dies_with_a_helper(task: Task, how: str, pipe: str) -> int:
-    """Let worker 1 die in its first attempt, after it has forked a process that waits indefinitely; write the id of that."""
+    """Let worker 1 die in its first attempt, after it has forked a process that waits indefinitely;
+    write the id of that.
+    """
     if task.task_id == 1 and task.attempt == 1:
         helper = os.fork()
         while helper == 0:

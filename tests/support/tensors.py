@@ -1,4 +1,6 @@
-"""Shared by the tests of torch: states with tensors of every kind, and a comparison to the last bit."""
+"""Shared by the tests of torch: states with tensors of every kind, and a comparison to the last
+bit.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,18 @@ ALL_DTYPES = sorted(name for name in DTYPES if hasattr(torch, name))
 def tensor_of(dtype: str) -> torch.Tensor:
     """Return a tensor of 3 x 5 elements with random bits."""
     kind: torch.dtype = getattr(torch, dtype)
-    bits = torch.randint(0, 256, (3 * 5 * kind.itemsize,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    bits = torch.randint(
+        0,
+        256,
+        (3 * 5 * kind.itemsize,),
+        dtype=torch.uint8,
+        generator=torch.Generator().manual_seed(0),
+    )
     if dtype == "bool":
         bits %= 2
-    with warnings.catch_warnings(category=UserWarning, action="ignore"):  # complex32 is experimental
+    with warnings.catch_warnings(
+        category=UserWarning, action="ignore"
+    ):  # complex32 is experimental
         return torch.empty(0, dtype=kind).set_(bits.untyped_storage(), 0, (3, 5), (5, 1))
 
 
@@ -36,7 +46,9 @@ def bits_of(tensor: torch.Tensor) -> bytes:
 
 
 def same_tensors(one: Any, other: Any) -> bool:
-    """Return whether two states are equal, their tensors to the last bit, with dtype, shape and strides."""
+    """Return whether two states are equal, their tensors to the last bit, with dtype, shape and
+    strides.
+    """
     if isinstance(one, torch.Tensor):
         return (
             isinstance(other, torch.Tensor)
@@ -44,7 +56,15 @@ def same_tensors(one: Any, other: Any) -> bool:
             and bits_of(one) == bits_of(other)
         )
     if isinstance(one, Mapping):
-        return isinstance(other, Mapping) and list(one) == list(other) and all(same_tensors(one[key], other[key]) for key in one)
+        return (
+            isinstance(other, Mapping)
+            and list(one) == list(other)
+            and all(same_tensors(one[key], other[key]) for key in one)
+        )
     if isinstance(one, list | tuple):
-        return type(one) is type(other) and len(one) == len(other) and all(map(same_tensors, one, other))
+        return (
+            type(one) is type(other)
+            and len(one) == len(other)
+            and all(map(same_tensors, one, other))
+        )
     return same(one, other)

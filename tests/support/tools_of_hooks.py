@@ -1,6 +1,8 @@
-"""Tools that hooks use around what they do: they cancel the task for themselves, or leave its cancel count too high.
+"""Tools that hooks use around what they do: they cancel the task for themselves, or leave its
+cancel count too high.
 
-Each awaits `act` once, after its own cancel or inside its block, and what `act` raises comes out as it is.
+Each awaits `act` once, after its own cancel or inside its block, and what `act` raises comes out as
+it is.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ async def no_tool(act: Act) -> None:
 
 
 async def failed_group(act: Act) -> None:
-    """A child fails while the group is being left: before Python 3.13 the cancel count stays one too high."""
+    """A child fails while the group is being left: before Python 3.13 the cancel count stays one
+    too high.
+    """
     with contextlib.suppress(ExceptionGroup):
         async with asyncio.TaskGroup() as group:
             group.create_task(fail())
@@ -172,9 +176,19 @@ async def failed_session(act: Act) -> None:
 
 
 TOOLS: tuple[Tool, ...] = (
-    failed_group, interrupted_group, inside_group, expired_timeout, inside_timeout, left_cancel, cancelled_scope, inside_scope,
-    failed_anyio_group, failed_hook_group, inside_hook_group, failed_session,
-)  # fmt: skip
+    failed_group,
+    interrupted_group,
+    inside_group,
+    expired_timeout,
+    inside_timeout,
+    left_cancel,
+    cancelled_scope,
+    inside_scope,
+    failed_anyio_group,
+    failed_hook_group,
+    inside_hook_group,
+    failed_session,
+)
 
 
 def leaves_cancels(tool: Tool) -> bool:

@@ -1,4 +1,6 @@
-"""Reading a trace by the documented rules of the Trace Event Format, and sessions whose timeline is known to the millisecond."""
+"""Reading a trace by the documented rules of the Trace Event Format, and sessions whose timeline is
+known to the millisecond.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,26 @@ from typing import Any, TypeVar
 import anyio.to_thread
 
 from aiohooks._aio.clock import sleep
-from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from aiohooks.session.hook import (
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
 from aiohooks.testing import ManualClock
 
 T = TypeVar("T")
 
 Times = list[tuple[str, int, int | None]]
-"""The slices of a track: name, beginning and duration in milliseconds; None for one that had not ended."""
+"""The slices of a track: name, beginning and duration in milliseconds; None for one that had not
+ended.
+"""
 
 
 async def played(clock: ManualClock, coro: Coroutine[Any, Any, T]) -> T:
-    """Run the coroutine, and move the time by a millisecond whenever all that can run has run, and no thread is waited for."""
+    """Run the coroutine, and move the time by a millisecond whenever all that can run has run, and
+    no thread is waited for.
+    """
     task = asyncio.create_task(coro)
     threads = anyio.to_thread.current_default_thread_limiter()
     idle_turns = 0
@@ -55,12 +66,15 @@ class Slow(SessionRunHook):
 
 
 def trace_tracks(path: Path) -> dict[str, Times]:
-    """Return the slices of each track of a valid trace, in the order of the tracks, without those of the profiler.
+    """Return the slices of each track of a valid trace, in the order of the tracks, without those
+    of the profiler.
 
     Slices without a duration are left out, and so are tracks that have no others.
     """
     events = checked_events(path)
-    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    names = {
+        event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"
+    }
     tracks: dict[str, Times] = {name: [] for name in names.values()}
     for event in events:
         began = round(event.get("ts", 0) / 1000)
@@ -72,7 +86,9 @@ def trace_tracks(path: Path) -> dict[str, Times]:
 
 
 def checked_events(path: Path) -> list[dict[str, Any]]:
-    """Return the events of a trace; fail if one breaks a rule of the format, or Perfetto's importer would drop it."""
+    """Return the events of a trace; fail if one breaks a rule of the format, or Perfetto's importer
+    would drop it.
+    """
 
     def refuse(name: str) -> None:
         raise AssertionError(f"{name} is no JSON")
@@ -89,7 +105,11 @@ def checked_events(path: Path) -> list[dict[str, Any]]:
         assert all(type(number) is int for number in place), event
         assert isinstance(event.get("args", {}), dict), event
         if phase == "M":
-            key = {"process_name": "name", "thread_name": "name", "thread_sort_index": "sort_index"}[event["name"]]
+            key = {
+                "process_name": "name",
+                "thread_name": "name",
+                "thread_sort_index": "sort_index",
+            }[event["name"]]
             assert isinstance(event["args"][key], int if key == "sort_index" else str), event
             named.add(place)
             continue
@@ -101,7 +121,9 @@ def checked_events(path: Path) -> list[dict[str, Any]]:
             ends.setdefault(place, []).append((event["ts"], event["ts"] + event["dur"]))
         elif phase == "i":
             assert event["s"] in ("g", "p", "t"), event
-    for slices in ends.values():  # those of one thread must not overlap, unless one contains the other
+    for (
+        slices
+    ) in ends.values():  # those of one thread must not overlap, unless one contains the other
         last = 0.0
         for began, end in sorted(slices):
             assert began >= last - 0.002, slices

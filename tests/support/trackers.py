@@ -18,7 +18,9 @@ class ScriptedTracker:
     Like most trackers it removes nothing: `start` returns its last step, unless it `replaces`.
     """
 
-    def __init__(self, failures: Mapping[int, BaseException] | None = None, *, replaces: bool = False) -> None:
+    def __init__(
+        self, failures: Mapping[int, BaseException] | None = None, *, replaces: bool = False
+    ) -> None:
         self.replaces = replaces
         self.metrics: list[tuple[int, Metrics]] = []
         self.times: list[float] = []
@@ -84,7 +86,9 @@ class ScriptedTracker:
 
 
 def kept(path: Path) -> list[int] | None:
-    """Return the steps of the metrics in a file, as they would be sent; None if there is no file."""
+    """Return the steps of the metrics in a file, as they would be sent; None if there is no
+    file.
+    """
     if not path.exists():
         return None
     tracker = ScriptedTracker()

@@ -2,11 +2,12 @@
 
     python -m tests.support.versions lowest                 # the core and each extra
     python -m tests.support.versions newest redis ray       # some of them
-    python -m tests.support.versions newest --of-the-day    # one that installs in a minute, each day another one
+    python -m tests.support.versions newest --of-the-day    # a small one, each day another
 
-For each it makes an environment with the library as built from this checkout, what the extra needs and nothing else; `lowest`
-installs exactly the floors of pyproject.toml. There it runs the extra's program of `smoke.py`. Redis gets a server of this
-environment. The table has the versions that were installed.
+For each it makes an environment with the library as built from this checkout, the packages of the
+extra and nothing else; `lowest` installs exactly the floors of pyproject.toml. There it runs the
+extra's program of `smoke.py`. Redis gets a server of this environment. The table has the versions
+that were installed.
 """
 
 from __future__ import annotations
@@ -62,7 +63,10 @@ def requirements_of_group(group: str) -> list[Requirement]:
 
 def requirements() -> Mapping[str, list[Requirement]]:
     """Return what the library needs in this environment, and what it needs with each extra."""
-    listed: dict[str, list[str]] = {CORE: PROJECT["dependencies"], **PROJECT["optional-dependencies"]}
+    listed: dict[str, list[str]] = {
+        CORE: PROJECT["dependencies"],
+        **PROJECT["optional-dependencies"],
+    }
     found: dict[str, list[Requirement]] = {}
     for name, lines in listed.items():
         if name not in (*NOT_FOR_USERS, SEVERAL):
@@ -79,14 +83,24 @@ def floor_of(requirement: Requirement) -> str:
 
 
 def extra_of_the_day(day: int) -> str:
-    """Return the extra that CI tries on this day, counted from any other one: all but the large ones have their turn."""
+    """Return the extra that CI tries on this day: all but the large ones have their turn."""
     small = [extra for extra in requirements() if extra not in LARGE]
     return small[day % len(small)]
 
 
 def build_wheel(folder: Path) -> Path:
     """Build the library from this checkout."""
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(folder), str(ROOT)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "-w",
+        str(folder),
+        str(ROOT),
+    ]
     subprocess.run(command, check=True)
     (wheel,) = folder.glob("aiohooks-*.whl")
     return wheel
@@ -96,7 +110,17 @@ def make_environment(folder: Path, packages: Sequence[str]) -> Path:
     """Make an environment with these packages; return its Python."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     python = folder / "bin" / "python"
-    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-compile", *packages]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(python),
+        "install",
+        "-q",
+        "--no-compile",
+        *packages,
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise ValueError(done.stderr.strip().splitlines()[-1])
@@ -105,8 +129,13 @@ def make_environment(folder: Path, packages: Sequence[str]) -> Path:
 
 def installed(python: Path, names: Sequence[str]) -> str:
     """Return the versions of these packages in an environment."""
-    program = "import importlib.metadata as m, sys; print(', '.join(f'{n} {m.version(n)}' for n in sys.argv[1:]))"
-    return subprocess.run([python, "-c", program, *names], capture_output=True, text=True, check=True).stdout.strip()
+    program = (
+        "import importlib.metadata as m, sys; print(', '.join(f'{n} {m.version(n)}' for n in"
+        " sys.argv[1:]))"
+    )
+    return subprocess.run(
+        [python, "-c", program, *names], capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 @contextlib.contextmanager
@@ -120,7 +149,7 @@ def server_url(extra: str, folder: Path) -> Iterator[str]:
 
 
 def run_program(python: Path, extra: str, url: str) -> str:
-    """Run the program of an extra; return the last line of what it said if it failed, or nothing."""
+    """Run the program of an extra; return its last line if it failed, or nothing."""
     program = importlib.util.find_spec("tests.support.smoke")
     assert program is not None
     assert program.origin is not None
@@ -130,7 +159,9 @@ def run_program(python: Path, extra: str, url: str) -> str:
     return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no output"])[-1]
 
 
-def tried(extra: str, needed: Sequence[Requirement], which: str, wheel: Path, folder: Path) -> tuple[str, str]:
+def tried(
+    extra: str, needed: Sequence[Requirement], which: str, wheel: Path, folder: Path
+) -> tuple[str, str]:
     """Try one extra; return the versions, and what failed."""
     pins = [f"{one.name}=={floor_of(one)}" for one in needed] if which == "lowest" else []
     library = str(wheel) if extra == CORE else f"{wheel}[{extra}]"
@@ -145,10 +176,14 @@ def tried(extra: str, needed: Sequence[Requirement], which: str, wheel: Path, fo
 def main(arguments: Sequence[str] | None = None) -> int:
     """Try the versions; return 1 if one fails."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.support.versions", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tests.support.versions",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("which", choices=["lowest", "newest"])
-    parser.add_argument("extras", nargs="*", metavar="EXTRA", help=f"{', '.join(PROGRAMS)} (default: all)")
+    parser.add_argument(
+        "extras", nargs="*", metavar="EXTRA", help=f"{', '.join(PROGRAMS)} (default: all)"
+    )
     parser.add_argument("--of-the-day", action="store_true", help="the extra whose turn it is")
     options = parser.parse_args(arguments)
     needed = requirements()
@@ -162,7 +197,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             began = time.monotonic()
             versions, failure = tried(extra, needed[extra], options.which, wheel, folder)
             failed = failed or bool(failure)
-            print(f"{extra:14} {failure or 'in order':10} {versions} ({time.monotonic() - began:.0f} s)", flush=True)
+            print(
+                f"{extra:14} {failure or 'in order':10} {versions}"
+                f" ({time.monotonic() - began:.0f} s)",
+                flush=True,
+            )
     return int(failed)
 
 

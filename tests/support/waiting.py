@@ -13,7 +13,9 @@ from aiohooks.testing import ManualClock
 T = TypeVar("T")
 
 HANG_SECS = 180
-"""A guard against hanging, not a measurement: what takes longer hangs, also on a machine that is slow, or busy with much else."""
+"""A guard against hanging, not a measurement: what takes longer hangs, also on a machine that is
+slow, or busy with much else.
+"""
 
 
 async def ticks(count: int = 5) -> None:
@@ -28,7 +30,9 @@ async def suspend(*_: object) -> None:
 
 
 async def until_true(condition: Callable[[], object]) -> None:
-    """Let the other tasks, and threads, run until the condition holds; if it never does, the test's time limit ends this."""
+    """Let the other tasks, and threads, run until the condition holds; if it never does, the test's
+    time limit ends this.
+    """
     while not condition():  # noqa: ASYNC110 - a condition of any kind, for which no event is set
         await asyncio.sleep(0)
 
@@ -39,8 +43,12 @@ async def advance_clock(clock: ManualClock, secs: float, count: int = 5) -> None
     await ticks(count)
 
 
-async def parked(coro: Coroutine[Any, Any, T], count: int = 1, name: str | None = None) -> asyncio.Task[T]:
-    """Start the coroutine as a task, and return that when it has come to its first suspension, or after so many turns."""
+async def parked(
+    coro: Coroutine[Any, Any, T], count: int = 1, name: str | None = None
+) -> asyncio.Task[T]:
+    """Start the coroutine as a task, and return that when it has come to its first suspension, or
+    after so many turns.
+    """
     task = asyncio.create_task(coro, name=name)
     await ticks(count)
     return task
@@ -54,7 +62,9 @@ async def cancel_and_wait(task: asyncio.Task[Any]) -> bool:
 
 
 async def parked_wait(store: ah.StepStore, step: int) -> asyncio.Task[int]:
-    """Start a task that waits for the step, and return it when it is parked; opening the store may take I/O."""
+    """Start a task that waits for the step, and return it when it is parked; opening the store may
+    take I/O.
+    """
     before = store.statistics().waiting
     task = asyncio.create_task(store.wait_for(step))
     while store.statistics().waiting <= before:  # noqa: ASYNC110 - a store has no event for this
@@ -102,7 +112,9 @@ async def uncancellable(released: asyncio.Event) -> None:
 
 
 class Uncancellable:
-    """Waits until it is `released`, and counts the cancels that it swallows; raises `error`, if that is given, at its end."""
+    """Waits until it is `released`, and counts the cancels that it swallows; raises `error`, if
+    that is given, at its end.
+    """
 
     def __init__(self, error: BaseException | None = None) -> None:
         self.waiting = asyncio.Event()
@@ -138,7 +150,9 @@ async def fail(error: BaseException) -> None:
 
 
 def raises_after(count: int, error: BaseException) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """Make a coroutine function, which takes any arguments, that suspends so often, then raises the error."""
+    """Make a coroutine function, which takes any arguments, that suspends so often, then raises the
+    error.
+    """
 
     async def call(*_: object) -> None:
         await ticks(count)

@@ -13,7 +13,9 @@ from tests.support.sessions import counting_graph
 MakeSession = Callable[..., ah.AsyncMonitoredSession]
 Body = Callable[[ah.AsyncMonitoredSession], Awaitable[Any]]
 
-both_kinds = pytest.mark.parametrize("make", [ah.AsyncMonitoredSession, ah.AsyncSingularMonitoredSession])
+both_kinds = pytest.mark.parametrize(
+    "make", [ah.AsyncMonitoredSession, ah.AsyncSingularMonitoredSession]
+)
 
 ONE_RUN = ["begin", "after_create_session", "before_run", "after_run"]
 
@@ -45,7 +47,8 @@ async def boom() -> None:
 
 
 class DyingCreator:
-    """Makes sessions that die with an AbortedError: after `lives[0]` runs the first one, and so on; then no more.
+    """Makes sessions that die with an AbortedError: after `lives[0]` runs the first one, and so on;
+    then no more.
 
     `made` are the sessions so far; the one behind the last life is a ValueError of the creation.
     """

@@ -1,9 +1,10 @@
 """TensorFlow's own tests of its checkpoint hook (18-40 in the table), and six recorded scenarios.
 
-Two differences run through all of them. A save at the beginning is one at step 0, whatever kind of session it is, and the
-boundaries behind it are multiples of the period; TensorFlow's timer triggers at the first run instead where it was not
-triggered when the session was created. And by default a checkpoint is written in the background: `after_save` comes
-when it is durable, while training may have continued. Where TensorFlow's order is to be seen, `background` is off here.
+Two differences run through all of them. A save at the beginning is one at step 0, whatever kind of
+session it is, and the boundaries behind it are multiples of the period; TensorFlow's timer triggers
+at the first run instead where it was not triggered when the session was created. And by default a
+checkpoint is written in the background: `after_save` comes when it is durable, while training may
+have continued. Where TensorFlow's order is to be seen, `background` is off here.
 """
 
 from __future__ import annotations
@@ -22,9 +23,13 @@ from tests.support.sessions import NO_BACKOFF, counting_graph
 pytestmark = pytest.mark.every_python
 
 
-def saver(path: Path | None, every: ah.Every, *listeners: ah.CheckpointSaverListener, **options: Any) -> ah.CheckpointSaverHook:
+def saver(
+    path: Path | None, every: ah.Every, *listeners: ah.CheckpointSaverListener, **options: Any
+) -> ah.CheckpointSaverHook:
     """Make a hook that writes as TensorFlow's does: the step waits for it."""
-    return ah.CheckpointSaverHook(path, every=every, listeners=listeners, background=False, **options)
+    return ah.CheckpointSaverHook(
+        path, every=every, listeners=listeners, background=False, **options
+    )
 
 
 class Recording(Listener):
@@ -46,7 +51,9 @@ class Noting(ah.SessionRunHook):
         self._created += 1
         self._record.append(f"CREATE{self._created}")
 
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+    async def after_run(
+        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+    ) -> None:
         self.steps.append(run_context.global_step)
         self._record.append(f"RUN{len(self.steps)}")
 
@@ -61,7 +68,9 @@ def saves(record: Iterable[str]) -> list[int]:
 
 @pytest.mark.parametrize("every", [ah.Every(secs=2), ah.Every(steps=2)], ids=["secs", "steps"])
 async def test_saves_before_the_first_step(tmp_path: Path, every: ah.Every) -> None:
-    """Step 0 is saved when the session is created, and the first run is not; TensorFlow saves step 1 in a bare session (O52)."""
+    """Step 0 is saved when the session is created, and the first run is not; TensorFlow saves step
+    1 in a bare session (O52).
+    """
     with ManualClock():
         async with ah.AsyncMonitoredSession(counting_graph(), [saver(tmp_path, every)]) as session:
             assert await on_disk(tmp_path) == [0]
@@ -72,13 +81,20 @@ async def test_saves_before_the_first_step(tmp_path: Path, every: ah.Every) -> N
 @pytest.mark.parametrize(
     ("every", "run", "steps", "last"),
     [
-        (ah.Every(secs=2), "train", [0, 2, 4], 5),  # one second a run; TensorFlow saves 1, 3 and 6 of its own, uneven clock
+        (
+            ah.Every(secs=2),
+            "train",
+            [0, 2, 4],
+            5,
+        ),  # one second a run; TensorFlow saves 1, 3 and 6 of its own, uneven clock
         (ah.Every(steps=2), "train", [0, 2, 4], 5),  # TensorFlow's bare session has 1, 3, 5
         (ah.Every(steps=10), "leap", [0, 10, 20], 25),  # five steps a run; TensorFlow: 5, 15, 25
     ],
     ids=["secs", "steps", "leaps"],
 )
-async def test_saves_periodically(tmp_path: Path, every: ah.Every, run: str, steps: list[int], last: int) -> None:
+async def test_saves_periodically(
+    tmp_path: Path, every: ah.Every, run: str, steps: list[int], last: int
+) -> None:
     """At multiples of the period, and the last step at the end; the listeners get each."""
     graph, listener = counting_graph(), Listener()
     graph.train_op(steps=5, name="leap")(lambda: None)
@@ -96,7 +112,14 @@ async def test_listeners_within_one_period(tmp_path: Path) -> None:
     listener = Listener()
     with ManualClock():
         await train(counting_graph(), [saver(tmp_path, ah.Every(secs=2), listener)], 2)
-    assert listener.record == ["begin", "before_save(0)", "after_save(0)", "before_save(2)", "after_save(2)", "end(2)"]
+    assert listener.record == [
+        "begin",
+        "before_save(0)",
+        "after_save(0)",
+        "before_save(2)",
+        "after_save(2)",
+        "end(2)",
+    ]
 
 
 async def test_the_step_is_not_read_once_more(tmp_path: Path) -> None:
@@ -119,15 +142,19 @@ async def test_the_step_is_not_read_once_more(tmp_path: Path) -> None:
 
 
 async def test_a_second_session_continues_from_the_saved_step(tmp_path: Path) -> None:
-    """The hook needs no saver of its own; two listeners get the same; the next session continues at step 2.
+    """The hook needs no saver of its own; two listeners get the same; the next session continues at
+    step 2.
 
-    TensorFlow restores by a directory or by a file's name; here it is the directory, and its newest good checkpoint.
+    TensorFlow restores by a directory or by a file's name; here it is the directory, and its newest
+    good checkpoint.
     """
     listeners = [Listener(), Listener()]
     hook = ah.CheckpointSaverHook(every=ah.Every(steps=1), listeners=listeners)
     await train(ah.ChiefSessionCreator(counting_graph(), checkpoint_dir=tmp_path), [hook], 2)
     assert [listener.saved for listener in listeners] == [[0, 1, 2]] * 2
-    async with ah.AsyncMonitoredSession(ah.ChiefSessionCreator(counting_graph(), checkpoint_dir=tmp_path)) as session:
+    async with ah.AsyncMonitoredSession(
+        ah.ChiefSessionCreator(counting_graph(), checkpoint_dir=tmp_path)
+    ) as session:
         assert await session.run(["total", "global_step"]) == [2, 2]
 
 
@@ -143,7 +170,9 @@ async def test_the_last_step_counts_over_a_restart(tmp_path: Path) -> None:
 
 
 async def test_an_empty_directory_is_a_beginning(tmp_path: Path) -> None:
-    """With nothing to restore, the variables and then local state are initialised; with a checkpoint only local state is."""
+    """With nothing to restore, the variables and then local state are initialised; with a
+    checkpoint only local state is.
+    """
     record: list[str] = []
 
     async def init(session: ah.Session) -> None:
@@ -154,7 +183,9 @@ async def test_an_empty_directory_is_a_beginning(tmp_path: Path) -> None:
 
     scaffold = ah.Scaffold(init_fn=init, local_init_fn=local_init)
     for _ in range(2):
-        creator = ah.ChiefSessionCreator(counting_graph(), scaffold=scaffold, checkpoint_dir=tmp_path)
+        creator = ah.ChiefSessionCreator(
+            counting_graph(), scaffold=scaffold, checkpoint_dir=tmp_path
+        )
         await train(creator, [ah.CheckpointSaverHook()])
     assert record == ["init", "local_init at 0", "local_init at 1"]
 
@@ -168,25 +199,48 @@ SAVES = "L.before_save({0}) L.after_save({0})".format
 @pytest.mark.parametrize(
     ("every", "expected", "steps"),
     [
-        (2, f"L.begin CREATE1 {SAVES(0)} RUN1 RUN2 {SAVES(2)} RUN3 RUN4 {SAVES(4)} RUN5 {SAVES(5)} L.end(5)", [0, 2, 4, 5]),
-        (2, f"L.begin CREATE1 {SAVES(0)} RUN1 RUN2 {SAVES(2)} RUN3 RUN4 {SAVES(4)} L.end(4)", [0, 2, 4]),
+        (
+            2,
+            (
+                f"L.begin CREATE1 {SAVES(0)} RUN1 RUN2 {SAVES(2)} RUN3 RUN4 {SAVES(4)} RUN5"
+                f" {SAVES(5)} L.end(5)"
+            ),
+            [0, 2, 4, 5],
+        ),
+        (
+            2,
+            f"L.begin CREATE1 {SAVES(0)} RUN1 RUN2 {SAVES(2)} RUN3 RUN4 {SAVES(4)} L.end(4)",
+            [0, 2, 4],
+        ),
         (1, f"L.begin CREATE1 {SAVES(0)} RUN1 {SAVES(1)} L.end(1)", [0, 1]),
     ],
     ids=["beside the end", "at the end", "one run"],
 )
 async def test_recorded_saves(tmp_path: Path, every: int, expected: str, steps: list[int]) -> None:
-    """Recorded: the same as TensorFlow's record; the last step is not saved twice. There is no graph to write into files."""
+    """Recorded: the same as TensorFlow's record; the last step is not saved twice. There is no
+    graph to write into files.
+    """
     record: list[str] = []
-    await train(counting_graph(), [Noting(record), saver(tmp_path, ah.Every(steps=every), Recording(record))], steps[-1])
+    await train(
+        counting_graph(),
+        [Noting(record), saver(tmp_path, ah.Every(steps=every), Recording(record))],
+        steps[-1],
+    )
     assert " ".join(record) == expected
     assert await on_disk(tmp_path) == steps
 
 
 @pytest.mark.parametrize(
-    ("returns", "steps"), [({0: True, 2: True}, [0]), ({2: True}, [0, 1, 2]), ({1: True}, [0, 1])], ids=["0 and 2", "2", "1"]
+    ("returns", "steps"),
+    [({0: True, 2: True}, [0]), ({2: True}, [0, 1, 2]), ({1: True}, [0, 1])],
+    ids=["0 and 2", "2", "1"],
 )
-async def test_a_listener_stops_the_training(tmp_path: Path, returns: dict[int, bool], steps: list[int]) -> None:
-    """Recorded: a request at the first save stops before the first run; TensorFlow ignores it (O50), and stops at 2."""
+async def test_a_listener_stops_the_training(
+    tmp_path: Path, returns: dict[int, bool], steps: list[int]
+) -> None:
+    """Recorded: a request at the first save stops before the first run; TensorFlow ignores it
+    (O50), and stops at 2.
+    """
     record: list[str] = []
     hook = saver(tmp_path, ah.Every(steps=1), Recording(record, returns=returns))
     session = await train(counting_graph(), [Noting(record), hook], 10)
@@ -197,7 +251,9 @@ async def test_a_listener_stops_the_training(tmp_path: Path, returns: dict[int, 
 
 @pytest.mark.parametrize(("save_on_error", "steps"), [(False, [0, 2]), (True, [0, 2, 3])])
 async def test_an_error_of_a_run(tmp_path: Path, save_on_error: bool, steps: list[int]) -> None:
-    """Recorded: an error in the fourth run: the last step is not saved, unless `save_on_error` asks for it (O51)."""
+    """Recorded: an error in the fourth run: the last step is not saved, unless `save_on_error` asks
+    for it (O51).
+    """
     faults = FaultInjectionHook({("before_run", 4): ValueError("x")})
     hook = saver(tmp_path, ah.Every(steps=2), save_on_error=save_on_error)
     with pytest.raises(ValueError, match="x"):
@@ -206,13 +262,23 @@ async def test_an_error_of_a_run(tmp_path: Path, save_on_error: bool, steps: lis
 
 
 async def test_a_recovery_goes_back_to_the_checkpoint(tmp_path: Path) -> None:
-    """Recorded: the fourth run is lost and repeated from step 2, which is not saved again as TensorFlow does."""
+    """Recorded: the fourth run is lost and repeated from step 2, which is not saved again as
+    TensorFlow does.
+    """
     record: list[str] = []
     noting = Noting(record)
     faults = FaultInjectionHook({("before_run", 4): ah.AbortedError("lost")})
     hook = saver(None, ah.Every(steps=2), Recording(record))
-    await train(ah.ChiefSessionCreator(counting_graph(), checkpoint_dir=tmp_path), [noting, faults, hook], 5, recovery=NO_BACKOFF)
+    await train(
+        ah.ChiefSessionCreator(counting_graph(), checkpoint_dir=tmp_path),
+        [noting, faults, hook],
+        5,
+        recovery=NO_BACKOFF,
+    )
     assert noting.steps == [1, 2, 3, 3, 4]
-    expected = f"L.begin CREATE1 {SAVES(0)} RUN1 RUN2 {SAVES(2)} RUN3 CREATE2 RUN4 RUN5 {SAVES(4)} L.end(4)"
+    expected = (
+        f"L.begin CREATE1 {SAVES(0)} RUN1 RUN2 {SAVES(2)} RUN3 CREATE2 RUN4 RUN5 {SAVES(4)}"
+        " L.end(4)"
+    )
     assert " ".join(record) == expected
     assert await on_disk(tmp_path) == [0, 2, 4]

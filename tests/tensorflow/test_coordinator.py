@@ -1,4 +1,6 @@
-"""TensorFlow's own tests of the coordinator (172-189 in the table) that tests/session/test_coordinator.py does not have."""
+"""TensorFlow's own tests of the coordinator (172-189 in the table) that
+tests/session/test_coordinator.py does not have.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ async def test_join_waits_for_some_that_need_the_stop() -> None:
 
 @pytest.mark.parametrize("grace", [1e-10, 0.002, 1.0])
 async def test_join_cancels_when_the_grace_period_is_over(grace: float) -> None:
-    """Where TensorFlow gives up on a thread, a task that does not end within the grace period is cancelled, exactly then."""
+    """Where TensorFlow gives up on a thread, a task that does not end within the grace period is
+    cancelled, exactly then.
+    """
     with ManualClock() as clock:
         coord = ah.Coordinator()
         task = coord.start_soon(asyncio.Event().wait)
@@ -57,7 +61,9 @@ async def test_join_cancels_when_the_grace_period_is_over(grace: float) -> None:
 
 @pytest.mark.parametrize("how", ["task", "request_stop", "stop_on_exception"])
 async def test_join_raises_the_first_error(how: str) -> None:
-    """The first error is raised by every `join` and by `raise_requested_exception`, the same object; a later one is noted."""
+    """The first error is raised by every `join` and by `raise_requested_exception`, the same
+    object; a later one is noted.
+    """
     coord, first, second = ah.Coordinator(), OSError("first"), OSError("second")
     coord.start_soon(coord.wait_for_stop)
     coord.start_soon(fail_when_stopped, coord, second)
@@ -95,9 +101,13 @@ class EndOfBatch(Exception):
     """An error of the user's that means the end of the work."""
 
 
-@pytest.mark.parametrize("error", [ah.OutOfRangeError, StopAsyncIteration, EndOfBatch], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "error", [ah.OutOfRangeError, StopAsyncIteration, EndOfBatch], ids=lambda kind: kind.__name__
+)
 async def test_the_end_of_the_input_is_no_error(error: type[Exception]) -> None:
-    """A clean end out of a task, by the usual types or the caller's, is a plain stop: `join` raises nothing."""
+    """A clean end out of a task, by the usual types or the caller's, is a plain stop: `join` raises
+    nothing.
+    """
     coord = ah.Coordinator(clean_stop_exception_types=(EndOfBatch,))
     task = coord.start_soon(fail, error())
     other = coord.start_soon(coord.wait_for_stop)
@@ -127,7 +137,9 @@ async def test_clear_stop_forgets_everything() -> None:
 
 @pytest.mark.parametrize("stopped", [False, True])
 async def test_an_error_reported_after_the_join_is_raised_immediately(stopped: bool) -> None:
-    """It would not be seen otherwise: it is raised where it is reported; after `clear_stop` it is recorded again."""
+    """It would not be seen otherwise: it is raised where it is reported; after `clear_stop` it is
+    recorded again.
+    """
     coord, late = ah.Coordinator(), OSError("late")
     if stopped:
         coord.request_stop()
@@ -145,9 +157,13 @@ async def test_an_error_reported_after_the_join_is_raised_immediately(stopped: b
         await coord.join()
 
 
-@pytest.mark.parametrize("kind", [asyncio.CancelledError, KeyboardInterrupt, SystemExit], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind", [asyncio.CancelledError, KeyboardInterrupt, SystemExit], ids=lambda kind: kind.__name__
+)
 async def test_stop_on_exception_swallows_errors_only(kind: type[BaseException]) -> None:
-    """A cancellation, a KeyboardInterrupt and a SystemExit pass through the block as they are, and stop nothing."""
+    """A cancellation, a KeyboardInterrupt and a SystemExit pass through the block as they are, and
+    stop nothing.
+    """
     coord = ah.Coordinator()
     with pytest.raises(kind), coord.stop_on_exception():
         raise kind
@@ -158,7 +174,9 @@ async def test_stop_on_exception_swallows_errors_only(kind: type[BaseException])
 
 
 async def test_a_task_gets_its_arguments() -> None:
-    """`start_soon` passes positional arguments, a partial the others; a task may run until the stop."""
+    """`start_soon` passes positional arguments, a partial the others; a task may run until the
+    stop.
+    """
     coord = ah.Coordinator()
     seen: list[tuple[Any, ...]] = []
 

@@ -1,4 +1,6 @@
-"""TensorFlow's own tests of the estimator's early stopping (289-298 in the table) and of its limit in seconds (299)."""
+"""TensorFlow's own tests of the estimator's early stopping (289-298 in the table) and of its limit
+in seconds (299).
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ LONG = ah.Every(steps=9000)
 @pytest.mark.parametrize(
     ("hooks", "first", "expected"),
     [
-        # A value above (below) the threshold; one that is never reached, or only before the first step that is reported.
+        # A value above (below) the threshold; one that is never reached, or only before the first
+        # step that is reported.
         ([reports(**HIGH, stopping_threshold=0.8)], 0, False),
         ([reports(**HIGH, stopping_threshold=0.6)], 4000, False),
         ([reports(**HIGH, stopping_threshold=0.6)], 0, True),
@@ -48,18 +51,34 @@ LONG = ah.Every(steps=9000)
         ([reports(stopping_threshold=0.7)], 4000, False),
         ([reports(stopping_threshold=0.7)], 0, True),
         # So many steps without a larger (smaller) value; an equal value is none.
-        *[([reports(**HIGH, patience=ah.Every(steps=steps))], 0, steps < 2000) for steps in (500, 1000, 1500, 2000)],
+        *[
+            ([reports(**HIGH, patience=ah.Every(steps=steps))], 0, steps < 2000)
+            for steps in (500, 1000, 1500, 2000)
+        ],
         *[([reports(patience=ah.Every(steps=steps))], 0, steps < 1000) for steps in (500, 1000)],
         ([reports(patience=ah.Every(steps=500))], 3500, False),
         # Any of several.
         *[
-            ([reports(**HIGH, stopping_threshold=good, name="a"), reports(**HIGH, patience=long, name="b")], 0, expected)
-            for good, long, expected in ((0.95, LONG, False), (0.5, LONG, True), (0.95, ah.Every(steps=1000), True))
+            (
+                [
+                    reports(**HIGH, stopping_threshold=good, name="a"),
+                    reports(**HIGH, patience=long, name="b"),
+                ],
+                0,
+                expected,
+            )
+            for good, long, expected in (
+                (0.95, LONG, False),
+                (0.5, LONG, True),
+                (0.95, ah.Every(steps=1000), True),
+            )
         ],
     ],
-)  # fmt: skip
+)
 async def test_what_stops(hooks: list[EarlyStoppingHook], first: int, expected: bool) -> None:
-    """A session stops when one of its hooks does, which receives the records as an evaluator passes them."""
+    """A session stops when one of its hooks does, which receives the records as an evaluator passes
+    them.
+    """
     async with ah.AsyncMonitoredSession(counting_graph(), hooks) as session:
         for step, record in RECORDS.items():
             for hook in hooks if step >= first else ():
@@ -70,7 +89,9 @@ async def test_what_stops(hooks: list[EarlyStoppingHook], first: int, expected: 
 
 
 async def test_an_old_plateau_does_not_stop() -> None:
-    """A plateau before a resumed run does not count: what counts is the age of the current best value."""
+    """A plateau before a resumed run does not count: what counts is the age of the current best
+    value.
+    """
     hook = reports(patience=ah.Every(steps=500))
     await hook.begin()
     for step in (1000, 1500, 2000):
@@ -85,7 +106,9 @@ async def test_an_old_plateau_does_not_stop() -> None:
 
 @pytest.mark.parametrize("wanted", [False, True])
 async def test_any_function_may_decide(wanted: bool) -> None:
-    """A function of your own that decides becomes a hook, by steps, without any option in seconds."""
+    """A function of your own that decides becomes a hook, by steps, without any option in
+    seconds.
+    """
     asked: list[int] = []
 
     def decide(context: ah.SessionRunContext, values: ah.SessionRunValues) -> None:
@@ -94,7 +117,9 @@ async def test_any_function_may_decide(wanted: bool) -> None:
             context.request_stop(f"enough at {context.global_step}")
 
     hook = LambdaHook(after_run=decide, every=ah.Every(steps=100))
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook], global_step=ah.MemoryStepStore(98)) as session:
+    async with ah.AsyncMonitoredSession(
+        counting_graph(), [hook], global_step=ah.MemoryStepStore(98)
+    ) as session:
         for _ in range(4):
             if not session.should_stop():
                 await session.run("train")
@@ -110,13 +135,17 @@ def test_what_decides_must_be_a_function(not_a_hook: Any) -> None:
 
 
 def test_both_periods_are_one() -> None:
-    """Steps and seconds may both be given: whichever comes first. Nothing is set unless you set it."""
+    """Steps and seconds may both be given: whichever comes first. Nothing is set unless you set
+    it.
+    """
     for every in (ah.Every(steps=10), ah.Every(steps=10, secs=60)):
         EarlyStoppingHook("loss", patience=1, every=every)
 
 
 async def test_stop_and_its_reason_follow_the_observations() -> None:
-    """No stop before the function decides; then it is recorded, with the reason, in the run that saw it."""
+    """No stop before the function decides; then it is recorded, with the reason, in the run that
+    saw it.
+    """
     loss = {"value": 1.0}
 
     async def step() -> dict[str, float]:
@@ -132,7 +161,9 @@ async def test_stop_and_its_reason_follow_the_observations() -> None:
 
 
 async def test_workers_see_the_stop() -> None:
-    """A task that observes the training stops it by the coordinator: the current run is the last one."""
+    """A task that observes the training stops it by the coordinator: the current run is the last
+    one.
+    """
     hook = EarlyStoppingHook(stopping_threshold=0.5)
 
     async def tell(*_: object) -> None:
@@ -140,21 +171,26 @@ async def test_workers_see_the_stop() -> None:
             seen.append(1)
 
     seen: list[int] = []
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook, PhaseHook("before_run", tell)]) as session:
+    async with ah.AsyncMonitoredSession(
+        counting_graph(), [hook, PhaseHook("before_run", tell)]
+    ) as session:
         assert await session.run("train") == 1
         assert session.should_stop()
     assert seen == [1]
 
 
 async def test_a_resumed_run_does_not_stop_immediately() -> None:
-    """A past stop is not a variable of the graph: neither this run nor another one that is restored stops for it."""
+    """A past stop is not a variable of the graph: neither this run nor another one that is restored
+    stops for it.
+    """
 
     async def evaluate(evaluation: Any) -> float:
         return 1.0
 
     first, second = (EarlyStoppingHook(patience=2) for _ in range(2))
     async with ah.AsyncMonitoredSession(
-        counting_graph(), [first, EvaluatorHook(evaluate, every=ah.Every(steps=1), on_result=first.report)]
+        counting_graph(),
+        [first, EvaluatorHook(evaluate, every=ah.Every(steps=1), on_result=first.report)],
     ) as session:
         while not session.should_stop():
             await session.run("train")
@@ -163,7 +199,9 @@ async def test_a_resumed_run_does_not_stop_immediately() -> None:
     async def restore() -> None:
         second.load_state_dict(first.state_dict())
 
-    async with ah.AsyncMonitoredSession(counting_graph(), [second, PhaseHook("begin", restore)]) as session:
+    async with ah.AsyncMonitoredSession(
+        counting_graph(), [second, PhaseHook("begin", restore)]
+    ) as session:
         assert not session.should_stop()
         assert second.best == 1.0
         assert not second.report(4, 1.0)
@@ -171,7 +209,9 @@ async def test_a_resumed_run_does_not_stop_immediately() -> None:
 
 
 async def test_stops_after_so_many_seconds() -> None:
-    """Counted from the beginning of the session and not from the making of the hook: not at 0, 500 and 900 s, but at 1100 s."""
+    """Counted from the beginning of the session and not from the making of the hook: not at 0, 500
+    and 900 s, but at 1100 s.
+    """
     with ManualClock() as clock:
         hook = StopAtTimeHook(secs=1000)
         clock.advance(5000)

@@ -1,4 +1,6 @@
-"""TensorFlow's own tests of its monitored session (71-171 in the table): the end of the block and of its background tasks."""
+"""TensorFlow's own tests of its monitored session (71-171 in the table): the end of the block and
+of its background tasks.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ pytestmark = pytest.mark.every_python
 
 @pytest.mark.parametrize("failed", [False, True], ids=["clean", "after a failed run"])
 async def test_closing_stops_background_tasks(failed: bool) -> None:
-    """At a clean end tasks see the stop, and are waited for, also after a failed run; then the session is closed."""
+    """At a clean end tasks see the stop, and are waited for, also after a failed run; then the
+    session is closed.
+    """
     ended: list[str] = []
 
     async def wait(coord: ah.Coordinator) -> None:
@@ -42,11 +46,15 @@ async def test_closing_stops_background_tasks(failed: bool) -> None:
 
 
 async def test_a_failed_block_cancels_background_tasks() -> None:
-    """When the block fails, its tasks are cancelled without a stop, and have ended when the error comes out."""
+    """When the block fails, its tasks are cancelled without a stop, and have ended when the error
+    comes out.
+    """
     tasks: list[asyncio.Task[Any]] = []
 
     async def body(session: ah.AsyncMonitoredSession) -> None:
-        tasks.extend(start(asyncio.Event().wait) for start in (session.coord.start_soon, session.start_soon))
+        tasks.extend(
+            start(asyncio.Event().wait) for start in (session.coord.start_soon, session.start_soon)
+        )
         await asyncio.sleep(0)
         raise OSError("boom")
 
@@ -73,7 +81,9 @@ async def test_a_body_that_ends_closes_the_session(make: MakeSession) -> None:
 @both_kinds
 @pytest.mark.parametrize("how", ["task", "coordinator"])
 async def test_a_failed_background_task_comes_out_of_the_run(make: MakeSession, how: str) -> None:
-    """A failure in the background is the error of the current or the next run; no run begins after it."""
+    """A failure in the background is the error of the current or the next run; no run begins after
+    it.
+    """
     hook = RecordingHook()
 
     async def body(session: ah.AsyncMonitoredSession) -> None:
@@ -110,7 +120,9 @@ async def test_a_failed_background_task_comes_out_of_the_block(make: MakeSession
 
 
 async def test_closing_inside_the_block_is_harmless() -> None:
-    """`aclose` in the block and again at its end: each hook's `end` and `close` are called once, nothing is raised."""
+    """`aclose` in the block and again at its end: each hook's `end` and `close` are called once,
+    nothing is raised.
+    """
     hook = RecordingHook()
     async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
         await session.run("train")

@@ -1,4 +1,6 @@
-"""TensorFlow's own tests of fetches and feeds (246-272 in the table), beside tests/graph/test_plan_fetches.py."""
+"""TensorFlow's own tests of fetches and feeds (246-272 in the table), beside
+tests/graph/test_plan_fetches.py.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def sparse_graph() -> tuple[ah.Graph, Sparse]:
 
 
 async def test_nodes_and_names_are_fetched_alike() -> None:
-    """A placeholder, variable, operation or the global step is fetched as the object or by name; an operation has a value."""
+    """A placeholder, variable, operation or the global step is fetched as the object or by name; an
+    operation has a value.
+    """
     graph = counting_graph()
     session = ah.Session(graph)
     names = ["x", "total", "loss", "train", "global_step"]
@@ -52,17 +56,31 @@ async def test_a_node_of_another_graph_is_refused() -> None:
 
 
 async def test_a_fed_node_that_is_fetched_is_what_was_fed() -> None:
-    """A fed node has that value, also when it is fetched, by node or by name; it is not computed then."""
+    """A fed node has that value, also when it is fetched, by node or by name; it is not computed
+    then.
+    """
     graph = counting_graph()
     session = ah.Session(graph)
     nodes = graph.nodes
-    for feeds in ({"x": 3, "total": 40, "loss": 7}, {nodes["x"]: 3, nodes["total"]: 40, nodes["loss"]: 7}):
-        assert await session.run({"fed": ["x", nodes["total"]], "loss": "loss"}, feeds) == {"fed": [3, 40], "loss": 7}
-    assert await session.run("loss", {nodes["x"]: 3}) == await session.run(nodes["loss"], {"x": 3}) == 30
+    for feeds in (
+        {"x": 3, "total": 40, "loss": 7},
+        {nodes["x"]: 3, nodes["total"]: 40, nodes["loss"]: 7},
+    ):
+        assert await session.run({"fed": ["x", nodes["total"]], "loss": "loss"}, feeds) == {
+            "fed": [3, 40],
+            "loss": 7,
+        }
+    assert (
+        await session.run("loss", {nodes["x"]: 3})
+        == await session.run(nodes["loss"], {"x": 3})
+        == 30
+    )
 
 
 async def test_a_value_is_passed_as_it_is() -> None:
-    """Any object is a value: nothing is converted or copied between a feed, an operation and a fetch."""
+    """Any object is a value: nothing is converted or copied between a feed, an operation and a
+    fetch.
+    """
     graph, nodes = sparse_graph()
     value = Sparse([[0, 1]], (2.5, 3), [4, 4])
     session = ah.Session(graph)
@@ -78,7 +96,9 @@ async def test_nodes_may_be_shared_in_a_deep_structure() -> None:
     """One node in many places of a deep structure is the same value in all of them."""
     value = object()
     session = ah.Session(counting_graph())
-    result = await session.run([["x", ["x"]], {"x": ("x", ["x"])}, OrderedDict(a="x")], {"x": value})
+    result = await session.run(
+        [["x", ["x"]], {"x": ("x", ["x"])}, OrderedDict(a="x")], {"x": value}
+    )
     assert result == [[value, [value]], {"x": (value, [value])}, OrderedDict(a=value)]
     assert type(result[2]) is OrderedDict
 
@@ -99,7 +119,9 @@ async def test_a_closed_raw_session_is_not_used() -> None:
 
 @pytest.mark.parametrize("fetches", [[], (), {}, "global_step"], ids=repr)
 async def test_an_empty_graph_can_be_run(fetches: Any) -> None:
-    """Unlike TensorFlow's, a session of an empty graph runs: there is nothing to fetch but the global step."""
+    """Unlike TensorFlow's, a session of an empty graph runs: there is nothing to fetch but the
+    global step.
+    """
     session = ah.Session(ah.Graph())
     assert await session.run(fetches) == (0 if fetches == "global_step" else fetches)
     with refused(ah.errors.FetchError, "'loss' is not in the graph", "global_step"):

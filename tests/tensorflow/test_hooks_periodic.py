@@ -1,4 +1,6 @@
-"""TensorFlow's own tests of the hooks that count (6-17 and 41-47 in the table): stopping, logging, steps per second."""
+"""TensorFlow's own tests of the hooks that count (6-17 and 41-47 in the table): stopping, logging,
+steps per second.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,11 @@ pytestmark = pytest.mark.every_python
 
 def lines(caplog: pytest.LogCaptureFixture, level: int = logging.INFO) -> list[str]:
     """What the hooks have logged at this level since the last look."""
-    found = [record.getMessage() for record in caplog.records if record.name == "aiohooks.hooks" and record.levelno == level]
+    found = [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "aiohooks.hooks" and record.levelno == level
+    ]
     caplog.clear()
     return found
 
@@ -40,9 +46,15 @@ def training_graph(steps_per_run: int = 1) -> ah.Graph:
 # -- stopping at a step
 
 
-@pytest.mark.parametrize(("hook", "starts"), [({"last_step": 10}, 0), ({"num_steps": 10}, 5)], ids=["last_step", "num_steps"])
+@pytest.mark.parametrize(
+    ("hook", "starts"),
+    [({"last_step": 10}, 0), ({"num_steps": 10}, 5)],
+    ids=["last_step", "num_steps"],
+)
 @pytest.mark.parametrize("beyond", [0, 1, 7])
-async def test_stop_when_the_step_is_reached(hook: dict[str, int], starts: int, beyond: int) -> None:
+async def test_stop_when_the_step_is_reached(
+    hook: dict[str, int], starts: int, beyond: int
+) -> None:
     """It stops at the last step, or when others have advanced beyond it, and not before."""
     steps = ah.MemoryStepStore(starts)
     last = 10 if "last_step" in hook else 15
@@ -59,24 +71,36 @@ async def test_stop_when_the_step_is_reached(hook: dict[str, int], starts: int, 
         assert session.should_stop()
         step = last + beyond
         reached = f"reached the last step, {last}"
-        assert session.stop_reason == (f"{reached}: now at step {step}" if beyond else f"step {step} {reached}")
+        assert session.stop_reason == (
+            f"{reached}: now at step {step}" if beyond else f"step {step} {reached}"
+        )
 
 
 @pytest.mark.parametrize("leap", [10, 100])
 async def test_stop_after_a_leap(leap: int) -> None:
     """A run that advances by several steps, and passes the last one, stops."""
     steps = ah.MemoryStepStore(5)
-    async with ah.AsyncMonitoredSession(training_graph(leap), [ah.StopAtStepHook(num_steps=10)], global_step=steps) as session:
+    async with ah.AsyncMonitoredSession(
+        training_graph(leap), [ah.StopAtStepHook(num_steps=10)], global_step=steps
+    ) as session:
         await session.run("leap")
         assert session.should_stop()
 
 
 async def test_stop_at_a_step_over_a_restart() -> None:
-    """`last_step` counts over restarts, `num_steps` from where the session starts; the number of runs is exact."""
+    """`last_step` counts over restarts, `num_steps` from where the session starts; the number of
+    runs is exact.
+    """
     steps, variables = ah.MemoryStepStore(), ah.Variables()
     runs: list[int] = []
-    for hook in (ah.StopAtStepHook(last_step=3), ah.StopAtStepHook(last_step=5), ah.StopAtStepHook(num_steps=4)):
-        async with ah.AsyncMonitoredSession(training_graph(), [hook], global_step=steps, variables=variables) as session:
+    for hook in (
+        ah.StopAtStepHook(last_step=3),
+        ah.StopAtStepHook(last_step=5),
+        ah.StopAtStepHook(num_steps=4),
+    ):
+        async with ah.AsyncMonitoredSession(
+            training_graph(), [hook], global_step=steps, variables=variables
+        ) as session:
             runs.append(0)
             while not session.should_stop():
                 await session.run("train")
@@ -97,9 +121,13 @@ async def test_one_hook_object_counts_anew_in_each_session() -> None:
 
 @pytest.mark.parametrize("start", [10, 12])
 async def test_no_run_behind_the_last_step(start: int) -> None:
-    """If the last step is reached already the session stops before the first run; TensorFlow makes one more run."""
+    """If the last step is reached already the session stops before the first run; TensorFlow makes
+    one more run.
+    """
     steps = ah.MemoryStepStore(start)
-    async with ah.AsyncMonitoredSession(training_graph(), [ah.StopAtStepHook(last_step=10)], global_step=steps) as session:
+    async with ah.AsyncMonitoredSession(
+        training_graph(), [ah.StopAtStepHook(last_step=10)], global_step=steps
+    ) as session:
         assert session.should_stop()
         await session.run("train")
         raise AssertionError("that run must not be made")
@@ -108,9 +136,14 @@ async def test_no_run_behind_the_last_step(start: int) -> None:
 
 async def test_a_recovery_does_not_move_the_last_step() -> None:
     """`num_steps` are completed steps: a failed run does not count, its completed steps do."""
-    hook = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost"), ("after_run", 3): ah.AbortedError("lost")})
+    hook = FaultInjectionHook(
+        {("before_run", 2): ah.AbortedError("lost"), ("after_run", 3): ah.AbortedError("lost")}
+    )
     async with ah.AsyncMonitoredSession(
-        training_graph(), [ah.StopAtStepHook(num_steps=5), hook], recovery=NO_BACKOFF, global_step=ah.MemoryStepStore(100)
+        training_graph(),
+        [ah.StopAtStepHook(num_steps=5), hook],
+        recovery=NO_BACKOFF,
+        global_step=ah.MemoryStepStore(100),
     ) as session:
         while not session.should_stop():
             await session.run("train")
@@ -120,8 +153,12 @@ async def test_a_recovery_does_not_move_the_last_step() -> None:
 # -- logging values
 
 
-async def log_of(caplog: pytest.LogCaptureFixture, hook: ah.LoggingHook, runs: Iterable[Any], **options: Any) -> list[str]:
-    """Return what one session logs, with "|" where its block ended; a number among the runs is seconds that pass."""
+async def log_of(
+    caplog: pytest.LogCaptureFixture, hook: ah.LoggingHook, runs: Iterable[Any], **options: Any
+) -> list[str]:
+    """Return what one session logs, with "|" where its block ended; a number among the runs is
+    seconds that pass.
+    """
     with ManualClock() as clock:
         async with ah.AsyncMonitoredSession(training_graph(), [hook], **options) as session:
             for run in runs:
@@ -134,18 +171,26 @@ async def log_of(caplog: pytest.LogCaptureFixture, hook: ah.LoggingHook, runs: I
 
 
 async def test_log_at_the_end_only(caplog: pytest.LogCaptureFixture) -> None:
-    """With `at_end` alone nothing is logged before the end, and one line then, with the values of the end."""
+    """With `at_end` alone nothing is logged before the end, and one line then, with the values of
+    the end.
+    """
     hook = ah.LoggingHook(["total"], at_end=True)
     assert await log_of(caplog, hook, ["train"] * 3) == ["|", "step 3: total = 3"]
 
 
 @pytest.mark.parametrize("at_end", [False, True])
 async def test_log_every_so_many_steps(caplog: pytest.LogCaptureFixture, at_end: bool) -> None:
-    """The first run is logged, then each crossing of a multiple; the end only on request. Another session starts over."""
+    """The first run is logged, then each crossing of a multiple; the end only on request. Another
+    session starts over.
+    """
     hook = ah.LoggingHook({"t": "train"}, every=ah.Every(steps=10), at_end=at_end)
     for _ in range(2):
         found = await log_of(caplog, hook, ["train"] * 32)
-        wanted = ["step 1: t = 1", *[f"step {step}: t = 1 (0.000 sec)" for step in (10, 20, 30)], "|"]
+        wanted = [
+            "step 1: t = 1",
+            *[f"step {step}: t = 1 (0.000 sec)" for step in (10, 20, 30)],
+            "|",
+        ]
         assert found[:5] == wanted
         # The line of the end is a run of its own, here one more step.
         assert found[5:] == (["step 32: t = 1 (0.000 sec)"] if at_end else [])
@@ -160,7 +205,9 @@ async def test_the_first_line_has_no_time(caplog: pytest.LogCaptureFixture) -> N
 
 @pytest.mark.parametrize("at_end", [False, True])
 async def test_log_every_so_many_seconds(caplog: pytest.LogCaptureFixture, at_end: bool) -> None:
-    """The first run is logged, then the first one after each period; runs at the same time are not."""
+    """The first run is logged, then the first one after each period; runs at the same time are
+    not.
+    """
     hook = ah.LoggingHook({"x": "x"}, every=ah.Every(secs=1), at_end=at_end)
     found = await log_of(caplog, hook, ["train", "train", 0.75, "train", 0.25, "train", "train"])
     wanted = ["step 1: x = 1", "step 4: x = 1 (1.000 sec)", "|"]
@@ -169,16 +216,27 @@ async def test_log_every_so_many_seconds(caplog: pytest.LogCaptureFixture, at_en
 
 async def test_log_what_the_formatter_makes(caplog: pytest.LogCaptureFixture) -> None:
     """The formatter gets the values by tag, and what it returns is logged as it is."""
-    hook = ah.LoggingHook({"b": "x", "a": "loss"}, every=ah.Every(steps=10), formatter=lambda values: f"100 % {values}")
+    hook = ah.LoggingHook(
+        {"b": "x", "a": "loss"},
+        every=ah.Every(steps=10),
+        formatter=lambda values: f"100 % {values}",
+    )
     assert await log_of(caplog, hook, ["train"]) == ["100 % {'b': 1, 'a': 10}", "|"]
 
 
 async def test_values_are_logged_in_the_given_order(caplog: pytest.LogCaptureFixture) -> None:
-    """A mapping, a list of nodes and names, or a generator of such: each is taken once, in its order."""
+    """A mapping, a list of nodes and names, or a generator of such: each is taken once, in its
+    order.
+    """
     graph = training_graph()
     names = ["loss", "x", "total"]
     wanted = ["step 1: loss = 10, x = 1, total = 0", "|"]
-    for values in ({name: name for name in names}, names, [graph.nodes[name] for name in names], (name for name in names)):
+    for values in (
+        {name: name for name in names},
+        names,
+        [graph.nodes[name] for name in names],
+        (name for name in names),
+    ):
         hook = ah.LoggingHook(values, every=ah.Every(steps=5))
         with ManualClock():
             await run_session(ah.AsyncMonitoredSession(graph, [hook]), 1, "train")
@@ -186,7 +244,9 @@ async def test_values_are_logged_in_the_given_order(caplog: pytest.LogCaptureFix
 
 
 async def test_logging_counts_steps_and_not_runs(caplog: pytest.LogCaptureFixture) -> None:
-    """Unlike TensorFlow's it follows the global step: runs that do not train are logged once, others' steps count."""
+    """Unlike TensorFlow's it follows the global step: runs that do not train are logged once,
+    others' steps count.
+    """
     hook = ah.LoggingHook(["x"], every=ah.Every(steps=10))
     assert await log_of(caplog, hook, ["look"] * 25) == ["step 0: x = 1", "|"]
     steps = ah.MemoryStepStore(93)
@@ -202,7 +262,9 @@ async def test_values_are_fetched_for_the_runs_that_are_logged() -> None:
     calls: list[int] = []
     graph = training_graph()
     graph.operation(name="costly")(lambda: calls.append(1))
-    async with ah.AsyncMonitoredSession(graph, [ah.LoggingHook(["costly"], every=ah.Every(steps=5))]) as session:
+    async with ah.AsyncMonitoredSession(
+        graph, [ah.LoggingHook(["costly"], every=ah.Every(steps=5))]
+    ) as session:
         await train(12)(session)
     assert len(calls) == 3
 
@@ -237,16 +299,27 @@ async def test_count_every_so_many_seconds() -> None:
 
 @pytest.mark.parametrize(
     ("steps_per_run", "every", "reported"),
-    [(5, 10, [10, 20, 30]), (5, 5, [5, 10, 15, 20, 25, 30]), (10, 5, [10, 20, 30, 40, 50, 60]), (10, 15, [20, 30, 50, 60])],
+    [
+        (5, 10, [10, 20, 30]),
+        (5, 5, [5, 10, 15, 20, 25, 30]),
+        (10, 5, [10, 20, 30, 40, 50, 60]),
+        (10, 15, [20, 30, 50, 60]),
+    ],
 )
-async def test_count_with_several_steps_a_run(steps_per_run: int, every: int, reported: list[int]) -> None:
-    """A run that reaches or passes a multiple is reported, with the step that was reached and the true rate."""
+async def test_count_with_several_steps_a_run(
+    steps_per_run: int, every: int, reported: list[int]
+) -> None:
+    """A run that reaches or passes a multiple is reported, with the step that was reached and the
+    true rate.
+    """
     found = await rates(ah.Every(steps=every), 6, steps_per_run)
     assert found == [(step, 2 * steps_per_run) for step in reported]
 
 
 async def test_a_step_that_does_not_move_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
-    """Runs that do not advance the step are warned about, at most five times in each session of each hook."""
+    """Runs that do not advance the step are warned about, at most five times in each session of
+    each hook.
+    """
     hooks = [ah.StepCounterHook(), ah.StepCounterHook()]
     for _ in range(2):
         async with ah.AsyncMonitoredSession(training_graph(), hooks) as session:
@@ -259,7 +332,9 @@ async def test_a_step_that_does_not_move_is_warned_about(caplog: pytest.LogCaptu
 async def test_no_rate_where_no_time_passed(caplog: pytest.LogCaptureFixture) -> None:
     """Where the clock stood still there is no rate, and nothing is reported."""
     with ManualClock():
-        hook = ah.StepCounterHook(ah.Every(steps=1), on_rate=lambda step, rate: pytest.fail("there is no rate"))
+        hook = ah.StepCounterHook(
+            ah.Every(steps=1), on_rate=lambda step, rate: pytest.fail("there is no rate")
+        )
         async with ah.AsyncMonitoredSession(training_graph(), [hook]) as session:
             await train(3)(session)
     assert hook.steps_per_sec is None
@@ -270,7 +345,9 @@ async def test_a_counter_starts_anew_in_each_session() -> None:
     """The time between two sessions belongs to neither, and a recovery does not start it again."""
     found: list[tuple[int, float]] = []
     with ManualClock() as clock:
-        hook = ah.StepCounterHook(ah.Every(steps=2), on_rate=lambda step, rate: found.append((step, rate)))
+        hook = ah.StepCounterHook(
+            ah.Every(steps=2), on_rate=lambda step, rate: found.append((step, rate))
+        )
         steps = ah.MemoryStepStore()
         for _ in range(2):
             lost = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost")})

@@ -1,4 +1,6 @@
-"""TensorFlow's own tests of the hooks that wait, feed and look (56-63 in the table), and of its NaN guard."""
+"""TensorFlow's own tests of the hooks that wait, feed and look (56-63 in the table), and of its NaN
+guard.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +25,23 @@ pytestmark = pytest.mark.every_python
 
 
 async def test_no_wait_for_step_zero(caplog: pytest.LogCaptureFixture) -> None:
-    """With 0, and if the step is reached already, the first run begins immediately and nothing is logged."""
+    """With 0, and if the step is reached already, the first run begins immediately and nothing is
+    logged.
+    """
     caplog.set_level(logging.INFO)
     for wanted, start in ((0, 0), (1000, 1000), (1000, 2000)):
         hook = ah.GlobalStepWaiterHook(wanted)
-        async with ah.AsyncMonitoredSession(counting_graph(), [hook], global_step=ah.MemoryStepStore(start)) as session:
+        async with ah.AsyncMonitoredSession(
+            counting_graph(), [hook], global_step=ah.MemoryStepStore(start)
+        ) as session:
             assert await session.run("loss") == 10
         assert hook.started_at == start
     assert caplog.records == []
 
 
 async def test_wait_for_a_step(caplog: pytest.LogCaptureFixture) -> None:
-    """The first run begins when any task has reached the step; no time has to pass, and it is logged once.
+    """The first run begins when any task has reached the step; no time has to pass, and it is
+    logged once.
 
     Once released it does not wait again: not in the next runs, and not after a recovery.
     """
@@ -44,7 +51,9 @@ async def test_wait_for_a_step(caplog: pytest.LogCaptureFixture) -> None:
     hook = ah.GlobalStepWaiterHook(1000)
     lost = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost")})
     with ManualClock():
-        async with ah.AsyncMonitoredSession(counting_graph(), [hook, lost], global_step=steps, recovery=NO_BACKOFF) as session:
+        async with ah.AsyncMonitoredSession(
+            counting_graph(), [hook, lost], global_step=steps, recovery=NO_BACKOFF
+        ) as session:
             running = asyncio.create_task(session.run("train"))
             for step in (0, 500, 999):
                 await steps.raise_to(step)
@@ -68,7 +77,9 @@ async def test_one_waiter_waits_again_in_another_session() -> None:
     for _ in range(2):
         steps = ah.MemoryStepStore()
         with steps.publisher("chief"):
-            async with ah.AsyncMonitoredSession(counting_graph(), [hook], global_step=steps) as session:
+            async with ah.AsyncMonitoredSession(
+                counting_graph(), [hook], global_step=steps
+            ) as session:
                 running = await parked(session.run("loss"), 5)
                 assert not running.done()
                 await steps.raise_to(10)
@@ -79,7 +90,9 @@ async def test_a_stop_ends_the_wait() -> None:
     """A stop while it waits ends the block cleanly, before anything was run."""
     steps, hook = ah.MemoryStepStore(), RecordingHook()
     chief = steps.publisher("chief")
-    async with ah.AsyncMonitoredSession(counting_graph(), [ah.GlobalStepWaiterHook(10), hook], global_step=steps) as session:
+    async with ah.AsyncMonitoredSession(
+        counting_graph(), [ah.GlobalStepWaiterHook(10), hook], global_step=steps
+    ) as session:
         asyncio.get_running_loop().call_soon(session.request_stop, "enough")
         await session.run("train")
         raise AssertionError("the run must not begin")
@@ -94,7 +107,9 @@ async def test_a_wait_may_have_a_limit() -> None:
     with ManualClock() as clock:
         steps = ah.MemoryStepStore(3)
         chief = steps.publisher("chief")
-        session = ah.AsyncMonitoredSession(counting_graph(), [ah.GlobalStepWaiterHook(10, timeout=60)], global_step=steps)
+        session = ah.AsyncMonitoredSession(
+            counting_graph(), [ah.GlobalStepWaiterHook(10, timeout=60)], global_step=steps
+        )
         running = await parked(run_block(session, train()), 5)
         await advance_clock(clock, 59.5)
         assert not running.done()
@@ -107,10 +122,14 @@ async def test_a_wait_may_have_a_limit() -> None:
 
 @pytest.mark.parametrize("error", [None, OSError("out of memory")], ids=["finished", "failed"])
 async def test_a_wait_without_a_publisher(error: BaseException | None) -> None:
-    """When the last publisher has finished, the worker stops cleanly; when it failed, the worker fails."""
+    """When the last publisher has finished, the worker stops cleanly; when it failed, the worker
+    fails.
+    """
     steps, hook = ah.MemoryStepStore(), RecordingHook()
     chief = steps.publisher("chief")
-    session = ah.AsyncMonitoredSession(counting_graph(), [ah.GlobalStepWaiterHook(10), hook], global_step=steps, name="worker")
+    session = ah.AsyncMonitoredSession(
+        counting_graph(), [ah.GlobalStepWaiterHook(10), hook], global_step=steps, name="worker"
+    )
     running = await parked(run_block(session, train()), 5)
     await steps.advance(4)
     chief.close(error)
@@ -127,7 +146,9 @@ async def test_a_wait_without_a_publisher(error: BaseException | None) -> None:
 # -- operations at the end
 
 
-@pytest.mark.parametrize("value", [42.0, np.arange(3), {"a": [1]}], ids=["scalar", "array", "structure"])
+@pytest.mark.parametrize(
+    "value", [42.0, np.arange(3), {"a": [1]}], ids=["scalar", "array", "structure"]
+)
 async def test_final_ops_are_run_at_the_end(value: Any) -> None:
     """Their value is kept as it is; there is none before the end."""
     graph = counting_graph()
@@ -150,7 +171,8 @@ async def test_final_ops_have_a_shape_and_feeds() -> None:
 
 
 async def test_final_ops_that_read_input_fail(caplog: pytest.LogCaptureFixture) -> None:
-    """The end of the input in final operations is an error and not a clean end: warned about, and raised by the block.
+    """The end of the input in final operations is an error and not a clean end: warned about, and
+    raised by the block.
 
     Other hooks get their `end` all the same. A hook that is used again has forgotten its value.
     """
@@ -172,14 +194,18 @@ async def test_final_ops_that_read_input_fail(caplog: pytest.LogCaptureFixture) 
     assert caught.value is error
     assert other.phases()[-2:] == ["end", "close"]
     assert hook.final_ops_values is None
-    assert ["they must not read input" in record.getMessage() for record in caplog.records] == [True]
+    assert ["they must not read input" in record.getMessage() for record in caplog.records] == [
+        True
+    ]
 
 
 # -- feeding
 
 
 async def test_a_function_feeds_each_run() -> None:
-    """The function's return value is fed; it is called again for each run, and for each attempt of a run."""
+    """The function's return value is fed; it is called again for each run, and for each attempt of
+    a run.
+    """
     calls: list[int] = []
 
     def feed() -> dict[str, int]:
@@ -187,13 +213,17 @@ async def test_a_function_feeds_each_run() -> None:
         return {"x": calls[-1]}
 
     lost = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost")})
-    async with ah.AsyncMonitoredSession(counting_graph(), [ah.FeedFnHook(feed), lost], recovery=NO_BACKOFF) as session:
+    async with ah.AsyncMonitoredSession(
+        counting_graph(), [ah.FeedFnHook(feed), lost], recovery=NO_BACKOFF
+    ) as session:
         assert [await session.run("loss") for _ in range(3)] == [10, 30, 40]
 
 
 @pytest.mark.parametrize("feeds", [None, {}, {"x": 5}], ids=repr)
 async def test_the_function_may_wait_and_may_feed_nothing(feeds: Any) -> None:
-    """It may be a coroutine function; None and an empty mapping feed nothing, so that the caller may."""
+    """It may be a coroutine function; None and an empty mapping feed nothing, so that the caller
+    may.
+    """
 
     async def feed() -> Any:
         await asyncio.sleep(0)
@@ -202,7 +232,9 @@ async def test_the_function_may_wait_and_may_feed_nothing(feeds: Any) -> None:
     async with ah.AsyncMonitoredSession(counting_graph(), [ah.FeedFnHook(feed)]) as session:
         if feeds:
             assert await session.run("loss") == 50
-            with refused(ah.errors.FeedConflictError, "'x' by FeedFnHook.before_run and the caller"):
+            with refused(
+                ah.errors.FeedConflictError, "'x' by FeedFnHook.before_run and the caller"
+            ):
                 await session.run("loss", {"x": 2})
         else:
             assert await session.run("loss", {"x": 2}) == 20
@@ -211,7 +243,15 @@ async def test_the_function_may_wait_and_may_feed_nothing(feeds: Any) -> None:
 # -- guarding against what is no number
 
 NAN, INF = math.nan, math.inf
-BAD = [NAN, np.float32(NAN), np.array([1, NAN]), [[0.0], [1.0, NAN]], complex(0, NAN), INF, np.array([[-INF]])]
+BAD = [
+    NAN,
+    np.float32(NAN),
+    np.array([1, NAN]),
+    [[0.0], [1.0, NAN]],
+    complex(0, NAN),
+    INF,
+    np.array([[-INF]]),
+]
 GOOD = [0, 1.5, np.float64(2), np.arange(6).reshape(2, 3), [[1], (2.0, True)], 1j, np.array([])]
 
 
@@ -233,30 +273,45 @@ async def test_numbers_pass() -> None:
 
 @pytest.mark.parametrize("bad", BAD, ids=repr)
 async def test_what_is_no_number_ends_the_session(bad: Any) -> None:
-    """One bad number, anywhere in it, is an error that names it, its node and the step; there is no `end`."""
+    """One bad number, anywhere in it, is an error that names it, its node and the step; there is no
+    `end`.
+    """
     hook = RecordingHook()
-    with refused(ah.errors.NanLossDuringTrainingError, "model diverged with 'loss' = ", "at step 2") as caught:
-        await run_block(ah.AsyncMonitoredSession(graph_of([1.0, bad]), [ah.NanHook("loss"), hook]), train(3))
+    with refused(
+        ah.errors.NanLossDuringTrainingError, "model diverged with 'loss' = ", "at step 2"
+    ) as caught:
+        await run_block(
+            ah.AsyncMonitoredSession(graph_of([1.0, bad]), [ah.NanHook("loss"), hook]), train(3)
+        )
     assert isinstance(caught.value, RuntimeError)
     assert hook.phases().count("before_run") == 2
     assert "end" not in hook.phases()
 
 
 async def test_what_is_no_number_may_stop_the_session(caplog: pytest.LogCaptureFixture) -> None:
-    """With `fail_on_nan_loss=False` it warns and requests a stop: the run is finished and the end is clean."""
+    """With `fail_on_nan_loss=False` it warns and requests a stop: the run is finished and the end
+    is clean.
+    """
     hook = RecordingHook()
     guard = ah.NanHook("loss", fail_on_nan_loss=False)
     async with ah.AsyncMonitoredSession(graph_of([1.0, NAN]), [guard, hook]) as session:
         await train(2)(session)
         assert session.should_stop()
     assert session.stop_reason == "model diverged with 'loss' = nan at step 2"
-    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [session.stop_reason]
+    assert [
+        record.getMessage() for record in caplog.records if record.levelno == logging.WARNING
+    ] == [session.stop_reason]
     assert hook.phases()[-3:] == ["after_run", "end", "close"]
 
 
 async def test_infinities_may_pass() -> None:
     """With `check="nan"` only NaN ends the session."""
-    async with ah.AsyncMonitoredSession(graph_of([INF, [-INF, 1]]), [ah.NanHook("loss", check="nan")]) as session:
+    async with ah.AsyncMonitoredSession(
+        graph_of([INF, [-INF, 1]]), [ah.NanHook("loss", check="nan")]
+    ) as session:
         await train(2)(session)
     with refused(ah.errors.NanLossDuringTrainingError, "nan at step 1"):
-        await run_block(ah.AsyncMonitoredSession(graph_of([[INF, NAN]]), [ah.NanHook("loss", check="nan")]), train())
+        await run_block(
+            ah.AsyncMonitoredSession(graph_of([[INF, NAN]]), [ah.NanHook("loss", check="nan")]),
+            train(),
+        )

@@ -1,4 +1,6 @@
-"""TensorFlow's own tests of its monitored session (71-171 in the table): running, what hooks see of it, stopping."""
+"""TensorFlow's own tests of its monitored session (71-171 in the table): running, what hooks see of
+it, stopping.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ pytestmark = pytest.mark.every_python
 
 @both_kinds
 async def test_variables_have_their_initial_values(make: MakeSession) -> None:
-    """A session needs nothing but a graph: its variables have their initial values in the first run."""
+    """A session needs nothing but a graph: its variables have their initial values in the first
+    run.
+    """
     graph = ah.Graph()
     weights = graph.variable("weights", [1, 2])
     async with make(graph) as session:
@@ -49,7 +53,12 @@ class Spying(ah.Session):
         self.calls: list[tuple[Any, ...]] = []
 
     async def run(
-        self, fetches: Any, feed_dict: Any = None, *, options: Any = None, run_metadata: dict[str, Any] | None = None
+        self,
+        fetches: Any,
+        feed_dict: Any = None,
+        *,
+        options: Any = None,
+        run_metadata: dict[str, Any] | None = None,
     ) -> Any:
         self.calls.append((feed_dict, options, run_metadata))
         if run_metadata is not None:
@@ -69,7 +78,9 @@ class SpyingCreator:
 
 
 async def test_run_passes_all_arguments_on() -> None:
-    """Feeds and options reach the raw session as they were given, and its metadata reaches the hooks."""
+    """Feeds and options reach the raw session as they were given, and its metadata reaches the
+    hooks.
+    """
     creator = SpyingCreator()
     hook = RequestingHook("loss")
     feeds, options = {"x": 3}, {"trace": True}
@@ -82,7 +93,9 @@ async def test_run_passes_all_arguments_on() -> None:
 
 
 async def test_the_traceback_ends_where_the_error_was_raised() -> None:
-    """An error of an operation is the same object outside, and its traceback still ends in the user's function."""
+    """An error of an operation is the same object outside, and its traceback still ends in the
+    user's function.
+    """
     error = ValueError("bad batch")
     graph = ah.Graph()
 
@@ -92,7 +105,9 @@ async def test_the_traceback_ends_where_the_error_was_raised() -> None:
         raise error
 
     with pytest.raises(ValueError, match="bad batch") as caught:
-        await run_session(ah.AsyncMonitoredSession(graph, [RecordingHook(suspend=True)]), 1, "train")
+        await run_session(
+            ah.AsyncMonitoredSession(graph, [RecordingHook(suspend=True)]), 1, "train"
+        )
     assert caught.value is error
     assert traceback.extract_tb(error.__traceback__)[-1].name == "train"
 
@@ -101,7 +116,9 @@ async def test_the_traceback_ends_where_the_error_was_raised() -> None:
 
 
 async def test_what_a_hook_is_called_with() -> None:
-    """A run calls `before_run` and `after_run` once, with one context for both; context and values are of this run."""
+    """A run calls `before_run` and `after_run` once, with one context for both; context and values
+    are of this run.
+    """
     contexts: list[ah.SessionRunContext] = []
     steps: list[int] = []
 
@@ -114,7 +131,9 @@ async def test_what_a_hook_is_called_with() -> None:
             assert run_context.session.graph is graph
             return await super().before_run(run_context)
 
-        async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        async def after_run(
+            self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+        ) -> None:
             contexts.append(run_context)
             steps.append(run_context.global_step)
             await super().after_run(run_context, run_values)
@@ -133,7 +152,9 @@ async def test_what_a_hook_is_called_with() -> None:
 
 @pytest.mark.parametrize("phase", ["before_run", "after_run"])
 async def test_a_session_stops_when_a_hook_asks(phase: str) -> None:
-    """`should_stop` is false until a hook requests a stop; that run is finished, and other hooks see the stop."""
+    """`should_stop` is false until a hook requests a stop; that run is finished, and other hooks
+    see the stop.
+    """
     seen: list[bool] = []
 
     async def ask(run_context: ah.SessionRunContext, *_: object) -> None:
@@ -174,7 +195,9 @@ async def test_should_stop_when_the_coordinator_stops() -> None:
 
 
 async def test_a_failed_run_is_no_stop() -> None:
-    """An error of a run that the body catches is no stop: the next run works, and the end is clean."""
+    """An error of a run that the body catches is no stop: the next run works, and the end is
+    clean.
+    """
     hook = FaultInjectionHook({("before_run", 1): OSError("once")})
     async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
         with pytest.raises(OSError, match="once"):
@@ -195,7 +218,9 @@ async def test_the_raw_session() -> None:
     async def keep(session: ah.Session, coord: ah.Coordinator) -> None:
         given.append(session)
 
-    session = ah.AsyncSingularMonitoredSession(counting_graph(), [PhaseHook("after_create_session", keep)])
+    session = ah.AsyncSingularMonitoredSession(
+        counting_graph(), [PhaseHook("after_create_session", keep)]
+    )
     async with session:
         raw = session.raw_session()
         assert isinstance(raw, ah.Session)

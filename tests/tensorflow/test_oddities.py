@@ -1,4 +1,5 @@
-"""The original's oddities (O1-O68 in the table), where ours does the better thing: stopping, ending, background work.
+"""The original's oddities (O1-O68 in the table), where ours does the better thing: stopping,
+ending, background work.
 
 Those that a test elsewhere has are named in docs/reference/tensorflow-tests.md, and not here again.
 """
@@ -27,14 +28,17 @@ pytestmark = pytest.mark.every_python
 
 
 PLACES = """
-body / step function / operation / plain operation / plain operation beside another / thread / hook / plain hook / until /
+body / step function / operation / plain operation / plain operation beside another /
+thread / hook / plain hook / until /
 feeds / async feeds / feeds taken ahead / feeds of a thread / task / producer / nested session
 """
 
 
 @pytest.mark.parametrize("raised_in", [one.strip() for one in PLACES.split("/")])
 async def test_a_next_that_finds_nothing_is_a_failure(raised_in: str) -> None:
-    """O1: what Python makes of a StopIteration inside a coroutine or a generator is no end of the work, anywhere."""
+    """O1: what Python makes of a StopIteration inside a coroutine or a generator is no end of the
+    work, anywhere.
+    """
 
     def take() -> Any:
         return next(iter(()))
@@ -91,8 +95,13 @@ async def test_a_next_that_finds_nothing_is_a_failure(raised_in: str) -> None:
         "producer": produce,
         "nested session": nested,
     }
-    more = {"hook": PhaseHook("before_run", take_async), "plain hook": ah.hooks.BlockingHook(Plain())}
-    session = ah.AsyncMonitoredSession(graph, [recorder, *(one for name, one in more.items() if name == raised_in)])
+    more = {
+        "hook": PhaseHook("before_run", take_async),
+        "plain hook": ah.hooks.BlockingHook(Plain()),
+    }
+    session = ah.AsyncMonitoredSession(
+        graph, [recorder, *(one for name, one in more.items() if name == raised_in)]
+    )
 
     async def use() -> None:
         async with session:
@@ -106,16 +115,23 @@ async def test_a_next_that_finds_nothing_is_a_failure(raised_in: str) -> None:
 
 @pytest.mark.parametrize("kind", ["block", "iterator", "feed_fn", "plain before_run"])
 async def test_the_idiom_of_the_original_is_a_clean_end(kind: str) -> None:
-    """O1: StopIteration in the block itself, and of a plain function that is called for the next feed, ends the feeds."""
+    """O1: StopIteration in the block itself, and of a plain function that is called for the next
+    feed, ends the feeds.
+    """
     left = iter([1, 2])
 
     class Reads:
         def before_run(self, run_context: Any) -> ah.SessionRunArgs:
             return ah.SessionRunArgs(None, {"x": next(left)})
 
-    hook = {"feed_fn": ah.FeedFnHook(lambda: {"x": next(left)}), "plain before_run": ah.hooks.BlockingHook(Reads())}.get(kind)
+    hook = {
+        "feed_fn": ah.FeedFnHook(lambda: {"x": next(left)}),
+        "plain before_run": ah.hooks.BlockingHook(Reads()),
+    }.get(kind)
     recorder = RecordingHook()
-    async with ah.AsyncMonitoredSession(counting_graph(), [recorder, *([hook] if hook else [])]) as session:
+    async with ah.AsyncMonitoredSession(
+        counting_graph(), [recorder, *([hook] if hook else [])]
+    ) as session:
         if kind == "iterator":
             await use_up(session.steps("train", feeds=({"x": one} for one in left)))
         while kind != "iterator":
@@ -124,14 +140,20 @@ async def test_the_idiom_of_the_original_is_a_clean_end(kind: str) -> None:
     assert session.global_step.latest.step == 2
 
 
-async def test_a_loop_says_which_error_of_a_run_has_ended_it(caplog: pytest.LogCaptureFixture) -> None:
-    """A StopAsyncIteration out of a hook or a step ends an `async for` as its own end does: the reason has the difference."""
+async def test_a_loop_says_which_error_of_a_run_has_ended_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A StopAsyncIteration out of a hook or a step ends an `async for` as its own end does: the
+    reason has the difference.
+    """
 
     async def no_more(*_: object) -> None:
         raise StopAsyncIteration("no more")
 
     caplog.set_level(logging.INFO, "aiohooks")
-    async with ah.AsyncMonitoredSession(counting_graph(), [PhaseHook("before_run", no_more)]) as session:
+    async with ah.AsyncMonitoredSession(
+        counting_graph(), [PhaseHook("before_run", no_more)]
+    ) as session:
         await use_up(session.steps("train"))
     assert session.stop_reason == "a run ended with StopAsyncIteration('no more')"
     assert any(str(session.stop_reason) in message for message in caplog.messages)
@@ -146,19 +168,29 @@ class Enough(StopAsyncIteration):
 
 
 @both_kinds
-@pytest.mark.parametrize("error", [NoMoreFiles("a"), Enough("b"), ExceptionGroup("both", [NoMoreFiles(), Enough()])], ids=repr)
+@pytest.mark.parametrize(
+    "error",
+    [NoMoreFiles("a"), Enough("b"), ExceptionGroup("both", [NoMoreFiles(), Enough()])],
+    ids=repr,
+)
 async def test_subclasses_are_clean_ends_too(make: MakeSession, error: Exception) -> None:
     """O2: what counts is `isinstance`; a group of nothing but clean ends is one."""
     hook = RecordingHook()
-    async with make(counting_graph(), [hook, FaultInjectionHook({("before_run", 1): error})]) as session:
+    async with make(
+        counting_graph(), [hook, FaultInjectionHook({("before_run", 1): error})]
+    ) as session:
         await session.run("train")
     assert hook.phases()[-2:] == ["end", "close"]
 
 
 async def test_a_run_after_the_stop_is_a_clean_end() -> None:
-    """O10: forgetting `should_stop` does no harm: `run` ends the block, `end` is called, hooks get no run."""
+    """O10: forgetting `should_stop` does no harm: `run` ends the block, `end` is called, hooks get
+    no run.
+    """
     hook = RecordingHook()
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook, ah.StopAtStepHook(last_step=2)]) as session:
+    async with ah.AsyncMonitoredSession(
+        counting_graph(), [hook, ah.StopAtStepHook(last_step=2)]
+    ) as session:
         while True:
             await session.run("train")
     assert session.global_step.latest.step == 2
@@ -172,13 +204,18 @@ async def test_a_run_after_the_stop_is_a_clean_end() -> None:
 @pytest.mark.parametrize("recovers", [False, True], ids=["fails", "is recovered"])
 @pytest.mark.parametrize("asks", ["before_run", "after_run"])
 async def test_a_stop_outlives_the_run_in_which_it_was_requested(asks: str, recovers: bool) -> None:
-    """O11, O12: a stop is recorded when it is requested, also if this run fails afterwards, or recovers and is repeated."""
+    """O11, O12: a stop is recorded when it is requested, also if this run fails afterwards, or
+    recovers and is repeated.
+    """
 
     async def ask(run_context: ah.SessionRunContext, *_: object) -> None:
         run_context.request_stop("enough")
         assert session.should_stop()
 
-    hooks = [PhaseHook(asks, ask), FaultInjectionHook({("after_run", 1): lost() if recovers else OSError("broken")})]
+    hooks = [
+        PhaseHook(asks, ask),
+        FaultInjectionHook({("after_run", 1): lost() if recovers else OSError("broken")}),
+    ]
     async with ah.AsyncMonitoredSession(counting_graph(), hooks, recovery=NO_BACKOFF) as session:
         if recovers:
             assert await session.run("train") == 1
@@ -190,9 +227,12 @@ async def test_a_stop_outlives_the_run_in_which_it_was_requested(asks: str, reco
 
 
 @both_kinds
-@pytest.mark.parametrize("kind", [ah.AbortedError, OSError, ah.OutOfRangeError], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind", [ah.AbortedError, OSError, ah.OutOfRangeError], ids=lambda kind: kind.__name__
+)
 async def test_should_stop_changes_nothing(make: MakeSession, kind: type[Exception]) -> None:
-    """O13, O14, O67: whatever a background task has raised, `should_stop` raises nothing and makes no session.
+    """O13, O14, O67: whatever a background task has raised, `should_stop` raises nothing and makes
+    no session.
 
     A loss that the next run will recover from is no stop; anything else is.
     """
@@ -221,7 +261,9 @@ async def test_should_stop_changes_nothing(make: MakeSession, kind: type[Excepti
 
 @both_kinds
 async def test_a_failed_task_ends_the_current_run(make: MakeSession) -> None:
-    """O15: a run does not continue after a background failure: it is cancelled and raises the task's error."""
+    """O15: a run does not continue after a background failure: it is cancelled and raises the
+    task's error.
+    """
     ended: list[str] = []
     graph = ah.Graph()
 
@@ -242,7 +284,9 @@ async def test_a_failed_task_ends_the_current_run(make: MakeSession) -> None:
 
 
 async def test_a_failed_task_fails_each_run_from_then_on() -> None:
-    """O18: the failure is final: every further run raises it, no session is made, and a body that catches it ends cleanly."""
+    """O18: the failure is final: every further run raises it, no session is made, and a body that
+    catches it ends cleanly.
+    """
     creator, hook = DyingCreator([9, 9]), RecordingHook()
     seen: list[Exception] = []
 
@@ -250,7 +294,9 @@ async def test_a_failed_task_fails_each_run_from_then_on() -> None:
         session.coord.request_stop(OSError("from a task"))
         raise lost()
 
-    async with ah.AsyncMonitoredSession(creator, [hook, PhaseHook("before_run", lose)], recovery=NO_BACKOFF) as session:
+    async with ah.AsyncMonitoredSession(
+        creator, [hook, PhaseHook("before_run", lose)], recovery=NO_BACKOFF
+    ) as session:
         for _ in range(3):
             with pytest.raises(OSError, match="from a task") as caught:
                 await session.run("train")
@@ -263,8 +309,12 @@ async def test_a_failed_task_fails_each_run_from_then_on() -> None:
 
 @both_kinds
 @pytest.mark.parametrize("body_continues", [False, True])
-async def test_the_end_of_the_input_in_a_task_is_a_stop(make: MakeSession, body_continues: bool) -> None:
-    """O42: a task that reaches the end of its input stops the session, cleanly, as the body would."""
+async def test_the_end_of_the_input_in_a_task_is_a_stop(
+    make: MakeSession, body_continues: bool
+) -> None:
+    """O42: a task that reaches the end of its input stops the session, cleanly, as the body
+    would.
+    """
     hook = RecordingHook()
 
     async def read() -> None:
@@ -277,7 +327,9 @@ async def test_the_end_of_the_input_in_a_task_is_a_stop(make: MakeSession, body_
         if body_continues:
             await session.run("train")
             raise AssertionError("the run must not begin")
-    assert "background task 'reader' ended: OutOfRangeError('end of file')" in (session.stop_reason or "")
+    assert "background task 'reader' ended: OutOfRangeError('end of file')" in (
+        session.stop_reason or ""
+    )
     assert hook.phases() == ["begin", "after_create_session", "end", "close"]
 
 
@@ -298,7 +350,9 @@ async def test_the_bodys_error_stays_the_first(caplog: pytest.LogCaptureFixture)
 
 
 async def test_a_cancelled_session_ends_immediately() -> None:
-    """O65: a cancellation is passed on; no grace period passes, hooks are closed, `end` is not called."""
+    """O65: a cancellation is passed on; no grace period passes, hooks are closed, `end` is not
+    called.
+    """
     hook = RecordingHook(suspend=True)
     tasks: list[asyncio.Task[Any]] = []
 
@@ -308,7 +362,9 @@ async def test_a_cancelled_session_ends_immediately() -> None:
         await asyncio.Event().wait()
 
     with ManualClock() as clock:
-        running = await parked(run_block(ah.AsyncMonitoredSession(counting_graph(), [hook]), body), 20)
+        running = await parked(
+            run_block(ah.AsyncMonitoredSession(counting_graph(), [hook]), body), 20
+        )
         running.cancel("enough")
         with pytest.raises(asyncio.CancelledError):
             await running

@@ -1,4 +1,6 @@
-"""The original's oddities (O1-O68 in the table), where ours does the better thing: ends that fail, and what hooks may be."""
+"""The original's oddities (O1-O68 in the table), where ours does the better thing: ends that fail,
+and what hooks may be.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,19 @@ pytestmark = pytest.mark.every_python
 
 
 async def test_every_end_is_called_whatever_the_others_do() -> None:
-    """O6: hooks behind one whose `end` fails get theirs; one failure is raised as it is, several as one group."""
+    """O6: hooks behind one whose `end` fails get theirs; one failure is raised as it is, several as
+    one group.
+    """
     record: list[tuple[str, str]] = []
     errors = {name: OSError(name) for name in "ac"}
 
     def hooks(failing: str) -> list[ah.SessionRunHook]:
-        return [FaultInjectionHook({("end", 1): errors[name]} if name in failing else {}, name, record=record) for name in "abc"]
+        return [
+            FaultInjectionHook(
+                {("end", 1): errors[name]} if name in failing else {}, name, record=record
+            )
+            for name in "abc"
+        ]
 
     with pytest.raises(OSError, match="a") as caught:
         await run_block(ah.AsyncMonitoredSession(counting_graph(), hooks("a")), train())
@@ -33,25 +42,44 @@ async def test_every_end_is_called_whatever_the_others_do() -> None:
     assert ends == [*[(name, "end") for name in "abc"], *[(name, "close") for name in "cba"]] * 2
 
 
-@pytest.mark.parametrize("kind", [ah.OutOfRangeError, StopAsyncIteration, ah.AbortedError], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind",
+    [ah.OutOfRangeError, StopAsyncIteration, ah.AbortedError],
+    ids=lambda kind: kind.__name__,
+)
 async def test_an_error_of_end_is_an_error(kind: type[Exception]) -> None:
-    """O7, O33: an error of `end` is never suppressed or recovered from; a note says where it comes from."""
+    """O7, O33: an error of `end` is never suppressed or recovered from; a note says where it comes
+    from.
+    """
     error = kind("in end")
     hook = FaultInjectionHook({("end", 1): error})
     with pytest.raises(kind) as caught:
-        await run_block(ah.AsyncMonitoredSession(counting_graph(), [hook], recovery=NO_BACKOFF), train())
+        await run_block(
+            ah.AsyncMonitoredSession(counting_graph(), [hook], recovery=NO_BACKOFF), train()
+        )
     assert caught.value is error
     assert error.__notes__[0] == "raised by FaultInjectionHook.end"
     assert hook.closed_with == [error]
 
 
-@pytest.mark.parametrize("phase", ["begin", "after_create_session", "before_run", "after_run", "end", "close"])
+@pytest.mark.parametrize(
+    "phase", ["begin", "after_create_session", "before_run", "after_run", "end", "close"]
+)
 async def test_an_error_says_which_hook_raised_it(phase: str) -> None:
-    """O33: the error stays the same object, and a note has the hook, its phase, and in a run the step."""
+    """O33: the error stays the same object, and a note has the hook, its phase, and in a run the
+    step.
+    """
     error = OSError("no")
     with pytest.raises(OSError, match="no"):
-        await run_block(ah.AsyncMonitoredSession(counting_graph(), [FaultInjectionHook({(phase, 1): error})]), train())
-    step = {"after_create_session": " at step 0", "before_run": " at step 1", "after_run": " at step 1"}.get(phase, "")
+        await run_block(
+            ah.AsyncMonitoredSession(counting_graph(), [FaultInjectionHook({(phase, 1): error})]),
+            train(),
+        )
+    step = {
+        "after_create_session": " at step 0",
+        "before_run": " at step 1",
+        "after_run": " at step 1",
+    }.get(phase, "")
     assert error.__notes__[0] == f"raised by FaultInjectionHook.{phase}{step}"
 
 
@@ -69,7 +97,9 @@ class BadlyClosed(DyingCreator):
 
 
 async def test_an_error_of_closing_is_not_hidden(caplog: pytest.LogCaptureFixture) -> None:
-    """O44: closing a session that fails is raised at a clean end, noted on the error of another, logged in a recovery."""
+    """O44: closing a session that fails is raised at a clean end, noted on the error of another,
+    logged in a recovery.
+    """
     hook, error = RecordingHook(), ValueError("body")
     with pytest.raises(OSError, match="cannot close"):
         await run_block(ah.AsyncMonitoredSession(BadlyClosed([9]), [hook]), train())
@@ -94,7 +124,9 @@ async def test_an_error_of_closing_is_not_hidden(caplog: pytest.LogCaptureFixtur
 
 @pytest.mark.parametrize("fails_in", ["creation", "after_create_session"])
 async def test_no_end_after_a_recovery_that_failed(fails_in: str) -> None:
-    """O19: if no new session was made, or not every hook got it, `end` is not called; `close` is, and gets the error."""
+    """O19: if no new session was made, or not every hook got it, `end` is not called; `close` is,
+    and gets the error.
+    """
     hook = RecordingHook()
     faulty = FaultInjectionHook({("after_create_session", 2): ValueError("no more sessions")})
     creator = DyingCreator([1]) if fails_in == "creation" else DyingCreator([1, 9])
@@ -143,7 +175,9 @@ async def test_options_do_not_grow_with_attempts() -> None:
     asking = RequestingHook(None, None, {"watch": ["b"]})
     loses = FaultInjectionHook({("before_run", 1): lost(), ("after_run", 1): lost()})
     options = {"watch": ["a"]}
-    async with ah.AsyncMonitoredSession(counting_graph(), [asking, loses], recovery=NO_BACKOFF) as session:
+    async with ah.AsyncMonitoredSession(
+        counting_graph(), [asking, loses], recovery=NO_BACKOFF
+    ) as session:
         await session.run("loss", options=options)
     assert [values.options for values in asking.values] == [{"watch": ["a", "b"]}] * 2
     assert options == {"watch": ["a"]}

@@ -51,7 +51,9 @@ async def fail(error: BaseException) -> None:
 
 
 async def test_sessions_are_replaced_one_by_one() -> None:
-    """A lost session is replaced and the run repeated, until there is no other: then that error leaves the run."""
+    """A lost session is replaced and the run repeated, until there is no other: then that error
+    leaves the run.
+    """
     creator, hook = DyingCreator([1, 2, 3]), RecordingHook()
     seen: list[int] = []
 
@@ -71,20 +73,28 @@ async def test_sessions_are_replaced_one_by_one() -> None:
 
 
 async def test_recovery_keeps_variables_and_step() -> None:
-    """Unlike TensorFlow's without a checkpoint, a recovered session continues from the values and the step that were reached.
+    """Unlike TensorFlow's without a checkpoint, a recovered session continues from the values and
+    the step that were reached.
 
-    A run that failed left nothing; one whose `after_run` failed was complete, and is made once more.
+    A run that failed left nothing; one whose `after_run` failed was complete, and is made once
+    more.
     """
-    hook = FaultInjectionHook({("before_run", 3): ah.AbortedError("lost"), ("after_run", 4): ah.UnavailableError("away")})
+    hook = FaultInjectionHook(
+        {("before_run", 3): ah.AbortedError("lost"), ("after_run", 4): ah.UnavailableError("away")}
+    )
     async with ah.AsyncMonitoredSession(counting_graph(), [hook], recovery=NO_BACKOFF) as session:
         seen = [(await session.run(["total", "train"], {"x": 10}))[0] for _ in range(4)]
         assert seen == [0, 10, 20, 40]
         assert session.global_step.latest.step == 5
 
 
-@pytest.mark.parametrize("error", [ah.AbortedError, ah.UnavailableError], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "error", [ah.AbortedError, ah.UnavailableError], ids=lambda kind: kind.__name__
+)
 async def test_initialisation_is_tried_again(error: type[Exception]) -> None:
-    """A recoverable error of `init_fn` is retried while the block is entered; hooks get the session that succeeded."""
+    """A recoverable error of `init_fn` is retried while the block is entered; hooks get the session
+    that succeeded.
+    """
     calls: list[str] = []
 
     async def init(session: ah.Session) -> None:
@@ -106,7 +116,9 @@ async def test_initialisation_is_tried_again(error: type[Exception]) -> None:
 
 @each_use
 async def test_a_lost_background_task_is_recovered_from(use: Use) -> None:
-    """A recoverable failure of a task of the created session is no stop: the next run replaces the session first."""
+    """A recoverable failure of a task of the created session is no stop: the next run replaces the
+    session first.
+    """
     creator = DyingCreator([9, 9])
     async with ah.AsyncMonitoredSession(creator, recovery=NO_BACKOFF) as session:
         session.coord.start_soon(fail, ah.AbortedError("lost"))
@@ -121,7 +133,9 @@ async def test_a_lost_background_task_is_recovered_from(use: Use) -> None:
 
 @each_use
 async def test_a_failed_background_task_is_not_recovered_from(use: Use) -> None:
-    """Any other failure is a stop: the next run raises it, no session is made, and it leaves the block."""
+    """Any other failure is a stop: the next run raises it, no session is made, and it leaves the
+    block.
+    """
     creator, error = DyingCreator([9, 9]), OSError("broken")
 
     async def body(session: ah.AsyncMonitoredSession) -> None:
@@ -139,7 +153,9 @@ async def test_a_failed_background_task_is_not_recovered_from(use: Use) -> None:
 @each_use
 @pytest.mark.parametrize("stuck_in", ["before_run", "run", "after_run"])
 async def test_a_run_that_is_stuck_is_recovered(stuck_in: str, use: Use) -> None:
-    """A run that would wait indefinitely is ended by the loss of its background task, and repeated in a new session."""
+    """A run that would wait indefinitely is ended by the loss of its background task, and repeated
+    in a new session.
+    """
     waits: list[str] = []
     lost: list[str] = []
     graph = ah.Graph()
@@ -164,7 +180,9 @@ async def test_a_run_that_is_stuck_is_recovered(stuck_in: str, use: Use) -> None
     async def start(session: ah.Session, coord: ah.Coordinator) -> None:
         coord.start_soon(watch, coord)
 
-    hooks = [PhaseHook("after_create_session", start)] + ([PhaseHook(stuck_in, stick)] if stuck_in != "run" else [])
+    hooks = [PhaseHook("after_create_session", start)] + (
+        [PhaseHook(stuck_in, stick)] if stuck_in != "run" else []
+    )
     async with ah.AsyncMonitoredSession(graph, hooks, recovery=NO_BACKOFF) as session:
         assert await use(session) == 10
         assert session.status().recoveries == 1
@@ -173,20 +191,25 @@ async def test_a_run_that_is_stuck_is_recovered(stuck_in: str, use: Use) -> None
 
 
 async def test_what_a_run_raises_beside_a_lost_task_is_recovered_too() -> None:
-    """If a task is lost and the run fails because of it with another error, both are recovered from."""
+    """If a task is lost and the run fails because of it with another error, both are recovered
+    from.
+    """
 
     async def lose(run_context: ah.SessionRunContext) -> None:
         if run_context.attempt == 1:
             session.coord.request_stop(ah.AbortedError("the reader is gone"))
             raise OSError("nothing to read")
 
-    async with ah.AsyncMonitoredSession(counting_graph(), [PhaseHook("before_run", lose)], recovery=NO_BACKOFF) as session:
+    async with ah.AsyncMonitoredSession(
+        counting_graph(), [PhaseHook("before_run", lose)], recovery=NO_BACKOFF
+    ) as session:
         assert await session.run("train") == 1
         assert session.status().recoveries == 1
 
 
 async def test_tasks_end_with_the_session_they_belong_to() -> None:
-    """A recovery cancels the lost session's tasks, waits for them before it makes another one, and leaves others alone.
+    """A recovery cancels the lost session's tasks, waits for them before it makes another one, and
+    leaves others alone.
 
     There is no grace period for them: no time has to pass.
     """
@@ -205,9 +228,14 @@ async def test_tasks_end_with_the_session_they_belong_to() -> None:
         coord.start_soon(work, coord)
         await ticks()
 
-    hooks = [PhaseHook("after_create_session", start), FaultInjectionHook({("before_run", 1): ah.AbortedError("lost")})]
+    hooks = [
+        PhaseHook("after_create_session", start),
+        FaultInjectionHook({("before_run", 1): ah.AbortedError("lost")}),
+    ]
     with ManualClock():
-        async with ah.AsyncMonitoredSession(counting_graph(), hooks, recovery=NO_BACKOFF) as session:
+        async with ah.AsyncMonitoredSession(
+            counting_graph(), hooks, recovery=NO_BACKOFF
+        ) as session:
             other = session.start_soon(asyncio.Event().wait)
             await session.run("train")
             assert record == ["created", "starts", "ends", "created", "starts"]

@@ -1,4 +1,6 @@
-"""TensorFlow's own tests of step functions (150-164 in the table): what they may do, how they stop, and recovery."""
+"""TensorFlow's own tests of step functions (150-164 in the table): what they may do, how they stop,
+and recovery.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ async def test_a_step_function_returns_a_value(make: MakeSession, value: object)
 
 
 async def test_request_stop_raises_in_the_caller() -> None:
-    """It reaches the caller of `run_step_fn` as StopRequestedError, and, unlike TensorFlow's, it is a stop from then on."""
+    """It reaches the caller of `run_step_fn` as StopRequestedError, and, unlike TensorFlow's, it is
+    a stop from then on.
+    """
 
     async def step_fn(context: ah.session.StepContext) -> None:
         context.request_stop()
@@ -52,14 +56,28 @@ async def test_request_stop_raises_in_the_caller() -> None:
 @pytest.mark.parametrize(
     ("script", "reason", "hooked", "steps"),
     [
-        (["hooked", "next", "ask"], "two are enough", 1, 1),  # in a loop: code after it does not run
+        (
+            ["hooked", "next", "ask"],
+            "two are enough",
+            1,
+            1,
+        ),  # in a loop: code after it does not run
         (["raw", "ask"], "two are enough", 0, 1),  # no `before_run` of a run that does not begin
         (["stop", "next"], "over", 0, 0),  # the function is not entered after a stop
-        (["hooked", "stop", "raw", "hooked"], "over", 1, 2),  # a stop in it lets it make raw runs, and none with hooks
+        (
+            ["hooked", "stop", "raw", "hooked"],
+            "over",
+            1,
+            2,
+        ),  # a stop in it lets it make raw runs, and none with hooks
     ],
 )
-async def test_a_stop_ends_the_block_cleanly(make: MakeSession, script: list[str], reason: str, hooked: int, steps: int) -> None:
-    """By the function itself, immediately, or by others at its next run with hooks; `end` is called."""
+async def test_a_stop_ends_the_block_cleanly(
+    make: MakeSession, script: list[str], reason: str, hooked: int, steps: int
+) -> None:
+    """By the function itself, immediately, or by others at its next run with hooks; `end` is
+    called.
+    """
     hook, left = RecordingHook(), [*script]
 
     async def step_fn(context: ah.session.StepContext) -> None:
@@ -69,7 +87,11 @@ async def test_a_stop_ends_the_block_cleanly(make: MakeSession, script: list[str
             elif what == "stop":
                 session.request_stop("over")
             else:
-                await (context.run_with_hooks("train") if what == "hooked" else context.session.run("train"))
+                await (
+                    context.run_with_hooks("train")
+                    if what == "hooked"
+                    else context.session.run("train")
+                )
 
     async with make(counting_graph(), [hook]) as session:
         if script[0] == "stop":
@@ -77,7 +99,13 @@ async def test_a_stop_ends_the_block_cleanly(make: MakeSession, script: list[str
         while True:
             await session.run_step_fn(step_fn)
     assert session.stop_reason == reason
-    assert hook.phases() == ["begin", "after_create_session", *["before_run", "after_run"] * hooked, "end", "close"]
+    assert hook.phases() == [
+        "begin",
+        "after_create_session",
+        *["before_run", "after_run"] * hooked,
+        "end",
+        "close",
+    ]
     assert session.global_step.latest.step == steps
 
 
@@ -132,7 +160,9 @@ async def test_a_function_with_other_parameters_is_no_step_function() -> None:
 
 @both_kinds
 async def test_the_order_of_effects(make: MakeSession) -> None:
-    """Raw runs, runs with hooks, and raw runs of hooks see each other's effects in the order in which they are made."""
+    """Raw runs, runs with hooks, and raw runs of hooks see each other's effects in the order in
+    which they are made.
+    """
     seen: list[tuple[str, int]] = []
 
     class Hook(ah.SessionRunHook):
@@ -141,7 +171,9 @@ async def test_the_order_of_effects(make: MakeSession) -> None:
             await run_context.session.run("train", {"x": 10})
             return ah.SessionRunArgs("total")
 
-        async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        async def after_run(
+            self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+        ) -> None:
             seen.append(("beside the run", run_values.results))
             seen.append(("after_run", await run_context.session.run("total")))
 
@@ -176,7 +208,9 @@ async def test_runs_with_hooks_take_all_arguments() -> None:
 
 @pytest.mark.parametrize("lost_in", ["the function", "a raw run", "before_run", "after_run"])
 async def test_a_recoverable_error_repeats_the_whole_function(lost_in: str) -> None:
-    """After recovery the function is called again from its beginning, wherever in it the error came from."""
+    """After recovery the function is called again from its beginning, wherever in it the error came
+    from.
+    """
     attempts: list[tuple[int, str]] = []
     graph = counting_graph()
 
@@ -234,7 +268,9 @@ async def test_hooks_get_the_attempt() -> None:
         if run_context.attempt == 1:
             raise lost()
 
-    async with ah.AsyncMonitoredSession(counting_graph(), [PhaseHook("before_run", look)], recovery=NO_BACKOFF) as session:
+    async with ah.AsyncMonitoredSession(
+        counting_graph(), [PhaseHook("before_run", look)], recovery=NO_BACKOFF
+    ) as session:
         await session.run_step_fn(use)
     assert seen == [(1, 1), (1, 2)]
 
@@ -249,6 +285,9 @@ async def test_the_singular_session_lets_the_error_out() -> None:
         raise error
 
     with pytest.raises(ah.AbortedError) as caught:
-        await run_block(ah.AsyncSingularMonitoredSession(counting_graph()), lambda session: session.run_step_fn(step_fn))
+        await run_block(
+            ah.AsyncSingularMonitoredSession(counting_graph()),
+            lambda session: session.run_step_fn(step_fn),
+        )
     assert caught.value is error
     assert calls == [1]

@@ -1,6 +1,8 @@
-"""TensorFlow's own tests of scaffolds, session managers and the global step (71-80, 190-224 in the table).
+"""TensorFlow's own tests of scaffolds, session managers and the global step (71-80, 190-224 in the
+table).
 
-What tests/session/test_creators.py, tests/graph/test_variables.py and tests/graph/test_graph.py have got is not here again.
+What tests/session/test_creators.py, tests/graph/test_variables.py and tests/graph/test_graph.py
+have got is not here again.
 """
 
 from __future__ import annotations
@@ -29,19 +31,29 @@ def noting(record: list[str], name: str) -> Any:
 
 
 async def test_a_scaffold_has_what_it_was_given() -> None:
-    """A scaffold adds nothing: parts that were left out are None, the others are kept as they are."""
+    """A scaffold adds nothing: parts that were left out are None, the others are kept as they
+    are.
+    """
 
     async def ready(session: ah.Session) -> None: ...
 
     empty = ah.Scaffold()
-    assert empty.init_fn is empty.ready_for_local_init_fn is empty.local_init_fn is empty.ready_fn is None
+    assert (
+        empty.init_fn
+        is empty.ready_for_local_init_fn
+        is empty.local_init_fn
+        is empty.ready_fn
+        is None
+    )
     assert ah.Scaffold(ready_fn=ready).ready_fn is ready
     with pytest.raises(AttributeError):
         ah.Scaffold().ready_fn = ready  # type: ignore[misc]
 
 
 async def test_a_chief_needs_no_scaffold() -> None:
-    """Without one the variables are initialised and ready; before, none had a value. A graph may have none, or nothing at all."""
+    """Without one the variables are initialised and ready; before, none had a value. A graph may
+    have none, or nothing at all.
+    """
     variables = ah.Variables()
     assert variables.snapshot() == {}
     session = await ah.ChiefSessionCreator(counting_graph(), variables=variables).create_session()
@@ -55,7 +67,9 @@ async def test_a_chief_needs_no_scaffold() -> None:
 
 
 async def test_init_may_feed_the_graph() -> None:
-    """`init_fn` may run operations with feeds: what they change is there when the block is entered."""
+    """`init_fn` may run operations with feeds: what they change is there when the block is
+    entered.
+    """
 
     async def init(session: ah.Session) -> None:
         assert await session.run("train", {"x": 37}) == 37
@@ -66,7 +80,9 @@ async def test_init_may_feed_the_graph() -> None:
 
 
 async def test_local_init_alone_is_enough() -> None:
-    """A scaffold may have any part without the others: only `local_init_fn`, or only a check before it."""
+    """A scaffold may have any part without the others: only `local_init_fn`, or only a check before
+    it.
+    """
     calls: list[str] = []
 
     async def not_ready(session: ah.Session) -> str:
@@ -75,14 +91,20 @@ async def test_local_init_alone_is_enough() -> None:
     scaffold = ah.Scaffold(local_init_fn=noting(calls, "local_init"))
     await ah.ChiefSessionCreator(counting_graph(), scaffold=scaffold).create_session()
     assert calls == ["local_init"]
-    creator = ah.ChiefSessionCreator(counting_graph(), scaffold=ah.Scaffold(ready_for_local_init_fn=not_ready))
-    with refused(ah.errors.NotReadyError, "did not make the model ready for local_init", "a table") as caught:
+    creator = ah.ChiefSessionCreator(
+        counting_graph(), scaffold=ah.Scaffold(ready_for_local_init_fn=not_ready)
+    )
+    with refused(
+        ah.errors.NotReadyError, "did not make the model ready for local_init", "a table"
+    ) as caught:
         await creator.create_session()
     assert isinstance(caught.value, RuntimeError)
 
 
 async def test_a_ready_function_may_raise_what_is_missing() -> None:
-    """The error of a check that fails by raising leaves the creation as it is, and the session is closed."""
+    """The error of a check that fails by raising leaves the creation as it is, and the session is
+    closed.
+    """
     made: list[ah.Session] = []
 
     async def check(session: ah.Session) -> None:
@@ -103,11 +125,16 @@ async def test_a_ready_function_may_raise_what_is_missing() -> None:
 
 
 async def test_a_worker_initialises_what_is_its_own() -> None:
-    """A worker's `local_init_fn` is called when the chief's variables are ready, not before, and its `init_fn` never."""
+    """A worker's `local_init_fn` is called when the chief's variables are ready, not before, and
+    its `init_fn` never.
+    """
     record: list[str] = []
     variables, graph = ah.Variables(), counting_graph()
 
-    parts = {name: noting(record, name) for name in ("init_fn", "ready_for_local_init_fn", "local_init_fn", "ready_fn")}
+    parts = {
+        name: noting(record, name)
+        for name in ("init_fn", "ready_for_local_init_fn", "local_init_fn", "ready_fn")
+    }
     worker = ah.WorkerSessionCreator(graph, variables=variables, scaffold=ah.Scaffold(**parts))
     creating = await parked(worker.create_session(), 5)
     assert record == []
@@ -119,12 +146,17 @@ async def test_a_worker_initialises_what_is_its_own() -> None:
 @pytest.mark.parametrize(
     ("part", "says"),
     [
-        ("ready_for_local_init_fn", "the chief's initialisation did not make the model ready for local_init"),
+        (
+            "ready_for_local_init_fn",
+            "the chief's initialisation did not make the model ready for local_init",
+        ),
         ("ready_fn", "the chief's initialisation did not make the model ready"),
     ],
 )
 async def test_a_worker_that_is_not_ready_fails(part: str, says: str) -> None:
-    """A worker whose own checks return what is missing fails immediately, with its name; waiting would not help."""
+    """A worker whose own checks return what is missing fails immediately, with its name; waiting
+    would not help.
+    """
     calls: list[str] = []
 
     async def missing(session: ah.Session) -> list[str]:
@@ -143,7 +175,9 @@ async def test_a_later_chief_still_initialises_what_is_local() -> None:
     """With initialised variables `init_fn` is left out, `local_init_fn` is not."""
     record: list[str] = []
     variables, graph = ah.Variables(), counting_graph()
-    scaffold = ah.Scaffold(init_fn=noting(record, "init"), local_init_fn=noting(record, "local_init"))
+    scaffold = ah.Scaffold(
+        init_fn=noting(record, "init"), local_init_fn=noting(record, "local_init")
+    )
     for _ in range(2):
         await ah.ChiefSessionCreator(graph, variables=variables, scaffold=scaffold).create_session()
     assert record == ["init", "local_init", "local_init"]
@@ -153,7 +187,9 @@ async def test_a_later_chief_still_initialises_what_is_local() -> None:
 
 
 async def test_every_graph_has_its_global_step() -> None:
-    """There is one in each graph, always the same node, found by name; its value is a plain whole number."""
+    """There is one in each graph, always the same node, found by name; its value is a plain whole
+    number.
+    """
     graph, other = ah.Graph(), ah.Graph()
     assert graph.global_step is graph.global_step is graph.nodes["global_step"]
     assert graph.global_step is not other.global_step
@@ -166,7 +202,9 @@ async def test_every_graph_has_its_global_step() -> None:
         assert isinstance(caught.value, ValueError)
 
 
-@pytest.mark.parametrize("step", [1.0, np.float32(2), [1], (1,), np.array([3]), np.zeros(2, int)], ids=repr)
+@pytest.mark.parametrize(
+    "step", [1.0, np.float32(2), [1], (1,), np.array([3]), np.zeros(2, int)], ids=repr
+)
 async def test_the_global_step_is_one_whole_number(step: Any) -> None:
     """Another type, and more than one number, is no step, not to begin with and not later."""
     with refused(ah.errors.InvalidArgumentError, "step", "whole number"):
@@ -178,9 +216,15 @@ async def test_the_global_step_is_one_whole_number(step: Any) -> None:
 
 
 async def test_the_global_step_beside_an_increment_is_the_old_one() -> None:
-    """Fetched beside the train operation, by a hook or the caller, it is the step at which the run began, never the new one."""
+    """Fetched beside the train operation, by a hook or the caller, it is the step at which the run
+    began, never the new one.
+    """
     hook = RequestingHook("global_step")
     graph = counting_graph()
     async with ah.AsyncMonitoredSession(graph, [hook]) as session:
-        assert [await session.run(["train", graph.global_step]) for _ in range(3)] == [[1, 0], [1, 1], [1, 2]]
+        assert [await session.run(["train", graph.global_step]) for _ in range(3)] == [
+            [1, 0],
+            [1, 1],
+            [1, 2],
+        ]
     assert [values.results for values in hook.values] == [0, 1, 2]

@@ -1,4 +1,6 @@
-"""The table is whole: every test and oddity of the original has a row, and every test that a row names exists."""
+"""The table is whole: every test and oddity of the original has a row, and every test that a row
+names exists.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ NOT_APPLICABLE = "not applicable: "
 AS_ABOVE = re.compile(r"as (\d+)")
 REFERENCE = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 
-# TensorFlow's tests by their numbers: of the hooks and timers that are here, and of all else that a session is made of.
+# TensorFlow's tests by their numbers: of the hooks and timers that are here, and of all else that a
+# session is made of.
 EXPECTED = {
     "hooks and timers": list(range(1, 71)),
     "monitored_session": list(range(71, 172)),
@@ -62,11 +65,17 @@ def defined_in(file: str) -> frozenset[str]:
     if not path.is_file():
         return frozenset()
     functions = ast.FunctionDef | ast.AsyncFunctionDef
-    return frozenset(node.name for node in tree(path).body if isinstance(node, functions) and node.name.startswith("test_"))
+    return frozenset(
+        node.name
+        for node in tree(path).body
+        if isinstance(node, functions) and node.name.startswith("test_")
+    )
 
 
 def wrong(row: Row) -> list[str]:
-    """Describe what is wrong with a row: an empty cell, no reason and no test, or a test that does not exist."""
+    """Describe what is wrong with a row: an empty cell, no reason and no test, or a test that does
+    not exist.
+    """
     if not all(row[:3]):
         return ["an empty cell"]
     if same := AS_ABOVE.fullmatch(row.ours):
@@ -101,7 +110,10 @@ def test_every_row_names_a_test_or_a_reason() -> None:
     ("ours", "answer"),
     [
         ("`tests/tensorflow/test_table.py::test_there_are_no_other_rows`", []),
-        ("`tests/tensorflow/test_table.py::test_gone`", ["tests/tensorflow/test_table.py has no test_gone"]),
+        (
+            "`tests/tensorflow/test_table.py::test_gone`",
+            ["tests/tensorflow/test_table.py has no test_gone"],
+        ),
         ("`tests/test_gone.py::test_gone`", ["tests/test_gone.py has no test_gone"]),
         ("test_there_are_no_other_rows", ["neither tests nor a reason"]),
         ("", ["an empty cell"]),
@@ -110,7 +122,17 @@ def test_every_row_names_a_test_or_a_reason() -> None:
         ("as 33", []),
         ("as 1", ["row 1 gives no reason"]),
     ],
-    ids=["a test", "no such test", "no such file", "no reference", "empty", "no reason", "a reason", "as above", "none above"],
+    ids=[
+        "a test",
+        "no such test",
+        "no such file",
+        "no reference",
+        "empty",
+        "no reason",
+        "a reason",
+        "as above",
+        "none above",
+    ],
 )
 def test_the_search_finds_what_is_wrong(ours: str, answer: list[str]) -> None:
     """Rows that are wrong are found, others are not (the search itself works)."""

@@ -1,4 +1,6 @@
-"""`explore`: what it finds in programs with one defect each, what it does not find in exact ones, and how it repeats it."""
+"""`explore`: what it finds in programs with one defect each, what it does not find in exact ones,
+and how it repeats it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,15 @@ import pytest
 import aiohooks as ah
 from aiohooks._aio.clock import wake
 from aiohooks.errors import InvalidArgumentError, UnsupportedSystemError
-from aiohooks.testing import ExplorationError, ManualClock, always, choose, explore, may_happen, unreliable
+from aiohooks.testing import (
+    ExplorationError,
+    ManualClock,
+    always,
+    choose,
+    explore,
+    may_happen,
+    unreliable,
+)
 from aiohooks.testing.exploration import DISTURBANCES, Disturbance
 
 Program = Callable[..., Awaitable[Any]]
@@ -30,10 +40,16 @@ DEFECTS: dict[str, tuple[str, Program, list[Disturbance]]] = {}
 
 
 def defect(problem: str, *without: Disturbance) -> Callable[[Program], Program]:
-    """Add a program in which `explore` has to find a problem that begins so, where no others distract it."""
+    """Add a program in which `explore` has to find a problem that begins so, where no others
+    distract it.
+    """
 
     def add(program: Program) -> Program:
-        DEFECTS[program.__name__] = problem, program, [one for one in DISTURBANCES if one not in without]
+        DEFECTS[program.__name__] = (
+            problem,
+            program,
+            [one for one in DISTURBANCES if one not in without],
+        )
         return program
 
     return add
@@ -239,8 +255,12 @@ async def _step() -> dict[str, int]:
 
 
 @pytest.mark.parametrize("name", DEFECTS)
-async def test_a_defect_is_found_made_small_and_repeated(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is found within 1,000 seeds, with three disturbances at most, and its replay finds the same again."""
+async def test_a_defect_is_found_made_small_and_repeated(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is found within 1,000 seeds, with three disturbances at most, and its replay finds the
+    same again.
+    """
     problem, program, kinds = DEFECTS[name]
     monkeypatch.setattr("aiohooks.testing.exploration._MOST_STEPS", 2_000)
     monkeypatch.setattr("aiohooks.testing._schedule_loop._LAST_TURN", 2_000)
@@ -262,7 +282,9 @@ async def test_the_message_says_where_tasks_waited_and_how_to_repeat_it() -> Non
     assert text.count("two_locks_in_another_order.<locals>.use") >= 2
     assert f"replay={found.value.replay!r}" in text
     assert "disturbed: " in text
-    with pytest.raises(ExplorationError, match="disturbed: kill, as the program waits at a_file_written_in_place"):
+    with pytest.raises(
+        ExplorationError, match="disturbed: kill, as the program waits at a_file_written_in_place"
+    ):
         await explore(a_file_written_in_place, disturb=["kill"])
 
 
@@ -299,7 +321,11 @@ class Slow:
 
 async def group() -> None:
     """Call a group from several tasks."""
-    hooks = [Slow(), ah.configure(Slow(), timeout=50), ah.configure(Slow(), background=True, max_pending=1)]
+    hooks = [
+        Slow(),
+        ah.configure(Slow(), timeout=50),
+        ah.configure(Slow(), background=True, max_pending=1),
+    ]
     async with ah.HookGroup(Listener, hooks) as listeners, anyio.create_task_group() as tasks:
         for number in range(3):
             tasks.start_soon(listeners.hooks.notify, number)
@@ -332,7 +358,9 @@ async def session() -> None:
     """Run a session that handles signals."""
     hook = Recording()
     try:
-        async with ah.AsyncMonitoredSession(_step, [hook, ah.StopAtStepHook(num_steps=3)], handle_signals=True) as one:
+        async with ah.AsyncMonitoredSession(
+            _step, [hook, ah.StopAtStepHook(num_steps=3)], handle_signals=True
+        ) as one:
             async for _ in one.steps("loss"):
                 await asyncio.sleep(0)
     finally:
@@ -341,7 +369,10 @@ async def session() -> None:
 
 async def saving_session(folder: Path) -> None:
     """Run a session with checkpoints, which is killed and continues."""
-    hooks = [ah.CheckpointSaverHook(folder, every=ah.Every(steps=1)), ah.StopAtStepHook(last_step=3)]
+    hooks = [
+        ah.CheckpointSaverHook(folder, every=ah.Every(steps=1)),
+        ah.StopAtStepHook(last_step=3),
+    ]
     graph = ah.Graph()
     graph.variable("count", 0)
 
@@ -350,7 +381,9 @@ async def saving_session(folder: Path) -> None:
         await asyncio.sleep(0)
         return 1
 
-    async with ah.AsyncMonitoredSession(ah.ChiefSessionCreator(graph, checkpoint_dir=folder), hooks) as one:
+    async with ah.AsyncMonitoredSession(
+        ah.ChiefSessionCreator(graph, checkpoint_dir=folder), hooks
+    ) as one:
         while not one.should_stop():
             step = await one.run(["train", "count"])
             assert step[1] == one.global_step.latest.step - 1
@@ -366,7 +399,9 @@ async def saving_session(folder: Path) -> None:
     ],
     ids=lambda one: getattr(one, "__name__", None),
 )
-async def test_groups_and_sessions_keep_their_promises(program: Program, seeds: int, kinds: set[Disturbance]) -> None:
+async def test_groups_and_sessions_keep_their_promises(
+    program: Program, seeds: int, kinds: set[Disturbance]
+) -> None:
     """Under all disturbances; and each kind that can happen does."""
     explored = await explore(program, seeds=seeds, disturb=kinds)
     assert explored.schedules == seeds + 1
@@ -375,7 +410,9 @@ async def test_groups_and_sessions_keep_their_promises(program: Program, seeds: 
 
 async def test_the_same_seeds_are_the_same_schedules() -> None:
     """Twice the same, and from another first seed others."""
-    first, again, other = [await explore(session, seeds=range(seed, seed + 30)) for seed in (0, 0, 30)]
+    first, again, other = [
+        await explore(session, seeds=range(seed, seed + 30)) for seed in (0, 0, 30)
+    ]
     assert first == again
     assert first != other
 
@@ -403,7 +440,9 @@ async def test_all_orders_of_a_small_program() -> None:
 
 
 async def test_one_cancel_at_every_wait_and_two() -> None:
-    """With a cancel each: before each step of a task, and before the callback that would end a wait; with two: pairs of them."""
+    """With a cancel each: before each step of a task, and before the callback that would end a
+    wait; with two: pairs of them.
+    """
     ends: list[str] = []
 
     async def program() -> None:
@@ -460,7 +499,9 @@ async def test_a_cancelled_scope_of_anyio_waits_for_its_cleanup() -> None:
 
 
 async def test_time_passes_while_a_task_ignores_repeated_cancels() -> None:
-    """A scope of anyio cancels at every turn of the loop; a task that ignores this until a timer fires ends all the same."""
+    """A scope of anyio cancels at every turn of the loop; a task that ignores this until a timer
+    fires ends all the same.
+    """
 
     async def ignore_cancels() -> None:
         timer = asyncio.ensure_future(asyncio.sleep(3))
@@ -535,10 +576,15 @@ async def test_the_loop_that_explores_is_as_it_was_before() -> None:
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks come with Python 3.12")
 async def test_a_context_that_is_entered_twice_stops_no_other_loop() -> None:
-    """Its task would remain the current one of the thread; the error is found, and the caller of `explore` continues."""
+    """Its task would remain the current one of the thread; the error is found, and the caller of
+    `explore` continues.
+    """
 
     async def program() -> None:
-        options: dict[str, Any] = {"eager_start": True, "context": vars(asyncio)["current_task"]().get_context()}
+        options: dict[str, Any] = {
+            "eager_start": True,
+            "context": vars(asyncio)["current_task"]().get_context(),
+        }
         asyncio.Task(asyncio.sleep(0), **options)
 
     task = asyncio.current_task()
@@ -575,7 +621,9 @@ async def test_a_program_with_a_connection_ends() -> None:
 
 @pytest.mark.parametrize("frozen", [True, False])
 async def test_what_a_program_has_frozen_remains_frozen(frozen: bool) -> None:
-    """Where a large program has taken its objects out of garbage collections, the next ones are not slow; else nothing is."""
+    """Where a large program has taken its objects out of garbage collections, the next ones are not
+    slow; else nothing is.
+    """
     gc.freeze() if frozen else gc.unfreeze()
     try:
         await explore(trio_like_group, seeds=5)
@@ -596,12 +644,21 @@ async def test_outside_of_an_exploration_unreliable_functions_are_reliable() -> 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"program": len}, "program is <built-in function len>; give a coroutine function, with one argument at most"),
+        (
+            {"program": len},
+            (
+                "program is <built-in function len>; give a coroutine function, with one argument"
+                " at most"
+            ),
+        ),
         ({"seeds": 0}, "seeds is 0"),
         ({"seeds": [0.5]}, "a seed is 0.5"),
         ({"exhaust": 0}, "exhaust is 0"),
         ({"disturb": ["orders"]}, "a kind in disturb is 'orders'"),
-        ({"replay": "cancel@3"}, "replay is 'cancel@3'; give what an ExplorationError has as its `replay`"),
+        (
+            {"replay": "cancel@3"},
+            "replay is 'cancel@3'; give what an ExplorationError has as its `replay`",
+        ),
         ({"max_secs": 0}, "max_secs is 0"),
     ],
 )
@@ -613,7 +670,9 @@ async def test_invalid_arguments_are_refused(arguments: dict[str, Any], message:
 
 
 async def test_an_event_loop_that_cannot_be_scheduled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`explore` raises an error if the event loop of a Python lacks the queue that a schedule replaces."""
+    """`explore` raises an error if the event loop of a Python lacks the queue that a schedule
+    replaces.
+    """
 
     async def program() -> None: ...
 

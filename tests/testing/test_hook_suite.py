@@ -1,4 +1,6 @@
-"""The conformance suite of hooks, of sessions and of any class: a bad one fails the check that is about it, a good one none."""
+"""The conformance suite of hooks, of sessions and of any class: a bad one fails the check that is
+about it, a good one none.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ current: contextvars.ContextVar[str] = contextvars.ContextVar("current", default
 
 
 class Losses(ah.SessionRunHook):
-    """Does all that a hook may do: it waits, asks for a value, has a task of its own, a state and a context variable."""
+    """Does all that a hook may do: it waits, asks for a value, has a task of its own, a state and a
+    context variable.
+    """
 
     def __init__(self) -> None:
         self.losses: list[float] = []
@@ -43,7 +47,9 @@ class Losses(ah.SessionRunHook):
         current.reset(token)
         return ah.SessionRunArgs("loss")
 
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+    async def after_run(
+        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+    ) -> None:
         await asyncio.sleep(0)
         self.losses.append(run_values.results)
         self.best = min(self.best, run_values.results)
@@ -96,7 +102,9 @@ GROUP: dict[str, Any] = {"kind": AgentHooks}
 
 
 class Good(AgentHooks):
-    """Implements all of them, and waits in each; it has a task, a context variable and a block of its own."""
+    """Implements all of them, and waits in each; it has a task, a context variable and a block of
+    its own.
+    """
 
     async def __aenter__(self) -> None:
         self.seen: list[Any] = []
@@ -159,7 +167,9 @@ class Around:
 
 @pytest.mark.parametrize("check", hook_checks())
 async def test_a_good_hook_passes(check: str) -> None:
-    """A hook that waits in each method, starts a task and has a state, and errors of the library's tree, pass each check."""
+    """A hook that waits in each method, starts a task and has a state, and errors of the library's
+    tree, pass each check.
+    """
     errors = [
         ah.StepTimeoutError("late", wanted=2, seen=1, waited_secs=3.0),
         ah.errors.TaskDiedError("gone", task_id=3, exit_code=-9),
@@ -169,15 +179,24 @@ async def test_a_good_hook_passes(check: str) -> None:
 
 
 @pytest.mark.parametrize("check", hook_checks(kind=AgentHooks))
-@pytest.mark.parametrize("make", [Good, InSlots, Frozen, Around, lambda: ah.configure(InSlots(), timeout=60, on_error="log")])
+@pytest.mark.parametrize(
+    "make",
+    [Good, InSlots, Frozen, Around, lambda: ah.configure(InSlots(), timeout=60, on_error="log")],
+)
 async def test_good_hooks_of_a_class_pass(make: Callable[[], Any], check: str) -> None:
-    """A hook of whatever class passes each check; a method is called with what is given, or with None."""
+    """A hook of whatever class passes each check; a method is called with what is given, or with
+    None.
+    """
     calls = GIVEN | {"decide": {"call": 3}} if make is Good else None
-    await check_hook(make, check, kind=AgentHooks, calls=calls, errors=[ah.errors.HookTimeoutError("late")])
+    await check_hook(
+        make, check, kind=AgentHooks, calls=calls, errors=[ah.errors.HookTimeoutError("late")]
+    )
 
 
 async def test_all_checks_run_on_a_graph() -> None:
-    """Without a name all checks are run; the author's own graph, fetches and feeds are used, and registrations are hooks."""
+    """Without a name all checks are run; the author's own graph, fetches and feeds are used, and
+    registrations are hooks.
+    """
     made: list[Losses] = []
 
     def make() -> HookRegistration:
@@ -320,29 +339,70 @@ class IsRenamed(Losses):
         (NeedsTwoRuns, "ends_at_a_stop", {}, "one run is too few"),
         (BeginsOnce, "works_again", {}, "begun again"),
         (IsCreatedOnce, "recovers", {}, "created again"),
-        (NeedsItsSession, "leaves_errors_alone", {}, "OSError.'of another hook, in begin'. was to be raised alone"),
+        (
+            NeedsItsSession,
+            "leaves_errors_alone",
+            {},
+            "OSError.'of another hook, in begin'. was to be raised alone",
+        ),
         (AnswersErrors, "leaves_errors_alone", {}, "RuntimeError.'instead'"),
-        (SwallowsCancels, "passes_on_cancels", {}, "in its after_run: it has swallowed the cancel, so its task continued"),
-        (SetsAVariable, "restores_context_variables", {}, "context variable 'current' was 'none', and is 'left behind'"),
+        (
+            SwallowsCancels,
+            "passes_on_cancels",
+            {},
+            "in its after_run: it has swallowed the cancel, so its task continued",
+        ),
+        (
+            SetsAVariable,
+            "restores_context_variables",
+            {},
+            "context variable 'current' was 'none', and is 'left behind'",
+        ),
         (HasNoName, "has_a_repr", {}, "fails before its calls: AttributeError"),
         (HasALongRepr, "has_a_repr", {}, "more than one line"),
         (ForgetsTheBest, "restores_its_state", {}, "'best': 1.0}, and is .*'best': inf}"),
         (IsRenamed, "restores_its_state", {}, r"and is {'losses': \[\], 'best': inf}"),
-        (SwallowsCancels, "passes_on_cancels", GROUP, r"cancelled at wait \d, in its on_start: it has swallowed the cancel"),
-        (SwallowsCancels, "ends_at_a_time_limit", GROUP, "cut off by its time limit at wait 1, in its on_start: it has"),
-        (AnswersCancels, "leaves_errors_alone", GROUP, "of another hook, in on_tool'. was to be raised alone, and Exc"),
+        (
+            SwallowsCancels,
+            "passes_on_cancels",
+            GROUP,
+            r"cancelled at wait \d, in its on_start: it has swallowed the cancel",
+        ),
+        (
+            SwallowsCancels,
+            "ends_at_a_time_limit",
+            GROUP,
+            "cut off by its time limit at wait 1, in its on_start: it has",
+        ),
+        (
+            AnswersCancels,
+            "leaves_errors_alone",
+            GROUP,
+            "of another hook, in on_tool'. was to be raised alone, and Exc",
+        ),
         (WorksOnce, "works_again", GROUP | {"calls": GIVEN}, "used before"),
-        (SetsAVariable, "restores_context_variables", GROUP, "'current' was 'none', and is 'left behind'"),
+        (
+            SetsAVariable,
+            "restores_context_variables",
+            GROUP,
+            "'current' was 'none', and is 'left behind'",
+        ),
         (NeedsATool, "ends_cleanly", GROUP, "'NoneType' object has no attribute 'upper'"),
     ],
 )
-async def test_a_bad_hook_fails(make: Callable[[], Any], check: str, options: dict[str, Any], why: str) -> None:
-    """The check for what the hook gets wrong fails, says what it was, and has the name of the check as a note."""
+async def test_a_bad_hook_fails(
+    make: Callable[[], Any], check: str, options: dict[str, Any], why: str
+) -> None:
+    """The check for what the hook gets wrong fails, says what it was, and has the name of the check
+    as a note.
+    """
     with pytest.raises((AssertionError, AttributeError, LookupError, OSError), match=why) as caught:
         await check_hook(make, check, **options)
     notes = " ".join(caught.value.__notes__)
     assert f"this fails the check {check}:" in notes
-    assert ('on_tool was called with None; for other arguments: calls={"on_tool": (...)}' in notes) is (make is NeedsATool)
+    assert (
+        'on_tool was called with None; for other arguments: calls={"on_tool": (...)}' in notes
+    ) is (make is NeedsATool)
 
 
 @pytest.mark.may_leak
@@ -357,10 +417,14 @@ async def test_a_bad_hook_fails(make: Callable[[], Any], check: str, options: di
     ],
 )
 async def test_a_hook_that_leaks_fails(check: str, options: dict[str, Any], when: str) -> None:
-    """What a hook leaves behind is found after each check, and when it was cut off, with the line that started it."""
+    """What a hook leaves behind is found after each check, and when it was cut off, with the line
+    that started it.
+    """
     line = LeavesATask.before_run.__code__.co_firstlineno + 1
     place = rf"LeavesATask\.before_run \({__file__}:{line}\)"
-    with pytest.raises(AssertionError, match=rf"{when}task 'forgotten' still runs, started at {place}"):
+    with pytest.raises(
+        AssertionError, match=rf"{when}task 'forgotten' still runs, started at {place}"
+    ):
         await check_hook(LeavesATask, check, **options)
     while LeavesATask.tasks:
         LeavesATask.tasks.pop().cancel()
@@ -379,13 +443,17 @@ async def test_a_hook_that_never_ends_fails() -> None:
 
 async def test_an_error_that_does_not_pickle_fails() -> None:
     """An error whose `__init__` does not take its args is named."""
-    with pytest.raises(AssertionError, match=r"PlainError\('at step 3'\) cannot be pickled: TypeError"):
+    with pytest.raises(
+        AssertionError, match=r"PlainError\('at step 3'\) cannot be pickled: TypeError"
+    ):
         await check_hook(RecordingHook, "raises_errors_that_pickle", errors=[PlainError(step=3)])
 
 
 async def test_an_unknown_check_is_refused() -> None:
     """The error lists known ones."""
-    with pytest.raises(InvalidArgumentError, match=r"unknown check 'cancels'; .*known are: .*passes_on_cancels"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"unknown check 'cancels'; .*known are: .*passes_on_cancels"
+    ):
         await check_hook(RecordingHook, "cancels")
 
 
@@ -399,9 +467,15 @@ async def test_a_hook_may_stop_the_session() -> None:
     [
         (
             None,
-            r'call_tool\(call.* cannot be called with .*: one of them calls the next hook; .* calls=\{"call_tool": \(\.\.\.\)\}',
+            (
+                r"call_tool\(call.* cannot be called with .*: one of them calls the next hook; .*"
+                r' calls=\{"call_tool": \(\.\.\.\)\}'
+            ),
         ),
-        (GIVEN | {"on_start": (1, 2)}, r"on_start\(agent.* cannot be called with \(1, 2\): too many"),
+        (
+            GIVEN | {"on_start": (1, 2)},
+            r"on_start\(agent.* cannot be called with \(1, 2\): too many",
+        ),
         (GIVEN | {"on_begin": ()}, "calls has 'on_begin', which is no method of .*Good"),
     ],
 )

@@ -36,7 +36,7 @@ async def test_hooks_may_share_a_record() -> None:
         (name, phase)
         for phase in PHASES
         for name in (("two", "one") if phase == "close" else ("one", "two"))
-    ]  # fmt: skip
+    ]
     assert one.phases() == two.phases() == PHASES
 
 
@@ -50,7 +50,9 @@ async def test_a_hook_without_fetches_has_no_results() -> None:
 
 async def test_a_fault_is_raised_at_its_call() -> None:
     """The n-th call of a phase raises its error; all calls are recorded."""
-    hook = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost"), ("after_run", 3): OSError("broken")})
+    hook = FaultInjectionHook(
+        {("before_run", 2): ah.AbortedError("lost"), ("after_run", 3): OSError("broken")}
+    )
 
     async def use() -> None:
         async with ah.AsyncMonitoredSession(double, [hook], recovery=NO_BACKOFF) as session:
@@ -72,7 +74,9 @@ async def test_a_fault_may_be_a_call() -> None:
         await asyncio.sleep(0)
         calls.append("async")
 
-    hook = FaultInjectionHook({("begin", 1): lambda: calls.append("plain"), ("end", 1): suspends}, "mine")
+    hook = FaultInjectionHook(
+        {("begin", 1): lambda: calls.append("plain"), ("end", 1): suspends}, "mine"
+    )
     async with ah.AsyncMonitoredSession(double, [hook]):
         assert calls == ["plain"]
     assert calls == ["plain", "async"]
@@ -81,6 +85,11 @@ async def test_a_fault_may_be_a_call() -> None:
 
 @pytest.mark.parametrize("call", [("no_phase", 1), ("begin", 0)])
 def test_an_invalid_call_is_refused(call: tuple[str, int]) -> None:
-    """A fault for a phase that does not exist, or for a call before the first, is refused with the phases there are."""
-    with pytest.raises(ah.errors.InvalidArgumentError, match=r"give a method \(begin, .*, close\) and a number from 1 on"):
+    """A fault for a phase that does not exist, or for a call before the first, is refused with the
+    phases there are.
+    """
+    with pytest.raises(
+        ah.errors.InvalidArgumentError,
+        match=r"give a method \(begin, .*, close\) and a number from 1 on",
+    ):
         FaultInjectionHook({call: OSError("never raised")})

@@ -68,7 +68,9 @@ async def test_a_shared_library_may_stay_open(tmp_path: Path) -> None:
 
 
 async def test_running_task_is_named_with_its_line() -> None:
-    """A task that is not done when the block is left is named, with the lines of the user's that started it and wait."""
+    """A task that is not done when the block is left is named, with the lines of the user's that
+    started it and wait.
+    """
     ended = asyncio.Event()
     tasks: list[asyncio.Task[Any]] = []
 
@@ -81,14 +83,19 @@ async def test_running_task_is_named_with_its_line() -> None:
 
     found = await leaks_of(leak)
     started, waits = leak.__code__.co_firstlineno + 1, straggler.__code__.co_firstlineno + 1
-    assert f"leak ({__file__}:{started}), waits at " in found.partition("'straggler' still runs, started at ")[2]
+    assert (
+        f"leak ({__file__}:{started}), waits at "
+        in found.partition("'straggler' still runs, started at ")[2]
+    )
     assert f"straggler ({__file__}:{waits}), in Event.wait (" in found
     ended.set()
     await tasks[0]
 
 
 async def test_tasks_of_hooks_are_named_with_the_users_lines() -> None:
-    """The task of a call of a hook has the line of the caller, and a task that the hook has started has that of the hook."""
+    """The task of a call of a hook has the line of the caller, and a task that the hook has started
+    has that of the hook.
+    """
     ended = asyncio.Event()
     tasks: list[asyncio.Task[Any]] = []
 
@@ -111,8 +118,14 @@ async def test_tasks_of_hooks_are_named_with_the_users_lines() -> None:
 
     found = await leaks_of(leak)
     call, hook = call_hooks.__code__.co_firstlineno + 1, Waits.on_start.__code__.co_firstlineno
-    assert f"call_hooks ({__file__}:{call}), waits at " in found.partition("'Waits.on_start' still runs, started at ")[2]
-    assert f"Waits.on_start ({__file__}:{hook + 1}), waits at " in found.partition("'of the hook' still runs, started at ")[2]
+    assert (
+        f"call_hooks ({__file__}:{call}), waits at "
+        in found.partition("'Waits.on_start' still runs, started at ")[2]
+    )
+    assert (
+        f"Waits.on_start ({__file__}:{hook + 1}), waits at "
+        in found.partition("'of the hook' still runs, started at ")[2]
+    )
     assert f"Waits.on_start ({__file__}:{hook + 2}), in Event.wait (" in found
     ended.set()
     await asyncio.wait(tasks)
@@ -152,7 +165,14 @@ def a_signal_handler() -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    "leak", [a_task_that_is_cancelled_and_not_awaited, an_open_file, an_open_socket, a_running_thread, a_signal_handler]
+    "leak",
+    [
+        a_task_that_is_cancelled_and_not_awaited,
+        an_open_file,
+        an_open_socket,
+        a_running_thread,
+        a_signal_handler,
+    ],
 )
 async def test_what_is_left_open_is_named(leak: Callable[[], Iterator[str]]) -> None:
     """What was not there before, and is when the block is left."""
@@ -238,8 +258,12 @@ async def fail_in_a_finaliser() -> None:
         (fail_in_a_finaliser, "OSError('finaliser')"),
     ],
 )
-async def test_what_no_one_reports_is_named(leak: Callable[[], Awaitable[None]], named: str) -> None:
-    """A socket closed by the garbage collector, a coroutine never awaited, an error that no one sees: all are named."""
+async def test_what_no_one_reports_is_named(
+    leak: Callable[[], Awaitable[None]], named: str
+) -> None:
+    """A socket closed by the garbage collector, a coroutine never awaited, an error that no one
+    sees: all are named.
+    """
     assert named in await leaks_of(leak)
 
 
@@ -327,7 +351,9 @@ async def test_pending_cancel_is_passed_on() -> None:
 
 
 async def test_hooks_and_handlers_are_restored() -> None:
-    """The hooks and handlers that the check replaces are restored afterwards, also after a failure."""
+    """The hooks and handlers that the check replaces are restored afterwards, also after a
+    failure.
+    """
 
     def hooks() -> tuple[Any, ...]:
         handler = asyncio.get_running_loop().get_exception_handler()

@@ -39,12 +39,16 @@ OPTIONS = ("-p", "no:cacheprovider", "-o", "asyncio_default_fixture_loop_scope=f
 
 def loading() -> list[str]:
     """Return the options that load the plugin where pytest does not find its entry point."""
-    is_installed = any(entry_point.value == MODULE for entry_point in entry_points(group="pytest11"))
+    is_installed = any(
+        entry_point.value == MODULE for entry_point in entry_points(group="pytest11")
+    )
     return [] if is_installed else ["-p", MODULE]
 
 
 def run(pytester: pytest.Pytester, code: str, *options: str) -> pytest.RunResult:
-    """Run pytest on a file with these tests; the plugin is loaded as by its entry point, also where that is not installed."""
+    """Run pytest on a file with these tests; the plugin is loaded as by its entry point, also where
+    that is not installed.
+    """
     pytester.makepyfile(textwrap.dedent(HEADER) + textwrap.dedent(code))
     return pytester.runpytest(*loading(), "--strict-markers", *OPTIONS, *options)
 
@@ -68,13 +72,18 @@ LEAKING = """
 
 @pytest.mark.parametrize("mark", ["@pytest.mark.asyncio", "@pytest.mark.anyio"])
 def test_a_marked_test_must_not_leak(pytester: pytest.Pytester, mark: str) -> None:
-    """Under pytest-asyncio and anyio's plugin the test that leaks fails, with the leak; one that does not ask is left alone."""
+    """Under pytest-asyncio and anyio's plugin the test that leaks fails, with the leak; one that
+    does not ask is left alone.
+    """
     result = run(pytester, LEAKING.format(mark=mark))
     result.assert_outcomes(passed=2, failed=1)
     result.stdout.fnmatch_lines(
         [
             "*AssertionError: leaks:*",
-            "*- task 'Task-*' still runs, started at leak (*test_a_marked_test_must_not_leak.py:11), waits at Event.wait (*",
+            (
+                "*- task 'Task-*' still runs, started at leak"
+                " (*test_a_marked_test_must_not_leak.py:11), waits at Event.wait (*"
+            ),
         ]
     )
 
@@ -97,7 +106,9 @@ def test_the_fixture_does_the_same(pytester: pytest.Pytester) -> None:
 
 
 def test_a_whole_project_may_ask(pytester: pytest.Pytester) -> None:
-    """`usefixtures` of the configuration checks each async test; plain tests and other fixtures are as they were."""
+    """`usefixtures` of the configuration checks each async test; plain tests and other fixtures are
+    as they were.
+    """
     pytester.makeini("[pytest]\nasyncio_mode = auto\nusefixtures = aiohooks_no_leaks\n")
     result = run(
         pytester,
@@ -117,7 +128,9 @@ def test_a_whole_project_may_ask(pytester: pytest.Pytester) -> None:
 
 
 def test_the_fixture_can_be_overridden(pytester: pytest.Pytester) -> None:
-    """A project's own fixture of that name says what is checked, also for the marker: here the waiters of a store."""
+    """A project's own fixture of that name says what is checked, also for the marker: here the
+    waiters of a store.
+    """
     result = run(
         pytester,
         """
@@ -159,7 +172,12 @@ def test_an_overriding_fixture_returns_a_check(pytester: pytest.Pytester) -> Non
         """,
     )
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*TypeError: 'NoneType' object does not support the asynchronous context manager protocol*"])
+    result.stdout.fnmatch_lines(
+        [
+            "*TypeError: 'NoneType' object does not support the asynchronous context manager"
+            " protocol*"
+        ]
+    )
 
 
 def test_one_set_of_parameters_may_ask(pytester: pytest.Pytester) -> None:
@@ -167,7 +185,9 @@ def test_one_set_of_parameters_may_ask(pytester: pytest.Pytester) -> None:
     result = run(
         pytester,
         """
-        @pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.aiohooks_no_leaks), 3])
+        marked = pytest.param(2, marks=pytest.mark.aiohooks_no_leaks)
+
+        @pytest.mark.parametrize("number", [1, marked, 3])
         @pytest.mark.asyncio
         async def test_leaks(number):
             await leak()
@@ -179,16 +199,14 @@ def test_one_set_of_parameters_may_ask(pytester: pytest.Pytester) -> None:
 
 def test_a_project_may_mark_its_tests(pytester: pytest.Pytester) -> None:
     """A mark that a `conftest.py` adds to a collected test is as good as one in its file."""
-    pytester.makeconftest(
-        """
+    pytester.makeconftest("""
         import pytest
 
         @pytest.hookimpl(trylast=True)
         def pytest_collection_modifyitems(items):
             for item in items:
                 item.add_marker("aiohooks_no_leaks")
-        """
-    )
+        """)
     result = run(
         pytester,
         """
@@ -222,7 +240,9 @@ def test_each_example_of_hypothesis_is_checked(pytester: pytest.Pytester, mark: 
 
 
 def test_methods_of_an_async_test_case_are_checked(pytester: pytest.Pytester) -> None:
-    """Methods of `unittest.IsolatedAsyncioTestCase` too, where `unittest` itself runs the coroutine."""
+    """Methods of `unittest.IsolatedAsyncioTestCase` too, where `unittest` itself runs the
+    coroutine.
+    """
     result = run(
         pytester,
         """
@@ -242,9 +262,10 @@ def test_methods_of_an_async_test_case_are_checked(pytester: pytest.Pytester) ->
 
 
 def test_a_test_that_could_not_be_checked_fails(pytester: pytest.Pytester) -> None:
-    """Another plugin may run a coroutine function that it has kept: a check that did not happen is not passed over."""
-    pytester.makeconftest(
-        """
+    """Another plugin may run a coroutine function that it has kept: a check that did not happen is
+    not passed over.
+    """
+    pytester.makeconftest("""
         import asyncio
 
         def pytest_collection_modifyitems(items):
@@ -254,8 +275,7 @@ def test_a_test_that_could_not_be_checked_fails(pytester: pytest.Pytester) -> No
         def pytest_pyfunc_call(pyfuncitem):
             asyncio.run(pyfuncitem.kept())
             return True
-        """
-    )
+        """)
     result = run(
         pytester,
         """
@@ -291,13 +311,17 @@ def test_the_entry_point_names_the_plugin() -> None:
 
 
 def test_the_plugin_loads_next_to_nothing() -> None:
-    """Loaded at each start of pytest, for every project, it imports of the library only itself, and not asyncio or anyio."""
+    """Loaded at each start of pytest, for every project, it imports of the library only itself, and
+    not asyncio or anyio.
+    """
     program = (
         "import sys, pytest, json; before = set(sys.modules);"
         f"import {MODULE};"
         "print(json.dumps(sorted(set(sys.modules) - before)))"
     )
-    found = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    found = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     loaded = json.loads(found)
     assert [name for name in loaded if name.startswith("aiohooks")] == LOADED
     assert not {"asyncio", "anyio", "unittest"} & {name.partition(".")[0] for name in loaded}
@@ -306,14 +330,17 @@ def test_the_plugin_loads_next_to_nothing() -> None:
 LOADED = ["aiohooks", "aiohooks._lazy", "aiohooks.errors", "aiohooks.testing", MODULE]
 
 OF_ANOTHER_PROJECT = {
-    "pytest.ini": """
+    "pytest.ini": (
+        """
         [pytest]
         asyncio_mode = auto
         markers =
             explore: exploratory tests of this project
             no_leaks: tests of the plumbing
-    """,
-    "conftest.py": f"""
+    """
+    ),
+    "conftest.py": (
+        f"""
         import sys
         import pytest
 
@@ -329,8 +356,10 @@ OF_ANOTHER_PROJECT = {
             plugins = pytestconfig.pluginmanager
             callers = plugins.get_hookcallers(sys.modules["{MODULE}"])
             return {{caller.name for caller in callers}}
-    """,
-    "test_project.py": f"""
+    """
+    ),
+    "test_project.py": (
+        f"""
         import sys
         import unittest
         import pytest
@@ -365,19 +394,26 @@ OF_ANOTHER_PROJECT = {
             around_tests = ("pytest_runtest", "pytest_fixture", "pytest_pyfunc")
             assert not [name for name in hooks_of_aiohooks if name.startswith(around_tests)]
             assert [name for name in sorted(sys.modules) if name.startswith("aiohooks")] == {LOADED}
-    """,
+    """
+    ),
 }
 
 
-def test_another_project_has_names_of_its_own(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Markers, fixtures and options of other projects are theirs: where the plugin is only loaded, it takes no part in tests."""
+def test_another_project_has_names_of_its_own(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Markers, fixtures and options of other projects are theirs: where the plugin is only loaded,
+    it takes no part in tests.
+    """
     for name, text in OF_ANOTHER_PROJECT.items():
         pytester.path.joinpath(name).write_text(textwrap.dedent(text), encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     # Other plugins of the environment may have warnings of their own.
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     plugins = ("-p", MODULE, "-p", "pytest_asyncio.plugin")
-    result = pytester.runpytest_subprocess(*plugins, "--strict-markers", "--strict-config", "-W", "error", *OPTIONS)
+    result = pytester.runpytest_subprocess(
+        *plugins, "--strict-markers", "--strict-config", "-W", "error", *OPTIONS
+    )
     result.assert_outcomes(passed=6)
 
 
@@ -422,11 +458,17 @@ EXPLORED = """
 
 @pytest.mark.parametrize("mark", ["@pytest.mark.asyncio", "@pytest.mark.anyio"])
 def test_a_marked_test_is_explored(pytester: pytest.Pytester, mark: str) -> None:
-    """Its body runs under many schedules, with its fixtures; the option that the message shows repeats one of them."""
+    """Its body runs under many schedules, with its fixtures; the option that the message shows
+    repeats one of them.
+    """
     result = run(pytester, EXPLORED.format(mark=mark))
     result.assert_outcomes(passed=1, failed=1)
     found = re.search(r"again: pytest '(.*)' --aiohooks-explore-replay='(.*)'", result.stdout.str())
     assert found is not None
-    again = run(pytester, EXPLORED.format(mark=mark), "-k", "loses", f"--aiohooks-explore-replay={found[2]}")
+    again = run(
+        pytester, EXPLORED.format(mark=mark), "-k", "loses", f"--aiohooks-explore-replay={found[2]}"
+    )
     again.assert_outcomes(failed=1, deselected=1)
-    again.stdout.fnmatch_lines(["*(the replay, 1 schedules)*", f"*--aiohooks-explore-replay='{found[2]}'"])
+    again.stdout.fnmatch_lines(
+        ["*(the replay, 1 schedules)*", f"*--aiohooks-explore-replay='{found[2]}'"]
+    )

@@ -33,10 +33,16 @@ async def test_a_check_that_hangs_is_named() -> None:
 
     stores: dict[str, MemoryStepStore] = {}
     with pytest.raises(AssertionError, match=r"loses_no_race: stuck for 0\.05 s"):
-        await check_step_store(lambda run: stores.setdefault(run, NeverWakes(run=run)), "loses_no_race", limit_secs=0.05)
+        await check_step_store(
+            lambda run: stores.setdefault(run, NeverWakes(run=run)),
+            "loses_no_race",
+            limit_secs=0.05,
+        )
 
 
 async def test_an_unknown_check_is_refused() -> None:
     """The error lists known ones."""
-    with pytest.raises(InvalidArgumentError, match="unknown check 'x'; known are: advances_for_threads, "):
+    with pytest.raises(
+        InvalidArgumentError, match="unknown check 'x'; known are: advances_for_threads, "
+    ):
         await check_step_store(lambda run: MemoryStepStore(run=run), "x")

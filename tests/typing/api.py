@@ -1,6 +1,7 @@
 """What type checkers make of the public API; judged by mypy and pyright, never run.
 
-A line with `type: ignore` is wrong use: the checkers must refuse it, and they complain about an ignore without need.
+A line with `type: ignore` is wrong use: the checkers must refuse it, and they complain about an
+ignore without need.
 """
 
 # pyright: reportUnnecessaryTypeIgnoreComment=true
@@ -39,7 +40,9 @@ class MyHook(ah.SessionRunHook):
         assert_type(run_context.attempt, int)
         return ah.SessionRunArgs({"loss": "loss"}, feed_dict={"x": 1})
 
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+    async def after_run(
+        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+    ) -> None:
         assert_type(run_values.results, Any)
         run_context.request_stop("enough")
 
@@ -92,7 +95,9 @@ class LossHook(ah.SessionRunHook):
         assert_type(await ctx.session.run(self.loss), float)
         return ah.SessionRunArgs(self.loss)
 
-    async def after_run(self, ctx: ah.SessionRunContext, values: ah.SessionRunValues[float]) -> None:
+    async def after_run(
+        self, ctx: ah.SessionRunContext, values: ah.SessionRunValues[float]
+    ) -> None:
         assert_type(values.results, float)
 
     async def end(self, raw: ah.Session) -> None: ...
@@ -106,9 +111,14 @@ class WrongHook(ah.SessionRunHook):
 
 
 async def fetched(
-    session: ah.AsyncMonitoredSession, raw: ah.Session, loss: ah.graph.Operation[float], names: ah.graph.Operation[list[str]]
+    session: ah.AsyncMonitoredSession,
+    raw: ah.Session,
+    loss: ah.graph.Operation[float],
+    names: ah.graph.Operation[list[str]],
 ) -> None:
-    """What is fetched has the type of the operation, and of several in a tuple; of names nothing is known."""
+    """What is fetched has the type of the operation, and of several in a tuple; of names nothing is
+    known.
+    """
     step, w = session.graph.global_step, session.graph.variable("w", 0.0)
     assert_type(await session.run(loss), float)
     assert_type(await session.run(loss, {"x": 1.0}, {"trace": True}), float)
@@ -128,7 +138,9 @@ async def fetched(
     async for pair in session.steps((loss, names)):
         assert_type(pair, tuple[float, list[str]])
     assert_type(session.steps((loss, names, step)), ah.session.Steps[tuple[float, list[str], int]])
-    assert_type(session.steps((loss, names, step, w)), ah.session.Steps[tuple[float, list[str], int, Any]])
+    assert_type(
+        session.steps((loss, names, step, w)), ah.session.Steps[tuple[float, list[str], int, Any]]
+    )
     assert_type(session.steps(), ah.session.Steps[Any])
     assert_type(await anext(session.steps(loss)), float)
     session.steps(loss, prefech=2)  # type: ignore[call-overload]
@@ -163,7 +175,9 @@ async def sessions(source: ah.Graph | ah.SessionCreator | Callable[[int], Any]) 
     ah.configure(hook, on_error="ignore")  # type: ignore[arg-type]
     ah.configure(hook, -1)  # type: ignore[call-arg]
     policy = ah.RecoveryPolicy((OSError,), max_attempts=3, backoff=ah.Backoff(jitter=False))
-    async with ah.AsyncMonitoredSession(source, [hook, registered], recovery=policy, handle_signals=True) as session:
+    async with ah.AsyncMonitoredSession(
+        source, [hook, registered], recovery=policy, handle_signals=True
+    ) as session:
         assert_type(session, ah.AsyncMonitoredSession)
         assert_type(await session.run("loss", feed_dict={"batch": 3}), Any)
         assert_type(session.should_stop(), bool)
@@ -293,7 +307,9 @@ class AgentHooks:
 
 async def check_hook_groups(hooks: list[object]) -> None:
     """A group stands for an object of its class, to the type checkers as well."""
-    async with ah.HookGroup(AgentHooks, [*hooks, ah.configure(object(), background=True, max_pending=3)], name="x") as group:
+    async with ah.HookGroup(
+        AgentHooks, [*hooks, ah.configure(object(), background=True, max_pending=3)], name="x"
+    ) as group:
         assert_type(group, ah.HookGroup[AgentHooks])
         assert_type(group.hooks, AgentHooks)
         assert_type(await group.hooks.decide("x"), float | None)
@@ -324,7 +340,9 @@ async def check_hook_groups(hooks: list[object]) -> None:
 
 
 def check_effects(run_context: ah.SessionRunContext) -> None:
-    """A handler is a coroutine function of one effect; recording returns the key and is not awaited."""
+    """A handler is a coroutine function of one effect; recording returns the key and is not
+    awaited.
+    """
 
     async def send(effect: ah.dispatch.Effect) -> int:
         assert_type(effect.key, str)

@@ -24,11 +24,15 @@ pytestmark = pytest.mark.every_python
 
 @pytest.mark.parametrize(("max_lag", "per_version"), [(0, 1), (0, 3), (1, 1), (2, 4)])
 async def test_room_for_items(max_lag: int, per_version: int) -> None:
-    """Items for the next version and for `max_lag` more are admitted immediately, and one more waits."""
+    """Items for the next version and for `max_lag` more are admitted immediately, and one more
+    waits.
+    """
     versions = MemoryStepStore(7)
     gate = VersionGate(versions, max_lag=max_lag, per_version=per_version)
     tickets = await admit_items(gate, (max_lag + 1) * per_version)
-    assert [one.step for one in tickets] == [7 + number // per_version for number in range(len(tickets))]
+    assert [one.step for one in tickets] == [
+        7 + number // per_version for number in range(len(tickets))
+    ]
     assert max(one.step - one.version for one in tickets) == max_lag
     assert gate.statistics().room == 0
     late = start_waiting(gate)
@@ -38,7 +42,9 @@ async def test_room_for_items(max_lag: int, per_version: int) -> None:
 
 
 async def test_a_new_caller_cannot_pass_the_queue() -> None:
-    """A caller that comes when there is room again, but others still wait, is admitted after them."""
+    """A caller that comes when there is room again, but others still wait, is admitted after
+    them.
+    """
     versions = MemoryStepStore()
     gate = VersionGate(versions, max_lag=0)
     (first,) = await admit_items(gate, 1)
@@ -105,7 +111,11 @@ def test_a_gate_belongs_to_a_loop() -> None:
         one.use()
     with pytest.raises(WrongLoopError):
         asyncio.run(main())
-    assert (gate.statistics().open, one.lag, repr(gate)) == (1, 0, "<version gate of 'default' at version 0, max_lag 1, 1 open>")
+    assert (gate.statistics().open, one.lag, repr(gate)) == (
+        1,
+        0,
+        "<version gate of 'default' at version 0, max_lag 1, 1 open>",
+    )
 
 
 ALONE = """
@@ -128,23 +138,34 @@ ALONE = """
 
     asyncio.run(main())
     loaded = sorted(name for name in sys.modules if name.startswith("aiohooks."))
-    assert not {"aiohooks.graph.session", "aiohooks.graph.graph", "aiohooks.session.coordinator"} & set(loaded), loaded
+    others = {"aiohooks.graph.session", "aiohooks.graph.graph", "aiohooks.session.coordinator"}
+    assert not others & set(loaded), loaded
 """
 
 
 def test_it_works_alone() -> None:
     """The gate imports and works without the session, with the standard library and anyio only."""
     program = "".join(map(textwrap.dedent, (ONLY_CORE, NO_FRONT_DOOR, ALONE)))
-    subprocess.run([sys.executable, "-W", "error", "-c", program], cwd=ROOT, check=True, timeout=HANG_SECS)
+    subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], cwd=ROOT, check=True, timeout=HANG_SECS
+    )
 
 
 async def test_statistics_of_lags_and_waits(clock: ManualClock) -> None:
-    """The mean is over the items used; nothing has waited at first; a wait is counted with its own seconds, not the clock's."""
+    """The mean is over the items used; nothing has waited at first; a wait is counted with its own
+    seconds, not the clock's.
+    """
     clock.advance(1_000)
     versions = MemoryStepStore()
     gate = VersionGate(versions, max_lag=2)
     new = gate.statistics()
-    assert (new.waits, new.max_waiting, new.waited_secs, new.lag_mean, new.lag_max) == (0, 0, 0.0, 0.0, 0)
+    assert (new.waits, new.max_waiting, new.waited_secs, new.lag_mean, new.lag_max) == (
+        0,
+        0,
+        0.0,
+        0.0,
+        0,
+    )
     tickets = await admit_items(gate, 3)
     late = start_waiting(gate)
     await ticks(10)

@@ -1,4 +1,6 @@
-"""The version gate against a model, and under random interleavings: the bound holds, no place is lost."""
+"""The version gate against a model, and under random interleavings: the bound holds, no place is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ class GateAgainstModel(RuleBasedStateMachine):
             answer = call()
             if asyncio.iscoroutine(answer):
                 answer = await answer
-            await ticks(40 + 10 * len(self.all))  # what has to follow has followed: items wait on the store one by one
+            await ticks(
+                40 + 10 * len(self.all)
+            )  # what has to follow has followed: items wait on the store one by one
             return answer
 
         return self.loop.run_until_complete(settled())
@@ -72,7 +76,12 @@ class GateAgainstModel(RuleBasedStateMachine):
 
     def room(self) -> int:
         places = (self.max_lag + 1) * self.per_version
-        return places - len(self.having("open")) - self.shipped_ahead - min(self.used_ahead, self.per_version)
+        return (
+            places
+            - len(self.having("open"))
+            - self.shipped_ahead
+            - min(self.used_ahead, self.per_version)
+        )
 
     def admit_waiters(self) -> None:
         """Admit in the order of arrival, while there is room."""
@@ -83,7 +92,11 @@ class GateAgainstModel(RuleBasedStateMachine):
 
     def lag(self, item: Item) -> int | None:
         assert item.position is not None
-        return self.position.step - item.position.step if item.position.epoch == self.position.epoch else None
+        return (
+            self.position.step - item.position.step
+            if item.position.epoch == self.position.epoch
+            else None
+        )
 
     def teardown(self) -> None:
         if not hasattr(self, "loop"):
@@ -324,7 +337,9 @@ async def test_the_bound_holds_in_any_order(max_lag: int, per_version: int) -> N
 @pytest.mark.parametrize("how", ["in_order", "waits_for_due"])
 @pytest.mark.parametrize(("max_lag", "per_version"), SHAPES)
 async def test_no_item_is_stale(max_lag: int, per_version: int, how: str) -> None:
-    """Used in the order of their admission, or by a trainer that continues to take items until none is due."""
+    """Used in the order of their admission, or by a trainer that continues to take items until none
+    is due.
+    """
     for seed in range(15):
         seen = await Simulation(seed, max_lag, per_version, **{how: True}).run()
         assert seen.stale == 0

@@ -8,7 +8,13 @@ import sys
 
 import pytest
 
-from aiohooks.errors import PublisherFailedError, PublisherFinishedError, StepTimeoutError, StopRequestedError, StoreClosedError
+from aiohooks.errors import (
+    PublisherFailedError,
+    PublisherFinishedError,
+    StepTimeoutError,
+    StopRequestedError,
+    StoreClosedError,
+)
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.stores import MemoryStepStore
 from aiohooks.testing.clock import ManualClock
@@ -20,10 +26,15 @@ pytestmark = pytest.mark.every_python
 
 
 @pytest.mark.parametrize(
-    ("error", "kind"), [(RuntimeError("out of memory"), PublisherFailedError), (None, PublisherFinishedError)]
+    ("error", "kind"),
+    [(RuntimeError("out of memory"), PublisherFailedError), (None, PublisherFinishedError)],
 )
-async def test_a_dead_publisher_ends_all_waits(error: Exception | None, kind: type[Exception]) -> None:
-    """When no publisher is left all waits end, each with an error of its own, and so do later ones."""
+async def test_a_dead_publisher_ends_all_waits(
+    error: Exception | None, kind: type[Exception]
+) -> None:
+    """When no publisher is left all waits end, each with an error of its own, and so do later
+    ones.
+    """
     versions = MemoryStepStore()
     publisher = versions.publisher("trainer")
     gate = VersionGate(versions, max_lag=0)
@@ -35,7 +46,9 @@ async def test_a_dead_publisher_ends_all_waits(error: Exception | None, kind: ty
     assert [type(one) for one in raised] == [kind] * 3
     assert len({id(one) for one in raised}) == 3
     assert "3 waited for room in the version gate of " in raised[0].__notes__[0]  # type: ignore[union-attr]
-    assert all(isinstance(one, kind) and one.__cause__ is error and "trainer" in str(one) for one in raised)
+    assert all(
+        isinstance(one, kind) and one.__cause__ is error and "trainer" in str(one) for one in raised
+    )
     with pytest.raises(kind):
         await admit_one(gate)
     assert gate.statistics().waiting == 0
@@ -50,11 +63,15 @@ async def test_a_closed_store_ends_all_waits() -> None:
     late = start_waiting(gate, 2)
     await ticks(10)
     await versions.aclose()
-    assert [type(one) for one in await asyncio.gather(*late, return_exceptions=True)] == [StoreClosedError] * 2
+    assert [type(one) for one in await asyncio.gather(*late, return_exceptions=True)] == [
+        StoreClosedError
+    ] * 2
 
 
 async def test_ending_all_waits_is_linear() -> None:
-    """When no more versions will come each waiter is woken once, so that the work is linear in their number."""
+    """When no more versions will come each waiter is woken once, so that the work is linear in
+    their number.
+    """
 
     async def calls(waiters: int) -> int:
         versions = MemoryStepStore()
@@ -63,7 +80,9 @@ async def test_ending_all_waits_is_linear() -> None:
         tasks = start_waiting(gate, waiters)
         await ticks(10)
         seen: list[str] = []
-        sys.setprofile(lambda frame, event, argument: seen.append(event) if event == "call" else None)
+        sys.setprofile(
+            lambda frame, event, argument: seen.append(event) if event == "call" else None
+        )
         try:
             await versions.aclose()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -75,15 +94,24 @@ async def test_ending_all_waits_is_linear() -> None:
 
 
 async def test_a_timeout_is_for_each_wait() -> None:
-    """Each wait ends at its own time limit while the others continue, and the message says what is missing."""
+    """Each wait ends at its own time limit while the others continue, and the message says what is
+    missing.
+    """
     with ManualClock() as clock:
         versions = MemoryStepStore(run="weights")
         gate = VersionGate(versions, max_lag=0)
         _held = await admit_items(gate, 1)
-        first, second, third = [*start_waiting(gate, timeout=5), *start_waiting(gate, timeout=2), *start_waiting(gate)]
+        first, second, third = [
+            *start_waiting(gate, timeout=5),
+            *start_waiting(gate, timeout=2),
+            *start_waiting(gate),
+        ]
         await ticks(10)
         clock.advance(2)
-        message = r"<version gate of 'weights' at version 0, .*> has no room until version 1 .* in 2 s: seen step 0, no publisher"
+        message = (
+            r"<version gate of 'weights' at version 0, .*> has no room until version 1 .* in 2 s:"
+            r" seen step 0, no publisher"
+        )
         with pytest.raises(StepTimeoutError, match=message):
             await second
         clock.advance(3)
@@ -96,11 +124,17 @@ async def test_a_timeout_is_for_each_wait() -> None:
         clock.advance(1)
         await cancel_tasks([third])
         statistics = gate.statistics()
-        assert (statistics.waits, statistics.max_waiting, statistics.waited_secs) == (3, 3, 2 + 5 + 6)
+        assert (statistics.waits, statistics.max_waiting, statistics.waited_secs) == (
+            3,
+            3,
+            2 + 5 + 6,
+        )
 
 
 async def test_a_wait_that_lasts_says_who_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
-    """Once a minute a line says how many wait, for what, who publishes and who admitted the open items."""
+    """Once a minute a line says how many wait, for what, who publishes and who admitted the open
+    items.
+    """
     caplog.set_level(logging.INFO, logger="aiohooks.version_gate")
     with ManualClock() as clock:
         versions = MemoryStepStore(run="weights")
@@ -117,8 +151,13 @@ async def test_a_wait_that_lasts_says_who_is_waited_for(caplog: pytest.LogCaptur
             clock.advance(180)
             await cancel_tasks(late)
     gate_now = "<version gate of 'weights' at version 0, max_lag 0, 1 open, {} waiting>"
-    for_what = "version 1 or a dropped item, published by trainer; its open items were admitted by worker-0"
-    assert [record.getMessage() for record in caplog.records if record.name == "aiohooks.version_gate"] == [
+    for_what = (
+        "version 1 or a dropped item, published by trainer; its open items were admitted by"
+        " worker-0"
+    )
+    assert [
+        record.getMessage() for record in caplog.records if record.name == "aiohooks.version_gate"
+    ] == [
         f"{gate_now.format(count)}: waiting for {for_what}, for {secs} s now"
         for count, secs in ((2, 60), (1, 60), (1, 120), (1, 180))
     ]
@@ -126,7 +165,9 @@ async def test_a_wait_that_lasts_says_who_is_waited_for(caplog: pytest.LogCaptur
 
 
 async def test_a_stop_ends_the_wait() -> None:
-    """With `until` a stop, or the failure of a background task, ends the wait, of the first in the queue and of the others."""
+    """With `until` a stop, or the failure of a background task, ends the wait, of the first in the
+    queue and of the others.
+    """
     coord = Coordinator()
     gate = VersionGate(MemoryStepStore(), max_lag=0)
     _held = await admit_items(gate, 1)

@@ -24,7 +24,9 @@ def test_a_gate_is_used_in_an_event_loop() -> None:
 
 
 async def test_the_version_is_that_at_which_the_task_runs() -> None:
-    """A version that is published after an item was admitted and before its task runs is the item's: it will read that one."""
+    """A version that is published after an item was admitted and before its task runs is the
+    item's: it will read that one.
+    """
     versions = MemoryStepStore()
     gate = VersionGate(versions, max_lag=0)
     (first,) = await admit_items(gate, 1)
@@ -46,7 +48,9 @@ async def test_lag_of_a_position_from_elsewhere() -> None:
 
 
 async def test_a_block_that_fails_abandons_its_item() -> None:
-    """An error or a cancellation in the block frees the place, also when the ticket was handed off."""
+    """An error or a cancellation in the block frees the place, also when the ticket was handed
+    off.
+    """
     gate = VersionGate(MemoryStepStore(), max_lag=0)
     with contextlib.suppress(ZeroDivisionError):
         async with gate.admit() as one:
@@ -64,17 +68,30 @@ async def test_a_block_that_fails_abandons_its_item() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     statistics = gate.statistics()
-    assert (statistics.abandoned, statistics.dropped, statistics.open, statistics.room) == (2, 2, 0, 1)
+    assert (statistics.abandoned, statistics.dropped, statistics.open, statistics.room) == (
+        2,
+        2,
+        0,
+        1,
+    )
 
 
 @pytest.mark.parametrize("how", ["cancelled", "failed", "block never left"])
-async def test_the_ticket_of_a_task_that_has_ended_is_given_back(how: str, caplog: pytest.LogCaptureFixture) -> None:
-    """When the task that had an open ticket has ended and nothing else refers to it, its place is free; a log line says so."""
+async def test_the_ticket_of_a_task_that_has_ended_is_given_back(
+    how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """When the task that had an open ticket has ended and nothing else refers to it, its place is
+    free; a log line says so.
+    """
     gate = VersionGate(MemoryStepStore(run="weights"), max_lag=0)
     taken = asyncio.Event()
 
     async def hold() -> None:
-        ticket = await gate.admit().__aenter__() if how == "block never left" else (await admit_items(gate, 1))[0]
+        ticket = (
+            await gate.admit().__aenter__()
+            if how == "block never left"
+            else (await admit_items(gate, 1))[0]
+        )
         taken.set()
         if how == "failed":
             raise ZeroDivisionError
@@ -109,7 +126,9 @@ async def test_a_warning_is_about_the_first_lost_ticket(caplog: pytest.LogCaptur
 
 
 async def test_a_lost_ticket_that_is_reset_counts_once() -> None:
-    """A reset invalidates the items of lost tickets too; later their collection changes nothing, and it needs no open gate."""
+    """A reset invalidates the items of lost tickets too; later their collection changes nothing,
+    and it needs no open gate.
+    """
     versions = MemoryStepStore()
     gate = VersionGate(versions, max_lag=1)
     await admit_items(gate, 2)  # the tickets are lost here
@@ -117,18 +136,29 @@ async def test_a_lost_ticket_that_is_reset_counts_once() -> None:
     assert gate.statistics().invalidated == 2
     await ticks()
     statistics = gate.statistics()
-    assert (statistics.admitted, statistics.invalidated, statistics.abandoned, statistics.room) == (2, 2, 0, 2)
+    assert (statistics.admitted, statistics.invalidated, statistics.abandoned, statistics.room) == (
+        2,
+        2,
+        0,
+        2,
+    )
 
 
 async def test_an_item_is_used_once() -> None:
-    """A second `use`, and a `use` or `drop` after the block has shipped the item, are errors that say what to do."""
+    """A second `use`, and a `use` or `drop` after the block has shipped the item, are errors that
+    say what to do.
+    """
     gate = VersionGate(MemoryStepStore(), max_lag=1)
     async with gate.admit() as one:
         assert one.use()
-        with pytest.raises(InvalidArgumentError, match=r"<Ticket 0 .*> was used already: one item, one use"):
+        with pytest.raises(
+            InvalidArgumentError, match=r"<Ticket 0 .*> was used already: one item, one use"
+        ):
             one.use()
     async with gate.admit() as two:
         pass
     for call in (two.use, two.drop):
-        with pytest.raises(InvalidArgumentError, match=r"was shipped already: .* call hand_off\(\) inside"):
+        with pytest.raises(
+            InvalidArgumentError, match=r"was shipped already: .* call hand_off\(\) inside"
+        ):
             call()

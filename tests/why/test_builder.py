@@ -88,7 +88,9 @@ class Holder:
 
 @pytest.mark.parametrize("how", ["with", "context manager", "exit stack"])
 async def test_the_holder_of_a_lock(how: str) -> None:
-    """A lock is held by the task in whose `with` block it is, however it was entered; not by others that wait for it."""
+    """A lock is held by the task in whose `with` block it is, however it was entered; not by others
+    that wait for it.
+    """
     async with starting() as start:
         holder = Holder()
         start(holder.hold(how), "holder")
@@ -97,9 +99,17 @@ async def test_the_holder_of_a_lock(how: str) -> None:
         start(holder.want(), "second")
         text = await lines()
         assert found(
-            text, r"task '(?:first|second)', .* waits for lock `self.lock` \(held\) <- task 'holder', Holder.hold at @ <- event"
+            text,
+            r"task '(?:first|second)', .* waits for lock `self.lock` \(held\) <- task 'holder',"
+            r" Holder.hold at @ <- event",
         )
-        assert sum(found([line], r"task '(?:first|second)', .* waits for lock `self.lock`") for line in text) == 2
+        assert (
+            sum(
+                found([line], r"task '(?:first|second)', .* waits for lock `self.lock`")
+                for line in text
+            )
+            == 2
+        )
         assert not found(text, r"<- task '(first|second)'")
 
 
@@ -108,7 +118,10 @@ async def test_a_lock_that_was_acquired_without_with() -> None:
     lock = asyncio.Lock()
     await lock.acquire()
     task = asyncio.create_task(lock.acquire(), name="second")
-    assert found(await lines(), r"task 'second'.*lock.*held, its holder is not known: no task is in a `with` block of it")
+    assert found(
+        await lines(),
+        r"task 'second'.*lock.*held, its holder is not known: no task is in a `with` block of it",
+    )
     lock.release()
     await task
 
@@ -123,7 +136,10 @@ async def test_a_task_that_wants_its_own_lock() -> None:
                 pass
 
         start(twice(), "twice")
-        assert found(await lines(), r"^deadlock: task 'twice'.* <- lock (`holder.lock` )?\(held\) <- task 'twice'")
+        assert found(
+            await lines(),
+            r"^deadlock: task 'twice'.* <- lock (`holder.lock` )?\(held\) <- task 'twice'",
+        )
 
 
 @pytest.mark.parametrize("how", ["context manager", "condition", "condition of anyio"])
@@ -131,7 +147,10 @@ async def test_a_task_that_enters_a_block_does_not_hold_its_lock(how: str) -> No
     """It waits for the one that has acquired it, and that is no deadlock."""
     async with starting() as start:
         holder = Holder()
-        conditions: dict[str, Any] = {"condition": asyncio.Condition(), "condition of anyio": anyio.Condition()}
+        conditions: dict[str, Any] = {
+            "condition": asyncio.Condition(),
+            "condition of anyio": anyio.Condition(),
+        }
         await conditions.get(how, holder.lock).acquire()
 
         async def want() -> None:
@@ -141,13 +160,17 @@ async def test_a_task_that_enters_a_block_does_not_hold_its_lock(how: str) -> No
         start(want(), "wants")
         text = await lines()
         assert found(
-            text, r"^task 'wants'.* waits for lock .*\(held, its holder is not known: no task is in a `with` block of it"
+            text,
+            r"^task 'wants'.* waits for lock .*\(held, its holder is not known: no task is in a"
+            r" `with` block of it",
         )
         assert len(text) == 2, text
 
 
 @pytest.mark.parametrize("kind", [asyncio.Condition, anyio.Condition])
-async def test_a_task_that_waits_for_a_condition_does_not_hold_its_lock(kind: Callable[[], Any]) -> None:
+async def test_a_task_that_waits_for_a_condition_does_not_hold_its_lock(
+    kind: Callable[[], Any],
+) -> None:
     """It has released it, and wants it again when it was notified."""
     async with starting() as start:
         condition = kind()
@@ -167,26 +190,41 @@ async def test_a_task_that_waits_for_a_condition_does_not_hold_its_lock(kind: Ca
         await ticks()
         start(hold(notify=True), "holds")
         text = await lines()
-        assert found(text, r"task 'notified', .* waits for lock `condition` \(held\) <- task 'holds'"), text
-        assert found(text, r"task 'not notified', .* waits for condition `condition` \(not notified"), text
+        assert found(
+            text, r"task 'notified', .* waits for lock `condition` \(held\) <- task 'holds'"
+        ), text
+        assert found(
+            text, r"task 'not notified', .* waits for condition `condition` \(not notified"
+        ), text
         assert not found(text, r"\(held\) <- (perhaps )?task '(not )?notified'"), text
 
 
 @pytest.mark.plain_tasks  # an eager one would wait for itself before its name is bound
 async def test_futures_that_are_shielded_or_gathered() -> None:
-    """What sets them is awaited: not the task that awaits them, and not the one that has made them."""
+    """What sets them is awaited: not the task that awaits them, and not the one that has made
+    them.
+    """
     async with starting() as start:
         made: list[Any] = []
 
         async def make() -> None:
             inner = start(asyncio.wait([maker]), "inner")
-            made.extend((asyncio.shield(inner), asyncio.gather(inner, return_exceptions=True), asyncio.as_completed([inner])))
+            made.extend(
+                (
+                    asyncio.shield(inner),
+                    asyncio.gather(inner, return_exceptions=True),
+                    asyncio.as_completed([inner]),
+                )
+            )
             await asyncio.Event().wait()
 
         maker = start(make(), "maker")
         future = asyncio.get_running_loop().create_future()
         start(shielded(future), "shield")
-        sleeps, waits = start(anyio.sleep_forever(), "sleeps"), start(asyncio.Event().wait(), "waits")
+        sleeps, waits = (
+            start(anyio.sleep_forever(), "sleeps"),
+            start(asyncio.Event().wait(), "waits"),
+        )
         start(gathered(future, asyncio.shield(sleeps), waits), "gather")
         start(shielded(asyncio.gather(waits, future, return_exceptions=True)), "both")
         text = await lines()
@@ -226,14 +264,21 @@ async def test_a_sleep_that_a_blocked_loop_does_not_end() -> None:
         start(brief(), "sleeps")
         await asyncio.sleep(0)
         loop = asyncio.get_running_loop()
-        while not found(text := wait_graph([loop]).lines(), r"^task 'sleeps' waits for asyncio.sleep \(ended \S+ s ago\)$"):
+        while not found(
+            text := wait_graph([loop]).lines(),
+            r"^task 'sleeps' waits for asyncio.sleep \(ended \S+ s ago\)$",
+        ):
             assert found(text, r"^task 'sleeps' waits for asyncio.sleep \(\d\S* s left\)$"), text
 
 
 async def test_what_asyncio_and_anyio_have() -> None:
     """Semaphores, limiters, queues, events, conditions, groups, gathered and shielded tasks."""
     async with starting() as start:
-        semaphore, limiter, queue = asyncio.BoundedSemaphore(1), anyio.CapacityLimiter(1), asyncio.Queue[int]()
+        semaphore, limiter, queue = (
+            asyncio.BoundedSemaphore(1),
+            anyio.CapacityLimiter(1),
+            asyncio.Queue[int](),
+        )
         condition, event = asyncio.Condition(), asyncio.Event()
 
         async def hold(what: Any) -> None:
@@ -266,8 +311,14 @@ async def test_what_asyncio_and_anyio_have() -> None:
             start(coro, name)
         text = await lines()
         for pattern in (
-            r"'wants semaphore', .* waits for semaphore `what` \(1 of 1 in use\) <- task 'holds semaphore'",
-            r"'wants limiter', .* waits for limiter `what` \(1 of 1 in use\) <- task 'holds limiter'",
+            (
+                r"'wants semaphore', .* waits for semaphore `what` \(1 of 1 in use\) <- task 'holds"
+                r" semaphore'"
+            ),
+            (
+                r"'wants limiter', .* waits for limiter `what` \(1 of 1 in use\) <- task 'holds"
+                r" limiter'"
+            ),
             r"'get', .* waits for queue `queue` \(empty\)$",
             r"'group', .* waits for task 'member'",
             r"'condition', .* waits for condition `condition` \(not notified",
@@ -279,9 +330,16 @@ async def test_what_asyncio_and_anyio_have() -> None:
 
 
 async def test_what_else_is_waited_for() -> None:
-    """A task under a time limit, in a group of anyio, in order of completion; streams, a generator's lock."""
+    """A task under a time limit, in a group of anyio, in order of completion; streams, a
+    generator's lock.
+    """
     async with starting() as start, contextlib.AsyncExitStack() as stack:
-        semaphore, condition, barrier, event = anyio.Semaphore(1), anyio.Condition(), asyncio.Barrier(3), asyncio.Event()
+        semaphore, condition, barrier, event = (
+            anyio.Semaphore(1),
+            anyio.Condition(),
+            asyncio.Barrier(3),
+            asyncio.Event(),
+        )
         send, receive = anyio.create_memory_object_stream[int](0)
         one, other = socket.socketpair()
         loop = asyncio.get_running_loop()
@@ -336,7 +394,10 @@ async def test_what_else_is_waited_for() -> None:
             start(coro, name)
         text = await lines()
         for pattern in (
-            r"'semaphore', .* waits for semaphore `semaphore` \(none free\) <- perhaps task 'holds semaphore'",
+            (
+                r"'semaphore', .* waits for semaphore `semaphore` \(none free\) <- perhaps task"
+                r" 'holds semaphore'"
+            ),
             r"'barrier'.* waits for barrier \(1 of 3 have arrived\)",
             r"'group', .* waits for task 'member'",
             r"'limited'.* waits for task 'inner'",
@@ -345,7 +406,11 @@ async def test_what_else_is_waited_for() -> None:
             r"'completed', .* waits for (queue|task 'inner')",
             r"'lock'.* waits for lock \(held\) <- task 'iterates'",
             r"'stream'.* waits for data from a connection",
-            r"'socket'.* waits for sock_recv of <socket" if isinstance(loop, asyncio.SelectorEventLoop) else "",  # or in C
+            (
+                r"'socket'.* waits for sock_recv of <socket"
+                if isinstance(loop, asyncio.SelectorEventLoop)
+                else ""
+            ),  # or in C
         ):
             assert found(text, pattern), "\n".join((pattern, *text))
 
@@ -418,7 +483,9 @@ async def test_threads() -> None:
             try:
                 await ticks()
                 while not found(
-                    text := await lines(), r"<- lock `lock` \(held\) <- thread 'owner', .*hold at @ <- threading.Event `end`"
+                    text := await lines(),
+                    r"<- lock `lock` \(held\) <- thread 'owner', .*hold at @ <- threading.Event"
+                    r" `end`",
                 ):
                     pass
                 assert found(text, r"task 'first', .* waits for thread 'pool_0', .*want at @")
@@ -431,7 +498,9 @@ async def test_threads() -> None:
 
 
 async def test_a_thread_that_is_about_to_enter_a_block() -> None:
-    """It holds the locks before, and not the one that it waits for, also where the block is on one line."""
+    """It holds the locks before, and not the one that it waits for, also where the block is on one
+    line.
+    """
     async with starting() as start:
         first, second = threading.Lock(), threading.Lock()
 
@@ -487,7 +556,10 @@ async def test_no_code_of_users_is_called() -> None:
         start(wait(asyncio.Queue(), holder.lock), "waits")
         await ticks()
         start(holder.want(), "wants")
-        assert found(await lines(), r"task 'wants', .* \(held\) <- task 'waits', .* <- queue `queue` \(empty\)$")
+        assert found(
+            await lines(),
+            r"task 'wants', .* \(held\) <- task 'waits', .* <- queue `queue` \(empty\)$",
+        )
         assert asked == []
 
 
@@ -506,15 +578,22 @@ async def test_a_hook_that_takes_too_long_says_what_it_waited_for() -> None:
         await ticks()
 
         class Upload(ah.SessionRunHook):
-            async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+            async def after_run(
+                self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+            ) -> None:
                 await holder.want()
 
         async def step() -> None:
             pass
 
         with pytest.raises(HookTimeoutError) as raised:
-            await run_session(ah.AsyncMonitoredSession(step, [ah.configure(Upload(), timeout=0.01)]), 1, ())
-        assert any("waits for lock `self.lock` (held) <- task 'holder'" in note for note in raised.value.__notes__)
+            await run_session(
+                ah.AsyncMonitoredSession(step, [ah.configure(Upload(), timeout=0.01)]), 1, ()
+            )
+        assert any(
+            "waits for lock `self.lock` (held) <- task 'holder'" in note
+            for note in raised.value.__notes__
+        )
 
 
 @pytest.mark.usefixtures("no_notes_yet")
@@ -530,7 +609,9 @@ async def test_a_late_step_says_what_its_publisher_waits_for() -> None:
         with pytest.raises(ah.StepTimeoutError) as raised:
             await asyncio.shield(late)
         (note,) = raised.value.__notes__
-        assert re.match(r"session 'trainer' \(step 0, open for .* waits for task .*:\d+ <- task 'late'", note)
+        assert re.match(
+            r"session 'trainer' \(step 0, open for .* waits for task .*:\d+ <- task 'late'", note
+        )
         task = asyncio.current_task()
         assert task is not None
         assert why(task) == ""

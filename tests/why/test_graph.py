@@ -1,4 +1,6 @@
-"""The wait-for graph as data: its text, its deadlocks, its JSON, and graphs of several processes."""
+"""The wait-for graph as data: its text, its deadlocks, its JSON, and graphs of several
+processes.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,15 @@ from aiohooks.session import WaitEdge, WaitGraph, WaitNode
 def graph(*edges: str, unsure: tuple[str, ...] = (), process: int = 1) -> WaitGraph:
     """Return the graph with edges like `a-b`."""
     names = dict.fromkeys(name for edge in (*edges, *unsure) for name in edge.split("-"))
-    nodes = tuple(WaitNode(name, "task", name, function="f", where=f"/x/{name}.py:1", process=process) for name in names)
+    nodes = tuple(
+        WaitNode(name, "task", name, function="f", where=f"/x/{name}.py:1", process=process)
+        for name in names
+    )
     pairs = ((edge, *edge.split("-")) for edge in (*edges, *unsure))
-    made = [WaitEdge(waiter, awaited, "all" if edge in edges else "perhaps") for edge, waiter, awaited in pairs]
+    made = [
+        WaitEdge(waiter, awaited, "all" if edge in edges else "perhaps")
+        for edge, waiter, awaited in pairs
+    ]
     return WaitGraph(nodes, tuple(made))
 
 
@@ -36,9 +44,15 @@ def test_text() -> None:
     """The deadlocks come first, and chains end where they reach one."""
     node = WaitNode("a", "hook", "A.after_run", "stuck", "A.after_run", "/x/y.py:3", 2.5)
     assert str(node) == "A.after_run (stuck), /x/y.py:3, 2.5 s"
-    assert str(WaitNode("a", "session", "session 'a'", function="sess", where="/x/y.py:3")) == "session 'a', sess at /x/y.py:3"
+    assert (
+        str(WaitNode("a", "session", "session 'a'", function="sess", where="/x/y.py:3"))
+        == "session 'a', sess at /x/y.py:3"
+    )
     lines = graph("a-b", "b-c", "c-b").lines()
-    assert lines == ["deadlock: b, f at /x/b.py:1 <- c, f at /x/c.py:1 <- b", "a, f at /x/a.py:1 waits for b, in the deadlock"]
+    assert lines == [
+        "deadlock: b, f at /x/b.py:1 <- c, f at /x/c.py:1 <- b",
+        "a, f at /x/a.py:1 waits for b, in the deadlock",
+    ]
     assert (
         str(graph("a-b", unsure=("b-c",)))
         == "a, f at /x/a.py:1\n    waits for b, f at /x/b.py:1\n    <- perhaps c, f at /x/c.py:1"
@@ -56,10 +70,16 @@ def test_json() -> None:
 
 
 def test_graphs_of_several_processes() -> None:
-    """What one process has seen of another one from outside is replaced by what that says itself."""
+    """What one process has seen of another one from outside is replaced by what that says
+    itself.
+    """
     outside = WaitGraph(
-        (WaitNode("s", "session", "session 'c'"), WaitNode("p", "process", "worker 2")), (WaitEdge("s", "p", "all"),)
+        (WaitNode("s", "session", "session 'c'"), WaitNode("p", "process", "worker 2")),
+        (WaitEdge("s", "p", "all"),),
     )
-    inside = WaitGraph((WaitNode("p", "session", "session 'w'"), WaitNode("h", "hook", "H.f")), (WaitEdge("p", "h", "all"),))
+    inside = WaitGraph(
+        (WaitNode("p", "session", "session 'w'"), WaitNode("h", "hook", "H.f")),
+        (WaitEdge("p", "h", "all"),),
+    )
     for both in ([outside, inside], [inside, outside]):
         assert WaitGraph.join(both).lines() == ["session 'c' waits for session 'w' <- H.f"]

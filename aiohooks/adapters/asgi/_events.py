@@ -1,4 +1,6 @@
-"""Waiting for a session on behalf of a client: for one step, or for everything new as server-sent events."""
+"""Waiting for a session on behalf of a client: for one step, or for everything new as server-sent
+events.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ from typing import Any, TypeVar
 from aiohooks._aio.cancel import retrieve_exception, wait_done
 from aiohooks._aio.clock import current_clock, sleep
 from aiohooks._aio.overlap import Wait, limited
-from aiohooks.adapters.asgi._access import JsonReply, encode_json, error_reply, safe_error, safe_text
+from aiohooks.adapters.asgi._access import (
+    JsonReply,
+    encode_json,
+    error_reply,
+    safe_error,
+    safe_text,
+)
 from aiohooks.adapters.asgi._report import SessionReporter
 from aiohooks.errors import (
     PublisherFailedError,
@@ -30,7 +38,9 @@ T = TypeVar("T")
 
 
 async def wait_for_step(reporter: SessionReporter, wanted: int, timeout: float | None) -> JsonReply:
-    """Wait until the step is reached or cannot be reached any more, or until the timeout, and return the reply."""
+    """Wait until the step is reached or cannot be reached any more, or until the timeout, and
+    return the reply.
+    """
     session, clock = reporter.session, current_clock()
     since = clock.now()
     store: StepStore | None = None
@@ -42,9 +52,13 @@ async def wait_for_step(reporter: SessionReporter, wanted: int, timeout: float |
         reply = None
     except Exception as error:
         seen = _seen(wanted, store)
-        if isinstance(error, TimeoutError if store is None else StepTimeoutError):  # a background task may fail with another
+        if isinstance(
+            error, TimeoutError if store is None else StepTimeoutError
+        ):  # a background task may fail with another
             secs = round(clock.now() - since, 6)
-            reply = error_reply(504, "timeout", f"step {wanted} was not reached in time", waited_secs=secs, **seen)
+            reply = error_reply(
+                504, "timeout", f"step {wanted} was not reached in time", waited_secs=secs, **seen
+            )
         else:
             reply = _failed_reply(error, seen)
     reached = None if store is None else reached_reply(store, wanted)
@@ -61,14 +75,28 @@ _ERRORS_OF_STORES: tuple[tuple[type[Exception], int, str], ...] = (
 
 
 def _failed_reply(error: Exception, seen: dict[str, Any]) -> JsonReply | None:
-    """Return the reply to a wait that an error has ended, or None if the session's own end is the reason."""
+    """Return the reply to a wait that an error has ended, or None if the session's own end is the
+    reason.
+    """
     for kind, status, code in _ERRORS_OF_STORES:
         if isinstance(error, kind):
-            cause = f": {safe_error(error.__cause__)}" if error.__cause__ and kind is PublisherFailedError else ""
-            return error_reply(status, code, safe_text(f"{error}{cause}"), retry=kind is StoreUnavailableError, **seen)
+            cause = (
+                f": {safe_error(error.__cause__)}"
+                if error.__cause__ and kind is PublisherFailedError
+                else ""
+            )
+            return error_reply(
+                status,
+                code,
+                safe_text(f"{error}{cause}"),
+                retry=kind is StoreUnavailableError,
+                **seen,
+            )
     if isinstance(error, (StopRequestedError, SessionClosedError)):
         return None
-    return error_reply(503, "failed", f"a background task of the session failed: {safe_error(error)}", **seen)
+    return error_reply(
+        503, "failed", f"a background task of the session failed: {safe_error(error)}", **seen
+    )
 
 
 def _ended_reply(reporter: SessionReporter, seen: dict[str, Any]) -> JsonReply:
@@ -77,7 +105,9 @@ def _ended_reply(reporter: SessionReporter, seen: dict[str, Any]) -> JsonReply:
     if not health.ok:
         return error_reply(503, "failed", f"the session failed: {health.failure}", **seen)
     if health.state == "starting" and health.stop_reason is None:
-        return error_reply(503, "not_started", "the session was not entered yet", retry=True, **seen)
+        return error_reply(
+            503, "not_started", "the session was not entered yet", retry=True, **seen
+        )
     reason = health.stop_reason or "it has ended"
     return error_reply(410, "stopped", f"the session makes no more steps: {reason}", **seen)
 
@@ -87,7 +117,9 @@ def _seen(wanted: int, store: StepStore | None) -> dict[str, Any]:
 
 
 async def _until_stopped(session: AsyncMonitoredSession, wait: Awaitable[T]) -> T:
-    """Await something; a stop or a failed background task also ends the wait. It is no activity of the session."""
+    """Await something; a stop or a failed background task also ends the wait. It is no activity of
+    the session.
+    """
     return await owner_of(session.coord).until(Wait("a client's wait"), wait)
 
 
@@ -108,7 +140,9 @@ def store_of(session: AsyncMonitoredSession) -> StepStore | None:
 
 
 async def _opened_store(reporter: SessionReporter) -> StepStore | None:
-    """Wait until the session is open and return its step store, or None if it does not open, or is to stop."""
+    """Wait until the session is open and return its step store, or None if it does not open, or is
+    to stop.
+    """
     runner = reporter.runner
     if runner is not None and runner.started and not runner.opened.is_set():
         try:
@@ -122,10 +156,11 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T], disconnected: T) -> T:
-    """Return the result of `work`, or `disconnected` if the client has disconnected: the work is cancelled then.
+    """Return the result of `work`, or `disconnected` if the client has disconnected: the work is
+    cancelled then.
 
-    It runs in a task of its own, so that it is known whose cancellation ended it: it may call the code of others, such as
-    middleware. Only this function may read from `receive` while it lasts.
+    It runs in a task of its own, so that it is known whose cancellation ended it: it may call the
+    code of others, such as middleware. Only this function may read from `receive` while it lasts.
     """
     loop = asyncio.get_running_loop()
     working, listener = loop.create_task(work), loop.create_task(_wait_disconnected(receive))
@@ -136,7 +171,11 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T], discon
             task.cancel()
             task.add_done_callback(retrieve_exception)
         await wait_done([working, listener], None)
-    if not listener.cancelled() and (error := listener.exception()) is not None and working.cancelled():
+    if (
+        not listener.cancelled()
+        and (error := listener.exception()) is not None
+        and working.cancelled()
+    ):
         raise error
     return disconnected if working.cancelled() else working.result()
 
@@ -150,15 +189,20 @@ async def _wait_disconnected(receive: Receive) -> None:
 _KEEPALIVE_SECS = 15.0
 """The longest silence on a stream: proxies close connections that are silent for longer."""
 _POLL_SECS = 1.0
-"""How often a session that is entered elsewhere is checked while it opens or closes, of which there is no notification."""
+"""How often a session that is entered elsewhere is checked while it opens or closes, of which there
+is no notification.
+"""
 _WRITE_TIMEOUT_SECS = 30.0
 """How long a client may take to read an event."""
 
 
 async def write_events(
-    reporter: SessionReporter, refresh_secs: float, write: Callable[[bytes], Coroutine[Any, Any, None]]
+    reporter: SessionReporter,
+    refresh_secs: float,
+    write: Callable[[bytes], Coroutine[Any, Any, None]],
 ) -> None:
-    """Write `progress` events until the session has ended, then one `end`: always the newest state, never a backlog.
+    """Write `progress` events until the session has ended, then one `end`: always the newest state,
+    never a backlog.
 
     Raises:
         TimeoutError: the client takes too long to read an event.
@@ -175,7 +219,9 @@ async def write_events(
                 store, changes = current, subscription
         report = reporter.progress()
         last = _has_ended(reporter, report["state"])
-        event = write(b"event: %s\ndata: %s\n\n" % (b"end" if last else b"progress", encode_json(report)))
+        event = write(
+            b"event: %s\ndata: %s\n\n" % (b"end" if last else b"progress", encode_json(report))
+        )
         await limited(event, _WRITE_TIMEOUT_SECS, "writing an event")
         if last:
             return
@@ -187,7 +233,9 @@ async def write_events(
 def _has_ended(reporter: SessionReporter, state: str) -> bool:
     if reporter.runner is not None:
         return reporter.runner.ended.is_set()
-    return state == "finished" or (state == "failed" and reporter.session.status().state == "closed")
+    return state == "finished" or (
+        state == "failed" and reporter.session.status().state == "closed"
+    )
 
 
 async def _wait_for_change(reporter: SessionReporter, changes: Changes | None) -> None:

@@ -28,11 +28,17 @@ Loop = Callable[[AsyncMonitoredSession], Awaitable[Any]]
 class SessionRunner:
     """Enters a session, runs the loop of steps in it and leaves it, all in one background task.
 
-    It is one task because the cancel scopes and context variables that a session opens belong to the task that opened them.
-    An error ends that task and nothing else; it is kept in `failure`.
+    It is one task because the cancel scopes and context variables that a session opens belong to
+    the task that opened them. An error ends that task and nothing else; it is kept in `failure`.
     """
 
-    def __init__(self, session: AsyncMonitoredSession, loop: Loop, grace_secs: float, drain_secs: float | None = None) -> None:
+    def __init__(
+        self,
+        session: AsyncMonitoredSession,
+        loop: Loop,
+        grace_secs: float,
+        drain_secs: float | None = None,
+    ) -> None:
         self._session = session
         self._loop = loop
         self._grace_secs = grace_secs
@@ -63,10 +69,13 @@ class SessionRunner:
         """
         if self._task is not None:
             raise SessionClosedError(
-                f"the service of {self._label} was started before, and sessions are single-use; make service, session and "
-                "application in a function, and call it for each server and each test (uvicorn --factory module:function)"
+                f"the service of {self._label} was started before, and sessions are single-use;"
+                " make service, session and application in a function, and call it for each server"
+                " and each test (uvicorn --factory module:function)"
             )
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="the session of a service")
+        self._task = asyncio.get_running_loop().create_task(
+            self._run(), name="the session of a service"
+        )
         # The coordinator of the session lives as long as the session, from before its opening.
         self._coord = self._session.coord
 
@@ -79,7 +88,8 @@ class SessionRunner:
                     loop = self._loop(session)
                     if not inspect.isawaitable(loop):  # pyright: ignore[reportUnnecessaryComparison]
                         raise InvalidArgumentError(
-                            f"run of a SessionService is {self._loop!r}, which returned {loop!r}; write it as `async def`"
+                            f"run of a SessionService is {self._loop!r}, which returned {loop!r};"
+                            " write it as `async def`"
                         )
                     await loop
                 except BaseException as error:
@@ -108,9 +118,11 @@ class SessionRunner:
         await self._coord.until(self.opened.wait())
 
     def request_end(self, reason: str) -> None:
-        """Ask the session to end, by a drain at first, if there is one; from a signal handler of the loop's thread as well.
+        """Ask the session to end, by a drain at first, if there is one; from a signal handler of
+        the loop's thread as well.
 
-        The server may wait for its clients before it calls `stop`, and these may wait for the end of the session.
+        The server may wait for its clients before it calls `stop`, and these may wait for the end
+        of the session.
         """
         assert self._task is not None
         if self._end_requested:
@@ -120,13 +132,17 @@ class SessionRunner:
         self._task.get_loop().call_soon_threadsafe(self._limit_end)
 
     async def stop(self, reason: str) -> None:
-        """Ask the session to end and wait for that; after drain and grace period, cancel it and wait for another grace period."""
+        """Ask the session to end and wait for that; after drain and grace period, cancel it and
+        wait for another grace period.
+        """
         task = self._task
         assert task is not None
         self._begin_end(reason)
         cancel = functools.partial(task.cancel, "the server was cancelled")
         ending = wait_done([self._limit_end()], None)
-        await shielded(ending, grace_secs=self._grace_secs, what="the end of a service", on_cancel=cancel)
+        await shielded(
+            ending, grace_secs=self._grace_secs, what="the end of a service", on_cancel=cancel
+        )
 
     def _begin_end(self, reason: str) -> None:
         self._end_requested = True
@@ -139,7 +155,9 @@ class SessionRunner:
         assert self._task is not None
         if self._ending is None:
             ending = self._wait_ended(self._task)
-            self._ending = asyncio.get_running_loop().create_task(ending, name="the end of a service")
+            self._ending = asyncio.get_running_loop().create_task(
+                ending, name="the end of a service"
+            )
         return self._ending
 
     async def _wait_ended(self, task: asyncio.Task[None]) -> None:
@@ -150,7 +168,9 @@ class SessionRunner:
             stop.cancel()
         if await wait_done([task], self._grace_secs):
             return
-        _logger.warning("%s is still active %s s after the stop; cancelling it", self._label, self._grace_secs)
+        _logger.warning(
+            "%s is still active %s s after the stop; cancelling it", self._label, self._grace_secs
+        )
         task.cancel("the grace period was over")
         if not await wait_done([task], self._grace_secs):
             late = f"{self._label} is still active {self._grace_secs} s after its cancellation"
@@ -162,9 +182,11 @@ class SessionRunner:
 
 @contextlib.contextmanager
 def notify_on_signals(callback: Callable[[str], object]) -> Generator[None]:
-    """Call `callback(name)` inside the handlers of SIGINT and SIGTERM, before the handler that was installed before.
+    """Call `callback(name)` inside the handlers of SIGINT and SIGTERM, before the handler that was
+    installed before.
 
-    A signal without a handler is left alone. Outside of the main thread, and in a forked child, nothing is called.
+    A signal without a handler is left alone. Outside of the main thread, and in a forked child,
+    nothing is called.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -181,12 +203,18 @@ def notify_on_signals(callback: Callable[[str], object]) -> Generator[None]:
         yield
     finally:
         for number, installed, previous in replaced:
-            if signal.getsignal(number) is installed:  # a handler that was installed in the meantime stays
+            if (
+                signal.getsignal(number) is installed
+            ):  # a handler that was installed in the meantime stays
                 signal.signal(number, previous)
 
 
 def _handle(
-    previous: Callable[..., Any], callback: Callable[[str], object], process: int, number: int, frame: FrameType | None
+    previous: Callable[..., Any],
+    callback: Callable[[str], object],
+    process: int,
+    number: int,
+    frame: FrameType | None,
 ) -> None:
     if os.getpid() == process:
         callback(signal.Signals(number).name)

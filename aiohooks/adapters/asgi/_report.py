@@ -1,4 +1,6 @@
-"""What a service reports of its session: plain data of limited size, every text made safe to show."""
+"""What a service reports of its session: plain data of limited size, every text made safe to
+show.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from aiohooks.session.status import SessionStatus
 _MAX_ROWS = 50
 
 
-State = Literal["starting", "running", "paused", "draining", "recovering", "stopping", "finished", "failed"]
+State = Literal[
+    "starting", "running", "paused", "draining", "recovering", "stopping", "finished", "failed"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +30,8 @@ class ServiceHealth:
     """The state of a service's session.
 
     Attributes:
-        state: `"starting"`, `"running"`, `"paused"`, `"draining"`, `"recovering"` from a failed background task,
-            `"stopping"`, `"finished"` cleanly, or `"failed"`.
+        state: `"starting"`, `"running"`, `"paused"`, `"draining"`, `"recovering"` from a failed
+            background task, `"stopping"`, `"finished"` cleanly, or `"failed"`.
         step: the global step; None before there is a session.
         doing: current activities, and what they wait for.
         pause_reason: why the session is paused.
@@ -59,7 +63,12 @@ class SessionReporter:
     """Makes the reports of one session."""
 
     def __init__(
-        self, session: AsyncMonitoredSession, runner: SessionRunner | None, *, title: str | None, timing: HookTimingHook | None
+        self,
+        session: AsyncMonitoredSession,
+        runner: SessionRunner | None,
+        *,
+        title: str | None,
+        timing: HookTimingHook | None,
     ) -> None:
         self.session = session
         self.runner = runner
@@ -72,9 +81,15 @@ class SessionReporter:
         error = None if self.runner is None else self.runner.failure
         failure = status.failure if error is None else safe_error(error)
         # Without the source line at which an activity waits, which clients need not know.
-        doing = [str(replace(one, where=None)) for one in [*status.doing, *status.background][:_MAX_ROWS]]
-        doing, *reasons = _safe((doing, status.stop_reason, failure, status.pause_reason, status.drain_reason))
-        return ServiceHealth(self._state(status, failure), status.global_step, tuple(doing), *reasons)
+        doing = [
+            str(replace(one, where=None)) for one in [*status.doing, *status.background][:_MAX_ROWS]
+        ]
+        doing, *reasons = _safe(
+            (doing, status.stop_reason, failure, status.pause_reason, status.drain_reason)
+        )
+        return ServiceHealth(
+            self._state(status, failure), status.global_step, tuple(doing), *reasons
+        )
 
     def _state(self, status: SessionStatus, failure: str | None) -> State:
         if self.runner is not None and self.runner.failure is not None:
@@ -92,7 +107,13 @@ class SessionReporter:
             return "stopping"
         if failure is not None:
             return "recovering"
-        return "draining" if status.drain_reason is not None else "paused" if status.pause_reason is not None else "running"
+        return (
+            "draining"
+            if status.drain_reason is not None
+            else "paused"
+            if status.pause_reason is not None
+            else "running"
+        )
 
     def progress(self) -> dict[str, Any]:
         """Return all that is reported of the session."""
@@ -119,7 +140,14 @@ class SessionReporter:
             }
         if self._timing is not None:
             times = self._timing.statistics()
-            fields = ("hook", "phase", "calls", "blocking_secs", "waiting_secs", "longest_block_secs")
+            fields = (
+                "hook",
+                "phase",
+                "calls",
+                "blocking_secs",
+                "waiting_secs",
+                "longest_block_secs",
+            )
             report["hooks"] = [_fields(phase, *fields) for phase in times.phases[:_MAX_ROWS]]
             report["loop"] = _fields(times, "mean_lag_secs", "longest_lag_secs")
         safe: dict[str, Any] = _safe(report)
@@ -132,7 +160,9 @@ class SessionReporter:
 
 
 def _safe(value: Any) -> Any:
-    """Return data whose texts are safe to show, all but keys; a number that JSON does not have is None."""
+    """Return data whose texts are safe to show, all but keys; a number that JSON does not have is
+    None.
+    """
     if value is None or isinstance(value, int):  # first, as most of what is reported are numbers
         return value
     if isinstance(value, float):

@@ -1,4 +1,6 @@
-"""`TrackerHook`: the metrics of runs, for an experiment tracker; the thread that sends them, and the file of those not sent."""
+"""`TrackerHook`: the metrics of runs, for an experiment tracker; the thread that sends them, and
+the file of those not sent.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,35 @@ from typing import Any, ClassVar, NamedTuple
 
 from aiohooks._aio.cancel import to_thread, wait_done
 from aiohooks._aio.thread_queue import ThreadQueue
-from aiohooks._validate import check_instance, check_secs, checked_int, checked_numbers, checked_path
+from aiohooks._validate import (
+    check_instance,
+    check_secs,
+    checked_int,
+    checked_numbers,
+    checked_path,
+)
 from aiohooks.adapters.trackers.tracker import Tracker
 from aiohooks.dispatch.calls import is_logged, only_if
 from aiohooks.errors import add_note
 from aiohooks.graph.session import Session
 from aiohooks.hooks._fetching import Record
 from aiohooks.hooks._line_file import LineFile, json_line
-from aiohooks.hooks._observing import BackgroundWriter, Sampling, Values, checked_values, logger, write_whole
+from aiohooks.hooks._observing import (
+    BackgroundWriter,
+    Sampling,
+    Values,
+    checked_values,
+    logger,
+    write_whole,
+)
 from aiohooks.hooks.every import Every
 from aiohooks.session.coordinator import Coordinator
-from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from aiohooks.session.hook import (
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,14 +67,17 @@ class TrackerStatistics:
 
 
 class TrackerHook(SessionRunHook):
-    """Sends metrics to an experiment tracker on each crossing of `every`: the chosen values, and `run_context.metrics`.
+    """Sends metrics to an experiment tracker on each crossing of `every`: the chosen values, and
+    `run_context.metrics`.
 
-    They are sent by a thread, so a tracker that is slow, hangs or fails neither slows nor stops the session. Metrics that could
-    not be sent, because the tracker failed or too many of them wait, are counted, reported in the log, and appended to a file,
-    from which `send_unsent` sends them later. The hook is called after the others (it has order 90), so it has what they added,
-    and before a `CheckpointSaverHook`: metrics that wait to be sent are saved in checkpoints.
+    They are sent by a thread, so a tracker that is slow, hangs or fails neither slows nor stops the
+    session. Metrics that could not be sent, because the tracker failed or too many of them wait,
+    are counted, reported in the log, and appended to a file, from which `send_unsent` sends them
+    later. The hook is called after the others (it has order 90), so it has what they added, and
+    before a `CheckpointSaverHook`: metrics that wait to be sent are saved in checkpoints.
 
-    A run that resumes from a checkpoint, and one that a recovery set back, repeat no step in the tracker; see `Tracker.start`.
+    A run that resumes from a checkpoint, and one that a recovery set back, repeat no step in the
+    tracker; see `Tracker.start`.
     """
 
     order: ClassVar[int] = 90
@@ -74,12 +97,14 @@ class TrackerHook(SessionRunHook):
 
         Args:
             tracker: where the metrics go; it is closed with the session.
-            values: a mapping from a tag to a fetch, or several nodes or names, whose names are the tags; each is one number. A
-                value hides the metric of `run_context.metrics` with this name.
+            values: a mapping from a tag to a fetch, or several nodes or names, whose names are the
+                tags; each is one number. A value hides the metric of `run_context.metrics` with
+                this name.
             every: when to send.
-            max_queue: how many steps may wait to be sent, or are just being sent; the others go to the file.
-            drain_secs: how long the end of the session waits for the tracker; what is left goes to the file. Less than the
-                grace period of the session.
+            max_queue: how many steps may wait to be sent, or are just being sent; the others go to
+                the file.
+            drain_secs: how long the end of the session waits for the tracker; what is left goes to
+                the file. Less than the grace period of the session.
             unsent_path: the file, one for each training; it is created when it is needed.
             name: the name of its state in checkpoints; by default the class.
 
@@ -114,20 +139,31 @@ class TrackerHook(SessionRunHook):
         sender = self._sender
         if sender is None:
             return TrackerStatistics()
-        return TrackerStatistics(sender.sent, len(sender.records()), self._unsent, self._writer.lost, self._error)
+        return TrackerStatistics(
+            sender.sent, len(sender.records()), self._unsent, self._writer.lost, self._error
+        )
 
     async def begin(self) -> None:
         """Prepare for a new session; nothing is sent, and a file of unsent metrics is only read."""
         self._sampling = Sampling(self._every, first=False)
         self._file = LineFile(self.unsent_path)
-        self._writer = BackgroundWriter(self._file.append, what=self.unsent_path, max_queue=self._max_queue, on_write_error="log")
+        self._writer = BackgroundWriter(
+            self._file.append,
+            what=self.unsent_path,
+            max_queue=self._max_queue,
+            on_write_error="log",
+        )
         self._unsent, self._error = 0, None
         self._last_unsent = await to_thread(last_unsent_step, self.unsent_path)
         self._restored = []
-        self._sender = Sender(self.tracker, self._max_queue, self._note_sent, self._put_into_file, self._sender)
+        self._sender = Sender(
+            self.tracker, self._max_queue, self._note_sent, self._put_into_file, self._sender
+        )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the metrics that are not sent yet, so that a process that resumes after a kill does not lose them."""
+        """Return the metrics that are not sent yet, so that a process that resumes after a kill
+        does not lose them.
+        """
         pending = [] if self._sender is None else self._sender.records()
         records = [[record.step, record.time, dict(record.values)] for record in pending]
         return {**self._sampling.state_dict(), "pending": records}
@@ -135,15 +171,22 @@ class TrackerHook(SessionRunHook):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the metrics of `state_dict`."""
         self._sampling.load_state_dict(state)
-        self._restored = [Record(int(step), float(time), dict(values)) for step, time, values in state.get("pending", ())]
+        self._restored = [
+            Record(int(step), float(time), dict(values))
+            for step, time, values in state.get("pending", ())
+        ]
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Continue after the step at which the session starts, or to which a recovery set it back."""
+        """Continue after the step at which the session starts, or to which a recovery set it
+        back.
+        """
         step = session.global_step.latest.step
         is_first = not self._sampling.started
         if self._sampling.start(step) and self._sender is not None:
             self._repeated = self._last_unsent
-            self._sender.restart(step, self._restored if is_first else ())  # after a recovery the queue has them
+            self._sender.restart(
+                step, self._restored if is_first else ()
+            )  # after a recovery the queue has them
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Fetch the values if the run is due."""
@@ -157,7 +200,9 @@ class TrackerHook(SessionRunHook):
             await self._writer.wait_for_room()  # of the disk, not of the tracker: memory is bounded
 
     def _queue_metrics(self, run_context: SessionRunContext, run_values: SessionRunValues) -> bool:
-        """Queue the metrics of a run that is due, once; return whether to wait for the file that they were put into."""
+        """Queue the metrics of a run that is due, once; return whether to wait for the file that
+        they were put into.
+        """
         sender = self._sender
         if sender is None or not self._sampling.mark_if_due(run_context.global_step):
             return False
@@ -168,7 +213,9 @@ class TrackerHook(SessionRunHook):
         if not sender.is_full:
             sender.add(record)
             return False
-        self._keep([record], f"{self._max_queue} wait already, and the tracker {sender.current_call()}")
+        self._keep(
+            [record], f"{self._max_queue} wait already, and the tracker {sender.current_call()}"
+        )
         return self._writer.is_full
 
     async def close(self, exc: BaseException | None) -> None:
@@ -185,14 +232,20 @@ class TrackerHook(SessionRunHook):
                 )
         finally:
             if rest := [item for item in sender.take_back() if isinstance(item, Record)]:
-                self._keep(rest, f"the session has ended, and the tracker did not answer for {self._drain_secs} s")
+                self._keep(
+                    rest,
+                    "the session has ended, and the tracker did not answer for"
+                    f" {self._drain_secs} s",
+                )
             try:
                 await self._writer.aclose()
             finally:
                 await to_thread(self._file.close)
 
     def _note_sent(self, record: Record) -> None:
-        if record.step <= self._repeated:  # the file may have this step, from before the run was set back
+        if (
+            record.step <= self._repeated
+        ):  # the file may have this step, from before the run was set back
             self._writer.add({"sent": record.step})
 
     def _keep(self, records: list[Record], reason: str) -> None:
@@ -200,7 +253,9 @@ class TrackerHook(SessionRunHook):
             log()
 
     def _put_into_file(self, records: list[Record], reason: str) -> Callable[[], object] | None:
-        """Put records into the file; return what logs the first one that could not be sent, then the tenth, the hundredth etc."""
+        """Put records into the file; return what logs the first one that could not be sent, then
+        the tenth, the hundredth etc.
+        """
         for record in records:
             self._writer.add(metrics_line(record))
         with self._counting:
@@ -211,7 +266,8 @@ class TrackerHook(SessionRunHook):
             return None
         return functools.partial(
             logger.warning,
-            "%r: the metrics of %d steps, step %d the last, could not be sent: %s; they are in %s, for send_unsent",
+            "%r: the metrics of %d steps, step %d the last, could not be sent: %s; they are in %s,"
+            " for send_unsent",
             *(self, count, records[-1].step, reason, self.unsent_path),
         )
 
@@ -223,7 +279,9 @@ class TrackerHook(SessionRunHook):
 
 
 class Restart(NamedTuple):
-    """From here on, records are of steps after `after`: the session starts at `step`, or is set back to it."""
+    """From here on, records are of steps after `after`: the session starts at `step`, or is set
+    back to it.
+    """
 
     after: int
     step: int
@@ -232,8 +290,9 @@ class Restart(NamedTuple):
 class Sender(ThreadQueue[Record | Restart]):
     """Sends records to a tracker in a thread of its own, one at a time, in order.
 
-    Nothing here waits for the tracker: what does not fit into the queue is refused, and `take_back` gives back what is left.
-    From then on the thread only ends its current call, and closes the tracker.
+    Nothing here waits for the tracker: what does not fit into the queue is refused, and `take_back`
+    gives back what is left. From then on the thread only ends its current call, and closes the
+    tracker.
     """
 
     def __init__(
@@ -250,8 +309,8 @@ class Sender(ThreadQueue[Record | Restart]):
             tracker: where to send the records.
             max_queue: how many of them may wait.
             on_sent: called in the thread with a record that was sent.
-            on_failure: called in the thread with records that could not be sent, and the reason; what it returns is called
-                when the queue waits no more.
+            on_failure: called in the thread with records that could not be sent, and the reason;
+                what it returns is called when the queue waits no more.
             previous: the last sender to this tracker, whose thread ends first.
         """
         super().__init__(f"sender to {tracker!r}", max_queue, max_batch=1)
@@ -266,7 +325,9 @@ class Sender(ThreadQueue[Record | Restart]):
         self._error: BaseException | None = None
 
     def restart(self, step: int, restored: Iterable[Record] = ()) -> None:
-        """Continue after `step`: queued records of later steps are dropped, those of an earlier process come first."""
+        """Continue after `step`: queued records of later steps are dropped, those of an earlier
+        process come first.
+        """
         earlier = [record for record in restored if record.step <= step]
         after = min([step, *(record.step - 1 for record in earlier)])
 
@@ -290,7 +351,9 @@ class Sender(ThreadQueue[Record | Restart]):
         return "has not been reached yet" if self.pending() else "has not been closed"
 
     def close_after(self, error: BaseException | None) -> asyncio.Future[None]:
-        """Let the thread send what is queued, close the tracker after a session that ended with `error`, and end."""
+        """Let the thread send what is queued, close the tracker after a session that ended with
+        `error`, and end.
+        """
         self._error = error
         return self.finish()
 
@@ -300,7 +363,11 @@ class Sender(ThreadQueue[Record | Restart]):
             previous.join()
         (item,) = items
         if isinstance(item, Restart):
-            self._restart = item if self._restart is None else Restart(min(self._restart.after, item.after), item.step)
+            self._restart = (
+                item
+                if self._restart is None
+                else Restart(min(self._restart.after, item.after), item.step)
+            )
             return
         self._sending = item
         if self._restart is not None:
@@ -313,12 +380,15 @@ class Sender(ThreadQueue[Record | Restart]):
         last = self._tracker.start(restart.after)
         if last > restart.after:
             logger.warning(
-                "%r has metrics up to step %d already, and this run continues after step %d: steps up to %d are not sent again",
+                "%r has metrics up to step %d already, and this run continues after step %d: steps"
+                " up to %d are not sent again",
                 *(self._tracker, last, restart.step, last),
             )
         return last
 
-    def done(self, items: list[Record | Restart], error: BaseException | None) -> Callable[[], object] | None:
+    def done(
+        self, items: list[Record | Restart], error: BaseException | None
+    ) -> Callable[[], object] | None:
         (item,) = items
         self._sending = None
         if isinstance(item, Restart):
@@ -339,12 +409,13 @@ class Sender(ThreadQueue[Record | Restart]):
 
 # -- what could not be sent: a file, each line of which is a JSON object
 
-# `{"step": 7, "time": 1.5, "metrics": {"loss": 0.5}}`; or `{"sent": 7}`, after which the lines of this step above are void: a run
-# that was set back has made the step again, and it was sent then.
+# `{"step": 7, "time": 1.5, "metrics": {"loss": 0.5}}`; or `{"sent": 7}`, after which the lines of
+# this step above are void: a run that was set back has made the step again, and it was sent then.
 
 
 def send_unsent(path: str | os.PathLike[str], tracker: Tracker) -> int:
-    """Send the metrics of a file of unsent metrics to a tracker, in order of their steps, then remove the file.
+    """Send the metrics of a file of unsent metrics to a tracker, in order of their steps, then
+    remove the file.
 
     It blocks. What cannot be sent remains in the file. The tracker is closed in any case.
 
@@ -378,7 +449,10 @@ def send_unsent(path: str | os.PathLike[str], tracker: Tracker) -> int:
         os.unlink(name)
     except BaseException as raised:
         error = raised
-        add_note(raised, f"raised after {sent} of the metrics in {name} were sent; the file has the others")
+        add_note(
+            raised,
+            f"raised after {sent} of the metrics in {name} were sent; the file has the others",
+        )
         raise
     finally:
         file.close()
@@ -399,7 +473,9 @@ def metrics_line(record: Record) -> dict[str, Any]:
 
 
 def read_unsent(path: str) -> list[Record]:
-    """Return the metrics of a file, in order of their steps, of which the last line counts; torn lines are left out."""
+    """Return the metrics of a file, in order of their steps, of which the last line counts; torn
+    lines are left out.
+    """
     found: dict[int, Record] = {}
     with open(path, "rb") as file:
         for number, text in enumerate(file, 1):
@@ -411,7 +487,12 @@ def read_unsent(path: str) -> list[Record]:
                     metrics = {tag: float(value) for tag, value in line["metrics"].items()}
                     found[line["step"]] = Record(line["step"], float(line["time"]), metrics)
             except (ValueError, TypeError, KeyError, AttributeError) as error:
-                logger.warning("%s: line %d is left out, it is torn or of another kind: %r", path, number, error)
+                logger.warning(
+                    "%s: line %d is left out, it is torn or of another kind: %r",
+                    path,
+                    number,
+                    error,
+                )
     return [found[step] for step in sorted(found)]
 
 
@@ -422,5 +503,9 @@ def last_unsent_step(path: str) -> int:
     records = read_unsent(path)
     if not records:
         return -1
-    logger.warning("%s has the metrics of %d steps, which were not sent; send_unsent sends them", path, len(records))
+    logger.warning(
+        "%s has the metrics of %d steps, which were not sent; send_unsent sends them",
+        path,
+        len(records),
+    )
     return records[-1].step

@@ -1,4 +1,6 @@
-"""MLflow as a tracker: the one module that imports it; the slim package `mlflow-skinny` is enough."""
+"""MLflow as a tracker: the one module that imports it; the slim package `mlflow-skinny` is
+enough.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,9 @@ _STEP_TAG = "aiohooks.step"
 class MLflowTracker:
     """A run of MLflow. It continues the run of its name in the experiment, or creates both.
 
-    The run has the tag `aiohooks.step`, its last step. MLflow removes no metrics: steps that are there are not sent again. At
-    the end the run is `FINISHED`, `FAILED`, or after a cancellation `KILLED`.
+    The run has the tag `aiohooks.step`, its last step. MLflow removes no metrics: steps that are
+    there are not sent again. At the end the run is `FINISHED`, `FAILED`, or after a cancellation
+    `KILLED`.
     """
 
     def __init__(self, experiment: str, run_name: str, *, tracking_uri: str | None = None) -> None:
@@ -38,7 +41,9 @@ class MLflowTracker:
         """
         for what, name in (("experiment", experiment), ("run_name", run_name)):
             if not isinstance(name, str) or not name or {"'", '"', "`"} & set(name):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise InvalidArgumentError(f"{what} is {name!r}; give a non-empty str without quotes")
+                raise InvalidArgumentError(
+                    f"{what} is {name!r}; give a non-empty str without quotes"
+                )
         self.experiment: str = experiment
         self.run_name: str = run_name
         self.run_id: str | None = None
@@ -68,16 +73,24 @@ class MLflowTracker:
         """Mark the run as ended, if `start` has marked it as running."""
         if self._started and self._client is not None and self.run_id is not None:
             killed = isinstance(error, (asyncio.CancelledError, KeyboardInterrupt))
-            self._client.set_terminated(self.run_id, "FINISHED" if error is None else "KILLED" if killed else "FAILED")
+            self._client.set_terminated(
+                self.run_id, "FINISHED" if error is None else "KILLED" if killed else "FAILED"
+            )
         self._client, self._started = None, False
 
     def _connect(self) -> tuple[MlflowClient, str]:
         if self._client is None or self.run_id is None:
             client = MlflowClient(self._uri)
             experiment = client.get_experiment_by_name(self.experiment)
-            folder = client.create_experiment(self.experiment) if experiment is None else experiment.experiment_id
+            folder = (
+                client.create_experiment(self.experiment)
+                if experiment is None
+                else experiment.experiment_id
+            )
             newest = ["attributes.start_time DESC"]
-            runs = client.search_runs([folder], f"attributes.run_name = '{self.run_name}'", max_results=1, order_by=newest)
+            runs = client.search_runs(
+                [folder], f"attributes.run_name = '{self.run_name}'", max_results=1, order_by=newest
+            )
             run = runs[0] if runs else client.create_run(folder, run_name=self.run_name)
             self._last = int(run.data.tags.get(_STEP_TAG, -1))
             self._client, self.run_id = client, run.info.run_id

@@ -1,4 +1,6 @@
-"""TensorBoard's event files as a tracker; `SummarySaverHook` writes them too, and makes the session wait for the disk."""
+"""TensorBoard's event files as a tracker; `SummarySaverHook` writes them too, and makes the session
+wait for the disk.
+"""
 
 from __future__ import annotations
 

@@ -20,12 +20,15 @@ _STEP_KEY = "global_step"
 class WandbTracker:
     """A run of Weights & Biases, whose metrics are drawn over `global_step`.
 
-    A training that may be resumed has `id="..."` and `resume="allow"`: the run then continues after its last step. Nothing of
-    a run is removed: steps that are there are not sent again. In offline mode another process does not know what is there.
+    A training that may be resumed has `id="..."` and `resume="allow"`: the run then continues after
+    its last step. Nothing of a run is removed: steps that are there are not sent again. In offline
+    mode another process does not know what is there.
     """
 
     def __init__(self, **options: Any) -> None:
-        """Create the tracker; `options` are the arguments of `wandb.init`, which is called when it is used."""
+        """Create the tracker; `options` are the arguments of `wandb.init`, which is called when it
+        is used.
+        """
         self.run: wandb.Run | None = None
         """The run, when it is open."""
         self._options = options

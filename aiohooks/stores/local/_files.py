@@ -1,14 +1,15 @@
 """A run in the files of its directory.
 
-    position   the latest record that no waiter was due for; then a slot for each process: the lowest step that it waits for
-    notify     the latest record that a waiter was due for, or that a new `state` came with; all processes watch this file,
-               so that one write is both the change and the notification
+    position   the latest record that no waiter was due for; then a slot for each process: the
+               lowest step that it waits for
+    notify     the latest record that a waiter was due for, or that a new `state` came with; all
+               processes watch this file, so that one write is both the change and the notification
     state      publishers, chief, last exit; replaced as a whole, before `notify` refers to it
     alive/     a locked file for each process that has the run open
 
-The run is at the later one of the two records. Every change is made under the lock of the run, a `flock` on its directory. A
-process may be killed at any moment, so each change is one small write or one rename: the kernel does it completely or not at
-all.
+The run is at the later one of the two records. Every change is made under the lock of the run, a
+`flock` on its directory. A process may be killed at any moment, so each change is one small write
+or one rename: the kernel does it completely or not at all.
 """
 
 from __future__ import annotations
@@ -28,14 +29,25 @@ from zlib import crc32
 
 from aiohooks._aio.fork import call_after_fork
 from aiohooks.errors import InvalidArgumentError, StoreDamagedError, StoreRefusedError
-from aiohooks.stores._protocol import MAX_STEP, Answer, Expire, Member, Position, Request, Snapshot, Write, damaged_error
+from aiohooks.stores._protocol import (
+    MAX_STEP,
+    Answer,
+    Expire,
+    Member,
+    Position,
+    Request,
+    Snapshot,
+    Write,
+    damaged_error,
+)
 from aiohooks.stores._run_state import RunState
 from aiohooks.stores.local._lock import check_processes, claim_slot, release_slot, taken_slots
 
 # The directory.
 
-# File systems, by the number that `statfs` gives them, whose files other machines change as well: inotify does not report such
-# changes, and locks may hold on one machine only. FUSE is among them because anything may be behind it.
+# File systems, by the number that `statfs` gives them, whose files other machines change as well:
+# inotify does not report such changes, and locks may hold on one machine only. FUSE is among them
+# because anything may be behind it.
 _REMOTE_FILE_SYSTEMS = {
     0x6969: "NFS",
     0x517B: "SMB",
@@ -56,24 +68,38 @@ _REMOTE_FILE_SYSTEMS = {
 }
 _MAX_NAME = 255
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
-_BAD_PATH = (*_FORBIDDEN, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG)
+_BAD_PATH = (
+    *_FORBIDDEN,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EEXIST,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+)
 """Errors that last until another path is given, unlike a full disk."""
 
 
 def default_directory() -> Path:
-    """Return the directory of runs that `LocalStepStore` uses by default, the same for all processes of this user.
+    """Return the directory of runs that `LocalStepStore` uses by default, the same for all
+    processes of this user.
 
-    It is `$XDG_RUNTIME_DIR/aiohooks` where a login has set that variable, otherwise `aiohooks-<uid>` in the directory for
-    temporary files. Neither survives a restart of the machine.
+    It is `$XDG_RUNTIME_DIR/aiohooks` where a login has set that variable, otherwise
+    `aiohooks-<uid>` in the directory for temporary files. Neither survives a restart of the
+    machine.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    if os.path.isabs(runtime) and os.path.isdir(runtime) and os.stat(runtime).st_uid == os.geteuid():
+    if (
+        os.path.isabs(runtime)
+        and os.path.isdir(runtime)
+        and os.stat(runtime).st_uid == os.geteuid()
+    ):
         return Path(runtime, "aiohooks")
     return Path(tempfile.gettempdir(), f"aiohooks-{os.geteuid()}")
 
 
 def run_file_name(run: str) -> str:
-    """Return the file name of a run: different for every run, and never a path that leaves the directory.
+    """Return the file name of a run: different for every run, and never a path that leaves the
+    directory.
 
     Raises:
         InvalidArgumentError: the file name is too long.
@@ -82,15 +108,20 @@ def run_file_name(run: str) -> str:
     if name[0] == ".":
         name = "%2E" + name[1:]
     if len(name) > _MAX_NAME:
-        raise InvalidArgumentError(f"run={run!r} makes a file name of {len(name)} characters; give one of {_MAX_NAME} at most")
+        raise InvalidArgumentError(
+            f"run={run!r} makes a file name of {len(name)} characters; give one of {_MAX_NAME} at"
+            " most"
+        )
     return name
 
 
 def make_run_directory(directory: Path | None, run: str) -> Path:
-    """Make the directory of a run, and its parents, accessible to this user only; check one that exists.
+    """Make the directory of a run, and its parents, accessible to this user only; check one that
+    exists.
 
     Raises:
-        InvalidArgumentError: it belongs to another user, is open to others, or is on a file system of several machines.
+        InvalidArgumentError: it belongs to another user, is open to others, or is on a file system
+            of several machines.
         StoreRefusedError: it can never be made there.
         OSError: it cannot be made now.
     """
@@ -103,8 +134,9 @@ def make_run_directory(directory: Path | None, run: str) -> Path:
         raise _not_private(base, f"belongs to user {base.stat().st_uid}")
     if (file_system := remote_file_system(base)) is not None:
         raise InvalidArgumentError(
-            f"{base} is on {file_system}, which may be shared with other machines: their changes would be noticed late or never. "
-            "Give a directory on a local disk or in memory (/dev/shm, $XDG_RUNTIME_DIR); for several machines use redis://"
+            f"{base} is on {file_system}, which may be shared with other machines: their changes"
+            " would be noticed late or never. Give a directory on a local disk or in memory"
+            " (/dev/shm, $XDG_RUNTIME_DIR); for several machines use redis://"
         )
     path = base / run_file_name(run)
     for each in (path, path / "alive"):
@@ -120,7 +152,8 @@ def _make_directory(path: Path, refused: tuple[int, ...], *, parents: bool = Fal
         if error.errno not in refused:
             raise
         raise StoreRefusedError(
-            f"the directory {path} cannot be made: {error}; give one that user {os.geteuid()} may make and write in"
+            f"the directory {path} cannot be made: {error}; give one that user {os.geteuid()} may"
+            " make and write in"
         ) from error
 
 
@@ -136,17 +169,21 @@ def _check_private(path: Path, *, forbidden_mode: int) -> None:
 
 def _not_private(path: Path, problem: str) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"{path} {problem}; a run can only be kept where no other user than {os.geteuid()} writes: give another directory, "
-        "or remove this one or change its mode, if it is yours"
+        f"{path} {problem}; a run can only be kept where no other user than {os.geteuid()} writes:"
+        " give another directory, or remove this one or change its mode, if it is yours"
     )
 
 
 def remote_file_system(path: Path) -> str | None:
-    """Return the kind of the file system of `path` if other machines may change it too, otherwise None."""
+    """Return the kind of the file system of `path` if other machines may change it too, otherwise
+    None.
+    """
     if not sys.platform.startswith("linux"):
         return None
     libc = ctypes.CDLL(None, use_errno=True)
-    result = (ctypes.c_long * 64)()  # `struct statfs`, whose first member is the kind, with room to spare
+    result = (
+        ctypes.c_long * 64
+    )()  # `struct statfs`, whose first member is the kind, with room to spare
     if libc.statfs(os.fsencode(path), ctypes.byref(result)) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), str(path))
@@ -161,7 +198,9 @@ RECORD_SIZE = 2 * _HALF.size
 
 
 class RunRecord(NamedTuple):
-    """Where a run is. A later record is greater: nothing decreases, except the step in a new epoch."""
+    """Where a run is. A later record is greater: nothing decreases, except the step in a new
+    epoch.
+    """
 
     position: Position
     revision: int
@@ -175,7 +214,9 @@ def make_record(epoch: int, step: int, revision: int, term: int) -> RunRecord:
 
 
 def pack_record(epoch: int, step: int, revision: int, term: int) -> bytes:
-    """Return the bytes of a record: its fields twice, which detects a torn one faster than a checksum would."""
+    """Return the bytes of a record: its fields twice, which detects a torn one faster than a
+    checksum would.
+    """
     return 2 * _HALF.pack(_MAGIC, epoch, step, revision, term)
 
 
@@ -201,7 +242,9 @@ def _describe_damage(data: bytes) -> str:
 
 
 class _RecordCache:
-    """Unpacks the record of one file, which mostly has not changed since it was read last. Threads may share it."""
+    """Unpacks the record of one file, which mostly has not changed since it was read last. Threads
+    may share it.
+    """
 
     __slots__ = ("_last",)
 
@@ -222,12 +265,15 @@ class _RecordCache:
 # Slots.
 
 NOT_WAITING = 0
-"""The value of a slot whose process does not wait; one that waits for step n has n + 1, where step 0 stands for every step."""
+"""The value of a slot whose process does not wait; one that waits for step n has n + 1, where step
+0 stands for every step.
+"""
 _SLOT = struct.Struct("<Q")
 
 
 def find_due(slots: bytes, own_slot: int, old: int, new: int) -> tuple[bool, int]:
-    """Return whether a process is due when the step moves from `old` to `new`, and the lowest higher step waited for.
+    """Return whether a process is due when the step moves from `old` to `new`, and the lowest
+    higher step waited for.
 
     `own_slot` is that of this process, which needs no notification.
     """
@@ -252,7 +298,9 @@ _MAX_READS = 100
 _WHOLE_RECORD = "a whole record of version b'1'"
 _WHOLE_STATE = "the state of the run, with its checksum"
 _NOT_BEGUN = b"not begun"
-"""The content of `notify` until everything else is there, so that an empty file is a damaged one."""
+"""The content of `notify` until everything else is there, so that an empty file is a damaged
+one.
+"""
 
 
 class RunFiles:
@@ -272,12 +320,20 @@ class RunFiles:
         self._read_size = _SLOTS_OFFSET + 8 * _SLOT.size  # bytes of `position` read in one call
         self._position_cache = _RecordCache()
         self._notify_cache = _RecordCache()
-        self._due_cache = b"", 0, 0  # slots, epoch, and the lowest step that these slots wait for there
+        self._due_cache = (
+            b"",
+            0,
+            0,
+        )  # slots, epoch, and the lowest step that these slots wait for there
         call_after_fork(self)
 
     def open_existing(self) -> bool:
-        """Open the directory and the files for reading only; return whether they are there. Blocks."""
-        self.path = (default_directory() if self._directory is None else self._directory) / run_file_name(self._run)
+        """Open the directory and the files for reading only; return whether they are there.
+        Blocks.
+        """
+        self.path = (
+            default_directory() if self._directory is None else self._directory
+        ) / run_file_name(self._run)
         try:
             self.run_fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             self._position_fd = self._open_file("position", os.O_RDONLY)
@@ -311,17 +367,25 @@ class RunFiles:
         return fd
 
     def is_deleted(self) -> bool:
-        """Return whether the run's directory was deleted or moved: there is none in its place, or another one."""
+        """Return whether the run's directory was deleted or moved: there is none in its place, or
+        another one.
+        """
         return not _is_at(self.path, self.run_fd)
 
     def check_files(self) -> None:
-        """Raise `StoreDamagedError` if a file was removed or replaced: other processes would not read what is written to it."""
+        """Raise `StoreDamagedError` if a file was removed or replaced: other processes would not
+        read what is written to it.
+        """
         for name, fd in (("position", self._position_fd), ("notify", self._notify_fd)):
             if not _is_at(self.path / name, fd):
-                raise self._damaged(name, "no file, or another one", "the file that this process has open")
+                raise self._damaged(
+                    name, "no file, or another one", "the file that this process has open"
+                )
 
     def is_evicted(self) -> bool:
-        """Return whether another process has removed this one's file in `alive/`, which only deleting the run does."""
+        """Return whether another process has removed this one's file in `alive/`, which only
+        deleting the run does.
+        """
         return self._alive_fd >= 0 and os.fstat(self._alive_fd).st_nlink == 0
 
     # Without the lock.
@@ -352,7 +416,9 @@ class RunFiles:
             with open(fd, "rb") as file:
                 data = file.read()
             if data[:9] != b"%08x " % crc32(data[9:]):
-                raise self._damaged("state", f"{len(data)} bytes with another checksum", _WHOLE_STATE)
+                raise self._damaged(
+                    "state", f"{len(data)} bytes with another checksum", _WHOLE_STATE
+                )
             try:
                 state = RunState.load(data[9:])
             except ValueError as error:
@@ -366,18 +432,28 @@ class RunFiles:
         return state
 
     def _no_record(self, name: str) -> StoreDamagedError:
-        data = os.pread(self._position_fd if name == "position" else self._notify_fd, RECORD_SIZE, 0)
+        data = os.pread(
+            self._position_fd if name == "position" else self._notify_fd, RECORD_SIZE, 0
+        )
         return self._damaged(name, _describe_damage(data), _WHOLE_RECORD)
 
     def _damaged(self, name: str, found: str, expected: str) -> StoreDamagedError:
         path = self.path / name
-        return damaged_error(self._run, str(path), found=found, expected=expected, delete=f"remove the directory {self.path}")
+        return damaged_error(
+            self._run,
+            str(path),
+            found=found,
+            expected=expected,
+            delete=f"remove the directory {self.path}",
+        )
 
     def subscribe(self, step: int) -> RunRecord:
-        """Request a notification when `step` is reached (0: of every change), and return where the run is.
+        """Request a notification when `step` is reached (0: of every change), and return where the
+        run is.
 
-        This writes first and reads second; a process that advances writes first and reads the slots second. So at least one of
-        the two sees the other's write, and waiting does not need the lock.
+        This writes first and reads second; a process that advances writes first and reads the slots
+        second. So at least one of the two sees the other's write, and waiting does not need the
+        lock.
         """
         self._write_slot(step + 1)
         (epoch, seen), revision, term = record = self.read()
@@ -395,7 +471,9 @@ class RunFiles:
     # Only with the lock.
 
     def register(self) -> Snapshot | None:
-        """Take a slot for this process; return None if the run was deleted while this waited for the lock."""
+        """Take a slot for this process; return None if the run was deleted while this waited for
+        the lock.
+        """
         if self.is_deleted():
             return None
         self._begin_run()
@@ -405,7 +483,9 @@ class RunFiles:
         return snapshot
 
     def _begin_run(self) -> None:
-        """Write the first records, unless they are there; continue where a process was killed doing so."""
+        """Write the first records, unless they are there; continue where a process was killed doing
+        so.
+        """
         first, notified = pack_record(1, 0, 0, 0), os.pread(self._notify_fd, RECORD_SIZE, 0)
         if not os.fstat(self._position_fd).st_size:
             if notified not in (b"", _NOT_BEGUN) or "state" in os.listdir(self.run_fd):
@@ -417,7 +497,9 @@ class RunFiles:
         os.pwrite(self._notify_fd, first, 0)
 
     def leave(self) -> None:
-        """Give up the slot, and those of processes that have died: perhaps no other process will be notified of their end."""
+        """Give up the slot, and those of processes that have died: perhaps no other process will be
+        notified of their end.
+        """
         try:
             self.remove_dead(None)
         finally:
@@ -440,7 +522,11 @@ class RunFiles:
         record = self.read()
         state = self.load_state(record)
         processes = set(living.values()) if slots is None else set(dead.values())
-        lost = [member for member in state.members.values() if (member.process in processes) == (slots is not None)]
+        lost = [
+            member
+            for member in state.members.values()
+            if (member.process in processes) == (slots is not None)
+        ]
         _expire(state, lost)
         self._save_state(state, record, changed=bool(lost))
         for slot in dead:
@@ -448,7 +534,8 @@ class RunFiles:
         return state.snapshot()
 
     def inspect(self) -> tuple[Snapshot, tuple[int, ...]] | None:
-        """Return the run without the members that have died, and the steps that processes wait for; None if it has not begun.
+        """Return the run without the members that have died, and the steps that processes wait for;
+        None if it has not begun.
 
         This changes nothing, and removes no one: the next process that opens the run does.
         """
@@ -458,10 +545,18 @@ class RunFiles:
         record, slots = self._read_with_slots()
         state = self.load_state(record)
         processes = set(living.values())
-        _expire(state, [member for member in state.members.values() if member.process not in processes])
-        steps = (number - 1 for slot, (number,) in enumerate(_SLOT.iter_unpack(slots)) if number and str(slot) not in dead)
+        _expire(
+            state, [member for member in state.members.values() if member.process not in processes]
+        )
+        steps = (
+            number - 1
+            for slot, (number,) in enumerate(_SLOT.iter_unpack(slots))
+            if number and str(slot) not in dead
+        )
         # A step that is reached stays in the slot until the process waits again.
-        return state.snapshot(), tuple(sorted(step for step in steps if step == 0 or step > record.position.step))
+        return state.snapshot(), tuple(
+            sorted(step for step in steps if step == 0 or step > record.position.step)
+        )
 
     def advance(self, by: int, floor: Position, term: int) -> Position | None:
         """Add to the step; return None if that is refused, with a reason that `apply` gives."""
@@ -473,7 +568,9 @@ class RunFiles:
             answer = self._apply_write(record, slots, Write("advance", by, floor, term, "", 0))
             return answer.position if answer.status == "ok" else None
         cached_slots, cached_epoch, lowest = self._due_cache
-        if (slots == cached_slots and epoch == cached_epoch and step < lowest) or not self._is_due(slots, epoch, old, step):
+        if (slots == cached_slots and epoch == cached_epoch and step < lowest) or not self._is_due(
+            slots, epoch, old, step
+        ):
             return self._write_position(epoch, step, revision, current_term, slots, old)
         return self._write_notify(epoch, step, revision, current_term)
 
@@ -506,13 +603,20 @@ class RunFiles:
             if epoch != position.epoch or self._is_due(slots, epoch, position.step, step):
                 position = self._write_notify(epoch, step, record.revision, term)
             else:
-                position = self._write_position(epoch, step, record.revision, term, slots, position.step)
+                position = self._write_position(
+                    epoch, step, record.revision, term, slots, position.step
+                )
         return Answer("ok", position, term)
 
     def _save_state(self, state: RunState, record: RunRecord, *, changed: bool) -> None:
         if changed:
             data = state.dump()
-            fd = os.open("state.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600, dir_fd=self.run_fd)
+            fd = os.open(
+                "state.new",
+                os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW,
+                0o600,
+                dir_fd=self.run_fd,
+            )
             with open(fd, "wb") as file:
                 file.write(b"%08x %s" % (crc32(data), data))
             os.rename("state.new", "state", src_dir_fd=self.run_fd, dst_dir_fd=self.run_fd)
@@ -520,14 +624,16 @@ class RunFiles:
         if (state.revision, state.term) != (record.revision, record.term):
             self._write_notify(*record.position, state.revision, state.term)
 
-    def _write_position(self, epoch: int, step: int, revision: int, term: int, slots: bytes, old: int) -> Position:
+    def _write_position(
+        self, epoch: int, step: int, revision: int, term: int, slots: bytes, old: int
+    ) -> Position:
         """Write a record that no waiter is due for."""
         data = pack_record(epoch, step, revision, term)
         os.pwrite(self._position_fd, data, 0)
         record = make_record(epoch, step, revision, term)
         self._position_cache.put(data, record)
-        # Another process may have subscribed since, without seeing this record yet. If this process is killed here, the end of
-        # its file in `alive/` makes the others look.
+        # Another process may have subscribed since, without seeing this record yet. If this process
+        # is killed here, the end of its file in `alive/` makes the others look.
         slots_now = os.pread(self._position_fd, self._read_size - _SLOTS_OFFSET, _SLOTS_OFFSET)
         if slots_now != slots and self._is_due(slots_now, epoch, old, step):
             self._write_notify(epoch, step, revision, term)
@@ -552,13 +658,19 @@ class RunFiles:
         if position is None:
             raise self._no_record("position")
         if len(data) < _SLOTS_OFFSET or len(data) % _SLOT.size:
-            raise self._damaged("position", f"{len(data)} bytes", f"{_SLOTS_OFFSET} bytes, and {_SLOT.size} for each slot")
+            raise self._damaged(
+                "position",
+                f"{len(data)} bytes",
+                f"{_SLOTS_OFFSET} bytes, and {_SLOT.size} for each slot",
+            )
         if notified is None:
             raise self._no_record("notify")
         return (position if position > notified else notified), data[_SLOTS_OFFSET:]
 
     def delete(self) -> None:
-        """Delete the run. Foreign files in its directory stay, and the error names the directory."""
+        """Delete the run. Foreign files in its directory stay, and the error names the
+        directory.
+        """
         self.unregister()
         for name in os.listdir(self.path / "alive"):
             self._unlink(f"alive/{name}")
@@ -574,13 +686,17 @@ class RunFiles:
             os.unlink(path, dir_fd=self.run_fd)
 
     def close(self) -> None:
-        """Close everything except the directory, which the lock closes; harmless when called twice."""
+        """Close everything except the directory, which the lock closes; harmless when called
+        twice.
+        """
         if self._alive_fd >= 0:
             release_slot(self._alive_fd)
         self._close_files(self._position_fd, self._notify_fd)
 
     def after_fork(self) -> None:
-        """Close the descriptors that a child has inherited; `_lock` closes that of the file in `alive/`."""
+        """Close the descriptors that a child has inherited; `_lock` closes that of the file in
+        `alive/`.
+        """
         self._close_files(self.run_fd, self._position_fd, self._notify_fd)
 
     def _close_files(self, *fds: int) -> None:
@@ -598,6 +714,7 @@ def _is_at(path: Path, fd: int) -> bool:
 
 def _expire(state: RunState, lost: list[Member]) -> None:
     """Remove members that have died from a state."""
-    # The lease of a chief goes first: waiters get the name of the last one, and that of a publisher says more.
+    # The lease of a chief goes first: waiters get the name of the last one, and that of a publisher
+    # says more.
     for member in sorted(lost, key=lambda member: -member.term):
         state.apply(Expire(member.id, member.heartbeat))

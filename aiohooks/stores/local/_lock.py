@@ -1,4 +1,6 @@
-"""The lock of a run, and the file that shows that a process is alive: the kernel releases both when the process dies."""
+"""The lock of a run, and the file that shows that a process is alive: the kernel releases both when
+the process dies.
+"""
 
 from __future__ import annotations
 
@@ -33,21 +35,24 @@ def check_system() -> None:
     """
     if sys.platform != "linux":
         raise UnsupportedSystemError(
-            "the step store local:// needs Linux, whose kernel notifies of changed files (inotify); on this system use "
-            "redis://, or memory:// in one process"
+            "the step store local:// needs Linux, whose kernel notifies of changed files (inotify);"
+            " on this system use redis://, or memory:// in one process"
         )
 
 
 class FileLock:
     """A `flock` on a run's directory, as one store has it. The event loop never waits for it.
 
-    Work under the lock is a short function. It is called immediately if the lock is free, otherwise by a thread that waits for
-    the lock: the loop continues while a stopped process holds it. The thread is a daemon and not one of a pool, whose threads
-    keep the interpreter from exiting: it may wait for as long as that process is stopped.
+    Work under the lock is a short function. It is called immediately if the lock is free, otherwise
+    by a thread that waits for the lock: the loop continues while a stopped process holds it. The
+    thread is a daemon and not one of a pool, whose threads keep the interpreter from exiting: it
+    may wait for as long as that process is stopped.
     """
 
     def __init__(self, fd: int, on_change: Callable[[], object]) -> None:
-        """Take over the descriptor `fd`; `on_change` is called in the loop when a thread may have changed the run."""
+        """Take over the descriptor `fd`; `on_change` is called in the loop when a thread may have
+        changed the run.
+        """
         self._fd = fd
         self._on_change = on_change
         self._loop = asyncio.get_running_loop()
@@ -72,11 +77,16 @@ class FileLock:
     def release(self) -> None:
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
-    async def run(self, work: Callable[[], T], outage: Callable[[], contextlib.AbstractContextManager[None]] | None = None) -> T:
-        """Call `work` under the lock; where a thread has to wait for it, after earlier work, and not if cancelled by then.
+    async def run(
+        self,
+        work: Callable[[], T],
+        outage: Callable[[], contextlib.AbstractContextManager[None]] | None = None,
+    ) -> T:
+        """Call `work` under the lock; where a thread has to wait for it, after earlier work, and
+        not if cancelled by then.
 
-        With `outage` the wait is in a block of it, and one for others, which a stop ends: another process has the lock, and is
-        stopped if that lasts.
+        With `outage` the wait is in a block of it, and one for others, which a stop ends: another
+        process has the lock, and is stopped if that lasts.
         """
         if self.try_acquire():
             try:
@@ -122,7 +132,9 @@ class FileLock:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._deliver_results, done)
 
-    def _deliver_results(self, done: list[tuple[asyncio.Future[Any], Any, Exception | None]]) -> None:
+    def _deliver_results(
+        self, done: list[tuple[asyncio.Future[Any], Any, Exception | None]]
+    ) -> None:
         for future, result, error in done:
             if future.cancelled():
                 continue
@@ -152,14 +164,15 @@ class FileLock:
         self._queue.clear()
 
 
-# Which processes have a run open: each keeps a file of its own in `alive/`, open for writing and locked. It is named by the
-# number of the process's slot, and holds the name of the process. When the process ends, in whatever way, the kernel releases
-# the lock and then reports to inotify that a file was closed after writing.
+# Which processes have a run open: each keeps a file of its own in `alive/`, open for writing and
+# locked. It is named by the number of the process's slot, and holds the name of the process. When
+# the process ends, in whatever way, the kernel releases the lock and then reports to inotify that a
+# file was closed after writing.
 #
-# The lock is a POSIX one: a `flock` is released only after the report, when others may have looked already. POSIX locks are not
-# inherited by a fork either. But they are lost as soon as the process closes *any* descriptor of the file, and never conflict
-# within a process: so a process never opens its own files, but remembers which ones they are. All of this is done under the
-# lock of the run.
+# The lock is a POSIX one: a `flock` is released only after the report, when others may have looked
+# already. POSIX locks are not inherited by a fork either. But they are lost as soon as the process
+# closes *any* descriptor of the file, and never conflict within a process: so a process never opens
+# its own files, but remembers which ones they are. All of this is done under the lock of the run.
 
 MAX_SLOTS = 4096
 
@@ -173,7 +186,9 @@ class _OwnFiles:
         self.fds: set[int] = set()
 
     def after_fork(self) -> None:
-        """Close them in the child: while it has one open, the end of the parent would go unnoticed."""
+        """Close them in the child: while it has one open, the end of the parent would go
+        unnoticed.
+        """
         for fd in self.fds:
             os.close(fd)
         self.fds.clear()
@@ -183,18 +198,27 @@ class _OwnFiles:
 _own_files = _OwnFiles()
 call_after_fork(_own_files)
 _no_fork = threading.Lock()
-"""Held while a file is opened or closed: no descriptor may get into a child that `_own_files` does not know of."""
+"""Held while a file is opened or closed: no descriptor may get into a child that `_own_files` does
+not know of.
+"""
 hold_during_fork(_no_fork)
 
 
 def claim_slot(run_fd: int, process: str) -> tuple[int, int]:
-    """Take the lowest free slot, and return it with the descriptor that holds it. Dead processes must have been removed."""
+    """Take the lowest free slot, and return it with the descriptor that holds it. Dead processes
+    must have been removed.
+    """
     taken = taken_slots(run_fd)
     slot = next((number for number in range(MAX_SLOTS) if str(number) not in taken), None)
     if slot is None:
         raise StoreUnavailableError(f"{MAX_SLOTS} processes have this run open: limit reached")
     with _no_fork:
-        fd = os.open(f"alive/{slot}", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=run_fd)
+        fd = os.open(
+            f"alive/{slot}",
+            os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW,
+            0o600,
+            dir_fd=run_fd,
+        )
         _own_files.fds.add(fd)
     try:
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -226,7 +250,9 @@ def taken_slots(run_fd: int) -> set[str]:
 
 
 def check_processes(run_fd: int, slots: set[str] | None) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the living and the dead among the processes in `slots` (None: in all): their names by slot."""
+    """Return the living and the dead among the processes in `slots` (None: in all): their names by
+    slot.
+    """
     living: dict[str, str] = {}
     dead: dict[str, str] = {}
     for name in taken_slots(run_fd) if slots is None else slots:

@@ -22,7 +22,9 @@ _EVENT = struct.Struct("iIII")
 _READ_SIZE = 1 << 13
 """Bytes of events read at a time; further events are read in the next iteration of the loop."""
 _LIMITS = {
-    errno.EMFILE: "fs.inotify.max_user_instances, or the number of files that a process may have open",
+    errno.EMFILE: (
+        "fs.inotify.max_user_instances, or the number of files that a process may have open"
+    ),
     errno.ENOSPC: "fs.inotify.max_user_watches",
 }
 
@@ -31,7 +33,9 @@ class Inotify:
     """One inotify instance; its `fd` becomes readable when there are events."""
 
     def __init__(self) -> None:
-        """Raise `OSError` where there is no inotify, or where the user has reached the limit of instances (EMFILE)."""
+        """Raise `OSError` where there is no inotify, or where the user has reached the limit of
+        instances (EMFILE).
+        """
         libc = ctypes.CDLL(None, use_errno=True)
         self.fd: int = -1
         if not hasattr(libc, "inotify_init1"):
@@ -43,7 +47,9 @@ class Inotify:
         call_after_fork(self)
 
     def add(self, path: str | os.PathLike[str], mask: int) -> int:
-        """Watch a file, or the files in a directory; raise `OSError` where the user has reached the limit of watches (ENOSPC)."""
+        """Watch a file, or the files in a directory; raise `OSError` where the user has reached the
+        limit of watches (ENOSPC).
+        """
         watch: int = self._add_watch(self.fd, os.fsencode(path), ctypes.c_uint32(mask))
         if watch < 0:
             raise _os_error(os.fspath(path))
@@ -100,15 +106,17 @@ class InotifyWatcher(Inotify):
             if error.errno not in _LIMITS:
                 raise
             raise StoreUnavailableError(
-                f"local:// cannot watch the run, as a limit of this user is reached ({error}): raise {_LIMITS[error.errno]}, "
-                "close other stores, or use redis://"
+                f"local:// cannot watch the run, as a limit of this user is reached ({error}):"
+                f" raise {_LIMITS[error.errno]}, close other stores, or use redis://"
             ) from error
         self._only_notified = _EVENT.pack(self._notify_watch, MODIFY, 0, 0)
 
     def _watch(self, path: Path) -> None:
         self._notify_watch = self.add(path / "notify", MODIFY | ATTRIB | MOVE_SELF)
         self._alive_watch = self.add(path / "alive", CLOSE_WRITE | DELETE)
-        self.add(path / "position", ATTRIB | MOVE_SELF)  # a file that is removed while it is open has one name less
+        self.add(
+            path / "position", ATTRIB | MOVE_SELF
+        )  # a file that is removed while it is open has one name less
         for directory in (path, path.parent):
             self.add(directory, MOVE_SELF)
 
@@ -134,4 +142,6 @@ class InotifyWatcher(Inotify):
                 name = os.fsdecode(data[offset - size : offset].rstrip(b"\0"))
                 ended |= {name} if mask & CLOSE_WRITE else set()
                 removed |= {name} if mask & DELETE else set()
-        return RunEvents(overflow or notified, None if overflow else ended, removed, overflow or moved)
+        return RunEvents(
+            overflow or notified, None if overflow else ended, removed, overflow or moved
+        )

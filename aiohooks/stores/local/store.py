@@ -1,4 +1,6 @@
-"""A step store in files, for the processes of one machine: no server, and nothing that has to be started."""
+"""A step store in files, for the processes of one machine: no server, and nothing that has to be
+started.
+"""
 
 from __future__ import annotations
 
@@ -46,11 +48,13 @@ _CLOSE_SECS = 1.0
 
 
 class LocalStepStore(SharedStepStore):
-    """The step of a run in the files of a directory, which the processes of one machine share; each opens its own store.
+    """The step of a run in the files of a directory, which the processes of one machine share; each
+    opens its own store.
 
-    There is no server. The kernel (inotify) notifies waiters when their step is reached, and when a process that publishes has
-    died; there are no leases, and a process that is merely stopped counts as alive. Any process may be killed at any moment. The
-    step outlives them all, until `forget`; not every restart of the machine, see `default_directory`.
+    There is no server. The kernel (inotify) notifies waiters when their step is reached, and when a
+    process that publishes has died; there are no leases, and a process that is merely stopped
+    counts as alive. Any process may be killed at any moment. The step outlives them all, until
+    `forget`; not every restart of the machine, see `default_directory`.
     """
 
     def __init__(
@@ -64,8 +68,9 @@ class LocalStepStore(SharedStepStore):
         """Open nothing yet.
 
         Args:
-            directory: where the runs are kept, a directory for each; made if it is missing, `default_directory()` if left out.
-                It must be on a file system of this machine, and no other user may write to a run's directory.
+            directory: where the runs are kept, a directory for each; made if it is missing,
+                `default_directory()` if left out. It must be on a file system of this machine, and
+                no other user may write to a run's directory.
             run: see `SharedStepStore`; any name is valid, it is quoted for the file system.
             on_lost: see `SharedStepStore`.
             join_grace_secs: see `SharedStepStore`.
@@ -97,7 +102,9 @@ class LocalEngine(Engine):
         self._lock: FileLock | None = None
         self._inotify: InotifyWatcher | None = None
         self._registered = False
-        self._gone: EngineError | None = None  # why the files that are open are not those of the run any more
+        self._gone: EngineError | None = (
+            None  # why the files that are open are not those of the run any more
+        )
         self._subscribed: int | None = None  # the step of which this process is notified
         self._retry_timer: TimerHandle | None = None
         self._failed_reads = 0  # in a row
@@ -109,7 +116,9 @@ class LocalEngine(Engine):
     @property
     def directory(self) -> Path:
         """The directory of the run."""
-        return (default_directory() if self._base is None else self._base) / run_file_name(self.link.run)
+        return (default_directory() if self._base is None else self._base) / run_file_name(
+            self.link.run
+        )
 
     # Opening and closing.
 
@@ -147,7 +156,9 @@ class LocalEngine(Engine):
         timer = NO_TIMER
         try:
             if lock is not None and files.slot >= 0 and self._gone is None:
-                timer = self.link.clock.call_later(_CLOSE_SECS, functools.partial(lock.close, self._closed_error()))
+                timer = self.link.clock.call_later(
+                    _CLOSE_SECS, functools.partial(lock.close, self._closed_error())
+                )
                 with contextlib.suppress(OSError, *ENGINE_ERRORS):  # other processes find out
                     await lock.run(files.leave)
         finally:
@@ -209,7 +220,8 @@ class LocalEngine(Engine):
         return answer
 
     async def read(self) -> Snapshot:
-        # Not the dead: the kernel notifies of them. So this needs no lock, which a stopped process may hold.
+        # Not the dead: the kernel notifies of them. So this needs no lock, which a stopped process
+        # may hold.
         files, _ = self._open_files()
         try:
             record, known = files.read(), self.link.observed()
@@ -238,20 +250,29 @@ class LocalEngine(Engine):
         if error.errno in _NOT_OUR_FILE and path.resolve().is_relative_to(self.directory.resolve()):
             found, expected = str(error.strerror), "what this version makes"
             delete = f"remove the directory {self.directory}"
-            return damaged_error(self.link.run, str(path), found=found, expected=expected, delete=delete)
-        return StoreUnavailableError(f"the files of run {self.link.run!r} in {self.directory} cannot be used: {error}")
+            return damaged_error(
+                self.link.run, str(path), found=found, expected=expected, delete=delete
+            )
+        return StoreUnavailableError(
+            f"the files of run {self.link.run!r} in {self.directory} cannot be used: {error}"
+        )
 
     def _deleted_error(self) -> StoreUnavailableError:
         return StoreUnavailableError(
-            f"the run {self.link.run!r} was deleted, or its directory {self.directory} was moved: close this store and make a "
-            "new one"
+            f"the run {self.link.run!r} was deleted, or its directory {self.directory} was moved:"
+            " close this store and make a new one"
         )
 
     # Notifications.
 
     def subscribe(self, step: int | None) -> None:
         files = self._files
-        if not self._registered or step == self._subscribed or files is None or self._gone is not None:
+        if (
+            not self._registered
+            or step == self._subscribed
+            or files is None
+            or self._gone is not None
+        ):
             return
         subscribed, self._subscribed = self._subscribed, step
         try:
@@ -285,7 +306,9 @@ class LocalEngine(Engine):
             self.link.spawn(self._remove_dead(events.ended), "removing dead processes")
 
     def _read_record(self, read: Callable[[RunFiles], RunRecord] = RunFiles.read) -> None:
-        """Read where the run is, by default also after a change of this process itself, of which it is not notified."""
+        """Read where the run is, by default also after a change of this process itself, of which it
+        is not notified.
+        """
         files = self._files
         if files is None or not self._registered or self._gone is not None:
             return
@@ -300,12 +323,16 @@ class LocalEngine(Engine):
 
     async def _remove_dead(self, slots: set[str] | None) -> None:
         try:
-            self.link.observe_snapshot(await self._with_lock(lambda files: files.remove_dead(slots)))
+            self.link.observe_snapshot(
+                await self._with_lock(lambda files: files.remove_dead(slots))
+            )
         except ENGINE_ERRORS as error:
             self._report(error)
 
     def _is_gone(self, files: RunFiles) -> bool:
-        """Return whether the open files are not those of the run any more, after ending all waits if this is new."""
+        """Return whether the open files are not those of the run any more, after ending all waits
+        if this is new.
+        """
         gone: EngineError | None = None
         if files.is_evicted() or files.is_deleted():
             gone = self._deleted_error()
@@ -320,7 +347,9 @@ class LocalEngine(Engine):
         return gone is not None
 
     def _report(self, error: OSError | EngineError) -> None:
-        """End all waits with `error`, as no notification can be relied on any more; or read again, if it may pass."""
+        """End all waits with `error`, as no notification can be relied on any more; or read again,
+        if it may pass.
+        """
         cause = error if isinstance(error, OSError) else error.__cause__
         if isinstance(cause, OSError) and cause.errno in _PASSING:
             if self._retry_timer is None and self._registered:

@@ -1,4 +1,5 @@
-"""The actor that keeps a run on a Ray cluster, its messages, and the counter that survives the loss of its memory.
+"""The actor that keeps a run on a Ray cluster, its messages, and the counter that survives the loss
+of its memory.
 
 All of it is plain Python that runs without Ray.
 """
@@ -112,10 +113,11 @@ class CounterDelta(NamedTuple):
 class GCounter:
     """The step of a run as a grow-only counter: a base, and what each writer has added.
 
-    Each process keeps a copy of what it has received. After a restart of the actor, which loses its memory, the processes
-    send their copies, in any order and at any time, and `merge` keeps the highest total of each writer. So no acknowledged
-    write is lost, and none that is sent again counts twice. Steps alone could not do that: of two of them it is not known
-    whether they count the same writes.
+    Each process keeps a copy of what it has received. After a restart of the actor, which loses its
+    memory, the processes send their copies, in any order and at any time, and `merge` keeps the
+    highest total of each writer. So no acknowledged write is lost, and none that is sent again
+    counts twice. Steps alone could not do that: of two of them it is not known whether they count
+    the same writes.
     """
 
     __slots__ = ("_compactions", "_totals", "base", "epoch", "total", "version")
@@ -161,7 +163,8 @@ class GCounter:
             self.start_epoch(delta.epoch, delta.base)
         same_epoch = delta.epoch == self.epoch
         if same_epoch and delta.compactions > self._compactions:
-            # A compaction changes every entry, so the delta is complete: writers that it lacks are in its base.
+            # A compaction changes every entry, so the delta is complete: writers that it lacks are
+            # in its base.
             kept = {entry.writer for entry in delta.totals}
             self._remove(writer for writer in tuple(self._totals) if writer not in kept)
             self._compactions, self.base = delta.compactions, delta.base
@@ -182,7 +185,9 @@ class GCounter:
         return new
 
     def start_epoch(self, epoch: int, base: int) -> None:
-        """Start a later epoch. Writes of earlier ones no longer count, but a repeated one must still be known."""
+        """Start a later epoch. Writes of earlier ones no longer count, but a repeated one must
+        still be known.
+        """
         if epoch == self.epoch:
             return
         self.epoch, self.base, self.total, self._compactions = epoch, base, 0, 0
@@ -228,12 +233,13 @@ class LongPoll(NamedTuple):
 class StepActor:
     """Keeps one run in memory: its state, and one long poll of each process.
 
-    A reply is its kind ("snapshot", "position", "answer"), its content, the version of the counter, and the counter's delta
-    since the version that came with the call.
+    A reply is its kind ("snapshot", "position", "answer"), its content, the version of the counter,
+    and the counter's delta since the version that came with the call.
 
-    Ray starts the actor again when its process or its node dies; it has lost everything then. Each call but `connect` has
-    the `incarnation` that the process knows, and an empty reply asks the process to connect again. Processes send what
-    they know when they connect, and repeat their unanswered requests.
+    Ray starts the actor again when its process or its node dies; it has lost everything then. Each
+    call but `connect` has the `incarnation` that the process knows, and an empty reply asks the
+    process to connect again. Processes send what they know when they connect, and repeat their
+    unanswered requests.
     """
 
     def __init__(self) -> None:
@@ -248,17 +254,25 @@ class StepActor:
     # Remote calls.
 
     async def connect(self, message: bytes) -> bytes:
-        """Merge what a process knows, if it knows an earlier incarnation. Reply with the incarnation and a snapshot."""
+        """Merge what a process knows, if it knows an earlier incarnation. Reply with the
+        incarnation and a snapshot.
+        """
         process, known_incarnation, known_snapshot, known_counter = unpack_message(message)
         state, delta = self._state, CounterDelta(*known_counter)
         if known_incarnation not in ("", self.incarnation):
             known = unpack_snapshot(known_snapshot)
-            if state.resets:  # since the actor started: what was counted before counts no more, its writes are known all the same
+            # since the actor started: what was counted before counts no more, its writes are known
+            # all the same
+            if state.resets:
                 new = self._counter.merge(delta._replace(epoch=0))
             else:
                 new = self._counter.merge(delta)
                 known = known._replace(position=self._counter.position)
-            state.recover(process, known, {entry.writer: (entry.seq, Position(delta.epoch, entry.step)) for entry in new})
+            state.recover(
+                process,
+                known,
+                {entry.writer: (entry.seq, Position(delta.epoch, entry.step)) for entry in new},
+            )
             self._counter.start_epoch(*state.position)
             self._answer_satisfied()
         return pack_message(self.incarnation, *self._reply("snapshot", self._snapshot(), 0))
@@ -314,8 +328,15 @@ class StepActor:
             wake(self.polls[process][1])
 
     async def statistics(self) -> dict[str, int]:
-        """Return the id of the actor's process, the number of parked polls, of calls so far, and of members."""
-        return {"pid": os.getpid(), "waiting": len(self.polls), "calls": self._calls, "members": len(self._state.members)}
+        """Return the id of the actor's process, the number of parked polls, of calls so far, and of
+        members.
+        """
+        return {
+            "pid": os.getpid(),
+            "waiting": len(self.polls),
+            "calls": self._calls,
+            "members": len(self._state.members),
+        }
 
     # Snapshots and polls.
 
@@ -326,7 +347,9 @@ class StepActor:
         return self._state.snapshot(self.incarnation)
 
     def _park(self, poll: LongPoll) -> asyncio.Future[None] | None:
-        """Make this the poll of its process, and return what answers it; None if the process has sent a newer one already."""
+        """Make this the poll of its process, and return what answers it; None if the process has
+        sent a newer one already.
+        """
         earlier = self.polls.get(poll.process)
         if earlier is not None:
             if earlier[0].number > poll.number:
@@ -339,11 +362,21 @@ class StepActor:
     def _satisfies(self, poll: LongPoll) -> bool:
         state = self._state
         epoch, step = state.position
-        return epoch != poll.epoch or state.revision != poll.revision or (poll.threshold is not None and step >= poll.threshold)
+        return (
+            epoch != poll.epoch
+            or state.revision != poll.revision
+            or (poll.threshold is not None and step >= poll.threshold)
+        )
 
     def _answer_satisfied(self) -> bool:
-        """Answer the polls that are satisfied now; return whether there was one. There is one poll of each process."""
-        satisfied = [waiter for poll, waiter in self.polls.values() if not waiter.done() and self._satisfies(poll)]
+        """Answer the polls that are satisfied now; return whether there was one. There is one poll
+        of each process.
+        """
+        satisfied = [
+            waiter
+            for poll, waiter in self.polls.values()
+            if not waiter.done() and self._satisfies(poll)
+        ]
         for waiter in satisfied:
             wake(waiter)
         return bool(satisfied)

@@ -11,7 +11,15 @@ from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import call_later
 from aiohooks._validate import check_instance
 from aiohooks.errors import StoreUnavailableError
-from aiohooks.stores._protocol import Answer, Position, Request, RunReport, Snapshot, damaged_error, report_of
+from aiohooks.stores._protocol import (
+    Answer,
+    Position,
+    Request,
+    RunReport,
+    Snapshot,
+    damaged_error,
+    report_of,
+)
 from aiohooks.stores.engine import Engine, EngineLink
 from aiohooks.stores.ray import _cluster
 from aiohooks.stores.ray._actor import (
@@ -37,9 +45,10 @@ _REPLACED = object()
 class RayStepStore(SharedStepStore):
     """A step store kept by an actor of a Ray cluster.
 
-    The first process that opens the run creates the actor on its own node; it lives until `forget`. When it dies, Ray starts
-    it again without its memory, and the processes send it what they know: a write counts, exactly once, as long as one
-    process that has seen it lives. For lost connections see `SharedStepStore`.
+    The first process that opens the run creates the actor on its own node; it lives until `forget`.
+    When it dies, Ray starts it again without its memory, and the processes send it what they know:
+    a write counts, exactly once, as long as one process that has seen it lives. For lost
+    connections see `SharedStepStore`.
     """
 
     def __init__(
@@ -56,13 +65,19 @@ class RayStepStore(SharedStepStore):
         Args:
             namespace: the namespace of the actor in the cluster; "aiohooks", if left out.
             run: the name of the run.
-            address: `host:port` of the cluster, for a process that is not a member of one yet; None is RAY_ADDRESS, or the
-                cluster that runs on this machine. Processes that Ray has started need none.
+            address: `host:port` of the cluster, for a process that is not a member of one yet; None
+                is RAY_ADDRESS, or the cluster that runs on this machine. Processes that Ray has
+                started need none.
             connect_timeout: see `SharedStepStore`; joining a cluster takes seconds.
             shared: see `SharedStepStore`.
         """
         check_instance(address, str, "address=", optional=True)
-        super().__init__(RayEngine(namespace or "aiohooks", address), run=run, connect_timeout=connect_timeout, **shared)
+        super().__init__(
+            RayEngine(namespace or "aiohooks", address),
+            run=run,
+            connect_timeout=connect_timeout,
+            **shared,
+        )
 
 
 class RayEngine(Engine):
@@ -96,7 +111,12 @@ class RayEngine(Engine):
             raise StoreUnavailableError(f"the run {self.link.run} was forgotten: close its store")
         actor = await to_thread(self._find_actor, grace_secs=_GRACE_SECS)
         with self._unexpected_reply():
-            known = pack_message(self.link.process, self._incarnation, self.link.known(), self._counter.delta_since(0))
+            known = pack_message(
+                self.link.process,
+                self._incarnation,
+                self.link.known(),
+                self._counter.delta_since(0),
+            )
             reply = _cluster.result_of(actor.connect.remote(known))
         message = await self._wait_reply(reply, self.link.connect_timeout)
         with self._unexpected_reply():
@@ -132,7 +152,9 @@ class RayEngine(Engine):
             return None
         # A process that knows no incarnation yet brings nothing, and gets the snapshot.
         nothing = pack_message(self.link.process, "", self.link.known(), GCounter().delta_since(0))
-        message = await self._wait_reply(_cluster.result_of(actor.connect.remote(nothing)), self.link.connect_timeout)
+        message = await self._wait_reply(
+            _cluster.result_of(actor.connect.remote(nothing)), self.link.connect_timeout
+        )
         with self._unexpected_reply():
             return report_of(self.link.run, unpack_snapshot(unpack_message(message)[2]))
 
@@ -141,7 +163,9 @@ class RayEngine(Engine):
         while True:
             self._poll_count += 1
             epoch, revision = link.latest.epoch, link.observed().revision
-            poll = LongPoll(link.process, self._poll_count, link.threshold, epoch, revision, link.heartbeat)
+            poll = LongPoll(
+                link.process, self._poll_count, link.threshold, epoch, revision, link.heartbeat
+            )
             message = pack_message(self._incarnation, self._counter_version, poll)
             reply = _cluster.result_of(self._actor.long_poll.remote(message))
             self._current_poll = poll, reply
@@ -170,7 +194,9 @@ class RayEngine(Engine):
         if actor is not None and not self._deleted:
             left = _cluster.result_of(actor.leave.remote(self.link.process))
             if self._closed:  # otherwise the actor is probably gone
-                with contextlib.suppress(StoreUnavailableError):  # its poll there ends after a heartbeat anyway
+                with contextlib.suppress(
+                    StoreUnavailableError
+                ):  # its poll there ends after a heartbeat anyway
                     await self._wait_reply(left, _LEAVE_SECS)
 
     async def close(self) -> None:
@@ -220,7 +246,9 @@ class RayEngine(Engine):
         with self._unexpected_reply():
             return self._merge_reply(*unpack_message(message))
 
-    def _merge_reply(self, kind: str, content: Any, version: int, delta: Any) -> Snapshot | Position | Answer:
+    def _merge_reply(
+        self, kind: str, content: Any, version: int, delta: Any
+    ) -> Snapshot | Position | Answer:
         """Merge the counter's delta in a reply, and return the content of the reply."""
         self._counter.merge(CounterDelta(*delta))
         self._counter_version = max(self._counter_version, version)

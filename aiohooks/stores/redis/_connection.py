@@ -11,33 +11,73 @@ from typing import Any
 from aiohooks._aio.cancel import retrieve_exception, wait_done
 from aiohooks.errors import StoreRefusedError, StoreUnavailableError
 
-_NO_RIGHTS = "the user may not do that; give it the rights in docs/guides/engine-redis.md (ACL SETUSER)"
+_NO_RIGHTS = (
+    "the user may not do that; give it the rights in docs/guides/engine-redis.md (ACL SETUSER)"
+)
 _OTHER_NODE = (
-    "it is a node of a cluster, and the run is on another one: give the address of that node, or use a server that is not "
-    "part of a cluster, as a store does not follow a slot that is moved"
+    "it is a node of a cluster, and the run is on another one: give the address of that node, or"
+    " use a server that is not part of a cluster, as a store does not follow a slot that is moved"
 )
 SENTINEL = (
-    "it is a Sentinel and not a server: give the address of the master, which `redis-cli -p PORT SENTINEL "
-    "get-master-addr-by-name NAME` shows; a store does not follow a failover to another address"
+    "it is a Sentinel and not a server: give the address of the master, which `redis-cli -p PORT"
+    " SENTINEL get-master-addr-by-name NAME` shows; a store does not follow a failover to another"
+    " address"
 )
-# An error has the hint of the first of these with a sign that is the name of its class, or of one of its causes, or in its text.
-# Clients before redis-py 6 have other names for some classes, and Redis 6.2 puts errors of commands into that of the script.
+# An error has the hint of the first of these with a sign that is the name of its class, or of one
+# of its causes, or in its text. Clients before redis-py 6 have other names for some classes, and
+# Redis 6.2 puts errors of commands into that of the script.
 _REFUSED_HINTS = (
-    (_NO_RIGHTS, "NoPermissionError", "has no permissions", "can't run this command", "can't access at least one of the keys"),
+    (
+        _NO_RIGHTS,
+        "NoPermissionError",
+        "has no permissions",
+        "can't run this command",
+        "can't access at least one of the keys",
+    ),
     ("the server has no password; leave it out of the URL", "without any password configured"),
-    ("wrong or missing password or user; put them in the URL: redis://user:password@host:6379", "AuthenticationError"),
+    (
+        "wrong or missing password or user; put them in the URL: redis://user:password@host:6379",
+        "AuthenticationError",
+    ),
     ("the user may not connect; look at ACL LIST on the server", "AuthorizationError"),
-    ("protected mode: a server without a password takes no connections from other machines; set one (requirepass)", "DENIED"),
+    (
+        (
+            "protected mode: a server without a password takes no connections from other machines;"
+            " set one (requirepass)"
+        ),
+        "DENIED",
+    ),
     ("it has expired; renew it on the server", "certificate has expired"),
     ("it is not valid yet; is the clock of this machine right?", "certificate is not yet valid"),
-    ("it is for another name; give a name that is in it as the host", "certificate is not valid for"),
-    ("its certificate does not verify; give ssl_ca_certs= the authority that signed it", "SSLCertVerificationError"),
-    ("it asks for a certificate of the client; give ssl_certfile= and ssl_keyfile=", "CERTIFICATE_REQUIRED"),
-    ("it does not speak TLS on this port; use redis://, or give its TLS port", "WRONG_VERSION_NUMBER"),
-    ("it is too old, or not a Redis server; Redis 6.2 or later, or Valkey, is needed", "unknown command"),
-    ("a command is missing there; Redis 6.2 or later, or Valkey, is needed", "Unknown Redis command"),
+    (
+        "it is for another name; give a name that is in it as the host",
+        "certificate is not valid for",
+    ),
+    (
+        "its certificate does not verify; give ssl_ca_certs= the authority that signed it",
+        "SSLCertVerificationError",
+    ),
+    (
+        "it asks for a certificate of the client; give ssl_certfile= and ssl_keyfile=",
+        "CERTIFICATE_REQUIRED",
+    ),
+    (
+        "it does not speak TLS on this port; use redis://, or give its TLS port",
+        "WRONG_VERSION_NUMBER",
+    ),
+    (
+        "it is too old, or not a Redis server; Redis 6.2 or later, or Valkey, is needed",
+        "unknown command",
+    ),
+    (
+        "a command is missing there; Redis 6.2 or later, or Valkey, is needed",
+        "Unknown Redis command",
+    ),
     (_OTHER_NODE, "MOVED ", "MovedError", "ASK ", "AskError"),
-    ("it is a proxy of a cluster that does not know hash tags; give the address of one node", "CROSSSLOT"),
+    (
+        "it is a proxy of a cluster that does not know hash tags; give the address of one node",
+        "CROSSSLOT",
+    ),
     ("there is no such database; leave the number out of the URL", "DB index is out of range"),
     (
         "it answers with a line of more than 64 kB; is that a Redis server?",
@@ -46,14 +86,24 @@ _REFUSED_HINTS = (
     ),
     ("a cluster has one database only; leave the number out of the URL", "SELECT is not allowed"),
 )
-_START_SERVER = "no server is listening there; start one (redis-server {listening}), or correct the address"
+_START_SERVER = (
+    "no server is listening there; start one (redis-server {listening}), or correct the address"
+)
 _UNAVAILABLE_HINTS = (
     ("it is still reading its data from the disk", "BusyLoadingError"),
-    ("it is a replica, which cannot be written to; give the address of its master", "ReadOnlyError", "read only replica"),
+    (
+        "it is a replica, which cannot be written to; give the address of its master",
+        "ReadOnlyError",
+        "read only replica",
+    ),
     ("its part of the cluster is being moved to another node", "TRYAGAIN", "TryAgainError"),
     ("it is a replica that has lost its master", "MASTERDOWN", "MasterDownError"),
     ("the cluster is down", "CLUSTERDOWN", "ClusterDownError"),
-    ("its memory is full (maxmemory); give it more, or delete what is not needed", "OutOfMemoryError", "when used memory >"),
+    (
+        "its memory is full (maxmemory); give it more, or delete what is not needed",
+        "OutOfMemoryError",
+        "when used memory >",
+    ),
     ("it cannot write to its disk, and refuses changes until it can; look at its log", "MISCONF"),
     ("it has too few replicas (min-replicas-to-write)", "Not enough good replicas", "NOREPLICAS"),
     ("it has the most clients that it may have (maxclients)", "max number of clients"),
@@ -62,7 +112,15 @@ _UNAVAILABLE_HINTS = (
     (_START_SERVER, "Connect call failed", "Connection refused", "ConnectionRefusedError"),
 )
 # The script raises these when a key holds something else than what the script has written.
-_FOREIGN_SIGNS = ("WRONGTYPE", "FOREIGN", "attempt to ", "bad argument #", "not an integer", "Expected ", "The ID specified")
+_FOREIGN_SIGNS = (
+    "WRONGTYPE",
+    "FOREIGN",
+    "attempt to ",
+    "bad argument #",
+    "not an integer",
+    "Expected ",
+    "The ID specified",
+)
 
 
 def _class_names(error: BaseException) -> set[str]:
@@ -76,7 +134,9 @@ def _class_names(error: BaseException) -> set[str]:
 
 
 def is_reply(error: BaseException) -> bool:
-    """Return whether the server sent the error in reply to a command: the connection remains usable."""
+    """Return whether the server sent the error in reply to a command: the connection remains
+    usable.
+    """
     return any(kind.__name__ == "ResponseError" for kind in type(error).__mro__)
 
 
@@ -90,28 +150,49 @@ def is_unknown_script(error: BaseException | None) -> bool:
     return any(kind.__name__ == "NoScriptError" for kind in type(error).__mro__)
 
 
-def explain_error(error: BaseException, address: str, *, connecting: bool = False) -> StoreUnavailableError:
-    """Return the store's error for one of the client's; while connecting, the address may be wrong."""
+def explain_error(
+    error: BaseException, address: str, *, connecting: bool = False
+) -> StoreUnavailableError:
+    """Return the store's error for one of the client's; while connecting, the address may be
+    wrong.
+    """
     names, text = _class_names(error), str(error).rstrip(".") or type(error).__name__
     # The server would repeat an unknown error reply.
-    kind: type[StoreUnavailableError] = StoreRefusedError if is_reply(error) else StoreUnavailableError
-    hint = "is the server up, is this its address, and does it want TLS (rediss://) or not (redis://)?" if connecting else ""
+    kind: type[StoreUnavailableError] = (
+        StoreRefusedError if is_reply(error) else StoreUnavailableError
+    )
+    hint = (
+        "is the server up, is this its address, and does it want TLS (rediss://) or not (redis://)?"
+        if connecting
+        else ""
+    )
     found = (
         (kind, hint)
-        for kind, hints in ((StoreRefusedError, _REFUSED_HINTS), (StoreUnavailableError, _UNAVAILABLE_HINTS))
+        for kind, hints in (
+            (StoreRefusedError, _REFUSED_HINTS),
+            (StoreUnavailableError, _UNAVAILABLE_HINTS),
+        )
         for hint, *signs in hints
         if any(sign in names or sign in text for sign in signs)
     )
     kind, hint = next(found, (kind, hint))
     if hint == _START_SERVER:
-        hint = hint.format(listening=f"--unixsocket {address}" if "/" in address else f"--port {address.rpartition(':')[2]}")
+        hint = hint.format(
+            listening=(
+                f"--unixsocket {address}"
+                if "/" in address
+                else f"--port {address.rpartition(':')[2]}"
+            )
+        )
     explained = kind(f"redis at {address}: {text}{': ' if hint else ''}{hint}")
     explained.__cause__ = error
     return explained
 
 
 def is_moved(error: BaseException) -> bool:
-    """Return whether the server is a node of a cluster that does not have the run, or will not have it any more."""
+    """Return whether the server is a node of a cluster that does not have the run, or will not have
+    it any more.
+    """
     return str(error).endswith(_OTHER_NODE)
 
 
@@ -119,7 +200,9 @@ _Outcome = tuple[Any, BaseException | None]
 
 
 def _pack_command(command: Sequence[str | int]) -> bytes:
-    """Encode a command. The client's own encoder takes four times as long, and each step needs one command."""
+    """Encode a command. The client's own encoder takes four times as long, and each step needs one
+    command.
+    """
     parts = [b"*%d\r\n" % len(command)]
     for argument in command:
         data = str(argument).encode(errors="backslashreplace")
@@ -129,16 +212,20 @@ def _pack_command(command: Sequence[str | int]) -> bytes:
 
 def _abort_transport(transport: asyncio.WriteTransport) -> None:
     """Close a connection without waiting for anything."""
-    with contextlib.suppress(AttributeError):  # Python 3.11.2, which Debian 12 has, raises it where TLS has ended already
+    with contextlib.suppress(
+        AttributeError
+    ):  # Python 3.11.2, which Debian 12 has, raises it where TLS has ended already
         transport.abort()
 
 
 class RedisConnection:
-    """A connection of redis-py's, with a task that reads the replies: a cancelled caller leaves the others undisturbed.
+    """A connection of redis-py's, with a task that reads the replies: a cancelled caller leaves the
+    others undisturbed.
 
-    Used of redis-py are `connect` with `redis_connect_func`, `on_connect`, `send_packed_command`, `read_response`, `disconnect`.
-    Deadlines are measured by the event loop, not by the store's clock: they are about the network. The connections of one list
-    (`together`) are made together, and the loss of one is that of all.
+    Used of redis-py are `connect` with `redis_connect_func`, `on_connect`, `send_packed_command`,
+    `read_response`, `disconnect`. Deadlines are measured by the event loop, not by the store's
+    clock: they are about the network. The connections of one list (`together`) are made together,
+    and the loss of one is that of all.
     """
 
     def __init__(
@@ -182,7 +269,8 @@ class RedisConnection:
         self._reader = self._spawn(self._read_replies(), f"reading from {self._address}")
 
     async def execute(self, *command: str | int, within: float) -> Any:
-        """Send a command and return the reply. A command without a reply after `within` seconds ends the connection.
+        """Send a command and return the reply. A command without a reply after `within` seconds
+        ends the connection.
 
         Raises:
             StoreUnavailableError: the connection is lost.
@@ -192,8 +280,11 @@ class RedisConnection:
             raise self._lost_error()
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[_Outcome] = loop.create_future()
-        timer = loop.call_later(within, lambda: self.drop(TimeoutError(f"no answer within {within:g} s")))
-        # Nothing may suspend between this and the writing: replies come in the order of the commands.
+        timer = loop.call_later(
+            within, lambda: self.drop(TimeoutError(f"no answer within {within:g} s"))
+        )
+        # Nothing may suspend between this and the writing: replies come in the order of the
+        # commands.
         self._replies.append(outcome)
         try:
             await self._client.send_packed_command(_pack_command(command))
@@ -265,7 +356,8 @@ class RedisConnection:
             await self._client.disconnect(nowait=True)
         if self._writer is not None:
             _abort_transport(self._writer.transport)
-            # In a task: a cancel of this one would cancel the future of the streams, and with it whoever waits for that next.
+            # In a task: a cancel of this one would cancel the future of the streams, and with it
+            # whoever waits for that next.
             closed = asyncio.ensure_future(self._writer.wait_closed())
             closed.add_done_callback(retrieve_exception)
             await wait_done([closed], None)

@@ -10,24 +10,36 @@ from typing import Any, NamedTuple, cast
 from aiohooks.stores._protocol import MAX_STEP, Answer, Position, Write
 from aiohooks.stores._run_state import RunState
 
-SCRIPT = importlib.resources.files("aiohooks.stores.redis").joinpath("script.lua").read_text(encoding="utf-8")
+SCRIPT = (
+    importlib.resources.files("aiohooks.stores.redis")
+    .joinpath("script.lua")
+    .read_text(encoding="utf-8")
+)
 SCRIPT_SHA = hashlib.sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
 """How the server calls the script once it has it."""
 
-_MAX_SEQUENCE = 2**64 - 1  # the highest second half of an entry's id: only a later epoch comes after it
+_MAX_SEQUENCE = (
+    2**64 - 1
+)  # the highest second half of an entry's id: only a later epoch comes after it
 
 
 class Keys:
     """The keys of a run."""
 
     def __init__(self, run: str) -> None:
-        # A brace in the name would end the hash tag, and the keys could come to lie on different nodes of a cluster.
+        # A brace in the name would end the hash tag, and the keys could come to lie on different
+        # nodes of a cluster.
         tag = run.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
         self.positions: str = f"aiohooks:{{{tag}}}"
         """A stream with one entry, whose id is the position of the run; see the script."""
         self.changes: str = f"{self.positions}:changes"
         """A stream that gets an entry with each change of anything but the position."""
-        self.all: tuple[str, ...] = (self.positions, self.changes, f"{self.positions}:state", f"{self.positions}:answers")
+        self.all: tuple[str, ...] = (
+            self.positions,
+            self.changes,
+            f"{self.positions}:state",
+            f"{self.positions}:answers",
+        )
         """All of them, in the order in which the script expects them."""
 
     def wake(self, process: str) -> str:
@@ -36,7 +48,9 @@ class Keys:
 
 
 def read_after(latest: Position, due: int | None) -> str:
-    """Return the id after which to read the positions: the first entry beyond it concerns a waiter for step `due`, if any."""
+    """Return the id after which to read the positions: the first entry beyond it concerns a waiter
+    for step `due`, if any.
+    """
     if due is None:
         return f"{latest.epoch}-{_MAX_SEQUENCE}"
     return f"{latest.epoch}-{max(due - 1, latest.step)}"
@@ -74,20 +88,38 @@ def write_arguments(write: Write) -> tuple[str | int, ...]:
     return (write.kind, write.amount, floor.epoch, floor.step, write.term, write.writer, write.seq)
 
 
-def swap_arguments(found: FoundRun, run_id: str, state: RunState, least_version: int, recovered: str) -> tuple[str | int, ...]:
-    """Return the arguments of the script to replace the state of a run that was found, by one of this id."""
+def swap_arguments(
+    found: FoundRun, run_id: str, state: RunState, least_version: int, recovered: str
+) -> tuple[str | int, ...]:
+    """Return the arguments of the script to replace the state of a run that was found, by one of
+    this id.
+    """
     notifies, fails = state.revision != found.state.revision, state.failure != found.state.failure
     data, position = state.dump().decode(), state.position
     changed = (position.epoch, position.step, state.term, state.leader, int(notifies), int(fails))
-    return (found.version, run_id, least_version, data, *changed, recovered, found.state.position.epoch)
+    return (
+        found.version,
+        run_id,
+        least_version,
+        data,
+        *changed,
+        recovered,
+        found.state.position.epoch,
+    )
 
 
 def parse_answer(reply: Any) -> tuple[Answer, str] | None:
-    """Read the script's reply to a write: the answer, and the recent answers; None if the run is lost."""
+    """Read the script's reply to a write: the answer, and the recent answers; None if the run is
+    lost.
+    """
     numbers, _, recent = _as_text(reply).partition("\n")
     status, *rest = numbers.split()
     epoch, step, term = map(int, rest)
-    return None if status == "lost" else (Answer(cast("Any", status), Position(epoch, step), term), recent)
+    return (
+        None
+        if status == "lost"
+        else (Answer(cast("Any", status), Position(epoch, step), term), recent)
+    )
 
 
 def parse_read(reply: Any) -> FoundRun:
@@ -103,10 +135,13 @@ def parse_read(reply: Any) -> FoundRun:
 
 
 def latest_entries(reply: Any) -> Iterable[tuple[str, str, dict[str, str]]]:
-    """Yield the keys in a reply of XREAD, each with the id of its last entry, and that entry's fields."""
+    """Yield the keys in a reply of XREAD, each with the id of its last entry, and that entry's
+    fields.
+    """
     if not reply:
         return
-    # RESP2 gives a list, RESP3 a mapping, and some clients put the entries of RESP3 into one more list.
+    # RESP2 gives a list, RESP3 a mapping, and some clients put the entries of RESP3 into one more
+    # list.
     for key, found in reply.items() if hasattr(reply, "items") else reply:
         last = found[-1]
         while isinstance(last[0], (list, tuple)):

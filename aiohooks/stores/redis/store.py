@@ -14,8 +14,23 @@ from typing import Any
 from aiohooks._aio.clock import sleep
 from aiohooks._aio.waits import Backoff
 from aiohooks._validate import check_instance, check_secs
-from aiohooks.errors import InvalidArgumentError, StoreDamagedError, StoreRefusedError, StoreUnavailableError, missing_extra
-from aiohooks.stores._protocol import Answer, Position, Request, RunReport, Snapshot, Write, damaged_error, report_of
+from aiohooks.errors import (
+    InvalidArgumentError,
+    StoreDamagedError,
+    StoreRefusedError,
+    StoreUnavailableError,
+    missing_extra,
+)
+from aiohooks.stores._protocol import (
+    Answer,
+    Position,
+    Request,
+    RunReport,
+    Snapshot,
+    Write,
+    damaged_error,
+    report_of,
+)
 from aiohooks.stores._run_state import RunState
 from aiohooks.stores.engine import Engine, EngineLink
 from aiohooks.stores.redis import _script
@@ -41,8 +56,8 @@ _GRACE_SECS = 1.0  # for the reply to a blocking read, after its heartbeat
 _LONGEST_BLOCK_SECS = 7 * 86_400.0
 _RACE_BACKOFF = Backoff(initial_secs=0.004, max_secs=0.1)
 
-# redis-py's own retries would count a step twice, and on Python 3.11 its timeouts swallow cancellations
-# (python/cpython#86296). The heartbeat finds dead connections.
+# redis-py's own retries would count a step twice, and on Python 3.11 its timeouts swallow
+# cancellations (python/cpython#86296). The heartbeat finds dead connections.
 _FIXED: dict[str, Any] = {
     "socket_timeout": None,
     "health_check_interval": 0,
@@ -54,11 +69,13 @@ _TLS_DEFAULTS: dict[str, Any] = {"ssl_cert_reqs": "required", "ssl_check_hostnam
 
 
 class RedisStepStore(SharedStepStore):
-    """A step store on a Redis server (6.2 or later) or a Valkey server, for processes on several machines.
+    """A step store on a Redis server (6.2 or later) or a Valkey server, for processes on several
+    machines.
 
-    A process has two connections. One waits in a blocking read, which the server ends when the lowest step that this
-    process waits for is reached, and not before; the other sends requests. Each request is one call of one script, done
-    exactly once. docs/guides/engine-redis.md lists the rights that a user needs, and the promises for when a server fails.
+    A process has two connections. One waits in a blocking read, which the server ends when the
+    lowest step that this process waits for is reached, and not before; the other sends requests.
+    Each request is one call of one script, done exactly once. docs/guides/engine-redis.md lists the
+    rights that a user needs, and the promises for when a server fails.
     """
 
     def __init__(
@@ -77,15 +94,17 @@ class RedisStepStore(SharedStepStore):
         """Create the store; it connects when it is opened.
 
         Args:
-            url: `redis://user:password@host:6379/0`, `rediss://...` with TLS, or `unix:///path/to/socket`.
+            url: `redis://user:password@host:6379/0`, `rediss://...` with TLS, or
+                `unix:///path/to/socket`.
             run: the name of the run; runs of different names on one server never meet.
-            ssl_ca_certs: a file with the certificates of the authorities to trust, for a server with a private one.
+            ssl_ca_certs: a file with the certificates of the authorities to trust, for a server
+                with a private one.
             ssl_certfile: a file with this client's certificate, where the server asks for one.
             ssl_keyfile: a file with its key.
             credential_provider: redis-py's, where passwords change or come from elsewhere.
             answer_timeout: after how many seconds without an answer the connection counts as dead.
-            expire_secs: after how many seconds without a connected store the server deletes the run; more than twice the
-                heartbeat. None keeps the run until `forget`.
+            expire_secs: after how many seconds without a connected store the server deletes the
+                run; more than twice the heartbeat. None keeps the run until `forget`.
             shared: see `SharedStepStore`.
 
         Raises:
@@ -103,22 +122,38 @@ class RedisStepStore(SharedStepStore):
                 "socket_connect_timeout": answer_timeout,
             },
         )
-        super().__init__(RedisEngine(new_connection, address, answer_timeout, expire_secs), run=run, **shared)
+        super().__init__(
+            RedisEngine(new_connection, address, answer_timeout, expire_secs), run=run, **shared
+        )
 
 
 class RedisEngine(Engine):
     """A run on a server: one connection with a blocking read, and one for requests."""
 
-    def __init__(self, new_connection: Callable[[], Any], address: str, answer_timeout: float, expire_secs: float | None) -> None:
-        """Connect later; `new_connection` creates a connection of the client's, `address` is for messages."""
+    def __init__(
+        self,
+        new_connection: Callable[[], Any],
+        address: str,
+        answer_timeout: float,
+        expire_secs: float | None,
+    ) -> None:
+        """Connect later; `new_connection` creates a connection of the client's, `address` is for
+        messages.
+        """
         self._new_client_connection = new_connection
         self._address = address
         self._answer_timeout = answer_timeout
         self._expire_secs = expire_secs
         self._keep_ms = "" if expire_secs is None else str(round(expire_secs * 1000))
-        self._last_wake = "0-0"  # the last entry seen of the stream that ends this process's own blocking read
-        self._run = _script.FoundRun("", "", RunState(), "")  # as last read; the one before, while a connection is made
-        self._recent = Position(1, 0), ""  # the highest position that came with recent answers, and those
+        # the last entry seen of the stream that ends this process's own blocking read
+        self._last_wake = "0-0"
+        self._run = _script.FoundRun(
+            "", "", RunState(), ""
+        )  # as last read; the one before, while a connection is made
+        self._recent = (
+            Position(1, 0),
+            "",
+        )  # the highest position that came with recent answers, and those
         self._requests: RedisConnection | None = None
         self._reads: RedisConnection | None = None
         self._blocked_for: float | None = None  # the step that the current blocking read waits for
@@ -129,8 +164,8 @@ class RedisEngine(Engine):
         super().attach(link)
         if self._expire_secs is not None and self._expire_secs <= 2 * link.heartbeat:
             raise InvalidArgumentError(
-                f"expire_secs is {self._expire_secs!r}; give more than twice the heartbeat, which is {link.heartbeat:g} s: "
-                "a run that is in use would be deleted"
+                f"expire_secs is {self._expire_secs!r}; give more than twice the heartbeat, which"
+                f" is {link.heartbeat:g} s: a run that is in use would be deleted"
             )
         self._keys = _script.Keys(link.run)
         self._wake_key = self._keys.wake(link.process)
@@ -156,19 +191,29 @@ class RedisEngine(Engine):
         with self._ends_if_moved():
             # A user without the right to read is refused now, not at the first wait.
             try:
-                await self._execute(self._reads, "XREAD", "STREAMS", self._keys.positions, "$", within=self._answer_timeout)
+                await self._execute(
+                    self._reads,
+                    "XREAD",
+                    "STREAMS",
+                    self._keys.positions,
+                    "$",
+                    within=self._answer_timeout,
+                )
             except StoreRefusedError:
                 if await self._is_sentinel(self._reads):
                     raise StoreRefusedError(f"redis at {self._address}: {SENTINEL}") from None
                 raise
-            # Nothing after this snapshot is missed: a blocking read from a given id also returns earlier entries beyond it.
+            # Nothing after this snapshot is missed: a blocking read from a given id also returns
+            # earlier entries beyond it.
             self._run = await self._recovered_run(await self._read_state())
         self._observe_recent(self._run.state.position, self._run.recent)
         return self._run.state.snapshot(self._run.run_id)
 
     @contextlib.contextmanager
     def _ends_if_moved(self) -> Generator[None]:
-        """End all calls and waits where the server says, to a store that has been open, that the run is on another node."""
+        """End all calls and waits where the server says, to a store that has been open, that the
+        run is on another node.
+        """
         try:
             yield
         except StoreRefusedError as error:
@@ -177,10 +222,16 @@ class RedisEngine(Engine):
             raise
 
     async def _recovered_run(self, found: _script.FoundRun) -> _script.FoundRun:
-        """Give the server what this process knows of a run that it has lost since, or a part of it; make one if there is none."""
+        """Give the server what this process knows of a run that it has lost since, or a part of it;
+        make one if there is none.
+        """
         known = self._run
         told = known.run_id  # the run that has what this process knows; empty: it knows nothing
-        while (is_older := self._is_older(found)) or not found.run_id or told not in ("", found.run_id):
+        while (
+            (is_older := self._is_older(found))
+            or not found.run_id
+            or told not in ("", found.run_id)
+        ):
             state = found.state.copy()
             if is_older or not found.run_id:
                 state.mark_older()
@@ -193,7 +244,9 @@ class RedisEngine(Engine):
         return found
 
     def _is_older(self, found: _script.FoundRun) -> bool:
-        """Return whether the server has the run as it was before this process last read it, from an older copy of its data."""
+        """Return whether the server has the run as it was before this process last read it, from an
+        older copy of its data.
+        """
         known = self._run
         return found.run_id == known.run_id != "" and (
             int(found.version) < int(known.version) or found.state.position < self._recent[0]
@@ -202,12 +255,17 @@ class RedisEngine(Engine):
     async def _is_sentinel(self, connection: RedisConnection) -> bool:
         try:
             role = await self._execute(connection, "ROLE", within=self._answer_timeout)
-        except (StoreUnavailableError, StoreDamagedError):  # without the right to ask: what was refused says more
+        except (
+            StoreUnavailableError,
+            StoreDamagedError,
+        ):  # without the right to ask: what was refused says more
             return False
         return isinstance(role, list) and role[:1] == [b"sentinel"]
 
     def _new_connection(self, together: list[RedisConnection]) -> RedisConnection:
-        return RedisConnection(self._new_client_connection(), self._address, self.link.spawn, together)
+        return RedisConnection(
+            self._new_client_connection(), self._address, self.link.spawn, together
+        )
 
     def _drop_connections(self, error: BaseException) -> None:
         if self._requests is not None:
@@ -227,7 +285,8 @@ class RedisEngine(Engine):
         secs = min(self.link.heartbeat, _LONGEST_BLOCK_SECS)
         blocking_read = ("XREAD", "BLOCK", max(1, round(secs * 1000)), "STREAMS", *keys)
         while True:
-            # A waiter that was just woken may wait again: let it, so that this read already blocks for its next step.
+            # A waiter that was just woken may wait again: let it, so that this read already blocks
+            # for its next step.
             await asyncio.sleep(0)
             connection = self._reads
             if connection is None:
@@ -235,10 +294,16 @@ class RedisEngine(Engine):
             threshold = self.link.threshold
             self._blocked_for = math.inf if threshold is None else threshold
             self._read_count += 1
-            after = _script.read_after(self.link.latest, threshold), self._run.last_change, self._last_wake
+            after = (
+                _script.read_after(self.link.latest, threshold),
+                self._run.last_change,
+                self._last_wake,
+            )
             try:
                 with self._ends_if_moved():
-                    reply = await self._execute(connection, *blocking_read, *after, within=secs + _GRACE_SECS)
+                    reply = await self._execute(
+                        connection, *blocking_read, *after, within=secs + _GRACE_SECS
+                    )
             finally:
                 self._blocked_for = None
             refresh = not reply
@@ -273,7 +338,8 @@ class RedisEngine(Engine):
         return self._blocked_for is not None and step is not None and step < self._blocked_for
 
     async def _end_blocking_read(self) -> None:
-        # By an entry in a stream that it reads: CLIENT UNBLOCK could arrive before the read, and would do nothing.
+        # By an entry in a stream that it reads: CLIENT UNBLOCK could arrive before the read, and
+        # would do nothing.
         try:
             while self._is_blocked_too_high():
                 read_count = self._read_count
@@ -301,7 +367,9 @@ class RedisEngine(Engine):
             await sleep(_RACE_BACKOFF.pause_secs(lost_races), self.link.clock)
 
     async def _write_once(self, write: Write) -> Answer:
-        reply = await self._call_script(self._keys.all, "write", self._run.run_id, *_script.write_arguments(write))
+        reply = await self._call_script(
+            self._keys.all, "write", self._run.run_id, *_script.write_arguments(write)
+        )
         with self._unexpected_reply(reply):
             parsed = _script.parse_answer(reply)
         if parsed is None:
@@ -331,9 +399,16 @@ class RedisEngine(Engine):
             return _script.parse_read(reply)
 
     async def _swap(
-        self, found: _script.FoundRun, run_id: str, state: RunState, least_version: int = 0, recovered: str = ""
+        self,
+        found: _script.FoundRun,
+        run_id: str,
+        state: RunState,
+        least_version: int = 0,
+        recovered: str = "",
     ) -> bool:
-        """Replace the state of the run that was found; return whether no other process was faster."""
+        """Replace the state of the run that was found; return whether no other process was
+        faster.
+        """
         if run_id == found.run_id and not recovered and state.dump() == found.state.dump():
             return True
         arguments = _script.swap_arguments(found, run_id, state, least_version, recovered)
@@ -342,8 +417,12 @@ class RedisEngine(Engine):
             return int(reply) > 0
 
     def _data_lost(self) -> StoreUnavailableError:
-        """Return the error for a run that is gone, or another one, after ending the connections: connecting restores it."""
-        error = StoreUnavailableError(f"run {self.link.run}: the data of the run is gone from redis at {self._address}")
+        """Return the error for a run that is gone, or another one, after ending the connections:
+        connecting restores it.
+        """
+        error = StoreUnavailableError(
+            f"run {self.link.run}: the data of the run is gone from redis at {self._address}"
+        )
         self._drop_connections(error)
         return error
 
@@ -354,20 +433,30 @@ class RedisEngine(Engine):
         except (ValueError, TypeError, LookupError) as error:
             if isinstance(reply, list):  # it comes from the script
                 raise self._damaged_error(f"{reply!r:.200}") from error
-            raise StoreRefusedError(f"redis at {self._address} answered {reply!r:.200}: is that a Redis server?") from error
+            raise StoreRefusedError(
+                f"redis at {self._address} answered {reply!r:.200}: is that a Redis server?"
+            ) from error
 
-    async def _call_script(self, keys: tuple[str, ...], *args: str | int, on: RedisConnection | None = None) -> Any:
+    async def _call_script(
+        self, keys: tuple[str, ...], *args: str | int, on: RedisConnection | None = None
+    ) -> Any:
         connection = on or self._request_connection()
         command = (len(keys), *keys, args[0], self._keep_ms, *args[1:])
         try:
-            return await self._execute(connection, "EVALSHA", _script.SCRIPT_SHA, *command, within=self._answer_timeout)
+            return await self._execute(
+                connection, "EVALSHA", _script.SCRIPT_SHA, *command, within=self._answer_timeout
+            )
         except StoreRefusedError as error:
             if not is_unknown_script(error.__cause__):
                 raise
             # The server was restarted, or SCRIPT FLUSH.
-            return await self._execute(connection, "EVAL", _script.SCRIPT, *command, within=self._answer_timeout)
+            return await self._execute(
+                connection, "EVAL", _script.SCRIPT, *command, within=self._answer_timeout
+            )
 
-    async def _execute(self, connection: RedisConnection, *command: str | int, within: float) -> Any:
+    async def _execute(
+        self, connection: RedisConnection, *command: str | int, within: float
+    ) -> Any:
         try:
             return await connection.execute(*command, within=within)
         except StoreUnavailableError:
@@ -378,7 +467,8 @@ class RedisEngine(Engine):
                 raise self._damaged_error(text.partition("FOREIGN ")[2] or text) from error
             explained = explain_error(error, self._address)
             if not isinstance(explained, StoreRefusedError):
-                # A server that is full, or has become a replica, counts as lost until it takes requests again.
+                # A server that is full, or has become a replica, counts as lost until it takes
+                # requests again.
                 self._drop_connections(error)
             raise explained from error
 
@@ -416,26 +506,43 @@ class RedisEngine(Engine):
 
 
 def _parse_url(url: str, options: dict[str, Any]) -> tuple[Callable[[], Any], str]:
-    """Return a function that creates a connection, and the address for messages, without a password."""
+    """Return a function that creates a connection, and the address for messages, without a
+    password.
+    """
     check_instance(url, str, "url")
     try:
         parsed: dict[str, Any] = dict(client.parse_url(url))
         kind: Any = parsed.pop("connection_class", client.Connection)
         defaults: dict[str, Any] = {"protocol": 2}
-        for parent, its_defaults in ((client.Connection, _TCP_DEFAULTS), (client.SSLConnection, _TLS_DEFAULTS)):
+        for parent, its_defaults in (
+            (client.Connection, _TCP_DEFAULTS),
+            (client.SSLConnection, _TLS_DEFAULTS),
+        ):
             defaults.update(its_defaults if issubclass(kind, parent) else {})
         chosen = {name: value for name, value in options.items() if value is not None}
-        settings: dict[str, Any] = {**defaults, **parsed, **chosen, **_FIXED, "retry": Retry(NoBackoff(), 0)}
+        settings: dict[str, Any] = {
+            **defaults,
+            **parsed,
+            **chosen,
+            **_FIXED,
+            "retry": Retry(NoBackoff(), 0),
+        }
         for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
-            # While connecting, the error of a file and that of a server that is away would look the same.
+            # While connecting, the error of a file and that of a server that is away would look the
+            # same.
             if (path := settings.get(name)) is not None and not os.access(path, os.R_OK):
-                raise ValueError(f"{name} is {os.fspath(path)!r}, and there is no such file that this process may read")
+                raise ValueError(
+                    f"{name} is {os.fspath(path)!r}, and there is no such file that this process"
+                    " may read"
+                )
         new_connection: Callable[[], Any] = functools.partial(kind, **settings)
         new_connection()  # redis-py refuses unknown and invalid options here
     except (TypeError, ValueError, RedisError) as error:
         # Not the URL itself: there may be a password in it.
         raise InvalidArgumentError(
-            f"this URL or an option of it is not one for Redis: {error}; give redis://host:6379, rediss:// for TLS, "
-            "or unix:///path/to/socket"
+            f"this URL or an option of it is not one for Redis: {error}; give redis://host:6379,"
+            " rediss:// for TLS, or unix:///path/to/socket"
         ) from error
-    return new_connection, str(settings.get("path") or f"{settings.get('host', 'localhost')}:{settings.get('port', 6379)}")
+    return new_connection, str(
+        settings.get("path") or f"{settings.get('host', 'localhost')}:{settings.get('port', 6379)}"
+    )

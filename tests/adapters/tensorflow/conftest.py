@@ -1,4 +1,6 @@
-"""A graph for each test, and warnings of TensorFlow's own code, which are not about this library."""
+"""A graph for each test, and warnings of TensorFlow's own code, which are not about this
+library.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _graph() -> Iterator[None]:
-    """Make a new graph the current one: `train` adds `x` to `w` and 1 to the global step, `loss` is twice `x`."""
+    """Make a new graph the current one: `train` adds `x` to `w` and 1 to the global step, `loss` is
+    twice `x`.
+    """
     with tf.Graph().as_default():
         step = tf.train.get_or_create_global_step()
         x = tf.placeholder_with_default(1.0, (), name="x")

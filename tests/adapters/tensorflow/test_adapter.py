@@ -1,4 +1,6 @@
-"""What hooks of TensorFlow see in a session of this library, beside what they see in TensorFlow's own."""
+"""What hooks of TensorFlow see in a session of this library, beside what they see in TensorFlow's
+own.
+"""
 
 from __future__ import annotations
 
@@ -56,18 +58,32 @@ class Recording(tf.train.SessionRunHook):  # type: ignore[misc]
 
     def after_create_session(self, *args: Any) -> None:
         session, coord = args
-        self.note("after_create_session", args, type(session), isinstance(coord, tf.train.Coordinator), self.is_current(session))
+        self.note(
+            "after_create_session",
+            args,
+            type(session),
+            isinstance(coord, tf.train.Coordinator),
+            self.is_current(session),
+        )
 
     def before_run(self, context: Any) -> Any:
         self.runs += 1
         is_current = self.is_current(context.session)
-        return self.note("before_run", (context,), *context.original_args, context.stop_requested, is_current)
+        return self.note(
+            "before_run", (context,), *context.original_args, context.stop_requested, is_current
+        )
 
     def after_run(self, context: Any, values: Any) -> None:
         options = values.options
-        merged = options.trace_level, options.timeout_in_ms, options.report_tensor_allocations_upon_oom
+        merged = (
+            options.trace_level,
+            options.timeout_in_ms,
+            options.report_tensor_allocations_upon_oom,
+        )
         traced = bool(values.run_metadata.step_stats.dev_stats)
-        self.note("after_run", (context, values), values.results, merged, traced, context.stop_requested)
+        self.note(
+            "after_run", (context, values), values.results, merged, traced, context.stop_requested
+        )
 
     def end(self, session: Any) -> None:
         self.note("end", (session,), self.is_current(session), float(session.run("w:0")))
@@ -82,7 +98,9 @@ class Recording(tf.train.SessionRunHook):  # type: ignore[misc]
 def session_of(*hooks: Any, beside: Any = (), **options: Any) -> ah.AsyncMonitoredSession:
     """Return a session over the current graph, with hooks of TensorFlow and others."""
     creator = TensorFlowSessionCreator(options.pop("creator", None))
-    return ah.AsyncMonitoredSession(creator, [TensorFlowHooks(hooks), *beside], recovery=NO_BACKOFF, **options)
+    return ah.AsyncMonitoredSession(
+        creator, [TensorFlowHooks(hooks), *beside], recovery=NO_BACKOFF, **options
+    )
 
 
 async def train(*hooks: Any, feed_dict: Any = None, **options: Any) -> None:
@@ -99,25 +117,40 @@ class Pair(NamedTuple):
 
 
 def asking(record: list[Any]) -> list[Recording]:
-    """Make hooks that ask for all kinds of things, share a record, and of which the second stops in its third run."""
+    """Make hooks that ask for all kinds of things, share a record, and of which the second stops in
+    its third run.
+    """
     args = tf.train.SessionRunArgs
     x = tf.get_default_graph().get_tensor_by_name("x:0")
-    trace = tf.RunOptions(trace_level=tf.RunOptions.SOFTWARE_TRACE, timeout_in_ms=60_000, report_tensor_allocations_upon_oom=True)
+    trace = tf.RunOptions(
+        trace_level=tf.RunOptions.SOFTWARE_TRACE,
+        timeout_in_ms=60_000,
+        report_tensor_allocations_upon_oom=True,
+    )
 
     def stop(run_context: Any, _: Any) -> None:
         if second.runs == 3:
             run_context.request_stop()
 
-    first = Recording("first", record, before_run=lambda _: args({"loss": "loss:0", "nested": Pair(x, [x, ("train", x)])}))
+    first = Recording(
+        "first",
+        record,
+        before_run=lambda _: args({"loss": "loss:0", "nested": Pair(x, [x, ("train", x)])}),
+    )
     second = Recording(
-        "second", record, before_run=lambda _: args("loss:0", {x: 7.0}, tf.RunOptions(timeout_in_ms=5_000)), after_run=stop
+        "second",
+        record,
+        before_run=lambda _: args("loss:0", {x: 7.0}, tf.RunOptions(timeout_in_ms=5_000)),
+        after_run=stop,
     )
     third = Recording("third", record, before_run=lambda _: args(None, options=trace))
     return [first, second, third, Recording("silent", record)]
 
 
 async def test_hooks_see_what_they_see_in_tensorflow() -> None:
-    """All calls and their arguments are those of TensorFlow's MonitoredSession: order, results, feeds, options, metadata."""
+    """All calls and their arguments are those of TensorFlow's MonitoredSession: order, results,
+    feeds, options, metadata.
+    """
     wanted: list[Any] = []
     with tf.train.MonitoredSession(hooks=asking(wanted)) as session:
         while not session.should_stop():
@@ -133,10 +166,14 @@ async def test_hooks_see_what_they_see_in_tensorflow() -> None:
 
 
 async def test_options_and_metadata_of_the_caller() -> None:
-    """The caller's options are merged with those of the hooks, which get the metadata object that the caller gives."""
+    """The caller's options are merged with those of the hooks, which get the metadata object that
+    the caller gives.
+    """
     seen: list[Any] = []
     hook = Recording(
-        before_run=lambda _: tf.train.SessionRunArgs(None, options=tf.RunOptions(timeout_in_ms=90_000)),
+        before_run=lambda _: tf.train.SessionRunArgs(
+            None, options=tf.RunOptions(timeout_in_ms=90_000)
+        ),
         after_run=lambda _, values: seen.append(values.run_metadata),
     )
     metadata = tf.RunMetadata()
@@ -184,25 +221,34 @@ def failing(phase: str, error: Exception, at: int) -> Recording:
 @pytest.mark.parametrize("phase", ["before_run", "after_run"])
 @pytest.mark.parametrize("kind", [tf.errors.AbortedError, tf.errors.UnavailableError])
 async def test_it_recovers_from_the_checkpoint(tmp_path: Path, kind: Any, phase: str) -> None:
-    """After AbortedError and UnavailableError TensorFlow restores its checkpoint, and the global step is set back."""
+    """After AbortedError and UnavailableError TensorFlow restores its checkpoint, and the global
+    step is set back.
+    """
     folder = str(tmp_path)
     hook = failing(phase, kind(None, None, "lost"), at=6)
     saver = tf.train.CheckpointSaverHook(folder, save_steps=2)
     steps: list[tuple[int, int, float]] = []
-    async with session_of(hook, saver, creator=tf.train.ChiefSessionCreator(checkpoint_dir=folder)) as session:
+    async with session_of(
+        hook, saver, creator=tf.train.ChiefSessionCreator(checkpoint_dir=folder)
+    ) as session:
         for _ in range(8):
             value = (await session.run({"w": "w:0", "train": "train"}))["w"]
             steps.append((*session.global_step.latest, float(value)))
         assert session.status().recoveries == 1
     assert [step for _, step, _ in steps] == [1, 2, 3, 4, 5, 5, 6, 7]
     assert [epoch for epoch, _, _ in steps] == [1, 1, 1, 1, 1, 2, 2, 2]
-    assert steps[5][2] in (4.0, 5.0)  # read before or after the update of the same run, which was restored to step 4
+    assert steps[5][2] in (
+        4.0,
+        5.0,
+    )  # read before or after the update of the same run, which was restored to step 4
     assert hook.phases().count("after_create_session") == 2
     assert hook.phases().count("end") == 1
 
 
 async def test_errors_are_those_of_both() -> None:
-    """An error is one of TensorFlow and of this library, has TensorFlow's message, and can be pickled."""
+    """An error is one of TensorFlow and of this library, has TensorFlow's message, and can be
+    pickled.
+    """
     for kind in (OutOfRangeError, AbortedError, UnavailableError):
         error: Any = kind(None, None, "over there")
         ours, theirs = kind.__bases__
@@ -214,10 +260,14 @@ async def test_errors_are_those_of_both() -> None:
 
 
 async def test_an_error_names_its_hook() -> None:
-    """An error has the hook and its method as a note; TensorFlow's own is the cause of the one that is raised."""
+    """An error has the hook and its method as a note; TensorFlow's own is the cause of the one that
+    is raised.
+    """
     hook = failing("after_run", tf.errors.AbortedError(None, None, "lost"), at=1)
     with pytest.raises(tf.errors.AbortedError, match="lost") as caught:
-        async with ah.AsyncSingularMonitoredSession(TensorFlowSessionCreator(), [TensorFlowHooks([hook])]) as session:
+        async with ah.AsyncSingularMonitoredSession(
+            TensorFlowSessionCreator(), [TensorFlowHooks([hook])]
+        ) as session:
             await session.run("train")
     assert type(caught.value.__cause__) is tf.errors.AbortedError
     assert caught.value.__notes__[0] == "raised by Recording.after_run"
@@ -259,7 +309,9 @@ class WithThread:
 
 
 async def test_threads_learn_of_the_end_and_are_joined() -> None:
-    """`should_stop` and `wait_for_stop` of TensorFlow's coordinator end the threads of hooks, which are waited for."""
+    """`should_stop` and `wait_for_stop` of TensorFlow's coordinator end the threads of hooks, which
+    are waited for.
+    """
     threads = WithThread(lambda coord: coord.wait_for_stop())
     await train(threads.hook)
     assert threads.ended == 1
@@ -277,8 +329,14 @@ async def test_a_thread_stops_the_session() -> None:
 
 @pytest.mark.parametrize("kind", [OSError, tf.errors.AbortedError])
 async def test_the_error_of_a_thread_is_that_of_the_session(kind: Any) -> None:
-    """It ends a wait and is raised once, the same object, without `end`; or a new session has a coordinator and threads."""
-    errors = [OSError("the reader failed") if kind is OSError else kind(None, None, "the reader was moved")]
+    """It ends a wait and is raised once, the same object, without `end`; or a new session has a
+    coordinator and threads.
+    """
+    errors = [
+        OSError("the reader failed")
+        if kind is OSError
+        else kind(None, None, "the reader was moved")
+    ]
     (error,) = errors
 
     def work(coord: Any) -> None:
@@ -287,7 +345,11 @@ async def test_the_error_of_a_thread_is_that_of_the_session(kind: Any) -> None:
         coord.wait_for_stop()
 
     threads = WithThread(work)
-    with pytest.raises(OSError, match="the reader failed") if kind is OSError else contextlib.nullcontext() as caught:
+    with (
+        pytest.raises(OSError, match="the reader failed")
+        if kind is OSError
+        else contextlib.nullcontext() as caught
+    ):
         async with session_of(threads.hook) as session:
             while not session.status().recoveries:
                 await session.run("train")
@@ -312,7 +374,9 @@ async def test_queue_runners_are_started_and_joined() -> None:
 
 
 async def test_the_event_loop_continues_during_a_run() -> None:
-    """A run that blocks waits in a thread: here for what the event loop does. A cancel waits for it, and then passes."""
+    """A run that blocks waits in a thread: here for what the event loop does. A cancel waits for
+    it, and then passes.
+    """
     started, go = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
@@ -341,11 +405,14 @@ async def test_the_event_loop_continues_during_a_run() -> None:
 
 
 async def test_the_graph_is_finalized_while_it_is_used() -> None:
-    """`begin` may add operations; then the graph is finalized, and after the session it can be added to again."""
+    """`begin` may add operations; then the graph is finalized, and after the session it can be
+    added to again.
+    """
     graph = tf.get_default_graph()
     added: list[Any] = []
     hook = Recording(
-        begin=lambda: added.append(tf.constant(3.0, name="three")), before_run=lambda _: tf.train.SessionRunArgs(added[0])
+        begin=lambda: added.append(tf.constant(3.0, name="three")),
+        before_run=lambda _: tf.train.SessionRunArgs(added[0]),
     )
     async with session_of(hook) as session:
         assert graph.finalized
@@ -359,16 +426,22 @@ async def test_the_graph_is_finalized_while_it_is_used() -> None:
 
 
 async def test_feeds_do_not_conflict() -> None:
-    """Two hooks that feed a tensor, or a hook and the caller, are refused, by name and by tensor."""
+    """Two hooks that feed a tensor, or a hook and the caller, are refused, by name and by
+    tensor.
+    """
     x = tf.get_default_graph().get_tensor_by_name("x:0")
 
     def feeding(key: Any) -> Recording:
         return Recording(before_run=lambda _: tf.train.SessionRunArgs(None, {key: 2.0}))
 
     await train(feeding(x))
-    with pytest.raises(ah.errors.FeedConflictError, match="Recording feeds x:0, which another hook feeds as well"):
+    with pytest.raises(
+        ah.errors.FeedConflictError, match="Recording feeds x:0, which another hook feeds as well"
+    ):
         await train(feeding(x), feeding("x:0"))
-    with pytest.raises(ah.errors.FeedConflictError, match=r"'x:0' by TensorFlowHooks.before_run and the caller"):
+    with pytest.raises(
+        ah.errors.FeedConflictError, match=r"'x:0' by TensorFlowHooks.before_run and the caller"
+    ):
         await train(feeding(x), feed_dict={"x:0": 3.0})
 
 
@@ -381,14 +454,20 @@ async def test_hooks_of_this_library_work_beside_them() -> None:
     class Reads(ah.SessionRunHook):
         async def after_run(self, run_context: Any, run_values: Any) -> None:
             assert isinstance(run_context.session, TensorFlowSession)
-            raw.append(await run_context.session.run(["w:0", run_context.session.graph.global_step, sparse]))
+            raw.append(
+                await run_context.session.run(
+                    ["w:0", run_context.session.graph.global_step, sparse]
+                )
+            )
 
     async def record(context: ah.SessionRunContext, values: ah.SessionRunValues) -> None:
         losses.append(values.results)
 
     recorder = ah.LambdaHook(after_run=record, fetches="loss:0")
     async with session_of(beside=[recorder, Reads(), ah.StopAtStepHook(last_step=2)]) as session:
-        async for loss in session.steps(["loss:0", "train"], feeds=[{"x:0": 1.0}, {"x:0": 2.0}, {"x:0": 3.0}]):
+        async for loss in session.steps(
+            ["loss:0", "train"], feeds=[{"x:0": 1.0}, {"x:0": 2.0}, {"x:0": 3.0}]
+        ):
             assert loss[0] in (2.0, 4.0)
     assert losses == [2.0, 4.0]
     assert [(w, step) for w, step, _ in raw] == [(1.0, 1), (3.0, 2)]
@@ -398,14 +477,25 @@ async def test_hooks_of_this_library_work_beside_them() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *[("loss", 2.0), ("loss:0", 2.0), ("train", None), ("w", 0.0), ("resource", 5.0), ("local", 6.0)],
+        *[
+            ("loss", 2.0),
+            ("loss:0", 2.0),
+            ("train", None),
+            ("w", 0.0),
+            ("resource", 5.0),
+            ("local", 6.0),
+        ],
         *[("global_step", 0), ("scope/count", 7), ("table", None)],
     ],
 )
 async def test_a_name_means_its_value(name: str, value: object) -> None:
-    """The tensor of an operation with one output, a variable, or the global step; None only where there is no value."""
+    """The tensor of an operation with one output, a variable, or the global step; None only where
+    there is no value.
+    """
     tf.get_variable("resource", initializer=5.0, use_resource=True)
-    tf.get_variable("local", initializer=6.0, use_resource=True, collections=[tf.GraphKeys.LOCAL_VARIABLES])
+    tf.get_variable(
+        "local", initializer=6.0, use_resource=True, collections=[tf.GraphKeys.LOCAL_VARIABLES]
+    )
     with tf.name_scope("scope"):
         tf.constant(7, name="count")
     tf.raw_ops.HashTableV2(key_dtype=tf.string, value_dtype=tf.int64, name="table")
@@ -419,7 +509,9 @@ async def test_the_global_step_has_its_name_wherever_it_is() -> None:
     """Also if it has another one in the graph, and is a resource."""
     with tf.Graph().as_default():
         with tf.name_scope("scope"):
-            step = tf.get_variable("counter", initializer=tf.constant(4, tf.int64), use_resource=True, trainable=False)
+            step = tf.get_variable(
+                "counter", initializer=tf.constant(4, tf.int64), use_resource=True, trainable=False
+            )
         tf.add_to_collection(tf.GraphKeys.GLOBAL_STEP, step)
         async with session_of() as session:
             assert await session.run("global_step") == session.global_step.latest.step == 4
@@ -434,14 +526,20 @@ async def test_a_loss_that_is_nan_is_found_by_name(name: str) -> None:
 
 @pytest.mark.may_leak  # the server of TensorFlow cannot be closed
 @pytest.mark.parametrize("wait", ["hook", "wait_for", "changes", "timeout"])
-async def test_waits_follow_the_steps_of_other_sessions(wait: str, caplog: pytest.LogCaptureFixture) -> None:
-    """In a cluster the step that others make ends a wait, of a hook or a client; without waits nothing is read."""
+async def test_waits_follow_the_steps_of_other_sessions(
+    wait: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a cluster the step that others make ends a wait, of a hook or a client; without waits
+    nothing is read.
+    """
     step, server = tf.train.get_global_step(), tf.distribute.Server.create_local_server()
     advance = tf.assign_add(step, 3)
     hooks = [ah.GlobalStepWaiterHook(3)] if wait == "hook" else []
     with ManualClock() as clock, tf.Session(server.target) as other:
         other.run(tf.global_variables_initializer())
-        async with session_of(beside=hooks, creator=tf.train.WorkerSessionCreator(master=server.target)) as session:
+        async with session_of(
+            beside=hooks, creator=tf.train.WorkerSessionCreator(master=server.target)
+        ) as session:
             store = session.global_step
             assert clock.pending == 0
             changes = store.changes()
@@ -469,7 +567,9 @@ async def test_waits_follow_the_steps_of_other_sessions(wait: str, caplog: pytes
 
 
 async def test_a_step_that_cannot_be_read_ends_the_waits() -> None:
-    """With the error that a session recovers from; a wait that begins later reads again, and ends with the session."""
+    """With the error that a session recovers from; a wait that begins later reads again, and ends
+    with the session.
+    """
 
     class Creator(tf.train.ChiefSessionCreator):  # type: ignore[misc]
         def create_session(self) -> Any:
@@ -504,22 +604,31 @@ async def test_a_step_that_cannot_be_read_ends_the_waits() -> None:
 
 
 async def test_what_does_not_fit_is_refused() -> None:
-    """Names that are unknown or of several tensors, operations of this library, and hooks of TensorFlow in another session."""
+    """Names that are unknown or of several tensors, operations of this library, and hooks of
+    TensorFlow in another session.
+    """
     tf.split(tf.constant([1.0, 2.0]), 2, name="halves")
     async with session_of() as session:
         with pytest.raises(ah.errors.FetchError, match="'lost' is not in the graph of TensorFlow"):
             await session.run("lost")
-        with pytest.raises(ah.errors.FetchError, match="'halves' is an operation with 2 outputs; name one, such as 'halves:0'"):
+        with pytest.raises(
+            ah.errors.FetchError,
+            match="'halves' is an operation with 2 outputs; name one, such as 'halves:0'",
+        ):
             await session.run("halves")
         with pytest.raises(ah.errors.GraphError, match="add an operation of TensorFlow"):
             session.graph.placeholder("y")
-    with pytest.raises(ah.errors.InvalidHookError, match="for the session of a TensorFlowSessionCreator"):
+    with pytest.raises(
+        ah.errors.InvalidHookError, match="for the session of a TensorFlowSessionCreator"
+    ):
         await ah.AsyncMonitoredSession(double, [TensorFlowHooks([Recording()])]).__aenter__()
 
 
 @pytest.mark.parametrize("check", hook_checks())
 async def test_it_is_a_good_hook(check: str) -> None:
-    """`TensorFlowHooks` passes the conformance suite of hooks, in sessions over a TensorFlow graph."""
+    """`TensorFlowHooks` passes the conformance suite of hooks, in sessions over a TensorFlow
+    graph.
+    """
     ask = tf.train.SessionRunArgs("loss:0", {"x:0": 2.0})
     await check_hook(
         lambda: TensorFlowHooks([Recording(before_run=lambda _: ask), Recording()]),
@@ -535,7 +644,10 @@ async def test_it_is_a_good_hook(check: str) -> None:
     [
         ([RecordingHook()], "hooks has RecordingHook"),
         ([tf.train.StopAtStepHook], "hooks has <class"),
-        (tf.train.StopAtStepHook(last_step=1), "give a list of objects of SessionRunHook of tensorflow"),
+        (
+            tf.train.StopAtStepHook(last_step=1),
+            "give a list of objects of SessionRunHook of tensorflow",
+        ),
     ],
 )
 async def test_what_is_no_hook_of_tensorflow_is_refused(hooks: Any, says: str) -> None:

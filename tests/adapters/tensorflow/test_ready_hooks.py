@@ -1,4 +1,6 @@
-"""TensorFlow's own hooks, each of those in the installed package, unchanged, in a session over its graph."""
+"""TensorFlow's own hooks, each of those in the installed package, unchanged, in a session over its
+graph.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ async def train(
     *hooks: Any, runs: int = 10, creator: Any = None, fetches: Any = "train", **options: Any
 ) -> ah.AsyncMonitoredSession:
     """Train until a hook stops it, or so many runs."""
-    async with ah.AsyncMonitoredSession(TensorFlowSessionCreator(creator), [TensorFlowHooks(hooks)], **options) as session:
+    async with ah.AsyncMonitoredSession(
+        TensorFlowSessionCreator(creator), [TensorFlowHooks(hooks)], **options
+    ) as session:
         for _ in range(runs):
             if not session.should_stop():
                 await session.run(fetches)
@@ -49,12 +53,18 @@ async def test_stop_at_step_hook() -> None:
 async def test_logging_tensor_hook(caplog: pytest.LogCaptureFixture) -> None:
     """It logs the values that it fetches: by name, by tensor, and through a formatter."""
     graph = tf.get_default_graph()
-    hook = tf.train.LoggingTensorHook({"loss": "loss:0", "x": graph.get_tensor_by_name("x:0")}, every_n_iter=2, at_end=True)
+    hook = tf.train.LoggingTensorHook(
+        {"loss": "loss:0", "x": graph.get_tensor_by_name("x:0")}, every_n_iter=2, at_end=True
+    )
     lines: list[str] = []
-    formatted = tf.train.LoggingTensorHook(["loss:0"], every_n_iter=3, formatter=lambda values: lines.append(str(values)) or "")
+    formatted = tf.train.LoggingTensorHook(
+        ["loss:0"], every_n_iter=3, formatter=lambda values: lines.append(str(values)) or ""
+    )
     with caplog.at_level(logging.INFO, logger="tensorflow"):
         await train(hook, formatted, runs=4)
-    logged = [record.getMessage() for record in caplog.records if "loss = 2.0" in record.getMessage()]
+    logged = [
+        record.getMessage() for record in caplog.records if "loss = 2.0" in record.getMessage()
+    ]
     assert len(logged) == 3
     assert "x = 1.0" in logged[0]
     assert len(lines) == 2
@@ -75,7 +85,9 @@ class Listener(tf.train.CheckpointSaverListener):  # type: ignore[misc]
 
 @pytest.mark.may_leak  # TensorFlow keeps the file of its events open
 async def test_checkpoint_saver_hook(tmp_path: Path) -> None:
-    """It saves, calls its listener, which stops the session, and the next session continues at the saved step and values."""
+    """It saves, calls its listener, which stops the session, and the next session continues at the
+    saved step and values.
+    """
     listener = Listener()
     session = await train(
         tf.train.CheckpointSaverHook(str(tmp_path), save_steps=2, listeners=[listener]),
@@ -113,7 +125,9 @@ async def test_step_counter_hook(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     """It logs the rate of steps."""
     with caplog.at_level(logging.INFO, logger="tensorflow"):
         await train(tf.train.StepCounterHook(every_n_steps=2, summary_writer=Writer()), runs=7)
-    rates = [record.getMessage() for record in caplog.records if "global_step/sec" in record.getMessage()]
+    rates = [
+        record.getMessage() for record in caplog.records if "global_step/sec" in record.getMessage()
+    ]
     assert len(rates) >= 2
 
 
@@ -141,7 +155,9 @@ async def test_global_step_waiter_hook() -> None:
     """It waits, in its thread, for a step that another part of the program makes meanwhile."""
     assign = tf.assign(tf.train.get_global_step(), 5)
     creator = TensorFlowSessionCreator()
-    async with ah.AsyncMonitoredSession(creator, [TensorFlowHooks([tf.train.GlobalStepWaiterHook(5)])]) as session:
+    async with ah.AsyncMonitoredSession(
+        creator, [TensorFlowHooks([tf.train.GlobalStepWaiterHook(5)])]
+    ) as session:
         raw = await session.run_step_fn(raw_session)
         run = asyncio.create_task(session.run("train"))
         await raw.run(assign)
@@ -157,8 +173,14 @@ async def test_summary_saver_hook() -> None:
     """It fetches the summaries of its steps and writes them."""
     writer = Writer()
     summary = tf.summary.scalar("loss", tf.get_default_graph().get_tensor_by_name("loss:0"))
-    await train(tf.train.SummarySaverHook(save_steps=2, summary_writer=writer, summary_op=summary), runs=4)
-    summaries = [(tf.Summary.FromString(text), step) for text, step in writer.written if isinstance(text, bytes)]
+    await train(
+        tf.train.SummarySaverHook(save_steps=2, summary_writer=writer, summary_op=summary), runs=4
+    )
+    summaries = [
+        (tf.Summary.FromString(text), step)
+        for text, step in writer.written
+        if isinstance(text, bytes)
+    ]
     assert [(one.value[0].simple_value, step) for one, step in summaries] == [(2.0, 1), (2.0, 3)]
 
 
@@ -170,11 +192,15 @@ async def test_feed_fn_hook() -> None:
 
 
 async def test_multi_step_stop_at_step_hook() -> None:
-    """It says by a variable how many steps the next run is to make, which it sets between the runs."""
+    """It says by a variable how many steps the next run is to make, which it sets between the
+    runs.
+    """
     hooks = source("training.basic_session_run_hooks")
     steps = hooks.get_or_create_steps_per_run_variable()
     several = tf.assign_add(tf.train.get_global_step(), tf.cast(steps, tf.int64))
-    session = await train(hooks._MultiStepStopAtStepHook(last_step=5, steps_per_run=2), fetches=several)
+    session = await train(
+        hooks._MultiStepStopAtStepHook(last_step=5, steps_per_run=2), fetches=several
+    )
     assert session.global_step.latest.step == 5
     assert session.stop_reason == "_MultiStepStopAtStepHook has requested it"
 
@@ -193,10 +219,14 @@ async def test_stop_after_n_evals_hook(name: str) -> None:
     assert session.stop_reason == f"{name} has requested it"
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # its thread waits for the next gradient
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnhandledThreadExceptionWarning"
+)  # its thread waits for the next gradient
 async def test_sync_replicas_optimizer_hook() -> None:
     """It initialises the optimizer and starts a queue, whose thread applies the gradients."""
-    optimizer = tf.train.SyncReplicasOptimizer(tf.train.GradientDescentOptimizer(0.25), replicas_to_aggregate=1)
+    optimizer = tf.train.SyncReplicasOptimizer(
+        tf.train.GradientDescentOptimizer(0.25), replicas_to_aggregate=1
+    )
     v = tf.get_variable("v", initializer=1.0, use_resource=False)
     minimize = optimizer.minimize(v * v, global_step=tf.train.get_global_step())
     hook, final = optimizer.make_session_run_hook(is_chief=True), tf.train.FinalOpsHook("v:0")
@@ -223,7 +253,9 @@ async def test_cloud_tpu_preempted_hook(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(preempted_hook.tpu_cluster_resolver, "is_running_in_gce", lambda: True)
     monkeypatch.setattr(preempted_hook, "time", SimpleNamespace(sleep=sleep))
-    await train(preempted_hook.CloudTPUPreemptedHook(SimpleNamespace(_cloud_tpu_client=Client())), runs=2)
+    await train(
+        preempted_hook.CloudTPUPreemptedHook(SimpleNamespace(_cloud_tpu_client=Client())), runs=2
+    )
     assert asked.is_set()
 
 
@@ -237,7 +269,9 @@ async def test_dumping_debug_hook(tmp_path: Path) -> None:
 
 
 @pytest.mark.may_leak
-async def test_local_cli_debug_hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_local_cli_debug_hook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its command line is asked before and after each run, and shows the tensors of the run."""
     prompts: list[str] = []
     monkeypatch.setattr("builtins.input", lambda prompt: prompts.append(prompt) or "run")
@@ -275,14 +309,20 @@ async def test_grpc_debug_hooks(name: str) -> None:
     thread.start()
     try:
         if name == "GrpcDebugHook":
-            hook = hooks.GrpcDebugHook(f"localhost:{port}", watch_fn=lambda fetches, feeds: hooks.framework.WatchOptions())
+            hook = hooks.GrpcDebugHook(
+                f"localhost:{port}", watch_fn=lambda fetches, feeds: hooks.framework.WatchOptions()
+            )
         else:
             hook = hooks.TensorBoardDebugHook(f"localhost:{port}")
         await train(hook, runs=2)
     finally:
         servicer.stop_server().wait()
         thread.join()
-    assert received == {"core_metadata_event", "graph_def", "value_event" if name == "GrpcDebugHook" else "traceback"}
+    assert received == {
+        "core_metadata_event",
+        "graph_def",
+        "value_event" if name == "GrpcDebugHook" else "traceback",
+    }
 
 
 async def test_each_hook_that_tensorflow_has_is_run() -> None:

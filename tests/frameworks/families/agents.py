@@ -7,7 +7,14 @@ from typing import Any
 
 import agent_framework
 from agent_framework import Agent as FrameworkAgent
-from agent_framework import BaseChatClient, ChatMiddlewareLayer, ChatResponse, Content, FunctionInvocationLayer, Message
+from agent_framework import (
+    BaseChatClient,
+    ChatMiddlewareLayer,
+    ChatResponse,
+    Content,
+    FunctionInvocationLayer,
+    Message,
+)
 from agents import RunHooks
 from fastmcp.server.middleware import Middleware
 from google.adk.agents import LlmAgent
@@ -36,7 +43,10 @@ async def openai_agents(hooks: Sequence[Any]) -> object:
     return await test_openai_agents.run(run_hooks)
 
 
-@runner(hook_with("on_tool_start", test_langchain.Handler), ["rain in Bergen for no one", "rain in Rome for no one"])
+@runner(
+    hook_with("on_tool_start", test_langchain.Handler),
+    ["rain in Bergen for no one", "rain in Rome for no one"],
+)
 async def langchain_core(hooks: Sequence[Any]) -> object:
     # composed
     handler = ah.compose(AsyncCallbackHandler, hooks)
@@ -63,10 +73,16 @@ class AdkModel(BaseLlm):
 
     model: str = "script"
 
-    async def generate_content_async(self, llm_request: Any, stream: bool = False) -> AsyncIterator[LlmResponse]:
+    async def generate_content_async(
+        self, llm_request: Any, stream: bool = False
+    ) -> AsyncIterator[LlmResponse]:
         last = llm_request.contents[-1].parts[0]
         call = types.FunctionCall(name="weather", args={"city": "Bergen"})
-        part = types.Part(text=str(last.function_response.response)) if last.function_response else types.Part(function_call=call)
+        part = (
+            types.Part(text=str(last.function_response.response))
+            if last.function_response
+            else types.Part(function_call=call)
+        )
         yield LlmResponse(content=types.Content(role="model", parts=[part]))
 
 
@@ -82,7 +98,10 @@ async def google_adk(hooks: Sequence[Any]) -> object:
     run = InMemoryRunner(app=App(name="app", root_agent=agent, plugins=[plugin]))
     session = await run.session_service.create_session(app_name="app", user_id="ada")
     message = types.UserContent(parts=[types.Part(text="the weather?")])
-    events = [event async for event in run.run_async(user_id="ada", session_id=session.id, new_message=message)]
+    events = [
+        event
+        async for event in run.run_async(user_id="ada", session_id=session.id, new_message=message)
+    ]
     return events[-1].content.parts[0].text
 
 
@@ -93,7 +112,13 @@ class FrameworkModel(FunctionInvocationLayer, ChatMiddlewareLayer, BaseChatClien
         async def answer() -> ChatResponse:
             (content, *_) = messages[-1].contents
             call = Content.from_function_call("1", "weather", arguments={"city": "Bergen"})
-            return ChatResponse(messages=[Message("assistant", [content.result if content.type == "function_result" else call])])
+            return ChatResponse(
+                messages=[
+                    Message(
+                        "assistant", [content.result if content.type == "function_result" else call]
+                    )
+                ]
+            )
 
         return answer()
 
@@ -131,7 +156,11 @@ class HaystackModel:
     def run(self, messages: list[ChatMessage], tools: Any = None) -> dict[str, Any]:
         if result := messages[-1].tool_call_result:
             return {"replies": [ChatMessage.from_assistant(str(result.result))]}
-        return {"replies": [ChatMessage.from_assistant(tool_calls=[ToolCall("weather", {"city": "Bergen"})])]}
+        return {
+            "replies": [
+                ChatMessage.from_assistant(tool_calls=[ToolCall("weather", {"city": "Bergen"})])
+            ]
+        }
 
     @component.output_types(replies=list[ChatMessage])
     async def run_async(self, messages: list[ChatMessage], tools: Any = None) -> dict[str, Any]:
@@ -147,5 +176,7 @@ async def haystack_ai(hooks: Sequence[Any]) -> object:
 
     # composed
     hook = ah.compose(Hook, hooks, methods=("run_async",))
-    agent = HaystackAgent(chat_generator=HaystackModel(), tools=[weather], hooks={"before_tool": [hook]})
+    agent = HaystackAgent(
+        chat_generator=HaystackModel(), tools=[weather], hooks={"before_tool": [hook]}
+    )
     return (await agent.run_async([ChatMessage.from_user("the weather?")]))["last_message"].text

@@ -66,8 +66,15 @@ async def get_page(ran: list[str], **options: Any) -> object:
         return "rain"
 
     errors: list[Exception] = []
-    app = Litestar([weather], after_exception=[lambda error, _: errors.append(error)], logging_config=None, **options)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(cast("Any", app)), base_url="http://test") as client:
+    app = Litestar(
+        [weather],
+        after_exception=[lambda error, _: errors.append(error)],
+        logging_config=None,
+        **options,
+    )
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(cast("Any", app)), base_url="http://test"
+    ) as client:
         response = await client.get("/")
     for error in errors:
         raise error
@@ -122,7 +129,9 @@ class Query:
 async def strawberry_graphql(hooks: Sequence[Any]) -> object:
     # composed
     extension = ah.compose(SchemaExtension, hooks, results={"get_results": "merge"})
-    result = await strawberry.Schema(Query, extensions=[lambda **_: extension]).execute("{ weather }")
+    result = await strawberry.Schema(Query, extensions=[lambda **_: extension]).execute(
+        "{ weather }"
+    )
     return result.data
 
 
@@ -136,7 +145,9 @@ async def get_message(middleware: Any, ran: list[str]) -> object:
         ran.append("handler")
         return f"rain in {message.text}"
 
-    sent = Message(message_id=1, date=datetime.now(), chat=Chat(id=1, type="private"), text="Bergen")
+    sent = Message(
+        message_id=1, date=datetime.now(), chat=Chat(id=1, type="private"), text="Bergen"
+    )
     return await dispatcher.feed_update(aiogram.Bot("1:test"), Update(update_id=1, message=sent))
 
 

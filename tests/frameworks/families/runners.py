@@ -1,4 +1,5 @@
-"""A run of each framework with hooks composed for it: its own runner, with a model, a broker or a server in this process.
+"""A run of each framework with hooks composed for it: its own runner, with a model, a broker or a
+server in this process.
 
 The line under `# composed` is what a user writes.
 """
@@ -15,7 +16,9 @@ class Runner(NamedTuple):
     """A framework."""
 
     run: Callable[[Sequence[Any]], Coroutine[Any, Any, object]]
-    """Compose the hooks and run what calls them; return what the tool, the task or the page has returned."""
+    """Compose the hooks and run what calls them; return what the tool, the task or the page has
+    returned.
+    """
     hook: Callable[[Body], object]
     """Make a hook that does what is given, and has no answer."""
     result: object
@@ -39,7 +42,9 @@ def runner(hook: Callable[[Body], object], result: object) -> Callable[[Run], Ru
 
 
 def hook_with(name: str, base: type[Any] = object) -> Callable[[Body], object]:
-    """Return what makes a hook with one coroutine method of that name, which takes all arguments."""
+    """Return what makes a hook with one coroutine method of that name, which takes all
+    arguments.
+    """
 
     def make(body: Body) -> object:
         async def method(self: Any, *args: Any, **keywords: Any) -> None:

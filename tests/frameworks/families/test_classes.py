@@ -1,4 +1,6 @@
-"""Classes of frameworks whose hooks a group once called too often, or without what the framework gives them."""
+"""Classes of frameworks whose hooks a group once called too often, or without what the framework
+gives them.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,12 @@ Run = Callable[[Any, list[str]], Coroutine[Any, Any, object]]
     ("kind", "hook", "run"),
     [
         pytest.param(FunctionMiddleware, AroundTool, run_agent, id="agent-framework"),
-        pytest.param(ASGIMiddleware, AroundPage, lambda each, ran: get_page(ran, middleware=[each]), id="litestar"),
+        pytest.param(
+            ASGIMiddleware,
+            AroundPage,
+            lambda each, ran: get_page(ran, middleware=[each]),
+            id="litestar",
+        ),
         pytest.param(BaseMiddleware, AroundMessage, get_message, id="aiogram"),
     ],
 )
@@ -68,7 +75,9 @@ async def test_a_wrapper_calls_the_next_once(kind: type[Any], hook: type[Around]
 
 
 async def test_retries_of_taskiq_reach_the_broker() -> None:
-    """What taskiq sets on the composite, its broker, is set on the hooks that are middlewares: a task is tried again."""
+    """What taskiq sets on the composite, its broker, is set on the hooks that are middlewares: a
+    task is tried again.
+    """
 
     class Count(TaskiqMiddleware):
         async def on_error(self, message: Any, result: Any, exception: BaseException) -> None:

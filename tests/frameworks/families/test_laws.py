@@ -1,4 +1,6 @@
-"""What holds for hooks of every framework, in its own runner: they overlap, errors and cancels pass, time limits hold."""
+"""What holds for hooks of every framework, in its own runner: they overlap, errors and cancels
+pass, time limits hold.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ every_framework = pytest.mark.parametrize("framework", RUNNERS.values(), ids=RUN
 
 
 class Three:
-    """Three hooks of a framework: each begins, waits until all have begun, does what is given, and ends."""
+    """Three hooks of a framework: each begins, waits until all have begun, does what is given, and
+    ends.
+    """
 
     def __init__(self, framework: Runner, *actions: Callable[[], Awaitable[None]]) -> None:
         self.begun: set[int] = set()
@@ -27,7 +31,9 @@ class Three:
         self.all_begun = asyncio.Event()
         self.hooks = [framework.hook(self._body(number, act)) for number, act in enumerate(actions)]
 
-    def _body(self, number: int, act: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+    def _body(
+        self, number: int, act: Callable[[], Awaitable[None]]
+    ) -> Callable[[], Awaitable[None]]:
         async def body() -> None:
             self.begun.add(number)
             if len(self.begun) == 3:
@@ -68,7 +74,11 @@ async def reported(run: Awaitable[object], caplog: pytest.LogCaptureFixture) -> 
         one = left.pop()
         if one is not None and one not in found:
             found.append(one)
-            left += [one.__cause__, one.__context__, *(one.exceptions if isinstance(one, BaseExceptionGroup) else ())]
+            left += [
+                one.__cause__,
+                one.__context__,
+                *(one.exceptions if isinstance(one, BaseExceptionGroup) else ()),
+            ]
     return found
 
 
@@ -82,7 +92,9 @@ async def test_hooks_overlap(framework: Runner) -> None:
 
 @every_framework
 async def test_an_error_is_reported(framework: Runner, caplog: pytest.LogCaptureFixture) -> None:
-    """The error of one hook is what the framework reports, with a note; the others have been cancelled and have ended."""
+    """The error of one hook is what the framework reports, with a note; the others have been
+    cancelled and have ended.
+    """
     error = LookupError("no such city")
     three = Three(framework, forever, lambda: fail(error), forever)
     assert error in await reported(framework.run(three.hooks), caplog)
@@ -103,12 +115,21 @@ async def test_a_cancel_from_outside_ends_the_hooks(framework: Runner) -> None:
 @every_framework
 @pytest.mark.parametrize("on_error", ["raise", "log"])
 async def test_a_time_limit_holds(
-    framework: Runner, on_error: Literal["raise", "log"], clock: ManualClock, caplog: pytest.LogCaptureFixture
+    framework: Runner,
+    on_error: Literal["raise", "log"],
+    clock: ManualClock,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A hook that hangs is cut off: the framework reports that, or it is logged and the framework continues."""
+    """A hook that hangs is cut off: the framework reports that, or it is logged and the framework
+    continues.
+    """
     hanging = [forever]  # at its first call
     three = Three(framework, nothing, lambda: hanging.pop()() if hanging else nothing(), nothing)
-    hooks = [three.hooks[0], ah.configure(three.hooks[1], timeout=2.0, on_error=on_error), three.hooks[2]]
+    hooks = [
+        three.hooks[0],
+        ah.configure(three.hooks[1], timeout=2.0, on_error=on_error),
+        three.hooks[2],
+    ]
     running = await started(three, framework.run(hooks))
     clock.advance(2.0)
     if on_error == "log":

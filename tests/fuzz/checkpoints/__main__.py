@@ -1,21 +1,24 @@
-"""Let one kind of fault happen to checkpoints, and check the laws: `python -m tests.fuzz.checkpoints --fault kill --count 10000`.
+"""Let one kind of fault happen to checkpoints, and check the laws: `python -m
+tests.fuzz.checkpoints --fault kill --count 10000`.
 
 | fault | where |
 | --- | --- |
-| kill | the process dies before each file operation, and at each byte of a write; another one reads beside it, and cannot save |
-| crash | every state of the disk that a power cut could leave, from a record of the operations |
-| power | the power is cut before each operation, on a real ext4 (needs root) |
-| error | each operation fails, once or from there on, or after it was done |
-| full | the disk is full after so many pages, or files (needs root) |
-| turns | two processes save in turn, and are killed while they have the directory |
-| corruption | the newer of two checkpoints is changed in any way |
-| strace | nowhere: the operations of the layer are compared with those which the kernel gets |
+| kill | the process dies before each file operation, and at each byte of a write; another one reads
+beside it, and cannot save | | crash | every state of the disk that a power cut could leave, from a
+record of the operations | | power | the power is cut before each operation, on a real ext4 (needs
+root) | | error | each operation fails, once or from there on, or after it was done | | full | the
+disk is full after so many pages, or files (needs root) | | turns | two processes save in turn, and
+are killed while they have the directory | | corruption | the newer of two checkpoints is changed in
+any way | | strace | nowhere: the operations of the layer are compared with those which the kernel
+gets |
 
-The laws: the newest save that has returned, or the complete next one, is restored equal to the last bit; earlier ones that are
-to be kept are there; nothing torn has a final name; what failed or was damaged is said, with its errno; no file stays open; the
-next save succeeds, and removes what was left over, and nothing else.
+The laws: the newest save that has returned, or the complete next one, is restored equal to the last
+bit; earlier ones that are to be kept are there; nothing torn has a final name; what failed or was
+damaged is said, with its errno; no file stays open; the next save succeeds, and removes what was
+left over, and nothing else.
 
-Exits with 0; with 1 if a law was broken, or there were fewer points than requested; with 2 where this machine cannot run it.
+Exits with 0; with 1 if a law was broken, or there were fewer points than requested; with 2 where
+this machine cannot run it.
 """
 
 from __future__ import annotations
@@ -47,7 +50,9 @@ MAX_SHOWN = 20
 
 
 def run(program: Program, points: int, seed: int = 0) -> Outcome:
-    """Run a program and measure its time. The log of the library, about thousands of damaged files, is disabled."""
+    """Run a program and measure its time. The log of the library, about thousands of damaged files,
+    is disabled.
+    """
     begun = time.monotonic()
     with log_disabled():
         outcome = program(points, seed)
@@ -55,14 +60,20 @@ def run(program: Program, points: int, seed: int = 0) -> Outcome:
     return outcome
 
 
-def main(arguments: Sequence[str] | None = None, programs: Mapping[str, tuple[Program, int]] = PROGRAMS) -> int:
+def main(
+    arguments: Sequence[str] | None = None, programs: Mapping[str, tuple[Program, int]] = PROGRAMS
+) -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.fuzz.checkpoints", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tests.fuzz.checkpoints",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--fault", choices=list(programs), required=True)
     parser.add_argument("--count", type=int, help="how many points")
-    parser.add_argument("--seed", type=int, default=0, help="of everything random (default %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of everything random (default %(default)s)"
+    )
     options = parser.parse_args(arguments)
     program, default = programs[options.fault]
     points = default if options.count is None else options.count

@@ -1,10 +1,12 @@
-"""A checkpoint is damaged: the newer of two, of which each way changes the three files, or replaces something on the disk.
+"""A checkpoint is damaged: the newer of two, of which each way changes the three files, or replaces
+something on the disk.
 
-Bits, lengths and ranges of its files are changed; its manifest, with knowledge of the format; other kinds of files, links and
-directories are put in their place. The damage must be detected and reported, the checkpoint set aside unchanged, and the older
-one restored equal to the last bit; or the change is harmless, and the newer one is restored. Contents that a forged manifest
-confirms cannot be detected: then only errors of this library may be raised, quickly and with little memory. All of it runs in a
-child with 256 MiB at most.
+Bits, lengths and ranges of its files are changed; its manifest, with knowledge of the format; other
+kinds of files, links and directories are put in their place. The damage must be detected and
+reported, the checkpoint set aside unchanged, and the older one restored equal to the last bit; or
+the change is harmless, and the newer one is restored. Contents that a forged manifest confirms
+cannot be detected: then only errors of this library may be raised, quickly and with little memory.
+All of it runs in a child with 256 MiB at most.
 """
 
 from __future__ import annotations
@@ -27,7 +29,14 @@ from aiohooks.checkpoint import Restored
 from aiohooks.errors import CheckpointError
 from tests.fuzz._harness import scratch
 from tests.fuzz.checkpoints.faults import fork
-from tests.fuzz.checkpoints.laws import Outcome, Save, ViolationError, check_restored, directory, make_save
+from tests.fuzz.checkpoints.laws import (
+    Outcome,
+    Save,
+    ViolationError,
+    check_restored,
+    directory,
+    make_save,
+)
 from tests.fuzz.checkpoints.operations import Tree, materialise, snapshot
 from tests.support.checkpoint_files import OTHER_ENTRIES, replace_entry, sealed_manifest
 from tests.support.waiting import HANG_SECS
@@ -60,7 +69,13 @@ def altered(way: str, data: bytes, rng: random.Random) -> bytes:
         case "empty":
             return rng.choice((b"", bytes(len(data))))
         case "swap":
-            return after[: len(inside)] + before[len(inside) :] + inside + before[: len(inside)] + after[len(inside) :]
+            return (
+                after[: len(inside)]
+                + before[len(inside) :]
+                + inside
+                + before[: len(inside)]
+                + after[len(inside) :]
+            )
         case _:
             return rng.choice((data * 2, before + data[at:] * 2))
 
@@ -71,7 +86,9 @@ def altered(way: str, data: bytes, rng: random.Random) -> bytes:
 def rewritten(files: Files, rng: random.Random) -> Files:
     """Write the same contents in another way."""
     content = json.loads(files[MANIFEST])
-    upper = files[MANIFEST].replace(content["checksum"].encode(), content["checksum"].upper().encode())
+    upper = files[MANIFEST].replace(
+        content["checksum"].encode(), content["checksum"].upper().encode()
+    )
     escaped = files[MANIFEST].replace(b'"step"', b'"\\u0073tep"')
     texts: list[bytes] = [
         json.dumps(content, indent=rng.randrange(3)).encode(),
@@ -81,9 +98,13 @@ def rewritten(files: Files, rng: random.Random) -> Files:
         rng.choice((b" ", b"\n", b"\xef\xbb\xbf")) + files[MANIFEST],
         files[MANIFEST].replace(b'"number":', b'"number": '),
         files[MANIFEST].replace(
-            b'"number":2.0', rng.choice((b'"number":2.00', b'"number":20e-1', b'"number":2', b'"number":02.0'))
+            b'"number":2.0',
+            rng.choice((b'"number":2.00', b'"number":20e-1', b'"number":2', b'"number":02.0')),
         ),
-        files[MANIFEST].replace(b'"version":1', rng.choice((b'"version":1.0', b'"version":1,"version":1', b'"version":true'))),
+        files[MANIFEST].replace(
+            b'"version":1',
+            rng.choice((b'"version":1.0', b'"version":1,"version":1', b'"version":true')),
+        ),
         upper,
         escaped,
     ]
@@ -91,19 +112,52 @@ def rewritten(files: Files, rng: random.Random) -> Files:
 
 
 _VALUES: tuple[Any, ...] = (
-    None, True, -1, 0, 1, 2**63, 2**63 - 1, 10**30, 1.5, 1e308, "", "x", "../../etc/passwd", "\0", "é", [], {}, [[]], {"": {}},
-    "A" * 64, "a" * 63, "0" * 64,
-)  # fmt: skip
+    None,
+    True,
+    -1,
+    0,
+    1,
+    2**63,
+    2**63 - 1,
+    10**30,
+    1.5,
+    1e308,
+    "",
+    "x",
+    "../../etc/passwd",
+    "\0",
+    "é",
+    [],
+    {},
+    [[]],
+    {"": {}},
+    "A" * 64,
+    "a" * 63,
+    "0" * 64,
+)
 _NAMES = (
-    "..", ".", "", "/etc/passwd", "a/b", "manifest.json", "MANIFEST.JSON", "con", "x" * 300, "\0", "\u2024\u2024", "extra",
-)  # fmt: skip
+    "..",
+    ".",
+    "",
+    "/etc/passwd",
+    "a/b",
+    "manifest.json",
+    "MANIFEST.JSON",
+    "con",
+    "x" * 300,
+    "\0",
+    "\u2024\u2024",
+    "extra",
+)
 
 
 def edited(files: Files, rng: random.Random) -> Files:
     """Change the contents, with the right checksum."""
     content = json.loads(files[MANIFEST])
     for _ in range(rng.randint(1, 3)):
-        target: Any = rng.choice((content, content["files"], *content["files"].values(), content["metrics"]))
+        target: Any = rng.choice(
+            (content, content["files"], *content["files"].values(), content["metrics"])
+        )
         if not isinstance(target, dict):
             continue
         key = rng.choice((*target, rng.choice(_NAMES)))
@@ -120,7 +174,10 @@ def unsigned(files: Files, rng: random.Random) -> Files:
     """Change the contents and keep the checksum."""
     content = json.loads(edited(files, rng)[MANIFEST])
     content["checksum"] = json.loads(files[MANIFEST])["checksum"]
-    return {**files, MANIFEST: json.dumps(content, sort_keys=True, separators=(",", ":")).encode("ascii")}
+    return {
+        **files,
+        MANIFEST: json.dumps(content, sort_keys=True, separators=(",", ":")).encode("ascii"),
+    }
 
 
 def oversized(files: Files, rng: random.Random) -> Files:
@@ -143,7 +200,9 @@ def oversized(files: Files, rng: random.Random) -> Files:
 
 
 def forged(files: Files, rng: random.Random) -> Files:
-    """Change a file, and write a manifest that confirms it: no checksum detects this, only careful reading."""
+    """Change a file, and write a manifest that confirms it: no checksum detects this, only careful
+    reading.
+    """
     name = rng.choice(PAYLOADS)
     data = files[name]
     for _ in range(rng.randint(1, 4)):
@@ -172,21 +231,37 @@ def _hostile(name: str, rng: random.Random) -> bytes:
         return rng.choice(texts)
     shape = rng.choice(([2**40, 2**40], [2**62], [0] * 70, [1] * 70, [-1], [2**31, 0]))
     kind = rng.choice(("F32", "U8", "BF16", "F8_E4M3", "X", "F64"))
-    header = json.dumps({"weights": {"dtype": kind, "shape": shape, "data_offsets": rng.choice(([0, 0], [0, 2**40], [5, 1]))}})
+    header = json.dumps(
+        {
+            "weights": {
+                "dtype": kind,
+                "shape": shape,
+                "data_offsets": rng.choice(([0, 0], [0, 2**40], [5, 1])),
+            }
+        }
+    )
     text = header.encode()
     length = rng.choice((len(text), 2**63, 100_000_001, 0, len(text) + 1))
     return length.to_bytes(8, "little") + text
 
 
 def on_disk(checkpoint: Path, rng: random.Random) -> None:
-    """Replace a file or the directory by another kind of entry, or rename the directory, as of another step or sequence."""
+    """Replace a file or the directory by another kind of entry, or rename the directory, as of
+    another step or sequence.
+    """
     kind = rng.randrange(10)
     if kind < 8:
-        replace_entry(checkpoint / rng.choice((*PAYLOADS, MANIFEST, ".")), rng.choice(OTHER_ENTRIES), checkpoint.parent)
+        replace_entry(
+            checkpoint / rng.choice((*PAYLOADS, MANIFEST, ".")),
+            rng.choice(OTHER_ENTRIES),
+            checkpoint.parent,
+        )
     elif kind == 8:
         checkpoint.rename(checkpoint.with_name(f"step-{rng.randrange(10**12):012d}.000002"))
     else:
-        checkpoint.rename(checkpoint.with_name(f"{checkpoint.name.partition('.')[0]}.{rng.randint(3, 10**6):06d}"))
+        checkpoint.rename(
+            checkpoint.with_name(f"{checkpoint.name.partition('.')[0]}.{rng.randint(3, 10**6):06d}")
+        )
 
 
 # The program
@@ -206,7 +281,9 @@ def corruption(points: int, seed: int) -> Outcome:
     with scratch() as root:
         while outcome.points < points:
             count = min(POINTS_PER_CHILD, points - outcome.points)
-            if not _damage_in_child(outcome, root / str(outcome.points), count, f"{seed}/{outcome.points}"):
+            if not _damage_in_child(
+                outcome, root / str(outcome.points), count, f"{seed}/{outcome.points}"
+            ):
                 break
     return outcome
 
@@ -227,7 +304,9 @@ def _damage_in_child(outcome: Outcome, path: Path, points: int, seed: str) -> bo
         _, status = os.waitpid(fork(child), 0)
         where = now[:].rstrip(b"\0").decode()
     if status != 0:
-        outcome.violations.append(f"{where}: the process ended with status {status}, or ran for {HANG_SECS} s")
+        outcome.violations.append(
+            f"{where}: the process ended with status {status}, or ran for {HANG_SECS} s"
+        )
         return False
     done, violations = json.loads(found.read_text())
     outcome.points += done
@@ -263,14 +342,24 @@ def _damage(outcome: Outcome, path: Path, points: int, seed: str, now: mmap.mmap
 
 
 def _damage_once(tree: Tree, path: Path, rng: random.Random) -> tuple[str, Files | None]:
-    """Damage it in one way; return what was done, and the files as they are now, if they are still files."""
+    """Damage it in one way; return what was done, and the files as they are now, if they are still
+    files.
+    """
     kind = rng.randrange(20)
     if kind < 2:
         on_disk(path / NEW, rng)
         return "on disk", None
-    good = {file: data for file in (*PAYLOADS, MANIFEST) if (data := tree[f"{NEW}/{file}"]) is not None}
+    good = {
+        file: data for file in (*PAYLOADS, MANIFEST) if (data := tree[f"{NEW}/{file}"]) is not None
+    }
     if kind < 10:
-        on_files = rng.choice(MANIFEST_EDITS if kind < 6 else SIGNED_EDITS if rng.random() < 0.97 else SIGNED_EDITS[2:])
+        on_files = rng.choice(
+            MANIFEST_EDITS
+            if kind < 6
+            else SIGNED_EDITS
+            if rng.random() < 0.97
+            else SIGNED_EDITS[2:]
+        )
         if on_files is oversized and rng.random() < 0.9:  # these are slow by design
             on_files = edited
         where, files = f"{on_files.__name__} manifest", on_files(good, rng)
@@ -289,17 +378,24 @@ def _check_damaged(path: Path, saves: list[Save], files: Files | None) -> None:
     found = _restore(path)
     check_restored(found, saves[0])
     assert found is not None
-    if {name for name, _ in found.set_aside} != names or not all(reason for _, reason in found.set_aside):
+    if {name for name, _ in found.set_aside} != names or not all(
+        reason for _, reason in found.set_aside
+    ):
         raise ViolationError(f"reported {found.set_aside}")
     aside = [each for each in os.listdir(path) if each.startswith("damaged-")]
     if aside != [f"damaged-{name}" for name in names]:
         raise ViolationError(f"set aside: {aside}")
-    if files is not None and {file: (path / aside[0] / file).read_bytes() for file in files} != files:
+    if (
+        files is not None
+        and {file: (path / aside[0] / file).read_bytes() for file in files} != files
+    ):
         raise ViolationError("what was set aside is not what was there")
 
 
 def _check_signed(path: Path, saves: list[Save], kind: str) -> None:
-    """Check what a signed manifest may lead to: the damage is detected or harmless; forged contents may be restored."""
+    """Check what a signed manifest may lead to: the damage is detected or harmless; forged contents
+    may be restored.
+    """
     try:
         found = _restore(path)
     except CheckpointError as error:
@@ -315,7 +411,9 @@ def _check_signed(path: Path, saves: list[Save], kind: str) -> None:
             raise ViolationError(f"restored {found.checkpoint}")
     else:
         # Metrics are not part of the state, so a signed manifest may change them.
-        check_restored(replace(found, checkpoint=replace(found.checkpoint, metrics=saves[1].metrics)), saves[1])
+        check_restored(
+            replace(found, checkpoint=replace(found.checkpoint, metrics=saves[1].metrics)), saves[1]
+        )
 
 
 def _restore(path: Path) -> Restored | None:

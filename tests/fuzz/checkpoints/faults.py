@@ -1,4 +1,6 @@
-"""What happens to a writer: each program takes a number of points and a seed, and returns an `Outcome`."""
+"""What happens to a writer: each program takes a number of points and a seed, and returns an
+`Outcome`.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +41,25 @@ from tests.fuzz.checkpoints.laws import (
     make_save,
     make_scenarios,
 )
-from tests.fuzz.checkpoints.operations import Crash, DiedError, Dying, Failing, Recorder, Seam, Tree, materialise, open_files
+from tests.fuzz.checkpoints.operations import (
+    Crash,
+    DiedError,
+    Dying,
+    Failing,
+    Recorder,
+    Seam,
+    Tree,
+    materialise,
+    open_files,
+)
 from tests.support.needs import MissingError, program
 from tests.support.waiting import HANG_SECS
 
 
 def fork(fn: Callable[[], None]) -> int:
-    """Fork a child that calls a function and exits with 0, or with 70 if that raises; return its process id."""
+    """Fork a child that calls a function and exits with 0, or with 70 if that raises; return its
+    process id.
+    """
     with warnings.catch_warnings():
         # The other threads belong to a numerics library, which the child does not call.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -71,11 +85,17 @@ def _run_child(fn: Callable[[], None]) -> NoReturn:
 
 
 def pick(limit: int, groups: Sequence[Sequence[Any]], rng: random.Random) -> list[Any]:
-    """Return up to `limit` items: whole groups from the first on, and a random sample, in order, of the one that does not fit."""
+    """Return up to `limit` items: whole groups from the first on, and a random sample, in order, of
+    the one that does not fit.
+    """
     found: list[Any] = []
     for group in groups:
         left = limit - len(found)
-        found += group if len(group) <= left else [group[i] for i in sorted(rng.sample(range(len(group)), left))]
+        found += (
+            group
+            if len(group) <= left
+            else [group[i] for i in sorted(rng.sample(range(len(group)), left))]
+        )
     return found
 
 
@@ -106,13 +126,26 @@ def kill(points: int, seed: int) -> Outcome:
             plans: list[tuple[Scenario, Tree, list[int]]] = []
             for scenario in make_scenarios(seed + number, 560 + 64 * number):
                 tree = scenario.prepared(work)
-                plans.append((scenario, tree, [size for _, size in operations_of(scenario, tree, work)]))
+                plans.append(
+                    (scenario, tree, [size for _, size in operations_of(scenario, tree, work)])
+                )
             groups = (
-                [(scenario, tree, at, 0) for scenario, tree, sizes in plans for at in range(len(sizes))],
-                [(*plan[:2], at, byte) for plan in plans for at, size in enumerate(plan[2]) for byte in range(1, size)],
+                [
+                    (scenario, tree, at, 0)
+                    for scenario, tree, sizes in plans
+                    for at in range(len(sizes))
+                ],
+                [
+                    (*plan[:2], at, byte)
+                    for plan in plans
+                    for at, size in enumerate(plan[2])
+                    for byte in range(1, size)
+                ],
             )
             for scenario, tree, at, byte in pick(points - outcome.points, groups, rng):
-                with outcome.point(f"{scenario.name}, operation {at}, byte {byte}, seed {seed + number}"):
+                with outcome.point(
+                    f"{scenario.name}, operation {at}, byte {byte}, seed {seed + number}"
+                ):
                     materialise(tree, work)
                     _kill_writer(scenario, work / "ckpt", at, byte)
     return outcome
@@ -122,7 +155,9 @@ def _kill_writer(scenario: Scenario, path: Path, at: int, byte: int) -> None:
     returned = [0]
 
     def check_beside() -> None:
-        if [name for name, _ in fs.done[:-1]].count("flock") == 1:  # the writer has the lock; with the second one it is released
+        if [name for name, _ in fs.done[:-1]].count(
+            "flock"
+        ) == 1:  # the writer has the lock; with the second one it is released
             _check_beside(scenario, path, returned[-1])
 
     fs = Dying(at, byte, check_beside)
@@ -161,12 +196,18 @@ def crash(points: int, seed: int) -> Outcome:
         for number, rng in outcome.rounds(points, seed):
             scenarios = make_scenarios(seed + number, 600 + 2000 * (number % 6))
             for done, scenario in enumerate(scenarios):
-                share = -(-(points - outcome.points) // (len(scenarios) - done))  # small counts cover every scenario, too
-                _crash_writer(scenario, min(share, MAX_STATES), rng, root / "work", outcome, seed + number)
+                share = -(
+                    -(points - outcome.points) // (len(scenarios) - done)
+                )  # small counts cover every scenario, too
+                _crash_writer(
+                    scenario, min(share, MAX_STATES), rng, root / "work", outcome, seed + number
+                )
     return outcome
 
 
-def _crash_writer(scenario: Scenario, limit: int, rng: random.Random, work: Path, outcome: Outcome, seed: int) -> None:
+def _crash_writer(
+    scenario: Scenario, limit: int, rng: random.Random, work: Path, outcome: Outcome, seed: int
+) -> None:
     scenario.prepared(work)
     recorder = Recorder(work)
     scenario.run_writer(work / "ckpt", recorder, recorder.acknowledge)
@@ -184,7 +225,9 @@ def _crash_writer(scenario: Scenario, limit: int, rng: random.Random, work: Path
             continue
         seen.add(key)
         repeated[at] = 0
-        with outcome.point(f"{scenario.name}, before event {at} of {len(crashes.events)}, seed {seed}"):
+        with outcome.point(
+            f"{scenario.name}, before event {at} of {len(crashes.events)}, seed {seed}"
+        ):
             materialise(tree, work)
             scenario.check(work / "ckpt", acknowledged, later=len(seen) % LATER_SAVE_EVERY == 0)
 
@@ -196,7 +239,9 @@ NO_LOG_FLUSH = 2
 
 
 def _tool(name: str, *arguments: object) -> None:
-    done = subprocess.run([program(name), *map(str, arguments)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [program(name), *map(str, arguments)], capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         raise MissingError(f"{name} failed (this needs root): {done.stderr.strip()}")
 
@@ -214,8 +259,9 @@ def mounted(path: Path, *arguments: object) -> Generator[None]:
 def power(points: int, seed: int) -> Outcome:
     """Cut the power before each operation, on an ext4 in a file.
 
-    It is shut down without writing its journal (EXT4_IOC_SHUTDOWN); in half of the cuts the journal is written first, by syncing
-    an unrelated file: then names are durable, and data is not. A file that was not synced and is lost proves that the cut works.
+    It is shut down without writing its journal (EXT4_IOC_SHUTDOWN); in half of the cuts the journal
+    is written first, by syncing an unrelated file: then names are durable, and data is not. A file
+    that was not synced and is lost proves that the cut works.
     """
     outcome, lost = Outcome("power cuts"), 0
     with scratch() as root:
@@ -229,9 +275,16 @@ def power(points: int, seed: int) -> Outcome:
             for scenario in make_scenarios(seed + number, 600 + 3000 * number):
                 tree = scenario.prepared(root / "work")
                 operations = len(operations_of(scenario, tree, root / "work"))
-                cuts += [(scenario, tree, at, first) for at in range(operations + 1) for first in (False, True)]
+                cuts += [
+                    (scenario, tree, at, first)
+                    for at in range(operations + 1)
+                    for first in (False, True)
+                ]
             for scenario, tree, at, first in pick(points - outcome.points, [cuts], rng):
-                where = f"{scenario.name}, before operation {at}, journal {'first' if first else 'lost'}, seed {seed + number}"
+                where = (
+                    f"{scenario.name}, before operation {at}, journal"
+                    f" {'first' if first else 'lost'}, seed {seed + number}"
+                )
                 with outcome.point(where):
                     lost += _cut_power(scenario, tree, image, volume, at, first)
     if outcome.points and not lost:
@@ -240,7 +293,9 @@ def power(points: int, seed: int) -> Outcome:
     return outcome
 
 
-def _cut_power(scenario: Scenario, tree: Tree, image: Path, volume: Path, at: int, journal_first: bool) -> bool:
+def _cut_power(
+    scenario: Scenario, tree: Tree, image: Path, volume: Path, at: int, journal_first: bool
+) -> bool:
     """Cut once; return whether the unsynced file is lost."""
     canary = volume / "canary"
 
@@ -298,11 +353,14 @@ def attempt(scenario: Scenario, path: Path, fs: Any = os) -> Attempt:
     return Attempt(saves[-1], restored, failure)
 
 
-def check_attempt(scenario: Scenario, path: Path, found: Attempt, error: str, fs: Failing | None = None) -> None:
+def check_attempt(
+    scenario: Scenario, path: Path, found: Attempt, error: str, fs: Failing | None = None
+) -> None:
     """Check the result of an attempt in which something failed, and the directory.
 
     Raises:
-        ViolationError: an error was ignored or another one raised, or something is lost or left over.
+        ViolationError: an error was ignored or another one raised, or something is lost or left
+            over.
     """
     failure, is_lasting = found.failure, fs is not None and fs.way == "later"
     is_corrupt = isinstance(failure, CorruptCheckpointError)
@@ -312,19 +370,28 @@ def check_attempt(scenario: Scenario, path: Path, found: Attempt, error: str, fs
     if failure is not None and not is_lasting and unfinished:
         raise ViolationError(f"not cleaned up: {sorted(unfinished)}")
     if scenario.name == RESTORE:
-        there = [each.name for each in path.iterdir() if each.name.startswith(("step-0", "damaged-step-0"))]
+        there = [
+            each.name
+            for each in path.iterdir()
+            if each.name.startswith(("step-0", "damaged-step-0"))
+        ]
         if len(there) != len(scenario.before):
             raise ViolationError(f"a checkpoint was removed: {there}")
         if error == "EIO":  # a file that the disk does not return is damaged
             return
         if is_corrupt or (found.restored is None) != (failure is not None):
-            raise ViolationError(f"restored {found.restored and found.restored.checkpoint}, raised {failure!r}: corrupt")
+            raise ViolationError(
+                f"restored {found.restored and found.restored.checkpoint}, raised {failure!r}:"
+                " corrupt"
+            )
         if found.restored is not None:
             check_restored(found.restored, scenario.before[-1 - scenario.damaged])
     elif is_corrupt:
         raise ViolationError("a save found something corrupt")
     elif failure is None and found.saves < len(scenario.then):
-        raise ViolationError(f"{found.saves} saves of {len(scenario.then)} returned, and nothing was raised")
+        raise ViolationError(
+            f"{found.saves} saves of {len(scenario.then)} returned, and nothing was raised"
+        )
     elif failure is None and fs is not None and fs.of_saved:
         raise ViolationError(f"a failed {fs.failed} was ignored")
     scenario.check(path, found.saves, in_flight=is_lasting)
@@ -341,14 +408,20 @@ def error(points: int, seed: int, calls: Sequence[str] = ()) -> Outcome:
             scenarios += [replace(each, name=RESTORE, then=()) for each in (scenarios[1], damaged)]
             for scenario in scenarios:
                 materialise(tree := scenario.prepared(work), work)
-                with contextlib.suppress(ViolationError):  # what happens without a fault is found with one as well
+                with contextlib.suppress(
+                    ViolationError
+                ):  # what happens without a fault is found with one as well
                     attempt(scenario, work / "ckpt", fs := Seam())
                 places = [at for at, (name, _) in enumerate(fs.done) if not calls or name in calls]
-                plans += itertools.product([scenario], [tree], places, ERRORS, ("once", "done", "later"))
+                plans += itertools.product(
+                    [scenario], [tree], places, ERRORS, ("once", "done", "later")
+                )
             rng.shuffle(plans)
             for scenario, tree, at, name, way in plans[: points - outcome.points]:
                 materialise(tree, work)
-                with outcome.point(f"{scenario.name}, operation {at} ({way}): {name}, seed {seed + number}"):
+                with outcome.point(
+                    f"{scenario.name}, operation {at} ({way}): {name}, seed {seed + number}"
+                ):
                     failing = Failing(at, getattr(errno, name), way)
                     found = attempt(scenario, work / "ckpt", failing)
                     if (work / "ckpt").exists() or scenario.before:
@@ -372,7 +445,12 @@ class SmallTmpfs(NamedTuple):
         _tool("mount", "-o", "remount,nr_inodes=10000", self.path)
         if left is not None:
             status = os.statvfs(self.path)
-            _tool("mount", "-o", f"remount,nr_inodes={status.f_files - status.f_ffree + left}", self.path)
+            _tool(
+                "mount",
+                "-o",
+                f"remount,nr_inodes={status.f_files - status.f_ffree + left}",
+                self.path,
+            )
 
     @property
     def free_pages(self) -> int:
@@ -390,12 +468,16 @@ def small_tmpfs() -> Generator[SmallTmpfs]:
     """Mount a small tmpfs for the block; raise `MissingError` where this process cannot."""
     with scratch() as root:
         (root / "tmpfs").mkdir()
-        with mounted(root / "tmpfs", "-t", "tmpfs", "-o", f"size={PAGES * PAGE},nr_inodes=10000", "tmpfs"):
+        with mounted(
+            root / "tmpfs", "-t", "tmpfs", "-o", f"size={PAGES * PAGE},nr_inodes=10000", "tmpfs"
+        ):
             yield SmallTmpfs(root / "tmpfs")
 
 
 def full(points: int, seed: int) -> Outcome:
-    """Save on a tmpfs with more and more free pages or inodes, from none until it has succeeded twice."""
+    """Save on a tmpfs with more and more free pages or inodes, from none until it has succeeded
+    twice.
+    """
     outcome = Outcome("full disks")
     with small_tmpfs() as tmpfs:
         for number, _ in outcome.rounds(points, seed):
@@ -404,8 +486,12 @@ def full(points: int, seed: int) -> Outcome:
                 for what in ("pages", "inodes"):
                     level, successes = 0, 0
                     while successes < 2 and outcome.points < points:
-                        with outcome.point(f"{scenario.name}, {level} {what} left, seed {seed + number}"):
-                            successes += _save_at_level(tmpfs, scenario, level, inodes=what == "inodes")
+                        with outcome.point(
+                            f"{scenario.name}, {level} {what} left, seed {seed + number}"
+                        ):
+                            successes += _save_at_level(
+                                tmpfs, scenario, level, inodes=what == "inodes"
+                            )
                         level += 1
     return outcome
 
@@ -442,16 +528,19 @@ _WRITERS = 2
 _MOST_OPERATIONS = 150
 """A turn has about 50."""
 _BEGUN, _DONE, _TURNS = range(3)
-"""In the memory that the writers share: the last save that has begun, the newest that is known to be complete, and the turns."""
+"""In the memory that the writers share: the last save that has begun, the newest that is known to
+be complete, and the turns.
+"""
 _CHANGES = frozenset({"ftruncate", "pwrite", "rename", "rmdir", "unlink", "write"})
 
 
 class OneAtATime(Seam):
-    """Kills this process at an operation on the locked directory; a second writer in it is a violation.
+    """Kills this process at an operation on the locked directory; a second writer in it is a
+    violation.
 
     Args:
-        witness: a file whose record lock is held while the directory is locked. The kernel releases both locks of a process
-            that is killed, this one first.
+        witness: a file whose record lock is held while the directory is locked. The kernel releases
+            both locks of a process that is killed, this one first.
         at: the number of the operation, counted while the directory is locked.
         after_bytes: how many bytes of it are written, if it is a write.
     """
@@ -461,7 +550,14 @@ class OneAtATime(Seam):
         self._witness, self._left, self._after_bytes = witness, at, after_bytes
         self._locked = False
 
-    def do(self, number: int, name: str, real: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def do(
+        self,
+        number: int,
+        name: str,
+        real: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         if self._locked:
             if self._left == 0:
                 if name == "write":
@@ -485,14 +581,18 @@ class OneAtATime(Seam):
 
 
 def turns(points: int, seed: int) -> Outcome:
-    """Kill processes that open a directory as soon as the other has left it, restore, save, and leave; replace each."""
+    """Kill processes that open a directory as soon as the other has left it, restore, save, and
+    leave; replace each.
+    """
     outcome, rng, writers = Outcome("two writers"), random.Random(seed), dict[int, int]()
     journal = memoryview(mmap.mmap(-1, 24)).cast("q")
     with scratch() as root, selectors.DefaultSelector() as ends, _killed_at_the_end(writers):
         reader = directory(root / "ckpt", read_only=True)
         while outcome.points < points and not outcome.violations:
             while len(writers) < _WRITERS:
-                pid = fork(functools.partial(_write_in_turns, root, journal, random.Random(rng.random())))
+                pid = fork(
+                    functools.partial(_write_in_turns, root, journal, random.Random(rng.random()))
+                )
                 writers[pidfd := os.pidfd_open(pid)] = pid
                 ends.register(pidfd, selectors.EVENT_READ)
             ended = ends.select()[0][0].fd
@@ -502,7 +602,11 @@ def turns(points: int, seed: int) -> Outcome:
                 _, status = os.waitpid(writers.pop(ended), 0)
                 if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL:
                     said = root / "violation"
-                    raise ViolationError(said.read_text(encoding="utf-8") if said.exists() else f"it ended with status {status}")
+                    raise ViolationError(
+                        said.read_text(encoding="utf-8")
+                        if said.exists()
+                        else f"it ended with status {status}"
+                    )
                 before = journal[_DONE]
                 _checked_number(reader.restore(None), set(range(before, journal[_BEGUN] + 1)))
     outcome.notes.append(f"{journal[_TURNS]} turns, {journal[_BEGUN]} saves")
@@ -523,7 +627,9 @@ def _killed_at_the_end(pids: dict[int, int]) -> Generator[None]:
 def _write_in_turns(root: Path, journal: memoryview, rng: random.Random) -> None:
     """Save whenever the directory is free, until killed."""
     witness = os.open(root / "witness", os.O_RDWR | os.O_CREAT, 0o600)
-    there = directory(root / "ckpt", OneAtATime(witness, rng.randrange(_MOST_OPERATIONS), rng.randrange(600)))
+    there = directory(
+        root / "ckpt", OneAtATime(witness, rng.randrange(_MOST_OPERATIONS), rng.randrange(600))
+    )
     while True:
         try:
             _take_turn(there, journal, saves=rng.randrange(3))
@@ -561,13 +667,25 @@ def _checked_number(found: Restored | None, possible: set[int]) -> int:
 # The operations are what the kernel gets
 
 _SYSTEM_CALLS = {
-    "openat": "open", "mkdir": "mkdir", "mkdirat": "mkdir", "rename": "rename", "renameat": "rename", "renameat2": "rename",
-    "unlinkat": "unlink", "fsync": "fsync", "write": "write", "pwrite64": "pwrite", "ftruncate": "ftruncate", "flock": "flock",
-}  # fmt: skip
+    "openat": "open",
+    "mkdir": "mkdir",
+    "mkdirat": "mkdir",
+    "rename": "rename",
+    "renameat": "rename",
+    "renameat2": "rename",
+    "unlinkat": "unlink",
+    "fsync": "fsync",
+    "write": "write",
+    "pwrite64": "pwrite",
+    "ftruncate": "ftruncate",
+    "flock": "flock",
+}
 
 
 def strace(points: int, seed: int) -> Outcome:
-    """Compare the operations of the layer with the system calls on files of the directory; each operation is a point."""
+    """Compare the operations of the layer with the system calls on files of the directory; each
+    operation is a point.
+    """
     outcome = Outcome("operations that the kernel got")
     with scratch() as root:
         work = root / "work"
@@ -575,14 +693,21 @@ def strace(points: int, seed: int) -> Outcome:
             # Each chunk of a large array is a write.
             for scenario in make_scenarios(seed + number, 600 + 700_000 * number):
                 tree = scenario.prepared(work)
-                done = [name.replace("rmdir", "unlink") for name, _ in operations_of(scenario, tree, work)]
+                done = [
+                    name.replace("rmdir", "unlink")
+                    for name, _ in operations_of(scenario, tree, work)
+                ]
                 done = [name for name in done if name in _SYSTEM_CALLS.values()]
                 materialise(tree, work)
-                got = _traced(functools.partial(scenario.run_writer, work / "ckpt"), root / "log", work)
+                got = _traced(
+                    functools.partial(scenario.run_writer, work / "ckpt"), root / "log", work
+                )
                 outcome.points += len(done)
                 # The parent of the folder, which is synced, is not below it.
                 if got != done:
-                    outcome.violations.append(f"{scenario.name}: the layer does {done}, and the kernel got {got}")
+                    outcome.violations.append(
+                        f"{scenario.name}: the layer does {done}, and the kernel got {got}"
+                    )
     return outcome
 
 
@@ -596,7 +721,15 @@ def _traced(fn: Callable[[], None], log: Path, root: Path) -> list[str]:
         os.close(reading)
         fn()
 
-    command = [program("strace"), "-f", "-y", "-o", str(log), "-e", f"trace={','.join(f'?{call}' for call in _SYSTEM_CALLS)}"]
+    command = [
+        program("strace"),
+        "-f",
+        "-y",
+        "-o",
+        str(log),
+        "-e",
+        f"trace={','.join(f'?{call}' for call in _SYSTEM_CALLS)}",
+    ]
     pid = fork(child)
     os.close(reading)
     with subprocess.Popen([*command, "-p", str(pid)], stderr=subprocess.PIPE, text=True) as tracer:

@@ -1,4 +1,6 @@
-"""What the writers save, and the laws: what must be in the directory whatever has happened to them."""
+"""What the writers save, and the laws: what must be in the directory whatever has happened to
+them.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,10 @@ class Outcome:
             self.violations.append(f"{where}: {error}")
         except Exception as error:  # any unexpected error is a violation, too
             last = traceback.extract_tb(error.__traceback__)[-1]
-            self.violations.append(f"{where}: {type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})")
+            self.violations.append(
+                f"{where}: {type(error).__name__}: {error}"
+                f" ({Path(last.filename).name}:{last.lineno})"
+            )
         self.points += 1
 
     def rounds(self, points: int, seed: int) -> Iterator[tuple[int, random.Random]]:
@@ -74,7 +79,10 @@ class Outcome:
     def summary(self) -> str:
         """Return the last line of the output."""
         notes = "".join(f"; {note}" for note in self.notes)
-        return f"{self.name}: {self.points} points, {len(self.violations)} violations, {self.secs:.1f} s{notes}"
+        return (
+            f"{self.name}: {self.points} points, {len(self.violations)} violations, {self.secs:.1f}"
+            f" s{notes}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +130,9 @@ class Scenario:
         newest = max(path.glob("step-*.*"))
         for name in LEFTOVERS if self.leftovers else ():
             (path / name).mkdir()
-            (path / name / "arrays.safetensors").write_bytes((newest / "arrays.safetensors").read_bytes()[:100])
+            (path / name / "arrays.safetensors").write_bytes(
+                (newest / "arrays.safetensors").read_bytes()[:100]
+            )
         if self.damaged:
             changed = bytearray((newest / "state.msgpack").read_bytes())
             changed[len(changed) // 2] ^= 4
@@ -134,8 +144,12 @@ class Scenario:
         self.prepare(work / "ckpt")
         return snapshot(work)
 
-    def run_writer(self, path: Path, fs: Any = os, acknowledge: Callable[[int], None] = lambda saves: None) -> None:
-        """Do what the writer does; call `acknowledge` after each save with the number of saves that have returned."""
+    def run_writer(
+        self, path: Path, fs: Any = os, acknowledge: Callable[[int], None] = lambda saves: None
+    ) -> None:
+        """Do what the writer does; call `acknowledge` after each save with the number of saves that
+        have returned.
+        """
         there = directory(path, fs)
         try:
             if self.damaged:
@@ -147,11 +161,15 @@ class Scenario:
             there.close()
 
     def returned(self, acknowledged: int) -> tuple[list[Save], tuple[Save, ...]]:
-        """Return the undamaged saves that have returned when so many of the writer's have, and the one after them, if any."""
+        """Return the undamaged saves that have returned when so many of the writer's have, and the
+        one after them, if any.
+        """
         done = [*(self.before[:-1] if self.damaged else self.before), *self.then[:acknowledged]]
         return done, self.then[acknowledged : acknowledged + 1]
 
-    def check(self, path: Path, acknowledged: int, *, later: bool = True, in_flight: bool = True) -> None:
+    def check(
+        self, path: Path, acknowledged: int, *, later: bool = True, in_flight: bool = True
+    ) -> None:
         """Check what is in the directory after the writer ended.
 
         Args:
@@ -184,7 +202,9 @@ class Scenario:
             self._check_after_later_save(path, kept([*done, last]))
 
     def _good(self, path: Path) -> set[int]:
-        """Return the numbers of the saves whose checkpoints verify. A checkpoint that does not is a violation."""
+        """Return the numbers of the saves whose checkpoints verify. A checkpoint that does not is a
+        violation.
+        """
         good: set[int] = set()
         for each in directory(path, read_only=True).verify():
             if each.reason is None and each.manifest is not None:
@@ -196,7 +216,10 @@ class Scenario:
     def _check_after_later_save(self, path: Path, expected: Sequence[Save]) -> None:
         good = self._good(path)
         if good != {each.number for each in expected}:
-            raise ViolationError(f"after a later save {sorted(good)} are there, not {sorted(each.number for each in expected)}")
+            raise ViolationError(
+                f"after a later save {sorted(good)} are there, not"
+                f" {sorted(each.number for each in expected)}"
+            )
         names = sorted(each.name for each in path.iterdir())
         if left := [name for name in names if _TEMPORARY.fullmatch(name)]:
             raise ViolationError(f"leftovers were not removed: {left}")
@@ -204,7 +227,9 @@ class Scenario:
             raise ViolationError(f"set aside: {names}")
         for name, data in FOREIGN.items() if self.before else ():
             there = path / name
-            if not (there.is_dir() if data is None else there.is_file() and there.read_bytes() == data):
+            if not (
+                there.is_dir() if data is None else there.is_file() and there.read_bytes() == data
+            ):
                 raise ViolationError(f"{name}, which is not ours, was changed")
         check_restored(directory(path, read_only=True).restore(None), expected[-1])
 
@@ -214,7 +239,14 @@ def make_save(number: int, *, step: int | None = None, size: int = 600, seed: in
     rng = np.random.default_rng([seed, number])
     state = {
         "weights": rng.standard_normal((size // 8, 2)).astype(np.float32),
-        "layers": [{"bias": np.array([-0.0, np.inf, np.frombuffer(b"\x01\0\0\0\0\0\xf8\x7f", np.float64)[0]]), "on": True}],
+        "layers": [
+            {
+                "bias": np.array(
+                    [-0.0, np.inf, np.frombuffer(b"\x01\0\0\0\0\0\xf8\x7f", np.float64)[0]]
+                ),
+                "on": True,
+            }
+        ],
         "empty": np.zeros((0, 3), np.int16),
         "seen": (number, 2.5, None, b"\0\xff"),
         "größe": 2**70 + number,
@@ -253,8 +285,12 @@ def check_restored(found: Restored | None, save: Save | None) -> None:
     """Raise `ViolationError` unless it is exactly this save."""
     if found is None or save is None:
         if found is not save:
-            raise ViolationError(f"restored {found and found.checkpoint}, not save {save and save.number}")
+            raise ViolationError(
+                f"restored {found and found.checkpoint}, not save {save and save.number}"
+            )
     elif found.checkpoint.step != save.step or dict(found.checkpoint.metrics) != save.metrics:
-        raise ViolationError(f"restored {found.checkpoint}, not save {save.number} of step {save.step}")
+        raise ViolationError(
+            f"restored {found.checkpoint}, not save {save.number} of step {save.step}"
+        )
     elif not same(found.state, save.state):
         raise ViolationError(f"save {save.number} came back changed")

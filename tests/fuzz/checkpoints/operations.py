@@ -1,8 +1,10 @@
-"""The layer of faults: a replacement of `os` that records the operations of a writer, or lets one of them fail or be its last.
+"""The layer of faults: a replacement of `os` that records the operations of a writer, or lets one
+of them fail or be its last.
 
-`Crash` makes of a record the states of the disk that a power cut could leave. What was synced is there. Of the rest, any part may
-be: of each write all, nothing, zeros, or some of its sectors; of the names in each directory any of the changes since it was
-synced, independently. A rename is there completely or not at all.
+`Crash` makes of a record the states of the disk that a power cut could leave. What was synced is
+there. Of the rest, any part may
+be: of each write all, nothing, zeros, or some of its sectors; of the names in each directory any of
+the changes since it was synced, independently. A rename is there completely or not at all.
 """
 
 from __future__ import annotations
@@ -26,11 +28,16 @@ Tree = dict[str, bytes | None]
 
 def snapshot(path: Path) -> Tree:
     """Return the contents of a directory."""
-    return {str(each.relative_to(path)): None if each.is_dir() else each.read_bytes() for each in sorted(path.rglob("*"))}
+    return {
+        str(each.relative_to(path)): None if each.is_dir() else each.read_bytes()
+        for each in sorted(path.rglob("*"))
+    }
 
 
 def materialise(tree: Tree, path: Path) -> None:
-    """Make a directory have these contents, and no others; it may be a mount, which cannot be removed."""
+    """Make a directory have these contents, and no others; it may be a mount, which cannot be
+    removed.
+    """
     path.mkdir(exist_ok=True)
     for each in path.iterdir():
         if each.is_dir() and not each.is_symlink():
@@ -73,13 +80,22 @@ class Seam:
         self.__dict__[name] = call
         return call
 
-    def do(self, number: int, name: str, real: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def do(
+        self,
+        number: int,
+        name: str,
+        real: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         """Do one operation."""
         return real(*args, **kwargs)
 
 
 class Failing(Seam):
-    """Lets one operation fail; or it fails after it was `done`; or it and `later` ones fail. A close that fails closes anyway."""
+    """Lets one operation fail; or it fails after it was `done`; or it and `later` ones fail. A
+    close that fails closes anyway.
+    """
 
     def __init__(self, at: int, error: int, way: Literal["once", "done", "later"]) -> None:
         super().__init__()
@@ -89,12 +105,21 @@ class Failing(Seam):
         """Whether that was a write or a sync of a file that is being saved."""
         self.way, self._at, self._error = way, at, error
 
-    def do(self, number: int, name: str, real: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def do(
+        self,
+        number: int,
+        name: str,
+        real: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         if number != self._at and not (self.way == "later" and number > self._at):
             return real(*args, **kwargs)
         if not self.failed:
             self.failed = name
-            self.of_saved = name in ("write", "fsync") and "/.tmp-step-" in os.readlink(f"/proc/self/fd/{args[0]}")
+            self.of_saved = name in ("write", "fsync") and "/.tmp-step-" in os.readlink(
+                f"/proc/self/fd/{args[0]}"
+            )
         if name == "close" or self.way == "done":
             result = real(*args, **kwargs)
             if name == "open":  # the caller does not get the descriptor
@@ -107,14 +132,25 @@ class DiedError(BaseException):
 
 
 class Dying(Seam):
-    """Lets the process die before one operation, or after some bytes of a write; `then` is called at that moment."""
+    """Lets the process die before one operation, or after some bytes of a write; `then` is called
+    at that moment.
+    """
 
-    def __init__(self, at: int, after_bytes: int = 0, then: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, at: int, after_bytes: int = 0, then: Callable[[], None] = lambda: None
+    ) -> None:
         super().__init__()
         self.is_dead = False
         self._at, self._after_bytes, self._then = at, after_bytes, then
 
-    def do(self, number: int, name: str, real: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def do(
+        self,
+        number: int,
+        name: str,
+        real: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         if self.is_dead:
             raise DiedError
         if number == self._at:
@@ -175,7 +211,9 @@ class Contents:
     files: dict[int, bytes] = field(default_factory=dict[int, bytes])
 
     def copy(self) -> Contents:
-        return Contents({node: dict(names) for node, names in self.directories.items()}, dict(self.files))
+        return Contents(
+            {node: dict(names) for node, names in self.directories.items()}, dict(self.files)
+        )
 
     @property
     def nodes(self) -> int:
@@ -215,7 +253,9 @@ class Recorder(Seam):
                 self._live.files[number] = each.read_bytes()
 
     def _resolve(self, path: str | os.PathLike[str], dir_fd: int | None) -> tuple[int | None, str]:
-        """Return the directory and the name in it: no name for a directory itself, None for a path that is not under `root`."""
+        """Return the directory and the name in it: no name for a directory itself, None for a path
+        that is not under `root`.
+        """
         if dir_fd is not None:
             return self._open.get(dir_fd), "" if path == "." else os.fspath(path)
         if not Path(path).is_relative_to(self.root):
@@ -225,7 +265,14 @@ class Recorder(Seam):
             node = self._live.directories[node][part]
         return node, parts[-1] if parts else ""
 
-    def do(self, number: int, name: str, real: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def do(
+        self,
+        number: int,
+        name: str,
+        real: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         result = real(*args, **kwargs)
         if note := getattr(self, f"_{name}_done", None):
             note(result, *args, **kwargs)
@@ -239,7 +286,9 @@ class Recorder(Seam):
             names[added] = node
         self.events.append(Name(directory, added, removed, node))
 
-    def _open_done(self, fd: int, path: str, flags: int, mode: int = 0, *, dir_fd: int | None = None) -> None:
+    def _open_done(
+        self, fd: int, path: str, flags: int, mode: int = 0, *, dir_fd: int | None = None
+    ) -> None:
         directory, name = self._resolve(path, dir_fd)
         if directory is None:
             return
@@ -262,7 +311,9 @@ class Recorder(Seam):
             self._live.directories[node] = {}
             self._change(directory, name, None, node)
 
-    def _rename_done(self, _: None, old: str, new: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
+    def _rename_done(
+        self, _: None, old: str, new: str, *, src_dir_fd: int, dst_dir_fd: int
+    ) -> None:
         directory = self._open[src_dir_fd]
         self._change(directory, new, old, self._live.directories[directory][old])
 
@@ -291,19 +342,32 @@ class Crash:
     """Generates states that a crash could leave."""
 
     def __init__(self, recorder: Recorder) -> None:
-        self.beginning, self.events, self.directories = recorder.beginning, recorder.events, recorder.directories
+        self.beginning, self.events, self.directories = (
+            recorder.beginning,
+            recorder.events,
+            recorder.directories,
+        )
 
     def acknowledged(self, at: int) -> int:
         """Return how many saves had returned before the event of that number."""
-        return max((each.saves for each in self.events[:at] if isinstance(each, Acknowledged)), default=0)
+        return max(
+            (each.saves for each in self.events[:at] if isinstance(each, Acknowledged)), default=0
+        )
 
     def state(self, at: int, rng: random.Random) -> Tree:
         """Return a random state after a crash before the event of that number."""
-        synced = {each.node: number for number, each in enumerate(self.events[:at]) if isinstance(each, Sync)}
+        synced = {
+            each.node: number
+            for number, each in enumerate(self.events[:at])
+            if isinstance(each, Sync)
+        }
         now = self.beginning.copy()
         files = {node: bytearray(data) for node, data in now.files.items()}
         # Often all or nothing of one kind: these states find most errors.
-        names, data = rng.choice((0.0, 1.0, 1.0, 0.5, rng.random())), rng.choice((0.0, 0.0, 0.5, 1.0))
+        names, data = (
+            rng.choice((0.0, 1.0, 1.0, 0.5, rng.random())),
+            rng.choice((0.0, 0.0, 0.5, 1.0)),
+        )
         for number, event in enumerate(self.events[:at]):
             if isinstance(event, Name):
                 if number < synced.get(event.directory, -1) or rng.random() < names:
@@ -320,7 +384,9 @@ class Crash:
         self._walk(ROOT, "", now, files, found)
         return found
 
-    def _walk(self, node: int, path: str, now: Contents, files: dict[int, bytearray], found: Tree) -> None:
+    def _walk(
+        self, node: int, path: str, now: Contents, files: dict[int, bytearray], found: Tree
+    ) -> None:
         for name, each in now.directories.get(node, {}).items():
             if each in self.directories:
                 found[path + name] = None
@@ -340,7 +406,9 @@ def _apply_write(file: bytearray, event: Write, data: bytes | None) -> None:
 
 
 def _torn(event: Write, rng: random.Random) -> bytes | None:
-    """Return what is left of a write that was not synced: nothing, zeros, its beginning, or some of its sectors."""
+    """Return what is left of a write that was not synced: nothing, zeros, its beginning, or some of
+    its sectors.
+    """
     kind = rng.choice((0, 1, 2, 2, 3, 3, 3))
     if kind == 0 or event.truncates:
         return None

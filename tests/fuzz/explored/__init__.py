@@ -1,1 +1,3 @@
-"""Programs that `aiohooks.testing.explore` disturbs, and their laws: `python -m tests.fuzz.explored`."""
+"""Programs that `aiohooks.testing.explore` disturbs, and their laws: `python -m
+tests.fuzz.explored`.
+"""

@@ -1,8 +1,9 @@
 """Explore programs of all that the library promises: `python -m tests.fuzz.explored --seeds 500`.
 
-A program is run under so many schedules, each disturbed in another way: another order of tasks, cancels of its caller, of its
-tasks and of what it is called in, signals. `--exhaust 1` tries a cancel at every wait instead, and every single choice;
-`--exhaust 2` two of them. Fails on any violation, which is printed with the fewest disturbances that show it.
+A program is run under so many schedules, each disturbed in another way: another order of tasks,
+cancels of its caller, of its tasks and of what it is called in, signals. `--exhaust 1` tries a
+cancel at every wait instead, and every single choice; `--exhaust 2` two of them. Fails on any
+violation, which is printed with the fewest disturbances that show it.
 """
 
 from __future__ import annotations
@@ -22,16 +23,35 @@ from tests.fuzz.explored.programs import BUGS, PROGRAMS, results
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command, and return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.explored", description=__doc__)
-    parser.add_argument("--program", default="", help="only programs, or bugs, whose name contains this")
-    parser.add_argument("--seeds", type=int, default=100, help="schedules of each program (default %(default)s)")
+    parser.add_argument(
+        "--program", default="", help="only programs, or bugs, whose name contains this"
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=100, help="schedules of each program (default %(default)s)"
+    )
     parser.add_argument("--first", type=int, default=0, help="leave out so many seeds")
-    parser.add_argument("--exhaust", type=int, help="in place of seeds, all schedules with so many disturbances at most")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="number of processes (default %(default)s)")
-    parser.add_argument("--injected-bugs", action="store_true", help="inject each bug, and explore until it is found")
+    parser.add_argument(
+        "--exhaust",
+        type=int,
+        help="in place of seeds, all schedules with so many disturbances at most",
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=os.cpu_count() or 1,
+        help="number of processes (default %(default)s)",
+    )
+    parser.add_argument(
+        "--injected-bugs",
+        action="store_true",
+        help="inject each bug, and explore until it is found",
+    )
     options = parser.parse_args(arguments)
     names = [one for one in (BUGS if options.injected_bugs else PROGRAMS) if options.program in one]
     if not names:
-        parser.error(f"no program contains {options.program!r}; there are: {', '.join([*PROGRAMS, *BUGS])}")
+        parser.error(
+            f"no program contains {options.program!r}; there are: {', '.join([*PROGRAMS, *BUGS])}"
+        )
     return find_bugs(names, options.seeds) if options.injected_bugs else explore_all(names, options)
 
 
@@ -42,10 +62,16 @@ def explore_all(names: Sequence[str], options: argparse.Namespace) -> int:
     for result in results(names, options.seeds, options.first, options.exhaust, options.jobs):
         name, *counts, problem = result
         sums = [one + other for one, other in zip(sums, counts, strict=True)]
-        print(problem or f"{name:60} {counts[0]:9} {counts[1]:9} {counts[2]:8} {counts[3]:8}", flush=True)
+        print(
+            problem or f"{name:60} {counts[0]:9} {counts[1]:9} {counts[2]:8} {counts[3]:8}",
+            flush=True,
+        )
         failed = failed or bool(problem)
     print(f"{'sum':60} {sums[0]:9} {sums[1]:9} {sums[2]:8} {sums[3]:8}")
-    print(f"Python {platform.python_version()}: {len(names)} programs in {time.perf_counter() - began:.1f} s")
+    print(
+        f"Python {platform.python_version()}: {len(names)} programs in"
+        f" {time.perf_counter() - began:.1f} s"
+    )
     return int(failed)
 
 
@@ -56,7 +82,11 @@ def find_bugs(names: Sequence[str], seeds: int) -> int:
         bug = BUGS[name]
         found = asyncio.run(finding(bug.program, bug.finding, seeds))
         failed = failed or bug.finding not in found
-        print(f"{name:60} {'found' if bug.finding in found else f'NOT FOUND: {bug.finding}; but {found}'}", flush=True)
+        print(
+            f"{name:60}"
+            f" {'found' if bug.finding in found else f'NOT FOUND: {bug.finding}; but {found}'}",
+            flush=True,
+        )
     return int(failed)
 
 

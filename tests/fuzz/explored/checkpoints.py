@@ -1,4 +1,6 @@
-"""Scenarios with checkpoints: sessions save and restore in real directories, and every checkpoint found there is complete."""
+"""Scenarios with checkpoints: sessions save and restore in real directories, and every checkpoint
+found there is complete.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,15 @@ import aiohooks as ah
 from aiohooks.checkpoint._format import LOCK, parse_name
 from aiohooks.checkpoint.saver import CheckpointDirectory
 from tests.fuzz._harness import scratch
-from tests.fuzz.explored.fixture import EVERY_STEP, Body, Broken, Fixture, await_to_the_end, fails, scenario
+from tests.fuzz.explored.fixture import (
+    EVERY_STEP,
+    Body,
+    Broken,
+    Fixture,
+    await_to_the_end,
+    fails,
+    scenario,
+)
 from tests.support.sessions import NO_BACKOFF
 
 
@@ -51,12 +61,19 @@ class CheckpointFixture(Fixture):
             finally:
                 self._check_files()
 
-    def session(self, *hooks: Any, saver: ah.Saver | None = None, **options: Any) -> ah.AsyncMonitoredSession:
+    def session(
+        self, *hooks: Any, saver: ah.Saver | None = None, **options: Any
+    ) -> ah.AsyncMonitoredSession:
         """Make a session that is restored from the directory, and saves there."""
         source = ah.ChiefSessionCreator(
-            self.graph, checkpoint_dir=saver or self.path, global_step=self.store, variables=self.variables
+            self.graph,
+            checkpoint_dir=saver or self.path,
+            global_step=self.store,
+            variables=self.variables,
         )
-        return ah.AsyncMonitoredSession(source, [*self.hooks, *hooks], recovery=NO_BACKOFF, **options)
+        return ah.AsyncMonitoredSession(
+            source, [*self.hooks, *hooks], recovery=NO_BACKOFF, **options
+        )
 
     def restart(self) -> None:
         """Start over as another process, which knows no step and no values."""
@@ -67,12 +84,18 @@ class CheckpointFixture(Fixture):
         self.highest = max(self.highest, self.step)
 
     def _check_files(self) -> None:
-        """Check that nothing is half written, the directory is not locked, and the newest checkpoint is of a committed step."""
+        """Check that nothing is half written, the directory is not locked, and the newest
+        checkpoint is of a committed step.
+        """
         self.check()
-        strange = [name for name in os.listdir(self.path) if name != LOCK and parse_name(name) is None]
+        strange = [
+            name for name in os.listdir(self.path) if name != LOCK and parse_name(name) is None
+        ]
         if strange:
             self.add_violation(f"leak: {', '.join(strange)} left in the directory")
-        directory = CheckpointDirectory(self.path, keep=ah.checkpoint.KeepNewest(99), min_free_bytes=0, read_only=False)
+        directory = CheckpointDirectory(
+            self.path, keep=ah.checkpoint.KeepNewest(99), min_free_bytes=0, read_only=False
+        )
         try:
             for one in directory.verify():
                 if one.reason is not None:
@@ -89,12 +112,17 @@ class CheckpointFixture(Fixture):
             return
         step, weight = restored.checkpoint.step, restored.state["variables"]["w"]
         if weight != step:
-            self.add_violation(f"the newest checkpoint, of step {step}, has the variable of step {weight}")
+            self.add_violation(
+                f"the newest checkpoint, of step {step}, has the variable of step {weight}"
+            )
         if step > self.highest:
-            self.add_violation(f"the newest checkpoint is of step {step}, which was never committed")
+            self.add_violation(
+                f"the newest checkpoint is of step {step}, which was never committed"
+            )
         if self.begun_saves and step not in self.begun_saves[max(0, self.durable - 1) :]:
             self.add_violation(
-                f"the newest checkpoint is of step {step}; saves of {self.begun_saves} began, {self.durable} returned"
+                f"the newest checkpoint is of step {step}; saves of {self.begun_saves} began,"
+                f" {self.durable} returned"
             )
 
 
@@ -118,7 +146,11 @@ async def watched_writes(fixture: CheckpointFixture) -> None:
     saver = WatchedSaver(fixture, keep=ah.checkpoint.KeepNewest(1))
     background = bool(fixture.seed % 2)
     try:
-        await fixture.train(fixture.session(ah.CheckpointSaverHook(every=EVERY_STEP, background=background), saver=saver))
+        await fixture.train(
+            fixture.session(
+                ah.CheckpointSaverHook(every=EVERY_STEP, background=background), saver=saver
+            )
+        )
     finally:
         await await_to_the_end(saver.aclose)
 
@@ -126,7 +158,9 @@ async def watched_writes(fixture: CheckpointFixture) -> None:
 @checkpoint_scenario("a checkpoint after an error", expect=Broken)
 async def saved_on_error(fixture: CheckpointFixture) -> None:
     fixture.actions["right"] = fails(Broken, at=2)
-    hook = ah.CheckpointSaverHook(every=ah.Every(steps=100), save_on_begin=False, save_on_error=True)
+    hook = ah.CheckpointSaverHook(
+        every=ah.Every(steps=100), save_on_begin=False, save_on_error=True
+    )
     await fixture.train(fixture.session(hook))
 
 
@@ -138,7 +172,9 @@ async def skipped(fixture: CheckpointFixture) -> None:
 
 @checkpoint_scenario("continues from a checkpoint", hooks=0)
 async def resumed(fixture: CheckpointFixture) -> None:
-    await fixture.train(fixture.session(ah.CheckpointSaverHook(every=ah.Every(steps=100), save_on_begin=False)))
+    await fixture.train(
+        fixture.session(ah.CheckpointSaverHook(every=ah.Every(steps=100), save_on_begin=False))
+    )
     fixture.restart()
     async with fixture.open(fixture.session(ah.CheckpointSaverHook(every=EVERY_STEP))) as session:
         if fixture.step != 2:
@@ -170,7 +206,9 @@ async def listener(fixture: CheckpointFixture) -> None:
         async def end(self, session: ah.Session, global_step: int) -> None:
             await fixture.pause("listener.end", 1)
 
-    async with fixture.open(fixture.session(ah.CheckpointSaverHook(every=EVERY_STEP, listeners=[Slow()]))) as session:
+    async with fixture.open(
+        fixture.session(ah.CheckpointSaverHook(every=EVERY_STEP, listeners=[Slow()]))
+    ) as session:
         while not session.should_stop():
             await fixture.run(session)
 
@@ -188,6 +226,8 @@ async def saver_alone(fixture: CheckpointFixture) -> None:
     saver = ah.Saver(fixture.path, keep=ah.checkpoint.KeepNewest(1))
     try:
         await save(1)
-        await fixture.run_together(one=lambda: save(2), two=lambda: save(3), reader=saver.restore, lister=saver.checkpoints)
+        await fixture.run_together(
+            one=lambda: save(2), two=lambda: save(3), reader=saver.restore, lister=saver.checkpoints
+        )
     finally:
         await await_to_the_end(close)

@@ -1,4 +1,6 @@
-"""Scenarios with evaluations, inline, in the background and in threads; and with a watchdog over a session that stalls."""
+"""Scenarios with evaluations, inline, in the background and in threads; and with a watchdog over a
+session that stalls.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,18 @@ class WatchedEvaluator(ah.EvaluatorHook):
 
 
 def evaluator(fixture: Fixture, **options: Any) -> WatchedEvaluator:
-    """Make an evaluator whose function performs the fixture's action, and checks that it gets the values of its step."""
+    """Make an evaluator whose function performs the fixture's action, and checks that it gets the
+    values of its step.
+    """
     action = "evaluation" if options.get("mode") == "background" else "evaluate"
 
     async def evaluate(evaluation: ah.hooks.Evaluation) -> dict[str, int]:
         await fixture.probe.watch("evaluate", functools.partial(fixture.perform_action, action, 1))
         weight: int = await evaluation.run("w")
         if weight != evaluation.step:
-            fixture.add_violation(f"the evaluation at step {evaluation.step} got the variable of step {weight}")
+            fixture.add_violation(
+                f"the evaluation at step {evaluation.step} got the variable of step {weight}"
+            )
         return {"weight": weight}
 
     hook = WatchedEvaluator(evaluate, every=EVERY_STEP, **options)
@@ -41,7 +47,9 @@ def evaluator(fixture: Fixture, **options: Any) -> WatchedEvaluator:
 
 
 def check_every_step_evaluated(fixture: Fixture, hook: ah.EvaluatorHook) -> None:
-    """Check after a clean end that no evaluation was left out, not even one whose task was cancelled by others."""
+    """Check after a clean end that no evaluation was left out, not even one whose task was
+    cancelled by others.
+    """
     if list(hook.results) != list(range(1, fixture.step + 1)):
         fixture.add_violation(f"evaluated were {list(hook.results)}, of {fixture.step} steps")
     if hook.pending:
@@ -71,7 +79,10 @@ async def failing(fixture: Fixture) -> None:
 @scenario("an evaluation that takes too long", hooks=1, expect=ah.errors.HookTimeoutError)
 async def too_long(fixture: Fixture) -> None:
     fixture.actions["evaluate"] = fixture.actions["evaluation"] = forever
-    await train(fixture, evaluator(fixture, mode="background" if fixture.seed % 2 else "inline", timeout_secs=9))
+    await train(
+        fixture,
+        evaluator(fixture, mode="background" if fixture.seed % 2 else "inline", timeout_secs=9),
+    )
 
 
 @scenario("an evaluation in a thread", hooks=1)
@@ -79,7 +90,9 @@ async def to_thread(fixture: Fixture) -> None:
     def evaluate(evaluation: ah.hooks.Evaluation) -> int:
         return evaluation.step
 
-    hook = ah.EvaluatorHook(evaluate, every=EVERY_STEP, thread=True, mode="background" if fixture.seed % 2 else "inline")
+    hook = ah.EvaluatorHook(
+        evaluate, every=EVERY_STEP, thread=True, mode="background" if fixture.seed % 2 else "inline"
+    )
     await train(fixture, hook)
     check_every_step_evaluated(fixture, hook)
 
@@ -108,7 +121,12 @@ async def stopped(fixture: Fixture) -> None:
     await _watched(fixture, ah.WatchdogHook(0.5, wait_secs=0.5, on_stall="stop"))
 
 
-@scenario("a watchdog ends a run that stalls", hooks=1, vanishing=True, expect=ah.errors.SessionStalledError)
+@scenario(
+    "a watchdog ends a run that stalls",
+    hooks=1,
+    vanishing=True,
+    expect=ah.errors.SessionStalledError,
+)
 async def broken_off(fixture: Fixture) -> None:
     fixture.actions["right"] = forever
     await _watched(fixture, ah.WatchdogHook(20, on_stall="raise"))

@@ -1,7 +1,9 @@
-"""What a scenario runs with: a graph, hooks and a session creator whose every wait is watched, and the checks.
+"""What a scenario runs with: a graph, hooks and a session creator whose every wait is watched, and
+the checks.
 
-The checks: `close` follows every `begin`, in reverse; phases do not overlap; the siblings of a failed hook have ended; a
-cancelled child is reported; variables and step are committed together; nothing leaks.
+The checks: `close` follows every `begin`, in reverse; phases do not overlap; the siblings of a
+failed hook have ended; a cancelled child is reported; variables and step are committed together;
+nothing leaks.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from tests.support.hooks import EveryPhaseHook
 from tests.support.sessions import NO_BACKOFF
 
 Action = Callable[[int], Awaitable[Any]]
-"""What a hook or an operation does besides pausing. Gets the number of calls so far, this one included."""
+"""What a hook or an operation does besides pausing. Gets the number of calls so far, this one
+included.
+"""
 
 Body = Callable[[Any], Awaitable[None]]
 """The coroutine function of a scenario. Gets its fixture."""
@@ -34,7 +38,19 @@ Body = Callable[[Any], Awaitable[None]]
 EVERY_STEP = ah.Every(steps=1)
 _PAUSES = (0, 1, 1, 2)
 # A cancel of a coroutine's own task must come out of the run that it was part of.
-_REPORTED = frozenset({"call", "after_create_session", "before_run", "after_run", "left", "right", "train", "save", "evaluate"})
+_REPORTED = frozenset(
+    {
+        "call",
+        "after_create_session",
+        "before_run",
+        "after_run",
+        "left",
+        "right",
+        "train",
+        "save",
+        "evaluate",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -46,9 +62,13 @@ class SessionScenario:
     hooks: int = 3
     expect: type[BaseException] | tuple[type[BaseException], ...] | None = None
     creator: bool = False
-    """Whether the fixture's own creator makes the sessions: it suspends, and records them. Otherwise the library's does."""
+    """Whether the fixture's own creator makes the sessions: it suspends, and records them.
+    Otherwise the library's does.
+    """
     vanishing: bool = False
-    """Whether a child's cancel may go unreported: its hook is only logged, or its run fails for another reason anyway."""
+    """Whether a child's cancel may go unreported: its hook is only logged, or its run fails for
+    another reason anyway.
+    """
     parallel: bool = False
     """Whether several tasks run steps."""
     fixture: type[Fixture] | None = None
@@ -131,10 +151,14 @@ class Fixture:
         options.setdefault("hooks", self.hooks)
         if self.scenario.creator:
             return ah.AsyncMonitoredSession(ScriptedSessionCreator(self), **options)
-        return ah.AsyncMonitoredSession(self.graph, global_step=self.store, variables=self.variables, **options)
+        return ah.AsyncMonitoredSession(
+            self.graph, global_step=self.store, variables=self.variables, **options
+        )
 
     @contextlib.asynccontextmanager
-    async def open(self, made: ah.AsyncMonitoredSession | None = None, **options: Any) -> AsyncIterator[ah.AsyncMonitoredSession]:
+    async def open(
+        self, made: ah.AsyncMonitoredSession | None = None, **options: Any
+    ) -> AsyncIterator[ah.AsyncMonitoredSession]:
         """Enter the session, and record whether the block ended with an error."""
         async with made or self.session(**options) as session:
             try:
@@ -143,17 +167,25 @@ class Fixture:
                 self.unclean = not _is_clean(error)
                 raise
 
-    async def run(self, session: ah.AsyncMonitoredSession, fetches: Any = "train", **options: Any) -> Any:
+    async def run(
+        self, session: ah.AsyncMonitoredSession, fetches: Any = "train", **options: Any
+    ) -> Any:
         """Run once, and check that nothing of the run is active afterwards."""
         try:
             result = await session.run(fetches, **options)
         finally:
-            if not self.scenario.parallel and (busy := [label for label in self.inside if _is_of_a_run(label)]):
-                self.add_violation(f"siblings: {', '.join(busy)} still active after the run had ended")
+            if not self.scenario.parallel and (
+                busy := [label for label in self.inside if _is_of_a_run(label)]
+            ):
+                self.add_violation(
+                    f"siblings: {', '.join(busy)} still active after the run had ended"
+                )
         self.runs += fetches == "train"
         return result
 
-    async def train(self, made: ah.AsyncMonitoredSession | None = None, *, runs: int = 2, **options: Any) -> None:
+    async def train(
+        self, made: ah.AsyncMonitoredSession | None = None, *, runs: int = 2, **options: Any
+    ) -> None:
         """Open a session, and run it so many times."""
         async with self.open(made, **options) as session:
             for _ in range(runs):
@@ -198,13 +230,21 @@ class Fixture:
         return result
 
     async def run_together(self, **fns: Callable[[], Awaitable[Any]]) -> None:
-        """Run tasks of the user's own, as a careful user would: none is left, a cancel is passed on, the first error raised.
+        """Run tasks of the user's own, as a careful user would: none is left, a cancel is passed
+        on, the first error raised.
 
-        Those whose name begins with "helper" are never cancelled by themselves: the others wait for them.
+        Those whose name begins with "helper" are never cancelled by themselves: the others wait for
+        them.
         """
         loop = asyncio.get_running_loop()
-        labels = {(NOT_CANCELLED if name.startswith("helper") else " ") + name: fn for name, fn in fns.items()}
-        tasks = [loop.create_task(self._runner(label, fn), name=USER + label) for label, fn in labels.items()]
+        labels = {
+            (NOT_CANCELLED if name.startswith("helper") else " ") + name: fn
+            for name, fn in fns.items()
+        }
+        tasks = [
+            loop.create_task(self._runner(label, fn), name=USER + label)
+            for label, fn in labels.items()
+        ]
         cancel: asyncio.CancelledError | None = None
         while not all(task.done() for task in tasks):
             try:
@@ -213,7 +253,9 @@ class Fixture:
                     await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             except asyncio.CancelledError as again:
                 cancel = cancel or again
-            if cancel or any(task.done() and not task.cancelled() and task.exception() for task in tasks):
+            if cancel or any(
+                task.done() and not task.cancelled() and task.exception() for task in tasks
+            ):
                 for task in tasks:
                     task.cancel()
         errors = [error for task in tasks if not task.cancelled() and (error := task.exception())]
@@ -234,7 +276,9 @@ class Fixture:
             raise
         finally:
             if task.library:
-                self.add_violation("caller's task: the library has cancelled a runner, or taken a cancel back")
+                self.add_violation(
+                    "caller's task: the library has cancelled a runner, or taken a cancel back"
+                )
         if task.direct:
             self.add_violation("cancellation: a runner was cancelled and ended normally")
 
@@ -262,19 +306,28 @@ class Fixture:
         elif phase == "close":
             self.closed.append(hook)
             if self.inside and not self.scenario.parallel:
-                self.add_violation(f"begin/close: {hook}.close while {', '.join(self.inside)} still runs")
+                self.add_violation(
+                    f"begin/close: {hook}.close while {', '.join(self.inside)} still runs"
+                )
         elif phase == "end" and self.unclean:
             self.add_violation(f"{hook}.end although the block ended with an error")
         elif phase == "after_run" and any(label.endswith("before_run") for label in self.inside):
             self.add_violation(f"order: {hook}.after_run while {', '.join(self.inside)} still runs")
         elif phase == "before_run" and any(label.endswith("after_run") for label in self.inside):
-            self.add_violation(f"order: {hook}.before_run while {', '.join(self.inside)} still runs")
+            self.add_violation(
+                f"order: {hook}.before_run while {', '.join(self.inside)} still runs"
+            )
 
     def violations(self) -> list[str]:
         self.check()
         found = list(self.found_violations)
-        # In 3.11 a call begins a turn after it was started; a hook counts as begun from then, and a cancel may come between.
-        late = self.closed[: -len(self.begun) or None] if sys.version_info < (3, 12) and self.probe.delivered else []
+        # In 3.11 a call begins a turn after it was started; a hook counts as begun from then, and a
+        # cancel may come between.
+        late = (
+            self.closed[: -len(self.begun) or None]
+            if sys.version_info < (3, 12) and self.probe.delivered
+            else []
+        )
         if self.closed != [*late[:1], *self.begun[::-1]]:
             found.append(f"begin/close: begun {self.begun}, closed {self.closed}")
         found += [
@@ -284,7 +337,11 @@ class Fixture:
         ]
         if self.inside:
             found.append(f"leak: still inside {', '.join(self.inside)}")
-        found += [f"begin/close: session {number} was not closed" for number, one in enumerate(self.sessions) if not one.closed]
+        found += [
+            f"begin/close: session {number} was not closed"
+            for number, one in enumerate(self.sessions)
+            if not one.closed
+        ]
         statistics = self.store.statistics()
         if statistics.waiting or statistics.watching or statistics.publishers:
             found.append(f"leak: the store still has {statistics}")
@@ -296,13 +353,23 @@ class Fixture:
         if not self.probe.delivered and not _as_expected(outcome, self.scenario.expect):
             found.append(f"without a cancel it ended with {outcome!r}")
         lost = [label for label in self.probe.children if _is_of_a_run(label)]
-        if lost and outcome is None and USER not in self.probe.children and not self.scenario.vanishing:
-            found.append(f"lost cancellation: {', '.join(lost)} was cancelled by others, and this was not reported")
+        if (
+            lost
+            and outcome is None
+            and USER not in self.probe.children
+            and not self.scenario.vanishing
+        ):
+            found.append(
+                f"lost cancellation: {', '.join(lost)} was cancelled by others, and this was not"
+                " reported"
+            )
         return found
 
 
 _current_fixture: contextvars.ContextVar[Fixture] = contextvars.ContextVar("current_fixture")
-_current_call: contextvars.ContextVar[str | None] = contextvars.ContextVar("current_call", default=None)
+_current_call: contextvars.ContextVar[str | None] = contextvars.ContextVar(
+    "current_call", default=None
+)
 _shared_graph: ah.Graph | None = None
 
 
@@ -355,7 +422,11 @@ class ScriptedHook(EveryPhaseHook):
             self.fixture.sessions.append(args[0])
         self.fixture.note_start(self.name, phase)
         await self.fixture.perform(f"{self.name}.{phase}")
-        return ah.SessionRunArgs(self.fetches) if phase == "before_run" and self.fetches is not None else None
+        return (
+            ah.SessionRunArgs(self.fetches)
+            if phase == "before_run" and self.fetches is not None
+            else None
+        )
 
 
 class ScriptedSessionCreator:
@@ -367,7 +438,9 @@ class ScriptedSessionCreator:
 
     async def create_session(self) -> ah.Session:
         await self.fixture.perform("create")
-        session = ah.Session(self.graph, global_step=self.fixture.store, variables=self.fixture.variables)
+        session = ah.Session(
+            self.graph, global_step=self.fixture.store, variables=self.fixture.variables
+        )
         self.fixture.sessions.append(session)
         return session
 
@@ -385,10 +458,15 @@ def _is_of_a_run(label: str) -> bool:
 
 
 def _is_clean(error: BaseException) -> bool:
-    return isinstance(error, (ah.OutOfRangeError, ah.StopRequestedError, StopAsyncIteration, StopIteration))
+    return isinstance(
+        error, (ah.OutOfRangeError, ah.StopRequestedError, StopAsyncIteration, StopIteration)
+    )
 
 
-def _as_expected(outcome: BaseException | None, expected: type[BaseException] | tuple[type[BaseException], ...] | None) -> bool:
+def _as_expected(
+    outcome: BaseException | None,
+    expected: type[BaseException] | tuple[type[BaseException], ...] | None,
+) -> bool:
     if expected is None:
         return outcome is None
     return type(outcome) in (expected if isinstance(expected, tuple) else (expected,))
@@ -410,10 +488,14 @@ async def two_steps(fixture: Fixture) -> None:
 
 
 def two_steps_with(**actions: Action) -> Body:
-    """Make the body of a scenario that runs twice with these actions; "h1_begin" is that of hook 1 in `begin`."""
+    """Make the body of a scenario that runs twice with these actions; "h1_begin" is that of hook 1
+    in `begin`.
+    """
 
     async def body(fixture: Fixture) -> None:
-        fixture.actions.update({re.sub("^(h[0-9])_", r"\1.", label): action for label, action in actions.items()})
+        fixture.actions.update(
+            {re.sub("^(h[0-9])_", r"\1.", label): action for label, action in actions.items()}
+        )
         await two_steps(fixture)
 
     return body
@@ -437,7 +519,9 @@ async def advance_slowly(fixture: Fixture, steps: int) -> None:
 
 
 async def await_to_the_end(fn: Callable[[], Awaitable[Any]]) -> None:
-    """Await `fn()` to its end even if the caller is cancelled, as a careful user's `finally` does."""
+    """Await `fn()` to its end even if the caller is cancelled, as a careful user's `finally`
+    does.
+    """
     with anyio.CancelScope(shield=True):
         task = asyncio.ensure_future(fn())
         cancel: asyncio.CancelledError | None = None

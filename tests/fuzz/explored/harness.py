@@ -1,8 +1,10 @@
-"""What programs that call this library need besides `explore`: tasks that know who cancelled them, and the laws of a cancel.
+"""What programs that call this library need besides `explore`: tasks that know who cancelled them,
+and the laws of a cancel.
 
-An operation runs in one of the `places` in which a user may call the library. While it runs, the program is cancelled (by
-`explore`), the place cancels it in its own way, and so does each other task that `watch` knows (both `may_happen`). The effect
-is known exactly: the library cancels no task of its callers, so every cancel of one is from outside.
+An operation runs in one of the `places` in which a user may call the library. While it runs, the
+program is cancelled (by `explore`), the place cancels it in its own way, and so does each other
+task that `watch` knows (both `may_happen`). The effect is known exactly: the library cancels no
+task of its callers, so every cancel of one is from outside.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from aiohooks.testing.leaks import open_files
 from tests.support.waiting import HANG_SECS
 
 NOT_CANCELLED = "~"
-"""Prefix of the labels and user's tasks on which others wait; they are not cancelled by themselves."""
+"""Prefix of the labels and user's tasks on which others wait; they are not cancelled by
+themselves.
+"""
 HARNESS = "wrapper"
 """Prefix of the names of the harness's own tasks."""
 USER = "runner"
@@ -36,7 +40,9 @@ MAX_STEPS = 5_000
 
 
 class CountingTask(NumberedTask):
-    """A task that counts the cancels of others, for comparison with `cancelling()`, and what the library does to it."""
+    """A task that counts the cancels of others, for comparison with `cancelling()`, and what the
+    library does to it.
+    """
 
     direct = 0
     """Those that the explorer or this harness has made, and that were accepted."""
@@ -138,17 +144,24 @@ class Probe:
             labels.pop()
 
     @contextlib.contextmanager
-    def may_cancel(self, task: CountingTask, label: Callable[[], str] | None = None) -> Generator[None]:
-        """Say that others may cancel a task, which is in the coroutine of this label, or is the operation's."""
+    def may_cancel(
+        self, task: CountingTask, label: Callable[[], str] | None = None
+    ) -> Generator[None]:
+        """Say that others may cancel a task, which is in the coroutine of this label, or is the
+        operation's.
+        """
 
         def cancel() -> bool:
             one = "" if label is None else label()
-            is_waited_for = one.startswith(NOT_CANCELLED) or task.get_name().startswith(USER + NOT_CANCELLED)
+            is_waited_for = one.startswith(NOT_CANCELLED) or task.get_name().startswith(
+                USER + NOT_CANCELLED
+            )
             if not self.running or is_waited_for or not task.cancel():
                 return False
             self.events += 1
             if label is not None:
-                # A task of the user's own may be in the middle of anything; it is the one that was cancelled.
+                # A task of the user's own may be in the middle of anything; it is the one that was
+                # cancelled.
                 self.children.append(USER if task.get_name().startswith(USER) else one)
             return True
 
@@ -156,7 +169,9 @@ class Probe:
             yield
 
     async def foreign_code(self, label: str, fn: Callable[[], Awaitable[Any]]) -> Any:
-        """Await `fn()`, code of others that may cancel its own task or swallow a cancel; the caller's task is another one."""
+        """Await `fn()`, code of others that may cancel its own task or swallow a cancel; the
+        caller's task is another one.
+        """
         if current() is self.task:
             self.found.append(f"caller's task: {label} is called in it")
         before: float = self.children.count(label)
@@ -170,7 +185,9 @@ class Probe:
                 self.children.remove(label)
 
     async def run(self, operation: Callable[[], Awaitable[None]]) -> None:
-        """Run the operation in the current task, record how it ended, and let its exception pass."""
+        """Run the operation in the current task, record how it ended, and let its exception
+        pass.
+        """
         task = self.task = current()
         outside, cancelling = task.outside, task.cancelling()
         self.running = True
@@ -186,22 +203,37 @@ class Probe:
             self.running = False
             self.outside = task.outside - outside
             self.kept = task.cancelling() - cancelling
-            others = set() if isinstance(self.outcome, GeneratorExit) else asyncio.all_tasks() - {task, self.root}
+            others = (
+                set()
+                if isinstance(self.outcome, GeneratorExit)
+                else asyncio.all_tasks() - {task, self.root}
+            )
             tasks = [one.get_name() for one in others]
-            self.found += [f"leak: task {one!r} outlived the operation" for one in tasks if not one.startswith(HARNESS)]
+            self.found += [
+                f"leak: task {one!r} outlived the operation"
+                for one in tasks
+                if not one.startswith(HARNESS)
+            ]
 
     def violations(self) -> list[str]:
         """Return what the operation did wrong with respect to cancellation."""
         found = list(self.found)
         cancelled = isinstance(self.outcome, asyncio.CancelledError)
         if self.outside and not cancelled:
-            found.append(f"cancellation: cancelled {self.outside} time(s), ended with {self.outcome!r}")
+            found.append(
+                f"cancellation: cancelled {self.outside} time(s), ended with {self.outcome!r}"
+            )
         if not self.outside and cancelled:
             found.append(f"cancellation: raised {self.outcome!r}, and was not cancelled")
         if self.kept != self.outside:
-            found.append(f"cancel count: cancelling() grew by {self.kept} over {self.outside} cancels")
+            found.append(
+                f"cancel count: cancelling() grew by {self.kept} over {self.outside} cancels"
+            )
         if self.task is not None and self.task.library:
-            found.append(f"caller's task: the library has cancelled it, or taken a cancel back, {self.task.library} time(s)")
+            found.append(
+                "caller's task: the library has cancelled it, or taken a cancel back,"
+                f" {self.task.library} time(s)"
+            )
         return found
 
 
@@ -225,8 +257,12 @@ async def run_in_a_place(scenario: Scenario) -> None:
     place = choose(*PLACES, name="place")(probe)
     run = scenario(probe, choose(*range(16), name="seed"))
     # `asyncio.timeout` counted stale cancels as its own before 3.11.3 (gh-102780).
-    stale = 0 if place.in_child or sys.version_info < (3, 11, 3) else choose(0, 1, name="stale cancels")
-    for _ in range(stale):  # the task has swallowed cancels before, as tasks do; they must make no difference
+    stale = (
+        0 if place.in_child or sys.version_info < (3, 11, 3) else choose(0, 1, name="stale cancels")
+    )
+    for _ in range(
+        stale
+    ):  # the task has swallowed cancels before, as tasks do; they must make no difference
         asyncio.Task.cancel(root)
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(0)
@@ -241,7 +277,9 @@ async def run_in_a_place(scenario: Scenario) -> None:
             place.ended = error
     place.cancelling = root.cancelling() - stale
     place.cancels, before = root.direct, root.direct
-    place.stray = bool(getattr(root, "_must_cancel", False))  # a cancel that comes now would hide it
+    place.stray = bool(
+        getattr(root, "_must_cancel", False)
+    )  # a cancel that comes now would hide it
     try:
         await asyncio.sleep(0)
     except asyncio.CancelledError:
@@ -291,7 +329,9 @@ def in_a_place(scenario: Scenario) -> Program:
 
 
 async def finding(program: Program, what: str, seeds: int) -> str:
-    """Return what was found last: with a cancel at each wait, and then by seeds, so many or until it was to be found."""
+    """Return what was found last: with a cancel at each wait, and then by seeds, so many or until
+    it was to be found.
+    """
     events = [kind for kind in program.disturb if kind not in ("order", "choice", "slow")]
     with mock.patch.object(exploration, "_MOST_SHRINKING", 0):
         found = (await explored("", program, disturb=events, exhaust=1)).problem
@@ -308,7 +348,9 @@ async def explored(name: str, program: Program, **options: Any) -> Result:
     files, threads = open_files(), set(threading.enumerate())
     try:
         with making(program.tasks):
-            done = await explore(program.run, max_secs=MAX_SECS, **{"disturb": program.disturb, **options})
+            done = await explore(
+                program.run, max_secs=MAX_SECS, **{"disturb": program.disturb, **options}
+            )
     except exploration.ExplorationError as error:
         return Result(name, 0, 0, 0, 0, f"{name}: {error}")
     more = len(open_files()) - len(files)
@@ -318,4 +360,11 @@ async def explored(name: str, program: Program, **options: Any) -> Result:
         problem = f"thread {one.name!r} is left" if one.is_alive() else problem
     happened = done.disturbances
     events = sum(count for kind, count in happened.items() if kind.startswith("event"))
-    return Result(name, done.schedules, done.steps, happened.get("cancel", 0), events, problem and f"{name}: {problem}")
+    return Result(
+        name,
+        done.schedules,
+        done.steps,
+        happened.get("cancel", 0),
+        events,
+        problem and f"{name}: {problem}",
+    )

@@ -1,4 +1,6 @@
-"""Scenarios of hook groups: each kind of method, entering and leaving, background calls, logged failures, time limits."""
+"""Scenarios of hook groups: each kind of method, entering and leaving, background calls, logged
+failures, time limits.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,9 @@ class Around(Member):
             self.fixture.closed.append(self.name)
 
 
-def members(fixture: Fixture, made: type[Member] = Member, count: int = 3, **attributes: Any) -> Sequence[Any]:
+def members(
+    fixture: Fixture, made: type[Member] = Member, count: int = 3, **attributes: Any
+) -> Sequence[Any]:
     return [ah.configure(made(fixture, f"m{number}"), **attributes) for number in range(count)]
 
 
@@ -106,7 +110,9 @@ async def call(fixture: Fixture, method: Callable[[], Awaitable[Any]]) -> Any:
     finally:
         methods = (".call", ".ask", ".race", ".change", ".before", ".after")
         if busy := [label for label in fixture.inside if label.endswith(methods)]:
-            fixture.add_violation(f"siblings: {', '.join(busy)} still active after the call had ended")
+            fixture.add_violation(
+                f"siblings: {', '.join(busy)} still active after the call had ended"
+            )
 
 
 @scenario("a hook group of each kind of method", hooks=0)
@@ -127,7 +133,13 @@ async def each_kind(fixture: Fixture) -> None:
 
 @scenario("a hook group with orders", hooks=0)
 async def orders(fixture: Fixture) -> None:
-    hooks = ah.compose(Calls, [ah.configure(one, order=number // 2) for number, one in enumerate(members(fixture, count=4))])
+    hooks = ah.compose(
+        Calls,
+        [
+            ah.configure(one, order=number // 2)
+            for number, one in enumerate(members(fixture, count=4))
+        ],
+    )
     await call(fixture, lambda: hooks.call(1))
 
 
@@ -155,7 +167,9 @@ def _fails_in(method: str, made: type[Member]) -> Body:
 
 
 for _method, _made in (("call", Member), ("enter", Context), ("call", Context), ("leave", Context)):
-    scenario(f"error in {_method} of a group of {_made.__name__}", hooks=0, expect=Broken)(_fails_in(_method, _made))
+    scenario(f"error in {_method} of a group of {_made.__name__}", hooks=0, expect=Broken)(
+        _fails_in(_method, _made)
+    )
 
 
 @scenario("errors in two calls of a hook group", hooks=0, expect=(ExceptionGroup, Broken, Worse))
@@ -182,7 +196,9 @@ async def logged(fixture: Fixture) -> None:
         await call(fixture, lambda number=number: hooks.call(number))  # type: ignore[misc]
 
 
-@scenario("time limits in a hook group", hooks=0, expect=(ah.errors.HookTimeoutError, ExceptionGroup))
+@scenario(
+    "time limits in a hook group", hooks=0, expect=(ah.errors.HookTimeoutError, ExceptionGroup)
+)
 async def time_limits(fixture: Fixture) -> None:
     for number in (0, 1):
         fixture.actions[f"m{number}.call"] = forever
@@ -193,7 +209,9 @@ def _time_limit_with(tool: Tool) -> Body:
     async def body(fixture: Fixture) -> None:
         async def tool_then_wait(call: int) -> None:
             await used(call)
-            if not fixture.probe.delivered:  # the tool may have swallowed that, and there is no other
+            if (
+                not fixture.probe.delivered
+            ):  # the tool may have swallowed that, and there is no other
                 await forever()
 
         use(fixture, tool, "m0.call", "m1.call")
@@ -242,7 +260,9 @@ def _race_with(tool: Tool) -> Body:
 
 
 class Quiet(Member):
-    """A background hook: its calls run beside others, and their cancels are not reported to the run."""
+    """A background hook: its calls run beside others, and their cancels are not reported to the
+    run.
+    """
 
     async def call(self, number: int) -> None:
         await self._perform("work")
@@ -262,9 +282,13 @@ async def background(fixture: Fixture) -> None:
     hook = Quiet(fixture, "b0")
     fixture.actions["b0.work"] = lambda _: soon()
     try:
-        async with ah.HookGroup(Calls, [*members(fixture), ah.configure(hook, background=True, max_pending=1)]) as group:
+        async with ah.HookGroup(
+            Calls, [*members(fixture), ah.configure(hook, background=True, max_pending=1)]
+        ) as group:
             for number in range(3):
-                await fixture.probe.watch("caller", call, fixture, lambda number=number: group.hooks.call(number))
+                await fixture.probe.watch(
+                    "caller", call, fixture, lambda number=number: group.hooks.call(number)
+                )
     finally:
         check_order(fixture, hook, range(3), whole=True)
 
@@ -273,7 +297,9 @@ async def background(fixture: Fixture) -> None:
 async def background_failure(fixture: Fixture) -> None:
     fixture.actions["b0.work"] = fails(Broken, at=1, until=3)
     hook = Quiet(fixture, "b0")
-    async with ah.HookGroup(Calls, [*members(fixture, count=1), ah.configure(hook, background=True)]) as group:
+    async with ah.HookGroup(
+        Calls, [*members(fixture, count=1), ah.configure(hook, background=True)]
+    ) as group:
         for number in range(3):
             await call(fixture, lambda number=number: group.hooks.call(number))  # type: ignore[misc]
             await fixture.pause("between", 1)
@@ -282,13 +308,17 @@ async def background_failure(fixture: Fixture) -> None:
 @scenario("background hooks of a session", hooks=1)
 async def background_of_session(fixture: Fixture) -> None:
     class Observer(ah.SessionRunHook):
-        async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        async def after_run(
+            self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+        ) -> None:
             await fixture.perform("b0.work")
             quiet.numbers.append(run_values.results is None)
 
     quiet = Quiet(fixture, "b0")
     fixture.actions["b0.work"] = lambda _: soon()
-    async with fixture.open(hooks=[*fixture.hooks, ah.configure(Observer(), background=True, max_pending=1)]) as session:
+    async with fixture.open(
+        hooks=[*fixture.hooks, ah.configure(Observer(), background=True, max_pending=1)]
+    ) as session:
         for _ in range(3):
             await fixture.run(session)
     if not fixture.probe.delivered and len(quiet.numbers) != 3:
@@ -314,7 +344,12 @@ async def own_group(fixture: Fixture) -> None:
 @scenario("a group inside a group", hooks=0)
 async def nested(fixture: Fixture) -> None:
     inner = ah.HookGroup(Calls, members(fixture, Context, 2))
-    async with inner, ah.HookGroup(Calls, [inner.hooks, Member(fixture, "outer"), Around(fixture, "a0")]) as group:
+    async with (
+        inner,
+        ah.HookGroup(
+            Calls, [inner.hooks, Member(fixture, "outer"), Around(fixture, "a0")]
+        ) as group,
+    ):
         await call(fixture, lambda: group.hooks.call(1))
 
 
@@ -345,7 +380,9 @@ async def two_callers(fixture: Fixture) -> None:
 
 @scenario("a hook group is left while a task calls it", hooks=0, parallel=True)
 async def left_while_called(fixture: Fixture) -> None:
-    group = ah.HookGroup(Calls, [*members(fixture, Context, 2), ah.configure(Quiet(fixture, "b0"), background=True)])
+    group = ah.HookGroup(
+        Calls, [*members(fixture, Context, 2), ah.configure(Quiet(fixture, "b0"), background=True)]
+    )
 
     async def calls() -> None:
         with contextlib.suppress(ah.errors.HookGroupClosedError):
@@ -368,6 +405,8 @@ _TIMEOUT = (ah.errors.HookTimeoutError, ExceptionGroup)
 for _tool in TOOLS:
     _name = name_of(_tool)
     scenario(f"a hook group with a {_name}", hooks=0)(_group_with(_tool))
-    scenario(f"a hook of a group fails beside a {_name}", hooks=0, expect=Broken)(_failure_beside(_tool))
+    scenario(f"a hook of a group fails beside a {_name}", hooks=0, expect=Broken)(
+        _failure_beside(_tool)
+    )
     scenario(f"a race of hooks with a {_name}", hooks=0)(_race_with(_tool))
     scenario(f"a time limit after a {_name}", hooks=0, expect=_TIMEOUT)(_time_limit_with(_tool))

@@ -1,4 +1,5 @@
-"""Injected bugs: exploration must find each, or it proves nothing; it must find nothing in the sound code beside them.
+"""Injected bugs: exploration must find each, or it proves nothing; it must find nothing in the
+sound code beside them.
 
 Small coroutines first, then sessions, stores, savers, gates and hooks with a bug in them.
 """
@@ -53,9 +54,14 @@ def sound(expect: type[BaseException] | None = None) -> Callable[[Body], Body]:
     return add
 
 
-def faulty(finding: str, fixture: type[Fixture] = Fixture, **options: Any) -> Callable[[Body], None]:
+def faulty(
+    finding: str, fixture: type[Fixture] = Fixture, **options: Any
+) -> Callable[[Body], None]:
     def add(body: Body) -> None:
-        defaults = {"hooks": 0, "parallel": not options}  # sessions have hooks, and their tasks take turns
+        defaults = {
+            "hooks": 0,
+            "parallel": not options,
+        }  # sessions have hooks, and their tasks take turns
         scenario = SessionScenario(body.__name__, body, fixture=fixture, **{**defaults, **options})
         FAULTY[body.__name__] = scenario, finding
 
@@ -156,7 +162,9 @@ async def interrupts_itself_and_forgets(fixture: Fixture) -> None:
 @faulty("leak: task 'orphan' outlived")
 async def leaves_a_task(fixture: Fixture) -> None:
     """The child is cancelled, and not awaited."""
-    child = asyncio.get_running_loop().create_task(fixture.probe.watch("child", work, fixture), name="orphan")
+    child = asyncio.get_running_loop().create_task(
+        fixture.probe.watch("child", work, fixture), name="orphan"
+    )
     try:
         await asyncio.wait([child])
     finally:
@@ -180,7 +188,10 @@ async def drops_a_coroutine(fixture: Fixture) -> None:
 async def waits_for_a_first_exception_only(fixture: Fixture) -> None:
     """A cancelled child does not wake the waiter."""
     loop = asyncio.get_running_loop()
-    children = [loop.create_task(fixture.probe.watch("child", work, fixture)), loop.create_task(asyncio.Event().wait())]
+    children = [
+        loop.create_task(fixture.probe.watch("child", work, fixture)),
+        loop.create_task(asyncio.Event().wait()),
+    ]
     try:
         await asyncio.wait(children, return_when=asyncio.FIRST_EXCEPTION)
     finally:
@@ -225,7 +236,9 @@ class SessionLeakingCreator(ScriptedSessionCreator):
     """Loses a session that it has opened already."""
 
     async def create_session(self) -> ah.Session:
-        session = ah.Session(self.graph, global_step=self.fixture.store, variables=self.fixture.variables)
+        session = ah.Session(
+            self.graph, global_step=self.fixture.store, variables=self.fixture.variables
+        )
         self.fixture.sessions.append(session)
         await self.fixture.perform("create")
         return session
@@ -234,7 +247,9 @@ class SessionLeakingCreator(ScriptedSessionCreator):
 @faulty("begin/close: session 0 was not closed", hooks=1)
 async def session_is_lost(fixture: Fixture) -> None:
     fixture.actions["create"] = lambda _: soon()
-    async with ah.AsyncMonitoredSession(SessionLeakingCreator(fixture), hooks=fixture.hooks) as session:
+    async with ah.AsyncMonitoredSession(
+        SessionLeakingCreator(fixture), hooks=fixture.hooks
+    ) as session:
         await fixture.run(session)
 
 
@@ -314,14 +329,19 @@ _core_bug("cancelled_calls_are_not_awaited", "siblings: ")
 
 
 def library_bug(owner: type | ModuleType, name: str, **actions: Action) -> Callable[[Method], None]:
-    """Register a replacement of `owner.name`: a function that gets the original one, and then its arguments."""
+    """Register a replacement of `owner.name`: a function that gets the original one, and then its
+    arguments.
+    """
 
     def add(replacement: Method) -> None:
         async def body(fixture: Fixture) -> None:
             with replaced(owner, name, replacement):
                 await two_steps_with(**actions)(fixture)
 
-        FAULTY[replacement.__name__] = (SessionScenario(replacement.__name__, body), "begin/close: begun")
+        FAULTY[replacement.__name__] = (
+            SessionScenario(replacement.__name__, body),
+            "begin/close: begun",
+        )
 
     return add
 
@@ -342,7 +362,9 @@ async def closing_stops_at_an_error(close: Method, self: HookSet, exc: Any, erro
 
 
 @library_bug(_shutdown, "shielded_task")
-async def closing_is_not_shielded(shielded_task: Method, closing: Coroutine[Any, Any, None], **options: Any) -> Any:
+async def closing_is_not_shielded(
+    shielded_task: Method, closing: Coroutine[Any, Any, None], **options: Any
+) -> Any:
     """A cancel of the caller goes into the closing."""
     task = asyncio.ensure_future(closing)
     await task
@@ -485,7 +507,9 @@ def _saver_bug(kind: type[WatchedSaver], finding: str, name: str, *, closes: boo
     async def body(fixture: CheckpointFixture) -> None:
         saver = kind(fixture)
         try:
-            async with fixture.open(fixture.session(ah.CheckpointSaverHook(every=EVERY_STEP), saver=saver)) as session:
+            async with fixture.open(
+                fixture.session(ah.CheckpointSaverHook(every=EVERY_STEP), saver=saver)
+            ) as session:
                 await fixture.run(session)
         finally:
             if closes or not fixture.probe.delivered:
@@ -500,7 +524,9 @@ def _saver_bug(kind: type[WatchedSaver], finding: str, name: str, *, closes: boo
 _saver_bug(FileLeakingSaver, "left in the directory", "cancelled_save_leaves_a_file")
 _saver_bug(StepMixingSaver, "has the variable of step", "checkpoint_mixes_two_steps")
 _saver_bug(PrematureSaver, "which was never committed", "checkpoint_of_a_step_that_never_was")
-_saver_bug(WatchedSaver, "is in use by this process itself", "directory_is_not_given_back", closes=False)
+_saver_bug(
+    WatchedSaver, "is in use by this process itself", "directory_is_not_given_back", closes=False
+)
 
 
 # -- gates, evaluations, watchdogs
@@ -522,7 +548,9 @@ async def place_at_the_gate_is_lost(fixture: Fixture) -> None:
 
     async with gate_of(fixture, versions, max_lag=0, per_version=2) as gate:
         gate._ledger.return_place = lambda: None  # type: ignore[method-assign]
-        await fixture.run_together(one=enter, two=enter, three=enter, four=enter, helper_trainer=publish)
+        await fixture.run_together(
+            one=enter, two=enter, three=enter, four=enter, helper_trainer=publish
+        )
 
 
 class EvaluationDroppingHook(WatchedEvaluator):

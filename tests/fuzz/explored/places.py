@@ -1,8 +1,9 @@
 """The nine places in which an operation is run and cancelled, each with its own way of cancelling.
 
-A place runs `probe.run(operation)`, and its own way may happen meanwhile. Its `violations` are what the caller of the place must
-not see: a count that the library has changed, or a cancel that it has replaced by another one, shows in `asyncio.timeout`, in
-anyio's scopes and so on. The checks of the operation itself are those of the probe and do not depend on the place.
+A place runs `probe.run(operation)`, and its own way may happen meanwhile. Its `violations` are what
+the caller of the place must not see: a count that the library has changed, or a cancel that it has
+replaced by another one, shows in `asyncio.timeout`, in anyio's scopes and so on. The checks of the
+operation itself are those of the probe and do not depend on the place.
 """
 
 from __future__ import annotations
@@ -58,22 +59,37 @@ class Place:
     def violations(self) -> list[str]:
         """Return what the caller saw and must not see."""
         found: list[str] = []
-        name, cancels, cancelled = type(self).__name__, self.cancels, isinstance(self.ended, asyncio.CancelledError)
+        name, cancels, cancelled = (
+            type(self).__name__,
+            self.cancels,
+            isinstance(self.ended, asyncio.CancelledError),
+        )
         allowed = self.allowed()
         if self.cancelling != cancels and "miscounted" not in allowed:
-            found.append(f"cancel count around {name}: cancelling() is {self.cancelling} after {cancels} cancel(s)")
+            found.append(
+                f"cancel count around {name}: cancelling() is {self.cancelling} after {cancels}"
+                " cancel(s)"
+            )
         if cancels and not cancelled and not self.stray and "swallowed" not in allowed:
-            found.append(f"cancellation around {name}: the caller was cancelled, and {name} ended with {self.ended!r}")
+            found.append(
+                f"cancellation around {name}: the caller was cancelled, and {name} ended with"
+                f" {self.ended!r}"
+            )
         if not cancels and cancelled and "child's" not in allowed:
-            found.append(f"cancellation around {name}: CancelledError, and the caller was not cancelled")
+            found.append(
+                f"cancellation around {name}: CancelledError, and the caller was not cancelled"
+            )
         if not cancels and self.stray and "stray" not in allowed:
-            found.append(f"cancellation around {name}: the next await raised a stray CancelledError")
+            found.append(
+                f"cancellation around {name}: the next await raised a stray CancelledError"
+            )
         return found
 
     def allowed(self) -> set[str]:
         """Return what this place itself, on this Python, may do to cancels.
 
-        A cancel of the caller is swallowed, cancels are miscounted, a stray one is left behind, or the child's comes out here.
+        A cancel of the caller is swallowed, cancels are miscounted, a stray one is left behind, or
+        the child's comes out here.
         """
         return set()
 
@@ -107,15 +123,25 @@ class Timeout(Place):
     def violations(self) -> list[str]:
         found, name = super().violations(), type(self).__name__
         expired = any(timeout.expired() for timeout in self.timeouts)
-        if expired and not self.cancels and self.operation_was_cancelled() and not isinstance(self.ended, TimeoutError):
+        if (
+            expired
+            and not self.cancels
+            and self.operation_was_cancelled()
+            and not isinstance(self.ended, TimeoutError)
+        ):
             found.append(f"cancel count around {name}: it expired, and {self.ended!r} came out")
-        if not expired and type(self.ended) is TimeoutError and self.ended is not self.probe.outcome:
+        if (
+            not expired
+            and type(self.ended) is TimeoutError
+            and self.ended is not self.probe.outcome
+        ):
             found.append(f"cancel count around {name}: {self.ended!r}, and it had not expired")
         return found
 
     def allowed(self) -> set[str]:
-        # Before 3.13 `uncancel()` did not take back a cancel that was not delivered yet (PR 117407), so an operation that
-        # ends normally in the very tick of the expiry leaves it behind.
+        # Before 3.13 `uncancel()` did not take back a cancel that was not delivered yet (PR
+        # 117407), so an operation that ends normally in the very tick of the expiry leaves it
+        # behind.
         return {"stray"} if sys.version_info < (3, 13) and self.probe.outcome is None else set()
 
 
@@ -159,9 +185,10 @@ class TaskGroup(Place):
                     group.create_task(self.nested(0, operation), name=f"{HARNESS} operation")
 
     def allowed(self) -> set[str]:
-        # gh-116720: a group that fails while its parent is cancelled loses the cancel; fixed in 3.13. A group whose child fails
-        # cancels its own parent, and before 3.13 took that back only if the parent was still inside the block. Of two cancels
-        # around a group in a group that fails, 3.13 loses the second one, too.
+        # gh-116720: a group that fails while its parent is cancelled loses the cancel; fixed in
+        # 3.13. A group whose child fails cancels its own parent, and before 3.13 took that back
+        # only if the parent was still inside the block. Of two cancels around a group in a group
+        # that fails, 3.13 loses the second one, too.
         loses = sys.version_info < (3, 13) or (self.depth > 1 and self.cancels > 1)
         failed = loses and isinstance(self.ended, BaseExceptionGroup)
         return {"swallowed", "miscounted", "stray"} if failed else set()
@@ -175,7 +202,9 @@ class Shield(Place):
     in_child = True
 
     async def wrap(self, operation: Operation) -> None:
-        inner = asyncio.get_running_loop().create_task(self.probe.run(operation), name=f"{HARNESS} operation")
+        inner = asyncio.get_running_loop().create_task(
+            self.probe.run(operation), name=f"{HARNESS} operation"
+        )
         try:
             await self.wait(inner)
         finally:
@@ -195,7 +224,8 @@ class WaitFor(Shield):
 
     async def wrap(self, operation: Operation) -> None:
         if sys.version_info < (3, 12):
-            # The operation has a task of its own, which a second cancel of the caller leaves running alone.
+            # The operation has a task of its own, which a second cancel of the caller leaves
+            # running alone.
             await super().wrap(operation)
         else:
             await asyncio.wait_for(self.probe.run(operation), FAR_SECS)
@@ -204,8 +234,8 @@ class WaitFor(Shield):
         await asyncio.wait_for(inner, FAR_SECS)
 
     def allowed(self) -> set[str]:
-        # gh-86296: a result and a cancel in one tick, and the cancel is gone; fixed by the new one of 3.12. An
-        # exception in the place of the result goes the same way.
+        # gh-86296: a result and a cancel in one tick, and the cancel is gone; fixed by the new one
+        # of 3.12. An exception in the place of the result goes the same way.
         return {"swallowed", *super().allowed()} if sys.version_info < (3, 12) else set()
 
 
@@ -224,11 +254,12 @@ class AnyioGroup(Place):
                 group.start_soon(self.probe.run, operation, name=f"{HARNESS} operation")
 
     def allowed(self) -> set[str]:
-        # anyio 4 lets the errors of the group's tasks win over a native cancel of the task that holds the group; of a native
-        # cancel that meets a second cancel, of either kind, it may make its scope's own. It answers a native cancel by
-        # cancelling the scope, and at the end takes back one cancel too many if a child was still busy. Children in
-        # `move_on_after(0)` show all that without any code of ours. The operation has a task of its own here, so the count of
-        # this one is none of the library's doing.
+        # anyio 4 lets the errors of the group's tasks win over a native cancel of the task that
+        # holds the group; of a native cancel that meets a second cancel, of either kind, it may
+        # make its scope's own. It answers a native cancel by cancelling the scope, and at the end
+        # takes back one cancel too many if a child was still busy. Children in `move_on_after(0)`
+        # show all that without any code of ours. The operation has a task of its own here, so the
+        # count of this one is none of the library's doing.
         lost = isinstance(self.ended, BaseExceptionGroup) or self.scope_cancels + self.cancels > 1
         return {"miscounted", *(["swallowed"] if lost else [])}
 
@@ -242,14 +273,30 @@ class AnyioMoveOn(Place):
 
     def violations(self) -> list[str]:
         found = super().violations()
-        if self.scope.cancel_called and not self.cancels and self.operation_was_cancelled() and not self.scope.cancelled_caught:
-            found.append(f"cancellation: the scope did not know its own cancel again, {self.ended!r} came out")
+        if (
+            self.scope.cancel_called
+            and not self.cancels
+            and self.operation_was_cancelled()
+            and not self.scope.cancelled_caught
+        ):
+            found.append(
+                f"cancellation: the scope did not know its own cancel again, {self.ended!r}"
+                " came out"
+            )
         return found
 
 
 PLACES: tuple[type[Place], ...] = (
-    Place, Timeout, TimeoutTwice, TaskGroup, TaskGroupTwice, WaitFor, Shield, AnyioGroup, AnyioMoveOn,
-)  # fmt: skip
+    Place,
+    Timeout,
+    TimeoutTwice,
+    TaskGroup,
+    TaskGroupTwice,
+    WaitFor,
+    Shield,
+    AnyioGroup,
+    AnyioMoveOn,
+)
 
 
 async def _await(future: asyncio.Future[Any]) -> None:

@@ -30,22 +30,37 @@ _SIGNALS: tuple[Disturbance, ...] = ("order", "choice", "event")
 _RANDOM: tuple[Disturbance, ...] = ("order", "slow", "choice", "event")
 
 PROGRAMS: dict[str, Program] = {one.name: in_a_place(one) for one in SCENARIOS}
-PROGRAMS |= {f"signals: {one.__name__}": Program(partial(signals.run, one), _SIGNALS) for one in signals.SCENARIOS}
+PROGRAMS |= {
+    f"signals: {one.__name__}": Program(partial(signals.run, one), _SIGNALS)
+    for one in signals.SCENARIOS
+}
 PROGRAMS["random sessions"] = Program(model.run, _RANDOM, TrackedTask, times=100)
-BUGS: dict[str, Bug] = {name: Bug(in_a_place(one), finding) for name, (one, finding) in FAULTY.items()}
+BUGS: dict[str, Bug] = {
+    name: Bug(in_a_place(one), finding) for name, (one, finding) in FAULTY.items()
+}
 for _name, (*_replaced, _finding) in signals.BUGS.items():
     BUGS[_name] = Bug(Program(partial(signals.run_with_bug, *_replaced), _SIGNALS), _finding)
 for _name, _bug in injected_bugs.BUGS.items():
-    BUGS[f"random: {_name}"] = Bug(Program(partial(injected_bugs.run_with, _bug), _RANDOM, TrackedTask, times=50), _bug.law)
+    BUGS[f"random: {_name}"] = Bug(
+        Program(partial(injected_bugs.run_with, _bug), _RANDOM, TrackedTask, times=50), _bug.law
+    )
 
 
-async def explored_program(name: str, program: Program, seeds: int, first: int = 0, exhaust: int | None = None) -> Result:
-    """Explore a program; each has seeds of its own, as many disturbances begin in the same way otherwise."""
+async def explored_program(
+    name: str, program: Program, seeds: int, first: int = 0, exhaust: int | None = None
+) -> Result:
+    """Explore a program; each has seeds of its own, as many disturbances begin in the same way
+    otherwise.
+    """
     start = first + zlib.crc32(name.encode())
-    return await explored(name, program, seeds=range(start, start + seeds * program.times), exhaust=exhaust)
+    return await explored(
+        name, program, seeds=range(start, start + seeds * program.times), exhaust=exhaust
+    )
 
 
-def results(names: Iterable[str], seeds: int, first: int = 0, exhaust: int | None = None, jobs: int = 1) -> Iterator[Result]:
+def results(
+    names: Iterable[str], seeds: int, first: int = 0, exhaust: int | None = None, jobs: int = 1
+) -> Iterator[Result]:
     """Explore the programs of these names, in several processes."""
     explore = partial(_result, seeds=seeds, first=first, exhaust=exhaust)
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:

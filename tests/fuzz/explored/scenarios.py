@@ -1,4 +1,6 @@
-"""The scenarios: sessions with 0 to 5 hooks, in every phase and with every kind of failure, and what they depend on."""
+"""The scenarios: sessions with 0 to 5 hooks, in every phase and with every kind of failure, and
+what they depend on.
+"""
 
 from tests.fuzz.explored import checkpoints as checkpoints
 from tests.fuzz.explored import evaluations as evaluations

@@ -1,7 +1,9 @@
-"""Programs with sessions that handle signals, each phase of which suspends: one signal or two at any wait.
+"""Programs with sessions that handle signals, each phase of which suspends: one signal or two at
+any wait.
 
-Checked are the stop with its reason, the calls of each hook, the last save, that the second signal cancels and gets to the
-handler from before, and that this one is installed again. With which code a process ends is checked by `tests.fuzz.signals`.
+Checked are the stop with its reason, the calls of each hook, the last save, that the second signal
+cancels and gets to the handler from before, and that this one is installed again. With which code a
+process ends is checked by `tests.fuzz.signals`.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ class SuspendingHook(EveryPhaseHook):
         if phase == "end" and self._fixture.cancelled and not self._is_later:
             if args[0] in self._fixture.late:
                 self._fixture.problems.append("end was called after the second signal")
-            self._fixture.late.append(args[0])  # one call may have been started: before Python 3.12 it begins a turn later
+            self._fixture.late.append(
+                args[0]
+            )  # one call may have been started: before Python 3.12 it begins a turn later
         self.calls[phase] += 1
         await ticks(self._suspensions)
 
@@ -55,9 +59,13 @@ class Entry:
     session: ah.AsyncMonitoredSession
     hooks: list[SuspendingHook]
     left: BaseException | str | None = None
-    """The error that the block raised, or "cleanly", or "unopened" if a stop came before it was entered; None before."""
+    """The error that the block raised, or "cleanly", or "unopened" if a stop came before it was
+    entered; None before.
+    """
     is_later: bool = False
-    """Whether it was entered after a signal and the end of all sessions that it has stopped: the next signal is its first."""
+    """Whether it was entered after a signal and the end of all sessions that it has stopped: the
+    next signal is its first.
+    """
 
     def is_open(self) -> bool:
         return self.session.status().state in OPEN
@@ -86,18 +94,28 @@ class Fixture:
     """The signals that got to the handler from before."""
 
     async def run(
-        self, source: Any, body: Body, *hooks: ah.SessionRunHook, count: int = 2, handle_signals: Any = True, **options: Any
+        self,
+        source: Any,
+        body: Body,
+        *hooks: ah.SessionRunHook,
+        count: int = 2,
+        handle_signals: Any = True,
+        **options: Any,
     ) -> Entry:
         """Run the body in a session with these hooks and some that suspend."""
         is_later = bool(self.sent) and not self._counts_signals()
         own = [SuspendingHook(self, is_later=is_later) for _ in range(count)]
-        session = ah.AsyncMonitoredSession(source, [*own, *hooks], handle_signals=handle_signals, **options)
+        session = ah.AsyncMonitoredSession(
+            source, [*own, *hooks], handle_signals=handle_signals, **options
+        )
         entry = Entry(session, own, is_later=is_later)
         self.entries.append(entry)
         try:
             async with entry.session as session:
                 await body(session)
-            await asyncio.sleep(0)  # a signal that is handled as the last session ends cancels the running task
+            await asyncio.sleep(
+                0
+            )  # a signal that is handled as the last session ends cancels the running task
         except ah.StopRequestedError:
             entry.left = "unopened"  # it waited for another session
         except BaseException as error:
@@ -113,7 +131,9 @@ class Fixture:
         if is_unhandled or len(self.sent) - self.drained > 1 or not self._counts_signals():
             return False
         if not self.sent:
-            self.stopped = [one for one in self.entries if one.is_open() and one.session.stop_reason is None]
+            self.stopped = [
+                one for one in self.entries if one.is_open() and one.session.stop_reason is None
+            ]
         self.sent.append(number)
         if choose(False, True, name="by kill"):
             os.kill(os.getpid(), number)
@@ -122,7 +142,9 @@ class Fixture:
         if len(self.sent) == 1:
             self.drained = any(entry.session.drain_reason is not None for entry in self.stopped)
         if len(self.sent) - self.drained == 2:
-            asyncio.get_running_loop().call_soon(self._note_cancel)  # right after the callback of the signal
+            asyncio.get_running_loop().call_soon(
+                self._note_cancel
+            )  # right after the callback of the signal
         return True
 
     def _counts_signals(self) -> bool:
@@ -141,8 +163,14 @@ class Fixture:
     def check(self, outcome: BaseException | None) -> list[str]:
         found, is_cancelled = [*self.problems], len(self.sent) - self.drained > 1
         handlers = {number: signal.getsignal(number) for number in SIGNALS}
-        found += [f"the handler of {number.name} is {one!r}" for number, one in handlers.items() if one != self.handle]
-        if isinstance(outcome, asyncio.CancelledError) != is_cancelled or not (is_cancelled or outcome is None):
+        found += [
+            f"the handler of {number.name} is {one!r}"
+            for number, one in handlers.items()
+            if one != self.handle
+        ]
+        if isinstance(outcome, asyncio.CancelledError) != is_cancelled or not (
+            is_cancelled or outcome is None
+        ):
             found.append(f"ended with {outcome!r}")
         if self.passed_on != (self.sent[-1:] if is_cancelled else []):
             found.append(f"of {self.sent} the handler from before got {self.passed_on}")
@@ -154,8 +182,12 @@ class Fixture:
         session = entry.session
         for calls in [hook.calls for hook in entry.hooks]:
             begun, ended, closed = calls["begin"], calls["end"], calls["close"]
-            is_complete = begun == closed == 1 and (ended <= 1 if is_cancelled else ended == (entry.left == "cleanly"))
-            if not is_complete and not (is_cancelled and ended == 0 and (begun, closed) in ((0, 0), (0, 1))):
+            is_complete = begun == closed == 1 and (
+                ended <= 1 if is_cancelled else ended == (entry.left == "cleanly")
+            )
+            if not is_complete and not (
+                is_cancelled and ended == 0 and (begun, closed) in ((0, 0), (0, 1))
+            ):
                 yield f"has a hook with {dict(calls)}"
         if not is_cancelled and entry.left not in ("cleanly", "unopened"):
             yield f"was left with {entry.left!r}"
@@ -241,7 +273,9 @@ async def unstopped(fixture: Fixture) -> None:
 
 async def saving(fixture: Fixture) -> None:
     """Checkpoints at the start, at every second step and at the end."""
-    hook = ah.CheckpointSaverHook(every=ah.Every(steps=2), background=choose(True, False, name="background"))
+    hook = ah.CheckpointSaverHook(
+        every=ah.Every(steps=2), background=choose(True, False, name="background")
+    )
     creator = ah.ChiefSessionCreator(graph_of(), checkpoint_dir=fixture.scratch)
     entry = await fixture.run(creator, until_stopped, hook, ah.StopAtStepHook(last_step=LAST_STEP))
     if entry.left == "cleanly":
@@ -250,7 +284,9 @@ async def saving(fixture: Fixture) -> None:
         await saver.aclose()
         step = entry.session.global_step.latest.step
         if restored is None or restored.checkpoint.step != step:
-            fixture.problems.append(f"the last save is {restored!r}, and the session ended at step {step}")
+            fixture.problems.append(
+                f"the last save is {restored!r}, and the session ended at step {step}"
+            )
 
 
 async def recovering(fixture: Fixture) -> None:
@@ -262,7 +298,9 @@ async def recovering(fixture: Fixture) -> None:
             raise failures.pop()
 
     recovery = ah.RecoveryPolicy(backoff=ah.Backoff(initial_secs=0.0005, jitter=False))
-    await fixture.run(graph_of(fail), until_stopped, ah.StopAtStepHook(last_step=2), count=3, recovery=recovery)
+    await fixture.run(
+        graph_of(fail), until_stopped, ah.StopAtStepHook(last_step=2), count=3, recovery=recovery
+    )
 
 
 async def waiting(fixture: Fixture) -> None:
@@ -305,7 +343,9 @@ async def producing(fixture: Fixture) -> None:
 
 
 async def draining(fixture: Fixture) -> None:
-    """Elements are taken ahead; the first signal lets them be used, and the second one is a stop."""
+    """Elements are taken ahead; the first signal lets them be used, and the second one is a
+    stop.
+    """
     taken, used = list[int](), list[int]()
 
     async def batches() -> AsyncIterator[int]:
@@ -366,13 +406,26 @@ async def in_a_task(fixture: Fixture) -> None:
     await fixture.run(graph_of(), body, ah.StopAtStepHook(last_step=2))
 
 
-SCENARIOS = (plain, unstopped, saving, recovering, waiting, producing, draining, together, threads, in_a_task)
+SCENARIOS = (
+    plain,
+    unstopped,
+    saving,
+    recovering,
+    waiting,
+    producing,
+    draining,
+    together,
+    threads,
+    in_a_task,
+)
 
 
 # -- bugs that must be found in them
 
 
-def _without_reason(record: Method, session: StopOnSignal, number: signal.Signals, drain: bool) -> None:
+def _without_reason(
+    record: Method, session: StopOnSignal, number: signal.Signals, drain: bool
+) -> None:
     session.state.record_stop("stopped")
 
 
@@ -382,15 +435,35 @@ def _nothing(original: Method, *args: Any) -> None:
 
 BUGS: dict[str, tuple[Any, str, Method, Callable[[Fixture], Awaitable[None]], str]] = {
     "signal_does_not_stop": (StopOnSignal, "record", _nothing, plain, "stopped because: "),
-    "stop_without_its_reason": (StopOnSignal, "record", _without_reason, waiting, "stopped because: stopped"),
-    "second_signal_is_ignored": (_SignalHandlers, "_cancel_sessions", _nothing, plain, "ended with None"),
-    "handlers_stay_installed": (_SignalHandlers, "_restore", _nothing, plain, "the handler of SIGINT is"),
+    "stop_without_its_reason": (
+        StopOnSignal,
+        "record",
+        _without_reason,
+        waiting,
+        "stopped because: stopped",
+    ),
+    "second_signal_is_ignored": (
+        _SignalHandlers,
+        "_cancel_sessions",
+        _nothing,
+        plain,
+        "ended with None",
+    ),
+    "handlers_stay_installed": (
+        _SignalHandlers,
+        "_restore",
+        _nothing,
+        plain,
+        "the handler of SIGINT is",
+    ),
     "wakeup_stays_installed": (_Wakeup, "close", _nothing, plain, "the wakeup fd is"),
 }
 """By name: what is replaced by what, in which program, and what must be found."""
 
 
-async def run_with_bug(owner: Any, name: str, replacement: Method, program: Callable[[Fixture], Awaitable[None]]) -> None:
+async def run_with_bug(
+    owner: Any, name: str, replacement: Method, program: Callable[[Fixture], Awaitable[None]]
+) -> None:
     """Run a program while the library has a bug."""
     with replaced(owner, name, replacement):
         await run(program)

@@ -46,7 +46,9 @@ async def mixed(fixture: Fixture) -> None:
         async def before_run(self, run_context: Any) -> ah.SessionRunArgs:
             return ah.SessionRunArgs(["w", "global_step"])
 
-    async with fixture.open(hooks=[Still(), *fixture.hooks, Late(), ah.SessionRunHook()]) as session:
+    async with fixture.open(
+        hooks=[Still(), *fixture.hooks, Late(), ah.SessionRunHook()]
+    ) as session:
         await fixture.run(session, ["train", "left"])
         await fixture.run(session)
 
@@ -139,7 +141,9 @@ def _fails_in_any_case(error: type[BaseException]) -> Action:
 
 
 scenario("errors in two hooks together", hooks=5, expect=(ExceptionGroup, Broken, Worse))(
-    two_steps_with(h1_before_run=_fails_in_any_case(Broken), h3_before_run=_fails_in_any_case(Worse))
+    two_steps_with(
+        h1_before_run=_fails_in_any_case(Broken), h3_before_run=_fails_in_any_case(Worse)
+    )
 )
 scenario("errors in close of all, and in the run", expect=Worse)(
     two_steps_with(train=fails(Worse), **{f"h{number}_close": fails(Broken) for number in range(3)})
@@ -158,7 +162,9 @@ async def observers(fixture: Fixture) -> None:
 # -- clean ends and stops
 
 
-scenario("the input ends in an operation", hooks=2, vanishing=True)(two_steps_with(left=fails(ah.OutOfRangeError, at=2)))
+scenario("the input ends in an operation", hooks=2, vanishing=True)(
+    two_steps_with(left=fails(ah.OutOfRangeError, at=2))
+)
 
 
 @scenario("a hook asks for a stop", hooks=1)
@@ -171,9 +177,14 @@ async def stop_by_hook(fixture: Fixture) -> None:
 
 
 def check_drained(fixture: Fixture, session: ah.AsyncMonitoredSession, taken: int) -> None:
-    """Check that a session has used all the elements that were taken, and stops for the reason of its drain."""
+    """Check that a session has used all the elements that were taken, and stops for the reason of
+    its drain.
+    """
     if fixture.runs != taken or session.stop_reason != "enough":
-        fixture.add_violation(f"drain: {fixture.runs} of {taken} elements were used, and the session ends: {session.stop_reason}")
+        fixture.add_violation(
+            f"drain: {fixture.runs} of {taken} elements were used, and the session ends:"
+            f" {session.stop_reason}"
+        )
 
 
 @scenario("a drain with elements taken ahead", hooks=1)
@@ -226,13 +237,17 @@ async def close_by_hand(fixture: Fixture) -> None:
 
 
 for _label in ("h1_before_run", "h0_after_run", "train", "create", "h1_after_create_session"):
-    scenario(f"recovers from {_label}", hooks=2, creator=True, vanishing=True)(two_steps_with(**{_label: fails(ah.AbortedError)}))
+    scenario(f"recovers from {_label}", hooks=2, creator=True, vanishing=True)(
+        two_steps_with(**{_label: fails(ah.AbortedError)})
+    )
 
 
 @scenario("recovery is exhausted", hooks=2, creator=True, expect=ah.UnavailableError)
 async def exhausted(fixture: Fixture) -> None:
     fixture.actions["right"] = fails(ah.UnavailableError, until=9)
-    async with fixture.open(recovery=ah.RecoveryPolicy(max_attempts=2, backoff=ah.Backoff(initial_secs=0))) as session:
+    async with fixture.open(
+        recovery=ah.RecoveryPolicy(max_attempts=2, backoff=ah.Backoff(initial_secs=0))
+    ) as session:
         await fixture.run(session)
 
 

@@ -1,4 +1,6 @@
-"""Small programs around a step store that run in every order: no wake-up is lost, no waiter woken too early, nothing left."""
+"""Small programs around a step store that run in every order: no wake-up is lost, no waiter woken
+too early, nothing left.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from aiohooks._aio.contexts import begin_run
-from aiohooks.errors import PublisherFailedError, PublisherFinishedError, StepResetError, StepTimeoutError, StoreClosedError
+from aiohooks.errors import (
+    PublisherFailedError,
+    PublisherFinishedError,
+    StepResetError,
+    StepTimeoutError,
+    StoreClosedError,
+)
 from aiohooks.stores import MemoryStepStore, Position, Publisher
 from aiohooks.testing import ManualClock
 
@@ -32,7 +40,9 @@ class Race:
 
     # The actions of actors.
 
-    def waiter(self, name: str, step: int, *, publisher: str | None = None, **options: Any) -> Actor:
+    def waiter(
+        self, name: str, step: int, *, publisher: str | None = None, **options: Any
+    ) -> Actor:
         async def act() -> int:
             self.wanted[name] = step
             if publisher is not None:
@@ -60,7 +70,9 @@ class Race:
         return lambda: self.store.advance(by)
 
     def cancel(self, name: str) -> Callable[[], Any]:
-        return lambda: name in self.wanted and self.tasks[name].cancel()  # one that has not begun is not cancelled
+        return lambda: (
+            name in self.wanted and self.tasks[name].cancel()
+        )  # one that has not begun is not cancelled
 
     def register(self, *names: str) -> None:
         for name in names:
@@ -68,7 +80,9 @@ class Race:
 
     # Running it, and the conditions.
 
-    async def run(self, actors: Mapping[str, Actor], may_cancel: str, may_raise: tuple[type[Exception], ...]) -> None:
+    async def run(
+        self, actors: Mapping[str, Actor], may_cancel: str, may_raise: tuple[type[Exception], ...]
+    ) -> None:
         with self.clock:
             for name, actor in actors.items():
                 self.tasks[name] = asyncio.ensure_future(actor())
@@ -82,7 +96,9 @@ class Race:
             error = None if task.cancelled() else task.exception()
             assert error is None or name in self.wanted, f"{name} ended with {error!r}"
         statistics = self.store.statistics()
-        assert (statistics.waiting, statistics.watching, statistics.thresholds) == (0, 0, 0), f"left: {statistics}"
+        assert (statistics.waiting, statistics.watching, statistics.thresholds) == (0, 0, 0), (
+            f"left: {statistics}"
+        )
         assert self.clock.pending == 0, "a timer is left"
         for publisher in self.publishers.values():
             assert not publisher._waits.parked, f"a wait of {publisher} is left"
@@ -105,16 +121,22 @@ class Race:
             else:
                 seen = task.result()
                 assert seen >= wanted, f"false release: {name} wants {wanted}, saw {seen}"
-                assert seen in {position.step for position in self.history}, f"{name} saw {seen}, which the step never was"
+                assert seen in {position.step for position in self.history}, (
+                    f"{name} saw {seen}, which the step never was"
+                )
         counted = self.store.statistics().waiting
         assert counted == waiting, f"{counted} waiters are counted, {waiting} wait"
         assert bool(self.clock.pending) == bool(waiting), "a timer is left, or missing"
 
     def is_unreachable(self) -> bool:
-        """Return whether a parked wait should have failed: a publisher has left, and all others wait."""
+        """Return whether a parked wait should have failed: a publisher has left, and all others
+        wait.
+        """
         names = set(self.store.statistics().publishers)
         registered = [publisher for name, publisher in self.publishers.items() if name in names]
-        return len(registered) < len(self.publishers) and all(publisher.waiting for publisher in registered)
+        return len(registered) < len(self.publishers) and all(
+            publisher.waiting for publisher in registered
+        )
 
 
 Check = Callable[[Mapping[str, asyncio.Task[Any]]], bool]
@@ -178,7 +200,9 @@ def everyone_left_waits(race: Race) -> dict[str, Actor]:
 
 
 def waiting_publisher_is_woken(race: Race) -> dict[str, Actor]:
-    """A worker's wait is answered as the chief leaves; it continues and reaches the step that another one waits for."""
+    """A worker's wait is answered as the chief leaves; it continues and reaches the step that
+    another one waits for.
+    """
     race.register("chief", "worker")
     wait = race.waiter("worker", 1, publisher="worker")
 
@@ -213,10 +237,14 @@ def changes_are_conflated(race: Race) -> dict[str, Actor]:
 
 
 SMALL: dict[str, Scenario] = {
-    "two waiters, two writers": Scenario(lambda race: {"a": race.waiter("a", 1), "b": race.waiter("b", 3), **two_writers(race)}),
+    "two waiters, two writers": Scenario(
+        lambda race: {"a": race.waiter("a", 1), "b": race.waiter("b", 3), **two_writers(race)}
+    ),
     "three waiters, one of them never woken": Scenario(
         lambda race: {
-            **{name: race.waiter(name, step) for name, step in {"a": 2, "b": 2, "never": 9}.items()},
+            **{
+                name: race.waiter(name, step) for name, step in {"a": 2, "b": 2, "never": 9}.items()
+            },
             "writer": race.doing(race.advance(), race.advance(), race.advance(2)),
         }
     ),
@@ -238,13 +266,20 @@ SMALL: dict[str, Scenario] = {
         },
         may_cancel="low high",
     ),
-    "a reset that waiters outlast": Scenario(lambda race: resets(race, 0, 1, 1, 1, a=race.waiter("a", 2), b=race.waiter("b", 3))),
+    "a reset that waiters outlast": Scenario(
+        lambda race: resets(race, 0, 1, 1, 1, a=race.waiter("a", 2), b=race.waiter("b", 3))
+    ),
     "a reset that one waiter gets": Scenario(
-        lambda race: resets(race, 0, 1, 1, 1, a=race.waiter("a", 2), b=race.waiter("b", 3, on_reset="raise")),
+        lambda race: resets(
+            race, 0, 1, 1, 1, a=race.waiter("a", 2), b=race.waiter("b", 3, on_reset="raise")
+        ),
         may_raise=(StepResetError,),
     ),
     "a reset past the threshold": Scenario(
-        lambda race: resets(race, 5, 1, 1, a=race.waiter("a", 4, on_reset="raise"), b=race.waiter("b", 4)), check=done("a", "b")
+        lambda race: resets(
+            race, 5, 1, 1, a=race.waiter("a", 4, on_reset="raise"), b=race.waiter("b", 4)
+        ),
+        check=done("a", "b"),
     ),
     "closed around a wake-up": Scenario(
         lambda race: {
@@ -289,7 +324,10 @@ SMALL: dict[str, Scenario] = {
     "everyone left waits": Scenario(
         everyone_left_waits,
         may_raise=(PublisherFinishedError,),
-        check=lambda tasks: tasks["onlooker"].result() == 2 and isinstance(tasks["worker"].exception(), PublisherFinishedError),
+        check=lambda tasks: (
+            tasks["onlooker"].result() == 2
+            and isinstance(tasks["worker"].exception(), PublisherFinishedError)
+        ),
     ),
     "a waiting publisher is woken": Scenario(
         waiting_publisher_is_woken,
@@ -310,4 +348,6 @@ CROWD = Scenario(
     may_cancel="b",
     may_raise=(StepResetError, StepTimeoutError),
 )
-"""Three waiters, three writers, a reset and a cancel: too many orders to try all of them in a test."""
+"""Three waiters, three writers, a reset and a cancel: too many orders to try all of them in a
+test.
+"""

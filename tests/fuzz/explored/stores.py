@@ -1,7 +1,8 @@
 """Scenarios with a store of several processes: chiefs, workers, outages and lost answers.
 
-Every request to the engine is a suspension at which the operation may be cancelled, also those that the stores' own tasks make;
-these tasks themselves are never cancelled, since no one else knows them.
+Every request to the engine is a suspension at which the operation may be cancelled, also those that
+the stores' own tasks make; these tasks themselves are never cancelled, since no one else knows
+them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,16 @@ import aiohooks as ah
 from aiohooks.stores import Position
 from aiohooks.stores._protocol import Answer, Join, Lead, Leave, Member, Request, Snapshot, Write
 from aiohooks.stores._run_state import RunState
-from tests.fuzz.explored.fixture import Action, Body, Fixture, await_to_the_end, fails, scenario, soon, timers_left
+from tests.fuzz.explored.fixture import (
+    Action,
+    Body,
+    Fixture,
+    await_to_the_end,
+    fails,
+    scenario,
+    soon,
+    timers_left,
+)
 from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
 from tests.support.sessions import NO_BACKOFF
 
@@ -25,7 +35,9 @@ RUN = "default"
 
 
 class WatchedConnection(FakeConnection):
-    """The connection of one process: its requests are watched, and each answer is delayed, so that it may come too late."""
+    """The connection of one process: its requests are watched, and each answer is delayed, so that
+    it may come too late.
+    """
 
     def __init__(self, fixture: StoreFixture) -> None:
         super().__init__(fixture.engine)
@@ -83,7 +95,9 @@ class Process:
     def session(self, *, chief: bool, hooks: Any = (), **creator: Any) -> ah.AsyncMonitoredSession:
         """Make a session of a chief, or of a worker that waits for one."""
         kind = ah.ChiefSessionCreator if chief else ah.WorkerSessionCreator
-        variables = self.variables if chief else None  # a worker's own ones, since the chief's are elsewhere
+        variables = (
+            self.variables if chief else None
+        )  # a worker's own ones, since the chief's are elsewhere
         made = kind(self.fixture.graph, global_step=self.store, variables=variables, **creator)
         self.variables = made._variables
         return ah.AsyncMonitoredSession(made, hooks, recovery=NO_BACKOFF, name=self.name)
@@ -110,8 +124,12 @@ class StoreFixture(Fixture):
     # -- for the scenario
 
     @contextlib.asynccontextmanager
-    async def process(self, name: str, *, opened: bool = True, **options: Any) -> AsyncIterator[Process]:
-        """Make a process with a store, which is closed at the end; not `opened`, its first user opens it."""
+    async def process(
+        self, name: str, *, opened: bool = True, **options: Any
+    ) -> AsyncIterator[Process]:
+        """Make a process with a store, which is closed at the end; not `opened`, its first user
+        opens it.
+        """
         process = Process(self, name, self.make_store(self, **options))
         self.processes.append(process)
         if opened:
@@ -124,7 +142,9 @@ class StoreFixture(Fixture):
             await await_to_the_end(process.store.aclose)
 
     async def advance(self, store: ah.StepStore) -> None:
-        """Advance by a power of four: the digits of the step show which advances were counted, and how often."""
+        """Advance by a power of four: the digits of the step show which advances were counted, and
+        how often.
+        """
         number, self.digits = self.digits, self.digits + 1
         await store.advance(4**number)
         self.answered.add(number)
@@ -144,7 +164,10 @@ class StoreFixture(Fixture):
     @property
     def step(self) -> int:
         """The latest step that the engine or a store knows: the engine may have lost it."""
-        return max([self.run_state.position, *(one.store.latest for one in self.processes)], default=Position(1, 0)).step
+        return max(
+            [self.run_state.position, *(one.store.latest for one in self.processes)],
+            default=Position(1, 0),
+        ).step
 
     @property
     def weights(self) -> int:
@@ -157,10 +180,14 @@ class StoreFixture(Fixture):
             return
         ahead = self.weights - self.step
         if not 0 <= ahead <= len(self.processes):
-            self.add_violation(f"all or nothing: the variables are {ahead} ahead of step {self.step}")
+            self.add_violation(
+                f"all or nothing: the variables are {ahead} ahead of step {self.step}"
+            )
 
     def violations(self) -> list[str]:
-        """Check that nothing is left here or in the engine, and that each advance was counted once or not at all."""
+        """Check that nothing is left here or in the engine, and that each advance was counted once
+        or not at all.
+        """
         found = super().violations()
         state = self.run_state
         if self.digits:
@@ -235,9 +262,15 @@ async def chief_and_workers(fixture: StoreFixture) -> None:
         async with process.session(chief=False, hooks=hooks) as session:
             await session.run("train")
 
-    async with fixture.process("chief") as chief, fixture.process("one") as one, fixture.process("two") as two:
+    async with (
+        fixture.process("chief") as chief,
+        fixture.process("one") as one,
+        fixture.process("two") as two,
+    ):
         await fixture.run_together(
-            helper_chief=lambda: lead_and_train(fixture, chief, 3), one=lambda: worker(one, 1), two=lambda: worker(two, 2)
+            helper_chief=lambda: lead_and_train(fixture, chief, 3),
+            one=lambda: worker(one, 1),
+            two=lambda: worker(two, 2),
         )
 
 
@@ -256,7 +289,9 @@ async def worker_without_chief(fixture: StoreFixture) -> None:
 
 @store_scenario("two chiefs, one after the other", hooks=1, parallel=True)
 async def two_chiefs(fixture: StoreFixture) -> None:
-    """No time passes and no lease expires: the second chief can begin only because the first one gave the lead back."""
+    """No time passes and no lease expires: the second chief can begin only because the first one
+    gave the lead back.
+    """
 
     async def second() -> None:
         async with two.session(chief=True) as session:
@@ -300,8 +335,13 @@ async def data_lost(fixture: StoreFixture) -> None:
     async def waiter() -> None:
         await other.store.wait_for(3)
 
-    async with fixture.process("chief", lease_secs=1000) as chief, fixture.process("other", lease_secs=1000) as other:
-        await fixture.run_together(helper_chief=lambda: lead_and_train(fixture, chief, 3), waiter=waiter)
+    async with (
+        fixture.process("chief", lease_secs=1000) as chief,
+        fixture.process("other", lease_secs=1000) as other,
+    ):
+        await fixture.run_together(
+            helper_chief=lambda: lead_and_train(fixture, chief, 3), waiter=waiter
+        )
 
 
 @store_scenario("answers are lost", parallel=True)
@@ -389,7 +429,10 @@ async def waits(fixture: StoreFixture) -> None:
 
 @store_scenario("the session is never initialised", expect=ah.errors.SessionNotReadyError)
 async def never_ready(fixture: StoreFixture) -> None:
-    async with fixture.process("worker") as worker, worker.session(chief=False, max_wait_secs=2.0) as session:
+    async with (
+        fixture.process("worker") as worker,
+        worker.session(chief=False, max_wait_secs=2.0) as session,
+    ):
         await session.run("train")
 
 
@@ -418,7 +461,11 @@ async def no_timers(fixture: StoreFixture) -> None:
 
     async def wait() -> None:
         before = timers_left()
-        kinds: list[Callable[[], Any]] = [lead, lambda: store.wait_initialised(500), lambda: store.wait_for(1, timeout=500)]
+        kinds: list[Callable[[], Any]] = [
+            lead,
+            lambda: store.wait_initialised(500),
+            lambda: store.wait_for(1, timeout=500),
+        ]
         try:
             await kinds[fixture.seed % 3]()
         finally:
@@ -470,4 +517,6 @@ async def busy_lead(fixture: StoreFixture) -> None:
 
     fixture.engine.apply(RUN, Lead(Member("other/1", "another", 1000.0)))
     async with fixture.process("chief") as process:
-        await fixture.run_together(chief=lambda: lead_and_train(fixture, process, 1), helper=other_chief)
+        await fixture.run_together(
+            chief=lambda: lead_and_train(fixture, process, 1), helper=other_chief
+        )

@@ -1,6 +1,8 @@
-"""Scenarios with code of others in hooks, steps, waits and background tasks: it cancels its own task, or swallows a cancel.
+"""Scenarios with code of others in hooks, steps, waits and background tasks: it cancels its own
+task, or swallows a cancel.
 
-It has a task of its own, in which it may do what it likes: the caller's cancel comes out, however often its own is swallowed.
+It has a task of its own, in which it may do what it likes: the caller's cancel comes out, however
+often its own is swallowed.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ async def swallowed_cancel(act: Act) -> None:
 
 
 async def cleanup_of_a_task(act: Act) -> None:
-    """The most usual one: a cancel that comes while it awaits the task is swallowed with that of the task."""
+    """The most usual one: a cancel that comes while it awaits the task is swallowed with that of
+    the task.
+    """
     task = asyncio.ensure_future(forever())
     try:
         await act()
@@ -63,14 +67,27 @@ async def cleanup_of_a_task(act: Act) -> None:
 
 
 TOOLS: tuple[Tool, ...] = (
-    *tools_of_hooks.TOOLS, group_whose_child_cleans_up, scope_in_cleanup, swallowed_cancel, cleanup_of_a_task,
-)  # fmt: skip
-IN_HOOKS = ("h0.begin", "h0.after_create_session", "h0.before_run", "h1.before_run", "h1.after_run", "h0.end")
+    *tools_of_hooks.TOOLS,
+    group_whose_child_cleans_up,
+    scope_in_cleanup,
+    swallowed_cancel,
+    cleanup_of_a_task,
+)
+IN_HOOKS = (
+    "h0.begin",
+    "h0.after_create_session",
+    "h0.before_run",
+    "h1.before_run",
+    "h1.after_run",
+    "h0.end",
+)
 
 
 def using(fixture: Fixture, tool: Tool, label: str) -> Action:
     """Return an action that uses the tool."""
-    return lambda _: fixture.probe.foreign_code(label, partial(tool, partial(fixture.pause, f"{label} in a tool", 1)))
+    return lambda _: fixture.probe.foreign_code(
+        label, partial(tool, partial(fixture.pause, f"{label} in a tool", 1))
+    )
 
 
 def use(fixture: Fixture, tool: Tool, *labels: str) -> None:
@@ -159,7 +176,9 @@ for _tool in TOOLS:
     scenario(f"steps with a {_name}", hooks=1)(in_steps(_tool))
     scenario(f"waits with a {_name}", hooks=1)(in_waits(_tool))
     scenario(f"a hook fails beside a {_name}", hooks=3, expect=Broken)(beside_a_failure(_tool))
-    scenario(f"a background task fails beside a {_name}", hooks=2, expect=Broken)(with_a_stop(_tool))
+    scenario(f"a background task fails beside a {_name}", hooks=2, expect=Broken)(
+        with_a_stop(_tool)
+    )
 
 
 # -- an error of the tool comes out
@@ -185,10 +204,16 @@ async def anyio_group_that_raises(act: Act) -> None:
 for _tool in (group_that_raises, timeout_that_raises, anyio_group_that_raises):
     _expect: Any = TimeoutError if _tool is timeout_that_raises else ExceptionGroup
     for _label in ("h0.before_run", "h1.after_run", "right"):
-        scenario(f"a {name_of(_tool)} in {_label}", hooks=2, expect=_expect)(in_hooks(_tool, _label))
+        scenario(f"a {name_of(_tool)} in {_label}", hooks=2, expect=_expect)(
+            in_hooks(_tool, _label)
+        )
 
 
-@scenario("a failing hook's own group, with a child that cleans up", hooks=2, expect=(Broken, ExceptionGroup))
+@scenario(
+    "a failing hook's own group, with a child that cleans up",
+    hooks=2,
+    expect=(Broken, ExceptionGroup),
+)
 async def group_in_cleanup(fixture: Fixture) -> None:
     async def group() -> None:
         async def cleans_up_badly() -> None:

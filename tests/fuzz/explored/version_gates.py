@@ -19,7 +19,9 @@ _END = (ah.PublisherFailedError, ah.errors.PublisherFinishedError, ah.errors.Sto
 async def gate_of(
     fixture: Fixture, versions: ah.StepStore, *, tickets: Any = (), **options: Any
 ) -> AsyncIterator[ah.VersionGate]:
-    """A gate, and what must hold of it at the end; what is in the queue `tickets` then is given up."""
+    """A gate, and what must hold of it at the end; what is in the queue `tickets` then is given
+    up.
+    """
     gate = ah.VersionGate(versions, **options)
     try:
         yield gate
@@ -30,7 +32,9 @@ async def gate_of(
                 ticket.drop()
         seen = gate.statistics()
         if seen.open or seen.waiting or gate._ledger.entering:
-            fixture.add_violation(f"leak: the gate still has {seen}, {gate._ledger.entering} entering")
+            fixture.add_violation(
+                f"leak: the gate still has {seen}, {gate._ledger.entering} entering"
+            )
         if seen.admitted != seen.used + seen.shipped + seen.dropped:
             fixture.add_violation(f"the gate has lost count: {seen}")
         if seen.lag_max > gate.max_lag:
@@ -43,7 +47,10 @@ async def gate_of(
 
 
 async def produce(
-    fixture: Fixture, gate: ah.VersionGate, queue: asyncio.Queue[ah.version_gate.Ticket | None], **options: Any
+    fixture: Fixture,
+    gate: ah.VersionGate,
+    queue: asyncio.Queue[ah.version_gate.Ticket | None],
+    **options: Any,
 ) -> None:
     """Make two items and hand them on; in any case notify the trainer of the end."""
     try:
@@ -58,7 +65,10 @@ async def produce(
 
 
 async def consume(
-    fixture: Fixture, versions: ah.StepStore, queue: asyncio.Queue[ah.version_gate.Ticket | None], producers: int
+    fixture: Fixture,
+    versions: ah.StepStore,
+    queue: asyncio.Queue[ah.version_gate.Ticket | None],
+    producers: int,
 ) -> None:
     """Make a version of each item."""
     with versions.publisher("trainer"):
@@ -103,7 +113,9 @@ async def shipped(fixture: Fixture) -> None:
             await versions.advance()
 
     async with gate_of(fixture, versions, max_lag=0, per_version=2) as gate:
-        await fixture.run_together(one=lambda: ship(2), two=lambda: ship(2), three=lambda: ship(1), helper_trainer=publish)
+        await fixture.run_together(
+            one=lambda: ship(2), two=lambda: ship(2), three=lambda: ship(1), helper_trainer=publish
+        )
 
 
 @scenario("no room in time", hooks=0, parallel=True)
@@ -125,7 +137,9 @@ async def late(fixture: Fixture) -> None:
                 pass
 
     async with gate_of(fixture, versions, max_lag=0) as gate, gate.admit():
-        await fixture.run_together(helper_end=end, one=lambda: wait(2), two=lambda: wait(3), three=without_timeout)
+        await fixture.run_together(
+            helper_end=end, one=lambda: wait(2), two=lambda: wait(3), three=without_timeout
+        )
 
 
 @scenario("a gate whose store is closed", hooks=0, parallel=True)
@@ -193,7 +207,9 @@ async def gate_hook(fixture: Fixture) -> None:
                 await versions.advance()
 
     async def train() -> None:
-        async with fixture.open(hooks=[ah.VersionGateHook(versions, max_lag=0), *fixture.hooks]) as session:
+        async with fixture.open(
+            hooks=[ah.VersionGateHook(versions, max_lag=0), *fixture.hooks]
+        ) as session:
             for _ in range(3):
                 await fixture.run(session)
 

@@ -7,7 +7,16 @@ import asyncio
 import anyio
 
 import aiohooks as ah
-from tests.fuzz.explored.fixture import Broken, Fixture, advance_slowly, await_to_the_end, fails, graph_of_a_step, scenario, soon
+from tests.fuzz.explored.fixture import (
+    Broken,
+    Fixture,
+    advance_slowly,
+    await_to_the_end,
+    fails,
+    graph_of_a_step,
+    scenario,
+    soon,
+)
 from tests.support.waiting import forever
 
 # -- waiting for steps and for others
@@ -49,7 +58,9 @@ async def stop_ends_wait(fixture: Fixture) -> None:
 @scenario("a wait for a step is too long", hooks=1, expect=ah.StepTimeoutError)
 async def step_timeout(fixture: Fixture) -> None:
     fixture.actions["h0.before_run"] = lambda _: soon()
-    async with fixture.open(hooks=[ah.GlobalStepWaiterHook(10, timeout=5), *fixture.hooks]) as session:
+    async with fixture.open(
+        hooks=[ah.GlobalStepWaiterHook(10, timeout=5), *fixture.hooks]
+    ) as session:
         await fixture.run(session)
 
 
@@ -230,8 +241,12 @@ async def chief_and_worker(fixture: Fixture) -> None:
                 await fixture.run(session)
 
     async def worker() -> None:
-        creator = ah.WorkerSessionCreator(graph, global_step=fixture.store, variables=fixture.variables)
-        session = ah.AsyncMonitoredSession(creator, hooks=[ah.GlobalStepWaiterHook(2)], name="worker")
+        creator = ah.WorkerSessionCreator(
+            graph, global_step=fixture.store, variables=fixture.variables
+        )
+        session = ah.AsyncMonitoredSession(
+            creator, hooks=[ah.GlobalStepWaiterHook(2)], name="worker"
+        )
         async with session:
             await session.run("train")
 
@@ -266,7 +281,11 @@ async def own_timeouts(fixture: Fixture) -> None:
             await anyio.sleep_forever()
 
     for number in range(3):
-        fixture.actions[f"h{number}.before_run"] = expires if (number + fixture.seed) % 2 else moves_on
-        fixture.actions[f"h{number}.after_run"] = moves_on if (number + fixture.seed) % 2 else expires
+        fixture.actions[f"h{number}.before_run"] = (
+            expires if (number + fixture.seed) % 2 else moves_on
+        )
+        fixture.actions[f"h{number}.after_run"] = (
+            moves_on if (number + fixture.seed) % 2 else expires
+        )
     async with fixture.open() as session:
         await fixture.run(session)

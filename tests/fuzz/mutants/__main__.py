@@ -1,7 +1,9 @@
-"""Make small faults in the library and run the fast tests of the changed module: `python -m tests.fuzz.mutants --count 500`.
+"""Make small faults in the library and run the fast tests of the changed module: `python -m
+tests.fuzz.mutants --count 500`.
 
-Prints each fault that no test notices, and a table of all. Fails if fewer than 95 % of those that change behaviour are killed;
-those that change none are listed in `equivalent.py` with their reasons, and are not tried.
+Prints each fault that no test notices, and a table of all. Fails if fewer than 95 % of those that
+change behaviour are killed; those that change none are listed in `equivalent.py` with their
+reasons, and are not tried.
 """
 
 from __future__ import annotations
@@ -28,40 +30,87 @@ from tests.fuzz.mutants.trials import is_possible
 from tests.support.source import ROOT
 
 MODULES = (
-    "aiohooks/dispatch/", "aiohooks/_aio/", "aiohooks/session/", "aiohooks/graph/", "aiohooks/checkpoint/",
-    "aiohooks/version_gate/", "aiohooks/stores/_run_state.py", "aiohooks/stores/_membership.py", "aiohooks/stores/_waiting.py",
-    "aiohooks/stores/memory.py", "aiohooks/stores/shared.py", "aiohooks/stores/local/",
-)  # fmt: skip
+    "aiohooks/dispatch/",
+    "aiohooks/_aio/",
+    "aiohooks/session/",
+    "aiohooks/graph/",
+    "aiohooks/checkpoint/",
+    "aiohooks/version_gate/",
+    "aiohooks/stores/_run_state.py",
+    "aiohooks/stores/_membership.py",
+    "aiohooks/stores/_waiting.py",
+    "aiohooks/stores/memory.py",
+    "aiohooks/stores/shared.py",
+    "aiohooks/stores/local/",
+)
 TESTS = {
     "graph": (
-        "tests/graph", "tests/session/test_monitored.py", "tests/session/test_monitored_arguments.py",
-        "tests/session/test_run_lock.py", "tests/session/test_creators.py", "tests/session/test_creators_slow_stores.py",
-        "tests/session/test_creators_restore.py", "tests/session/test_feeds.py", "tests/hooks/test_profiler.py",
+        "tests/graph",
+        "tests/session/test_monitored.py",
+        "tests/session/test_monitored_arguments.py",
+        "tests/session/test_run_lock.py",
+        "tests/session/test_creators.py",
+        "tests/session/test_creators_slow_stores.py",
+        "tests/session/test_creators_restore.py",
+        "tests/session/test_feeds.py",
+        "tests/hooks/test_profiler.py",
     ),
     "dispatch": (
-        "tests/dispatch", "tests/session/test_status.py", "tests/session/test_own_tasks.py", "tests/session/test_monitored.py",
-        "tests/aio/test_observers.py", "tests/hooks/test_profiler.py", "tests/hooks/test_effects.py",
+        "tests/dispatch",
+        "tests/session/test_status.py",
+        "tests/session/test_own_tasks.py",
+        "tests/session/test_monitored.py",
+        "tests/aio/test_observers.py",
+        "tests/hooks/test_profiler.py",
+        "tests/hooks/test_effects.py",
     ),
-    "_aio": ("tests/aio", "tests/dispatch", "tests/graph", "tests/session", "tests/adapters/test_opentelemetry.py"),
+    "_aio": (
+        "tests/aio",
+        "tests/dispatch",
+        "tests/graph",
+        "tests/session",
+        "tests/adapters/test_opentelemetry.py",
+    ),
     "session": (
-        "tests/session", "tests/tensorflow", "tests/graph/test_plan_fetches.py", "tests/dispatch/test_background.py",
-        "tests/stores/test_publishers.py", "tests/hooks/test_version_gate_sessions.py", "tests/hooks/test_checkpoint_saver.py",
-        "tests/checkpoint/test_mirror_session.py", "tests/adapters/test_opentelemetry.py", "tests/hooks/test_profiler.py",
+        "tests/session",
+        "tests/tensorflow",
+        "tests/graph/test_plan_fetches.py",
+        "tests/dispatch/test_background.py",
+        "tests/stores/test_publishers.py",
+        "tests/hooks/test_version_gate_sessions.py",
+        "tests/hooks/test_checkpoint_saver.py",
+        "tests/checkpoint/test_mirror_session.py",
+        "tests/adapters/test_opentelemetry.py",
+        "tests/hooks/test_profiler.py",
     ),
     "checkpoint": (
-        "tests/checkpoint", "tests/hooks/test_checkpoint_saver_torch.py", "tests/integration/test_checkpoint_programs.py",
+        "tests/checkpoint",
+        "tests/hooks/test_checkpoint_saver_torch.py",
+        "tests/integration/test_checkpoint_programs.py",
     ),
     "stores": (
-        "tests/stores", "tests/integration/test_simulation.py", "tests/integration/test_store_servers.py",
-        "tests/integration/test_redis.py", "tests/integration/test_redis_refusals.py", "tests/why/test_builder.py",
+        "tests/stores",
+        "tests/integration/test_simulation.py",
+        "tests/integration/test_store_servers.py",
+        "tests/integration/test_redis.py",
+        "tests/integration/test_redis_refusals.py",
+        "tests/why/test_builder.py",
     ),
     "hooks": (
-        "tests/hooks", "tests/session/test_training.py", "tests/tensorflow/test_hooks_values.py",
-        "tests/tensorflow/test_hooks_periodic.py", "tests/tensorflow/test_checkpoint_saver.py",
-        "tests/tensorflow/test_evaluation.py", "tests/tensorflow/test_early_stopping.py",
+        "tests/hooks",
+        "tests/session/test_training.py",
+        "tests/tensorflow/test_hooks_values.py",
+        "tests/tensorflow/test_hooks_periodic.py",
+        "tests/tensorflow/test_checkpoint_saver.py",
+        "tests/tensorflow/test_evaluation.py",
+        "tests/tensorflow/test_early_stopping.py",
     ),
-    "version_gate": ("tests/version_gate", "tests/hooks/test_version_gate.py", "tests/hooks/test_version_gate_sessions.py"),
-}  # fmt: skip
+    "version_gate": (
+        "tests/version_gate",
+        "tests/hooks/test_version_gate.py",
+        "tests/hooks/test_version_gate_sessions.py",
+    ),
+}
 """The tests of a package that are not just those in the folder of the same name."""
 ALL = ("tests/project/test_argument_values.py", "tests/project/test_costs.py")
 """The tests of every package."""
@@ -70,11 +119,15 @@ BAR = 0.95
 
 
 def all_faults(modules: Sequence[str]) -> dict[Mutant, str]:
-    """Return every fault of these modules and folders, in the order of the text, with the text of its module."""
+    """Return every fault of these modules and folders, in the order of the text, with the text of
+    its module.
+    """
     sources = {
         str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
         for module in modules
-        for path in ([ROOT / module] if module.endswith(".py") else sorted((ROOT / module).rglob("*.py")))
+        for path in (
+            [ROOT / module] if module.endswith(".py") else sorted((ROOT / module).rglob("*.py"))
+        )
     }
     return {one: source for module, source in sources.items() for one in mutants(module, source)}
 
@@ -87,14 +140,22 @@ def chosen(modules: Sequence[str], match: str, count: int, seed: int) -> list[Mu
     return [one for one in faults if one in taken]
 
 
-def tried(faults: Sequence[Mutant], tests: Sequence[str], hang_secs: float) -> Iterator[tuple[Mutant | None, str, str]]:
+def tried(
+    faults: Sequence[Mutant], tests: Sequence[str], hang_secs: float
+) -> Iterator[tuple[Mutant | None, str, str]]:
     """Try faults in a copy of the tree; yield each with its fate and the test that decided it."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:  # short, as paths of sockets are
         copy = Path(folder) / "tree"
         # The last ones are written by other processes that compile a module just now, and renamed.
-        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "venv", "build", "dist", "*.pyc.*"))
+        shutil.copytree(
+            ROOT, copy, ignore=shutil.ignore_patterns(".*", "venv", "build", "dist", "*.pyc.*")
+        )
         job = copy / "job.json"
-        what = {"faults": [dataclasses.asdict(one) for one in faults], "tests": tests, "hang_secs": hang_secs}
+        what = {
+            "faults": [dataclasses.asdict(one) for one in faults],
+            "tests": tests,
+            "hang_secs": hang_secs,
+        }
         job.write_text(json.dumps(what), encoding="utf-8")
         reader, writer = os.pipe()
         with (copy / "output").open("w+", encoding="utf-8") as output:
@@ -128,13 +189,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.mutants", description=__doc__)
     parser.add_argument("--count", type=int, default=500, help="faults (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--module", nargs="+", default=MODULES, help="modules, or folders of them that end in a slash")
-    parser.add_argument("--match", default="", help="only faults whose line in the list contains this")
-    parser.add_argument("--tests", nargs="+", help="the tests to run, instead of those of the package")
     parser.add_argument(
-        "--hang-secs", type=float, default=20, help="a fault whose test takes longer is killed (default %(default)s)"
+        "--module",
+        nargs="+",
+        default=MODULES,
+        help="modules, or folders of them that end in a slash",
     )
-    parser.add_argument("--processes", type=int, default=1, help="packages that are tried at a time (default %(default)s)")
+    parser.add_argument(
+        "--match", default="", help="only faults whose line in the list contains this"
+    )
+    parser.add_argument(
+        "--tests", nargs="+", help="the tests to run, instead of those of the package"
+    )
+    parser.add_argument(
+        "--hang-secs",
+        type=float,
+        default=20,
+        help="a fault whose test takes longer is killed (default %(default)s)",
+    )
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=1,
+        help="packages that are tried at a time (default %(default)s)",
+    )
     parser.add_argument("--verbose", action="store_true", help="print what kills each fault, too")
     options = parser.parse_args(arguments)
 
@@ -168,9 +246,13 @@ def report(fates: Counter[tuple[str, str]]) -> int:
     print("package", *columns, sep="\t")
     for name in dict.fromkeys(name for name, _ in fates):
         print(name, *(fates[name, column] for column in columns), sep="\t")
-    killed, survived, equivalent = (sum(fates[name, column] for name in {name for name, _ in fates}) for column in columns)
+    killed, survived, equivalent = (
+        sum(fates[name, column] for name in {name for name, _ in fates}) for column in columns
+    )
     print("all", killed, survived, equivalent, sep="\t")
-    print(f"{killed / max(1, killed + survived):.1%} of the faults that change behaviour are killed")
+    print(
+        f"{killed / max(1, killed + survived):.1%} of the faults that change behaviour are killed"
+    )
     return int(killed < BAR * (killed + survived))
 
 

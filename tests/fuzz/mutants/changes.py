@@ -1,7 +1,8 @@
-"""The faults: changes of one expression or statement inside a function, found with `ast` and made in the text of its module.
+"""The faults: changes of one expression or statement inside a function, found with `ast` and made
+in the text of its module.
 
-Left out is what no behaviour depends on: docstrings, annotations, assertions for type checkers, `__repr__`, the texts of errors
-and log records, code for another version of Python.
+Left out is what no behaviour depends on: docstrings, annotations, assertions for type checkers,
+`__repr__`, the texts of errors and log records, code for another version of Python.
 """
 
 from __future__ import annotations
@@ -16,15 +17,42 @@ from dataclasses import dataclass
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 INVERSE: dict[type[ast.cmpop], type[ast.cmpop]] = {
-    ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
-    ast.Lt: ast.GtE, ast.LtE: ast.Gt, ast.Gt: ast.LtE, ast.GtE: ast.Lt,
-}  # fmt: skip
-BOUNDARY: dict[type[ast.cmpop], type[ast.cmpop]] = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.Lt: ast.GtE,
+    ast.LtE: ast.Gt,
+    ast.Gt: ast.LtE,
+    ast.GtE: ast.Lt,
+}
+BOUNDARY: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+}
 ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
-}  # fmt: skip
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+}
 # The order of these arguments does not matter, or only a type checker sees them.
-UNORDERED = {"min", "max", "isinstance", "issubclass", "cast", "getattr", "hasattr", "setattr", "contextlib.suppress"}
+UNORDERED = {
+    "min",
+    "max",
+    "isinstance",
+    "issubclass",
+    "cast",
+    "getattr",
+    "hasattr",
+    "setattr",
+    "contextlib.suppress",
+}
 TEXTS = {"add_note", "Cast"}
 LOGGER = re.compile(r"_?(logger|log)\.(debug|info|warning|error|exception|critical|log)$")
 
@@ -68,7 +96,9 @@ def mutants(module: str, source: str) -> list[Mutant]:
 
 
 def _functions(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, Function]]:
-    """Yield the functions of a module or class that run on this version of Python, with their qualified names."""
+    """Yield the functions of a module or class that run on this version of Python, with their
+    qualified names.
+    """
     for node in body:
         if isinstance(node, ast.ClassDef):
             yield from _functions(node.body, f"{prefix}{node.name}.")
@@ -86,26 +116,39 @@ def _live_branch(node: ast.If) -> list[ast.stmt]:
 
 
 def _changes(function: Function) -> Iterator[tuple[ast.stmt, ast.expr | ast.stmt, str]]:
-    """Yield the faults of a function: the statement, the part of it that is replaced, and the new text."""
+    """Yield the faults of a function: the statement, the part of it that is replaced, and the new
+    text.
+    """
     stored = Counter(
-        node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        node.id
+        for node in ast.walk(function)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     )  # a name that is set only once is missed by whatever uses it
 
     def visit(statement: ast.stmt) -> Iterator[tuple[ast.stmt, ast.expr | ast.stmt, str]]:
-        if isinstance(statement, ast.Assert | ast.Global | ast.Nonlocal | ast.Import | ast.ImportFrom):
+        if isinstance(
+            statement, ast.Assert | ast.Global | ast.Nonlocal | ast.Import | ast.ImportFrom
+        ):
             return
         if isinstance(statement, ast.If) and "sys." in ast.unparse(statement.test):
             for inner in _live_branch(statement):
                 yield from visit(inner)
             return
         yield from ((statement, statement, new) for new in _statement_faults(statement, stored))
-        if isinstance(statement, ast.If | ast.While) and (new := _negated(statement.test)) is not None:
+        if (
+            isinstance(statement, ast.If | ast.While)
+            and (new := _negated(statement.test)) is not None
+        ):
             yield statement, statement.test, new
         for child in _children(statement):
             if isinstance(child, ast.stmt):
                 yield from visit(child)
             else:
-                yield from ((statement, node, new) for node in _expressions(child) for new in _expression_faults(node))
+                yield from (
+                    (statement, node, new)
+                    for node in _expressions(child)
+                    for new in _expression_faults(node)
+                )
 
     for statement in function.body:
         yield from visit(statement)
@@ -130,7 +173,7 @@ def _children(node: ast.AST) -> Iterator[ast.AST]:
     for child in children:
         if isinstance(child, ast.stmt | ast.expr):
             yield child
-        else:  # a handler, a keyword, an item of a `with`: their children are expressions and statements
+        else:  # a handler, a keyword, an item of a `with`, with expressions and statements in it
             yield from _children(child)
 
 
@@ -189,7 +232,9 @@ def _expression_faults(node: ast.expr) -> Iterator[str]:
             yield str(not value)
         case ast.Constant(value=int() | float() as value):
             yield str(value + 1)
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in ARITHMETIC and not _is_string(left, right):
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in ARITHMETIC and not _is_string(
+            left, right
+        ):
             yield f"({ast.unparse(ast.BinOp(left, ARITHMETIC[type(op)](), right))})"
         case ast.Call(func=function, args=[first, second, *rest]) if not (
             isinstance(first, ast.Starred) or isinstance(second, ast.Starred) or _is_text(function)
@@ -203,21 +248,43 @@ def _expression_faults(node: ast.expr) -> Iterator[str]:
 
 
 def _is_string(*nodes: ast.expr) -> bool:
-    return any(isinstance(node, ast.JoinedStr) or isinstance(getattr(node, "value", None), str) for node in nodes)
+    return any(
+        isinstance(node, ast.JoinedStr) or isinstance(getattr(node, "value", None), str)
+        for node in nodes
+    )
 
 
 def _negated(test: ast.expr) -> str | None:
     """Return the negated condition, or None where that is a fault of the expression itself."""
-    return None if isinstance(test, ast.Compare | ast.UnaryOp | ast.Constant) else f"(not ({ast.unparse(test)}))"
+    return (
+        None
+        if isinstance(test, ast.Compare | ast.UnaryOp | ast.Constant)
+        else f"(not ({ast.unparse(test)}))"
+    )
 
 
 def _mutant(
-    module: str, name: str, function: Function, statement: ast.stmt, node: ast.expr | ast.stmt, new: str, text: _Text
+    module: str,
+    name: str,
+    function: Function,
+    statement: ast.stmt,
+    node: ast.expr | ast.stmt,
+    new: str,
+    text: _Text,
 ) -> Mutant:
-    body = getattr(statement, "body", None)  # a condition is noticed by the tests that run it, not by those of its block
-    last = max(statement.lineno, body[0].lineno - 1) if body else statement.end_lineno or statement.lineno
-    start, end = text.offset(node.lineno, node.col_offset), text.offset(node.end_lineno or 0, node.end_col_offset or 0)
-    first, stop = text.starts[node.lineno - 1], text.starts[node.end_lineno or 0]
+    body = getattr(
+        statement, "body", None
+    )  # a condition is noticed by the tests that run it, not by those of its block
+    last = (
+        max(statement.lineno, body[0].lineno - 1)
+        if body
+        else statement.end_lineno or statement.lineno
+    )
+    start, end = (
+        text.offset(node.lineno, node.col_offset),
+        text.offset(node.end_lineno or 0, node.end_col_offset or 0),
+    )
+    first, stop = text.starts[statement.lineno - 1], text.starts[last]
     before, after = text.source[first:stop], text.source[first:start] + new + text.source[end:stop]
     return Mutant(
         module,
@@ -225,11 +292,17 @@ def _mutant(
         min(one.lineno for one in (function, *function.decorator_list)),
         (statement.lineno, last),
         node.lineno,
-        f"{' '.join(before.split())}  =>  {' '.join(after.split())}",
+        f"{_on_a_line(before)}  =>  {_on_a_line(after)}",
         start,
         end,
         new,
     )
+
+
+def _on_a_line(statement: str) -> str:
+    """Return a statement as it would be on one line."""
+    text = re.sub(r"([(\[{])\s+", r"\1", statement)
+    return " ".join(re.sub(r",?\s+([)\]}])", r"\1", text).split())
 
 
 class _Text:

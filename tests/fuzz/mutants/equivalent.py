@@ -6,11 +6,18 @@ _SIGN = 'sign = 1 if self.mode == "min" else -1'
 
 _EITHER = "return _KeepEither({}) if isinstance(other, KeepPolicy) else NotImplemented"
 _READ = (
-    'return cast("bytes", fs.cat_file(f"{{root}}/{{name}}/{{_format.MANIFEST}}", start=0, end=_format.MAX_MANIFEST_BYTES + {}))'
+    'return cast("bytes", fs.cat_file(f"{{root}}/{{name}}/{{_format.MANIFEST}}", start=0,'
+    " end=_format.MAX_MANIFEST_BYTES + {}))"
 )
 _TRUNCATE = "fs.ftruncate(fd, {})"
-_WARNED = 'warnings.warn(f"{{self!r}} was never closed; use `async with`", ResourceWarning, stacklevel={}, source=self)'
-_STATFS = "result = (ctypes.c_long * {})() # `struct statfs`, whose first member is the kind, with room to spare"
+_WARNED = (
+    'warnings.warn(f"{{self!r}} was never closed; use `async with`", ResourceWarning,'
+    " stacklevel={}, source=self)"
+)
+_STATFS = (
+    "result = (ctypes.c_long * {})() # `struct statfs`, whose first member is the kind, with room"
+    " to spare"
+)
 _NOTIFIED = "record = self._notify_cache.unpack(os.pread(self._notify_fd, RECORD_SIZE, {}))"
 _LATER = "if {} else notified"
 _COMPARED = "the numbers are only compared with each other"
@@ -19,12 +26,23 @@ _RANGE = "if start % kind.itemsize or start + {} > len(data):"
 _LONGEST = "longest = min(self.max_secs, self.initial_secs * 2.0 ** min(attempt - 1, {}))"
 _TURN = "if lock.now() > lock.turn_due:  =>  if (lock.now() >= lock.turn_due):"
 _NEARLY = "if not is_another_word and _one_edit_apart({}):"
-_DIFFERS = "at = next((number for number, (one, other) in enumerate(zip({}, strict=False)) if one != other), min(len(a), len(b)))"
+_DIFFERS = (
+    "at = next((number for number, (one, other) in enumerate(zip({}, strict=False)) if one !="
+    " other), min(len(a), len(b)))"
+)
 _KNOWN = "before, silent, was_late = known.get(member.id, (None, 0.0, {}))"
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
-    ("aiohooks/checkpoint/policies.py", "KeepBest.kept", f"{_SIGN}  =>  {_SIGN.replace('1 if', '2 if')}"): "only its sign counts",
-    ("aiohooks/checkpoint/policies.py", "KeepBest.kept", f"{_SIGN}  =>  {_SIGN.replace('-1', '-2')}"): "only its sign counts",
+    (
+        "aiohooks/checkpoint/policies.py",
+        "KeepBest.kept",
+        f"{_SIGN}  =>  {_SIGN.replace('1 if', '2 if')}",
+    ): "only its sign counts",
+    (
+        "aiohooks/checkpoint/policies.py",
+        "KeepBest.kept",
+        f"{_SIGN}  =>  {_SIGN.replace('-1', '-2')}",
+    ): "only its sign counts",
     (
         "aiohooks/session/monitored.py",
         "AsyncMonitoredSession.__del__",
@@ -50,20 +68,39 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "DirectoryLock._lock_file",
         f"{_TRUNCATE.format(0)}  =>  {_TRUNCATE.format(1)}",
     ): "the byte that is left is written over",
-    ("aiohooks/checkpoint/cli.py", "_readable_size", "break  =>  continue"): "the other units are not reached either",
+    (
+        "aiohooks/checkpoint/cli.py",
+        "_readable_size",
+        "break  =>  continue",
+    ): "the other units are not reached either",
     (
         "aiohooks/stores/local/_files.py",
         "RunFiles.read",
-        f"return position {_LATER.format('position > notified')}  =>  return position {_LATER.format('(position >= notified)')}",
+        (
+            f"return position {_LATER.format('position > notified')}  =>  return position"
+            f" {_LATER.format('(position >= notified)')}"
+        ),
     ): "equal records are the same",
     (
         "aiohooks/stores/local/_files.py",
         "RunFiles._read_with_slots",
         "self._read_size *= 2 # there may be more  =>  self._read_size *= 3 # there may be more",
     ): "any larger size will do",
-    ("aiohooks/stores/_run_state.py", "RunState._join", "self.revision += 1  =>  self.revision += 2"): _COMPARED,
-    ("aiohooks/stores/_membership.py", "Members._send_once", "self._seq += 1  =>  self._seq += 2"): _COMPARED,
-    ("aiohooks/stores/shared.py", "SharedStepStore.__init__", "self._seq = 0  =>  self._seq = 1"): _COMPARED,
+    (
+        "aiohooks/stores/_run_state.py",
+        "RunState._join",
+        "self.revision += 1  =>  self.revision += 2",
+    ): _COMPARED,
+    (
+        "aiohooks/stores/_membership.py",
+        "Members._send_once",
+        "self._seq += 1  =>  self._seq += 2",
+    ): _COMPARED,
+    (
+        "aiohooks/stores/shared.py",
+        "SharedStepStore.__init__",
+        "self._seq = 0  =>  self._seq = 1",
+    ): _COMPARED,
     (
         "aiohooks/stores/shared.py",
         "SharedStepStore._keep_connection",
@@ -74,7 +111,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "MemoryStepStore.advance_nowait",
         "if type(by) is not int or by < 1:  =>  if type(by) is not int or (by <= 1):",
     ): "1 is checked once more, and is right",
-    ("aiohooks/stores/memory.py", "MemoryStepStore.lead", "self._terms += 1  =>  self._terms += 2"): _COMPARED,
+    (
+        "aiohooks/stores/memory.py",
+        "MemoryStepStore.lead",
+        "self._terms += 1  =>  self._terms += 2",
+    ): _COMPARED,
     (
         "aiohooks/stores/_membership.py",
         "RunWatcher.__init__",
@@ -93,7 +134,10 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         "aiohooks/session/signals.py",
         "_Wakeup.__init__",
-        "loop.add_reader(reader, reader.recv, 4096)  =>  loop.add_reader(reader, reader.recv, 4097)",
+        (
+            "loop.add_reader(reader, reader.recv, 4096)  =>  loop.add_reader(reader, reader.recv,"
+            " 4097)"
+        ),
     ): "the rest is read by the next call",
     (
         "aiohooks/stores/_run_state.py",
@@ -110,8 +154,16 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "_Decoder._tensor",
         f"{_RANGE.format('count * kind.itemsize')}  =>  {_RANGE.format('(count / kind.itemsize)')}",
     ): "numpy and torch refuse such a tensor with an error that is as good",
-    ("aiohooks/session/steps.py", "StepContext.run_with_hooks", _TURN): "a turn is due some time after that, not at it",
-    ("aiohooks/session/steps.py", "Steps._next_values", _TURN): "a turn is due some time after that, not at it",
+    (
+        "aiohooks/session/steps.py",
+        "StepContext.run_with_hooks",
+        _TURN,
+    ): "a turn is due some time after that, not at it",
+    (
+        "aiohooks/session/steps.py",
+        "Steps._next_values",
+        _TURN,
+    ): "a turn is due some time after that, not at it",
     (
         "aiohooks/session/_hooks.py",
         "Merger.merge",
@@ -127,7 +179,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "Backoff.pause_secs",
         f"{_LONGEST.format(1000)}  =>  {_LONGEST.format(1001)}",
     ): "any exponent that a float can take is longer than the longest pause",
-    ("aiohooks/_aio/overlap.py", "keep_errors", "break  =>  continue"): "the turns that are left do nothing",
+    (
+        "aiohooks/_aio/overlap.py",
+        "keep_errors",
+        "break  =>  continue",
+    ): "the turns that are left do nothing",
     (
         "aiohooks/dispatch/lifecycle.py",
         "Lifecycle._check_names",
@@ -151,7 +207,10 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         "aiohooks/graph/session.py",
         "Session._run",
-        "if waits is not None and not store.inline:  =>  if (waits is not None or not store.inline):",
+        (
+            "if waits is not None and not store.inline:  =>  if (waits is not None or not"
+            " store.inline):"
+        ),
     ): "this names a wait, if there is one, and its run, if there is one",
     (
         "aiohooks/stores/shared.py",

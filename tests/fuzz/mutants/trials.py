@@ -2,10 +2,11 @@
 
     python -m tests.fuzz.mutants.trials JOB RESULTS
 
-The tests are imported and collected once. Each fault is then put in place in a fork of that process, which runs the tests that
-enter the changed function until one of them fails: those of the module's own files first, of these the ones that reach the
-changed lines, and of these the quickest. Tests that start processes or set a trace function of their own come last: it is not
-known what these reach.
+The tests are imported and collected once. Each fault is then put in place in a fork of that
+process, which runs the tests that enter the changed function until one of them fails: those of the
+module's own files first, of these the ones that reach the changed lines, and of these the quickest.
+Tests that start processes or set a trace function of their own come last: it is not known what
+these reach.
 """
 
 from __future__ import annotations
@@ -55,8 +56,13 @@ class Trials:
     def pytest_configure(self) -> None:
         import hypothesis  # not before pytest, which rewrites a part of it
 
-        phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]  # without making failures smaller
-        hypothesis.settings.register_profile("mutants", database=None, derandomize=True, phases=phases)
+        phases = [
+            hypothesis.Phase.explicit,
+            hypothesis.Phase.generate,
+        ]  # without making failures smaller
+        hypothesis.settings.register_profile(
+            "mutants", database=None, derandomize=True, phases=phases
+        )
         hypothesis.settings.load_profile("mutants")
 
     @pytest.hookimpl(tryfirst=True)
@@ -76,7 +82,10 @@ class Trials:
                     case of_module:
                         reached |= of_module
         for number, fault in enumerate(self.faults):
-            self._report(number, *self._tried(session, number, fault, reached.get(fault.module, {}), functions))
+            self._report(
+                number,
+                *self._tried(session, number, fault, reached.get(fault.module, {}), functions),
+            )
         return True
 
     def _report(self, number: int, fate: str, test: str) -> None:
@@ -97,8 +106,12 @@ class Trials:
 
         def count_unmeasured(event: str, args: object) -> None:
             nonlocal unmeasured
-            in_main = threading.current_thread() is threading.main_thread()  # `coverage` traces the others itself
-            unmeasured += event in ("os.fork", "subprocess.Popen") or (event == "sys.settrace" and in_main)
+            in_main = (
+                threading.current_thread() is threading.main_thread()
+            )  # `coverage` traces the others itself
+            unmeasured += event in ("os.fork", "subprocess.Popen") or (
+                event == "sys.settrace" and in_main
+            )
 
         sys.addaudithook(count_unmeasured)
         for test, passed in _run(session, session.items, started):
@@ -115,20 +128,41 @@ class Trials:
         self._report(-1, "failed without a fault", " ".join(sorted(failed)))
 
     def _tried(
-        self, session: pytest.Session, number: int, fault: Mutant, reached: dict[Any, list[str]], functions: _Functions
+        self,
+        session: pytest.Session,
+        number: int,
+        fault: Mutant,
+        reached: dict[Any, list[str]],
+        functions: _Functions,
     ) -> tuple[str, str]:
         """Return whether a fault is killed, and by which test."""
         first, last = fault.lines
         path = self.root / fault.module
         tests = {test for line in range(first, last + 1) for test in reached.get(str(line), ())}
-        # `coverage` sees no line behind an await that was ended by a cancel and caught it, on Python 3.11: hence the function's.
+        # `coverage` sees no line behind an await that was ended by a cancel and caught it, on
+        # Python 3.11: hence the function's.
         codes = [function.__code__ for function in functions.get((str(path), fault.first_line), ())]
-        entering = {test for code in codes for *_, line in code.co_lines() for test in reached.get(str(line), ())}
+        entering = {
+            test
+            for code in codes
+            for *_, line in code.co_lines()
+            for test in reached.get(str(line), ())
+        }
         passing = [item for item in session.items if item.nodeid in self.secs]
-        reaching = [item for item in passing if item.nodeid in tests | entering]  # none, where only other processes do
+        reaching = [
+            item for item in passing if item.nodeid in tests | entering
+        ]  # none, where only other processes do
         reaching = reaching or [item for item in passing if _is_own(item, fault)]
-        reaching.sort(key=lambda item: (not _is_own(item, fault), item.nodeid not in tests, self.secs[item.nodeid]))
-        items = reaching + [item for item in passing if item.nodeid in self.unmeasured and item not in reaching]
+        reaching.sort(
+            key=lambda item: (
+                not _is_own(item, fault),
+                item.nodeid not in tests,
+                self.secs[item.nodeid],
+            )
+        )
+        items = reaching + [
+            item for item in passing if item.nodeid in self.unmeasured and item not in reaching
+        ]
         if not items:
             return "survived", "no test runs it"
         source, changed = path.read_text(encoding="utf-8"), path.stat().st_mtime
@@ -165,7 +199,9 @@ def _is_own(item: pytest.Item, fault: Mutant) -> bool:
     return item.path.stem.startswith(f"test_{Path(fault.module).stem.lstrip('_')}")
 
 
-def _run(session: pytest.Session, items: list[pytest.Item], started: Callable[[str], None]) -> Iterator[tuple[str, bool]]:
+def _run(
+    session: pytest.Session, items: list[pytest.Item], started: Callable[[str], None]
+) -> Iterator[tuple[str, bool]]:
     """Run tests in this process, and yield whether each passed."""
     for item, following in zip(items, [*items[1:], None], strict=True):
         started(item.nodeid)
@@ -176,7 +212,9 @@ def _run(session: pytest.Session, items: list[pytest.Item], started: Callable[[s
 
 @contextlib.contextmanager
 def _forked(run: Callable[[int], None], hang_secs: float) -> Iterator[Iterator[str]]:
-    """Run something in a fork of this process, and give the lines it writes. Kill it when it writes none for too long."""
+    """Run something in a fork of this process, and give the lines it writes. Kill it when it writes
+    none for too long.
+    """
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -225,8 +263,12 @@ def _library_functions(root: Path) -> _Functions:
     """Return the functions of the imported library by the place of their code."""
     found: _Functions = {}
     for function in gc.get_objects():
-        if type(function) is types.FunctionType and function.__code__.co_filename.startswith(str(root / "aiohooks")):
-            found.setdefault((function.__code__.co_filename, function.__code__.co_firstlineno), []).append(function)
+        if type(function) is types.FunctionType and function.__code__.co_filename.startswith(
+            str(root / "aiohooks")
+        ):
+            found.setdefault(
+                (function.__code__.co_filename, function.__code__.co_firstlineno), []
+            ).append(function)
     return found
 
 
@@ -238,10 +280,14 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _replace_code(functions: _Functions, path: Path, source: str, fault: Mutant) -> None:
-    """Give the functions that exist the code with the fault; a module that is not imported yet will have it anyway."""
+    """Give the functions that exist the code with the fault; a module that is not imported yet will
+    have it anyway.
+    """
     (new,) = (code for code in _codes(compile(source, str(path), "exec")) if _is_of(code, fault))
     for function in functions.get((str(path), fault.first_line), ()):
-        function.__code__ = new.replace(co_flags=new.co_flags | function.__code__.co_flags & CO_ITERABLE_COROUTINE)
+        function.__code__ = new.replace(
+            co_flags=new.co_flags | function.__code__.co_flags & CO_ITERABLE_COROUTINE
+        )
 
 
 def _is_of(code: types.CodeType, fault: Mutant) -> bool:
@@ -249,19 +295,36 @@ def _is_of(code: types.CodeType, fault: Mutant) -> bool:
 
 
 def is_possible(fault: Mutant, source: str) -> bool:
-    """Whether the module can be compiled with the fault, and its function can be replaced while it exists."""
+    """Whether the module can be compiled with the fault, and its function can be replaced while it
+    exists.
+    """
     try:
-        new = [code.co_freevars for code in _codes(compile(fault.applied(source), "", "exec")) if _is_of(code, fault)]
+        new = [
+            code.co_freevars
+            for code in _codes(compile(fault.applied(source), "", "exec"))
+            if _is_of(code, fault)
+        ]
     except SyntaxError:
         return False
-    return new == [code.co_freevars for code in _codes(compile(source, "", "exec")) if _is_of(code, fault)]
+    return new == [
+        code.co_freevars for code in _codes(compile(source, "", "exec")) if _is_of(code, fault)
+    ]
 
 
 def main() -> None:
     """Try the faults of a job, and write a line of JSON for each."""
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     faults = [Mutant(**fields) for fields in job["faults"]]
-    arguments = ["-q", "-p", "no:cacheprovider", "-m", "not slow", "--loop", "asyncio", *job["tests"]]
+    arguments = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "not slow",
+        "--loop",
+        "asyncio",
+        *job["tests"],
+    ]
     sys.exit(pytest.main(arguments, plugins=[Trials(faults, int(sys.argv[2]), job["hang_secs"])]))
 
 

@@ -1,7 +1,8 @@
 """Runs one random program and records what passed between the library and the program's own code.
 
-Every call of the library, and every piece of the program that the library calls, is awaited under `Execution.watch`, which
-notes the cancels that are thrown in and how it ended. Nothing is judged here; that is the model's part.
+Every call of the library, and every piece of the program that the library calls, is awaited under
+`Execution.watch`, which notes the cancels that are thrown in and how it ended. Nothing is judged
+here; that is the model's part.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ class Place:
 
     __slots__ = ("context", "raw", "session", "step")
 
-    def __init__(self, session: SessionRecord | None = None, raw: Any = None, step: Any = None) -> None:
+    def __init__(
+        self, session: SessionRecord | None = None, raw: Any = None, step: Any = None
+    ) -> None:
         self.session, self.raw, self.step = session, raw, step
 
 
@@ -66,9 +69,17 @@ class ScriptedHook(ah.SessionRunHook):
 
     async def call(self, name: str, raw: Any = None, token: int = 0, attempt: int = 0) -> Any:
         queued = self.spec.background and name in ("after_run", "notify")
-        record = Record("queued" if queued else "hook", name, self.record, 0 if queued else token, is_library=False)
+        record = Record(
+            "queued" if queued else "hook",
+            name,
+            self.record,
+            0 if queued else token,
+            is_library=False,
+        )
         record.hook, record.attempt = self, attempt
-        await self.execution.watch(record, self.execution.run(self.scripts[name], Place(self.record, raw)))
+        await self.execution.watch(
+            record, self.execution.run(self.scripts[name], Place(self.record, raw))
+        )
         return record
 
 
@@ -89,8 +100,14 @@ class _Methods:
 
     async def after_run(self: Any, context: Any, values: Any) -> None:
         token = context.original_args.feed_dict["token"]
-        if self.spec.fetches and self.asked == (token, context.attempt) and values.results != self.record.values.get(token):
-            self.execution.wrong.append(f"hook {self.number} got {values.results!r}, not {self.record.values.get(token)!r}")
+        if (
+            self.spec.fetches
+            and self.asked == (token, context.attempt)
+            and values.results != self.record.values.get(token)
+        ):
+            self.execution.wrong.append(
+                f"hook {self.number} got {values.results!r}, not {self.record.values.get(token)!r}"
+            )
         await self.call("after_run", context.session, token, context.attempt)
 
     async def end(self: Any, session: Any) -> None:
@@ -135,7 +152,11 @@ class Member:
 @functools.cache
 def overriding(base: type, methods: type, names: tuple[str, ...]) -> Any:
     """Return the subclass that has the named methods of `methods`."""
-    return type(f"{base.__name__}_{'_'.join(names) or 'silent'}", (base,), {name: vars(methods)[name] for name in names})
+    return type(
+        f"{base.__name__}_{'_'.join(names) or 'silent'}",
+        (base,),
+        {name: vars(methods)[name] for name in names},
+    )
 
 
 class Announced(ah.SessionRunHook):
@@ -158,7 +179,9 @@ def user(name: str) -> Callable[[Do], Do]:
 
     def add(do: Do) -> Do:
         async def recorded(self: Execution, action: Action, place: Place) -> None:
-            await self.watch(Record("user", name, place.session, is_library=False), do(self, action, place))
+            await self.watch(
+                Record("user", name, place.session, is_library=False), do(self, action, place)
+            )
 
         return recorded
 
@@ -185,13 +208,19 @@ class Execution(Recorder):
     async def execute(self) -> None:
         """Run the program to its end; its callers may be cancelled meanwhile."""
         loop = asyncio.get_running_loop()
-        self.events: list[asyncio.Future[None]] = [loop.create_future() for _ in self.program.events]
-        timers = [loop.call_later(secs, self.set_event, number) for number, secs in enumerate(self.program.events)]
+        self.events: list[asyncio.Future[None]] = [
+            loop.create_future() for _ in self.program.events
+        ]
+        timers = [
+            loop.call_later(secs, self.set_event, number)
+            for number, secs in enumerate(self.program.events)
+        ]
         with (
             may_happen(self._cancel_caller, "cancel of the first caller"),
             may_happen(self._cancel_last, "cancel of the last caller"),
         ):
-            # In a task of its own: that of the exploration is waited for by nothing that could be cancelled.
+            # In a task of its own: that of the exploration is waited for by nothing that could be
+            # cancelled.
             root = TrackedTask(self._main(), loop=loop, name="caller 0")
             root.is_caller = True
             self.tasks.append(root)
@@ -214,7 +243,10 @@ class Execution(Recorder):
     async def _main(self) -> None:
         record = Record("main", "main", None, is_library=False)
         with contextlib.suppress(Exception, asyncio.CancelledError):
-            await self.watch(record, self._with_group(self.program) if self.program.members else self._use(self.program))
+            await self.watch(
+                record,
+                self._with_group(self.program) if self.program.members else self._use(self.program),
+            )
         for task in self.tasks[1:]:
             await self._wait(task)
 
@@ -250,7 +282,9 @@ class Execution(Recorder):
         async def body() -> None:
             for number in range(1, len(program.callers)):
                 context = contextvars.copy_context()
-                self.tasks.append(TrackedTask(other(number), loop=loop, name=f"caller {number}", context=context))
+                self.tasks.append(
+                    TrackedTask(other(number), loop=loop, name=f"caller {number}", context=context)
+                )
                 self.tasks[-1].is_caller = True
             await self.run(program.callers[0], Place(session))
             for task in self.tasks[1:] if program.joins else ():
@@ -289,7 +323,9 @@ class Execution(Recorder):
 
     # -- sessions
 
-    def session(self, hooks: Sequence[HookSpec], *, recovers: bool, graph: bool, step: Script = ()) -> SessionRecord:
+    def session(
+        self, hooks: Sequence[HookSpec], *, recovers: bool, graph: bool, step: Script = ()
+    ) -> SessionRecord:
         """Make a session and its record."""
         record = SessionRecord(hooks, len(self.sessions), recovers=recovers, graph=graph)
         self.sessions.append(record)
@@ -302,8 +338,12 @@ class Execution(Recorder):
             options["variables"] = record.variables
         source = self._graph(record) if graph else self._step(record, step)
         if recovers:
-            policy = ah.RecoveryPolicy(max_attempts=3, backoff=ah.Backoff(1.0, 2.0, jitter=False), no_progress_limit=2)
-            record.session = ah.AsyncMonitoredSession(source, registered, recovery=policy, **options)
+            policy = ah.RecoveryPolicy(
+                max_attempts=3, backoff=ah.Backoff(1.0, 2.0, jitter=False), no_progress_limit=2
+            )
+            record.session = ah.AsyncMonitoredSession(
+                source, registered, recovery=policy, **options
+            )
         else:
             record.session = ah.AsyncSingularMonitoredSession(source, registered, **options)
         return record
@@ -342,12 +382,16 @@ class Execution(Recorder):
         async def step(token: int) -> dict[str, Any]:
             if script:
                 return {"a": await self.operation("a", session, token, script), "b": 0, "train": 1}
-            values: dict[str, Any] = {name: await self.operation(name, session, token) for name in ("a", "b", "train")}
+            values: dict[str, Any] = {
+                name: await self.operation(name, session, token) for name in ("a", "b", "train")
+            }
             return values
 
         return step
 
-    async def operation(self, name: str, session: SessionRecord, token: int, script: Script | None = None) -> Any:
+    async def operation(
+        self, name: str, session: SessionRecord, token: int, script: Script | None = None
+    ) -> Any:
         record = Record("op", name, session, token, is_library=False)
         if script is None:
             script = self.program.operations[OPERATIONS.index(name)] if session.number == 0 else ()
@@ -367,7 +411,9 @@ class Execution(Recorder):
             await getattr(self, f"do_{action.kind}")(action, place)
 
     async def child(self, script: Script, place: Place) -> None:
-        await self.watch(Record("child", "child", place.session, is_library=False), self.run(script, place))
+        await self.watch(
+            Record("child", "child", place.session, is_library=False), self.run(script, place)
+        )
 
     async def do_turns(self, action: Action, place: Place) -> None:
         for _ in range(action.n):
@@ -399,7 +445,12 @@ class Execution(Recorder):
         text = f"error {next(self.count)}#"
         if kind == 4:
             return ExceptionGroup(text, [self.error(0), self.error(1)])
-        kinds: tuple[type[Exception], ...] = (PlainError, RecoverableError, CleanEndError, NotelessError)
+        kinds: tuple[type[Exception], ...] = (
+            PlainError,
+            RecoverableError,
+            CleanEndError,
+            NotelessError,
+        )
         return kinds[kind](text)
 
     @user("group")
@@ -416,7 +467,9 @@ class Execution(Recorder):
         group = anyio.create_task_group()
         await self._in_group(group, group.start_soon, action, place)
 
-    async def _in_group(self, group: Any, start: Callable[..., Any], action: Action, place: Place) -> None:
+    async def _in_group(
+        self, group: Any, start: Callable[..., Any], action: Action, place: Place
+    ) -> None:
         try:
             async with group:
                 for script in action.scripts[1:]:
@@ -475,7 +528,9 @@ class Execution(Recorder):
 
     @user("swallow")
     async def do_swallow(self, action: Action, place: Place) -> None:
-        """Swallow every cancel: of a hook or an operation only its own, never that of its caller."""
+        """Swallow every cancel: of a hook or an operation only its own, never that of its
+        caller.
+        """
         with contextlib.suppress(asyncio.CancelledError):
             await self.run(action.scripts[0], place)
 
@@ -519,7 +574,8 @@ class Execution(Recorder):
         except asyncio.CancelledError:
             if task.cancelling() > count + 1:
                 if isinstance(task, TrackedTask):
-                    task.excuse()  # another cancel came at the same time; whose, is not known any more
+                    # another cancel came at the same time; whose, is not known any more
+                    task.excuse()
                 raise
 
     async def do_cancelled(self, action: Action, place: Place) -> None:
@@ -538,7 +594,9 @@ class Execution(Recorder):
 
     # -- scripts that use the session
 
-    async def library(self, what: str, place: Place, coro: Coroutine[Any, Any, Any], token: int = 0) -> Any:
+    async def library(
+        self, what: str, place: Place, coro: Coroutine[Any, Any, Any], token: int = 0
+    ) -> Any:
         record = Record(what, what, place.session, token, is_library=True)
         value = record.value = await self.watch(record, coro)
         return value
@@ -586,7 +644,10 @@ class Execution(Recorder):
     async def do_session(self, action: Action, place: Place) -> None:
         """A session inside: two hooks of `before_run`, one of `after_run`, and a step."""
         first, second, third, step = (*action.scripts, (), (), (), ())[:4]
-        specs = [HookSpec((("before_run", first),)), HookSpec((("before_run", second), ("after_run", third), ("close", ())))]
+        specs = [
+            HookSpec((("before_run", first),)),
+            HookSpec((("before_run", second), ("after_run", third), ("close", ()))),
+        ]
         session = self.session(specs, recovers=False, graph=False, step=(*step, Action("turns")))
         await self.block(session, self.run((Action("run"),), Place(session)))
 
@@ -595,7 +656,9 @@ class Execution(Recorder):
         assert session is not None
         await self._run_and_check("run", session.session.run, action.n % 3, place, session)
 
-    async def _run_and_check(self, what: str, run: Callable[..., Any], which: int, place: Place, session: SessionRecord) -> None:
+    async def _run_and_check(
+        self, what: str, run: Callable[..., Any], which: int, place: Place, session: SessionRecord
+    ) -> None:
         token = next(self._tokens)
         fetches: Any = ("train", ["train", "a"], {"a": "a", "b": "b"})[which]
         value = await self.library(what, place, run(fetches, {"token": token}), token)
@@ -630,7 +693,9 @@ class Execution(Recorder):
         coro = group.call(Watchers.ask, token) if action.n else group.hooks.notify(token)
         record = Record("call", "ask" if action.n else "notify", session, token, is_library=True)
         answers = await self.watch(record, coro)
-        expected = [number for number, spec in enumerate(session.specs) if "ask" in dict(spec.methods)]
+        expected = [
+            number for number, spec in enumerate(session.specs) if "ask" in dict(spec.methods)
+        ]
         expected.sort(key=lambda number: session.specs[number].order)
         logged = any(spec.on_error == "log" for spec in session.specs)
         if action.n and answers != expected and not logged:
@@ -645,7 +710,12 @@ class Execution(Recorder):
 
 def _configured(hook: Any, spec: HookSpec) -> Any:
     return ah.configure(
-        hook, order=spec.order, timeout=spec.timeout, on_error=spec.on_error, background=spec.background, max_pending=2
+        hook,
+        order=spec.order,
+        timeout=spec.timeout,
+        on_error=spec.on_error,
+        background=spec.background,
+        max_pending=2,
     )
 
 

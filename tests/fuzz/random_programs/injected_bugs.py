@@ -1,7 +1,9 @@
-"""Injected bugs: each changes the library for a while, and the model must find it, as a violation of the law that it breaks.
+"""Injected bugs: each changes the library for a while, and the model must find it, as a violation
+of the law that it breaks.
 
-Most are placed at the edge of what is tested - `run`, the methods of a hook, the store - so that they stay what they are
-while the library changes inside; the last ones in what all calls of users' code go through.
+Most are placed at the edge of what is tested - `run`, the methods of a hook, the store - so that
+they stay what they are while the library changes inside; the last ones in what all calls of users'
+code go through.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ def _in_the_library(statement: str) -> None:
 
 
 def bug(owner: type, name: str, law: str) -> Callable[[Method], None]:
-    """Register a replacement of `owner.name`: a function that gets the original method, and then its arguments."""
+    """Register a replacement of `owner.name`: a function that gets the original method, and then
+    its arguments.
+    """
 
     def add(fn: Method) -> None:
         BUGS[fn.__name__] = Bug(owner, name, fn, law)
@@ -195,7 +199,9 @@ async def hooks_are_closed_twice(close: Method, self: HookSet, *args: Any) -> No
 
 
 @bug(ah.AsyncMonitoredSession, "__aexit__", "end")
-async def end_after_an_error(leave: Method, self: Any, kind: Any, error: Any, traceback: Any) -> bool:
+async def end_after_an_error(
+    leave: Method, self: Any, kind: Any, error: Any, traceback: Any
+) -> bool:
     result = await leave(self, None, None, None)
     return bool(result)
 
@@ -235,7 +241,9 @@ def own_cancel_is_taken_for_the_callers(raise_: Method, self: Overlap) -> None:
 
 
 @bug(Overlap, "_call_failed", "error lost")
-def cancel_by_a_third_party_is_swallowed(call_failed: Method, self: Overlap, number: int, error: BaseException) -> None:
+def cancel_by_a_third_party_is_swallowed(
+    call_failed: Method, self: Overlap, number: int, error: BaseException
+) -> None:
     if not isinstance(error, asyncio.CancelledError):
         call_failed(self, number, error)
 

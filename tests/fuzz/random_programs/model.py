@@ -1,7 +1,8 @@
 """The reference model: what the records of one execution must look like.
 
-From what went in at each boundary - which calls of the program failed, who cancelled which task, who asked for a stop - it
-says what must have come out. It knows nothing of how the library does it, nor of the order in which tasks run.
+From what went in at each boundary - which calls of the program failed, who cancelled which task,
+who asked for a stop - it says what must have come out. It knows nothing of how the library does it,
+nor of the order in which tasks run.
 """
 
 from __future__ import annotations
@@ -19,11 +20,18 @@ from tests.fuzz.random_programs.execution import Execution, RecoverableError
 from tests.fuzz.random_programs.programs import draw
 from tests.fuzz.random_programs.records import Record, SessionRecord, TrackedTask, flat, reachable
 
-ENDED = (errors.HookGroupClosedError, errors.StopRequestedError, errors.SessionClosedError, errors.RecoveryExhaustedError)
+ENDED = (
+    errors.HookGroupClosedError,
+    errors.StopRequestedError,
+    errors.SessionClosedError,
+    errors.RecoveryExhaustedError,
+)
 
 
 async def run() -> None:
-    """Run a program that the schedule chooses, on a loop with or without debug mode and eager tasks; it is to be explored."""
+    """Run a program that the schedule chooses, on a loop with or without debug mode and eager
+    tasks; it is to be explored.
+    """
     loop, logs = asyncio.get_running_loop(), list[logging.LogRecord]()
     mode = choose("plain", "plain", "debug", "eager", name="loop")
     loop.slow_callback_duration = 1e9
@@ -61,14 +69,21 @@ def violations(execution: Execution) -> list[str]:
     """Return what is wrong; each text begins with the law that does not hold."""
     found = [f"values: {one}" for one in execution.wrong]
     found += [f"task left: {one}" for one in execution.left]
-    found += [f"caller cancelled: {one.get_name()}, by the library" for one in execution.tasks if one.by_library]
+    found += [
+        f"caller cancelled: {one.get_name()}, by the library"
+        for one in execution.tasks
+        if one.by_library
+    ]
     for record in [one for one in execution.records if one.is_library]:
         found += cancel_laws(record)
         if record.what in ("run", "raw", "hooked", "call", "until"):
             found += run_laws(execution, record)
     for session in (execution.group_record, *execution.sessions):
         if session.record is not None:
-            found += [*block_laws(execution, session, session.record), *hook_laws(execution, session, session.record)]
+            found += [
+                *block_laws(execution, session, session.record),
+                *hook_laws(execution, session, session.record),
+            ]
     for session in execution.sessions:
         found += overlap_laws(execution, session)
     return [*found, *lost_errors(execution)]
@@ -81,11 +96,16 @@ def cancel_laws(record: Record) -> Iterator[str]:
     if record.cancelled and not record.may_be_cancelled:
         yield f"cancel invented: {record!r}"
     if record.is_outermost and (record.stray or record.count_error):
-        yield f"cancel count: off by {record.count_error}{', a stray cancel is left' if record.stray else ''}: {record!r}"
+        yield (
+            "cancel count: off by"
+            f" {record.count_error}{', a stray cancel is left' if record.stray else ''}: {record!r}"
+        )
 
 
 def run_laws(execution: Execution, run: Record) -> Iterator[str]:
-    """It ends with the errors of the calls of its last attempt: one as it is, several as a flat group; or it returns."""
+    """It ends with the errors of the calls of its last attempt: one as it is, several as a flat
+    group; or it returns.
+    """
     session, out, calls = run.session, run.outcome, execution.last_attempt(run)
     assert session is not None
     failed = [one for one in calls if one.failed]
@@ -99,36 +119,68 @@ def run_laws(execution: Execution, run: Record) -> Iterator[str]:
     if out is None or run.cancelled:
         return
     came, raised, own = flat([out]), flat(one.error for one in failed), execution.of(session)
-    beside = [one for one in own if one.what in ("background", "queued") and one.outcome is not None]
+    beside = [
+        one for one in own if one.what in ("background", "queued") and one.outcome is not None
+    ]
     closing = session.closing is not None and run.ended is not None and session.closing < run.ended
-    if run.was_cancelled or closing or any(error in reachable([out]) for error in flat(one.outcome for one in beside)):
-        return  # something else came out; the errors of the calls are found somewhere, see `lost_errors`
-    if (len(failed) == 1 and raised == came and out is not failed[0].outcome) or any(one not in came for one in raised):
+    if (
+        run.was_cancelled
+        or closing
+        or any(error in reachable([out]) for error in flat(one.outcome for one in beside))
+    ):
+        # something else came out; the errors of the calls are found somewhere, see `lost_errors`
+        return
+    if (len(failed) == 1 and raised == came and out is not failed[0].outcome) or any(
+        one not in came for one in raised
+    ):
         yield f"error replaced: {run!r}, but {failed}"
     left = session.body is not None and session.body.before(run, ended=True)
     recovers = run.what == "until" and session.recovers  # a wait ends with the raw session
-    ended = left or recovers or session.stop_asked or beside or any(one.what == "run" and one.outcome for one in own)
+    ended = (
+        left
+        or recovers
+        or session.stop_asked
+        or beside
+        or any(one.what == "run" and one.outcome for one in own)
+    )
     for error in came:
-        timed_out = isinstance(error, errors.HookTimeoutError) and any(spec.timeout for spec in session.specs)
-        third_party = isinstance(error, errors.HookCancelledError) and any(one.cancelled for one in [*failed, *beside])
-        if not (error in raised or timed_out or third_party or (ended and isinstance(error, ENDED))):
+        timed_out = isinstance(error, errors.HookTimeoutError) and any(
+            spec.timeout for spec in session.specs
+        )
+        third_party = isinstance(error, errors.HookCancelledError) and any(
+            one.cancelled for one in [*failed, *beside]
+        )
+        if not (
+            error in raised or timed_out or third_party or (ended and isinstance(error, ENDED))
+        ):
             yield f"error invented: {error!r} in {run!r}, but {failed}"
 
 
 def context_laws(run: Record, calls: list[Record]) -> Iterator[str]:
-    """A step sees the context variables of its hooks; hooks of a lower order are done before those of a higher one begin."""
+    """A step sees the context variables of its hooks; hooks of a lower order are done before those
+    of a higher one begin.
+    """
     hooks = [(one.hook.spec.order, one.hook.number, one) for one in calls if one.hook is not None]
     for train in [one for one in calls if one.name == "train" and one.value is not None]:
         for _, number, one in hooks:
-            if one.name == "before_run" and one.outcome is None and train.value[number] != (run.token, one.attempt):
+            if (
+                one.name == "before_run"
+                and one.outcome is None
+                and train.value[number] != (run.token, one.attempt)
+            ):
                 yield f"context: the step of {run!r} saw {train.value[number]} of hook {number}"
     for (order, _, one), (other_order, _, other) in permutations(hooks, 2):
         if order < other_order and one.name == other.name and not one.before(other):
-            yield f"order: {one.name} of order {other_order} began before order {order} was done: {run!r}"
+            yield (
+                f"order: {one.name} of order {other_order} began before order {order} was done:"
+                f" {run!r}"
+            )
 
 
 def block_laws(execution: Execution, session: SessionRecord, block: Record) -> Iterator[str]:
-    """The body's error comes out of the block, and those of `begin`, `end` and `close`; variables equal the step."""
+    """The body's error comes out of the block, and those of `begin`, `end` and `close`; variables
+    equal the step.
+    """
     own, error = execution.of(session), session.body_error
     if error not in (None, block.outcome) and not block.cancelled:
         yield f"error replaced: {block!r}, but {session.body!r}"
@@ -137,28 +189,57 @@ def block_laws(execution: Execution, session: SessionRecord, block: Record) -> I
         yield f"error lost: {block!r}, but {failed}"
     if session.final is not None:
         value, replaced, step = session.final
-        if value not in (None, step) or replaced not in (None, session.replaced) or step < session.commits:
-            yield f"values: {session.final}, but {session.commits} runs have returned, {session.replaced} with `replace`"
+        if (
+            value not in (None, step)
+            or replaced not in (None, session.replaced)
+            or step < session.commits
+        ):
+            yield (
+                f"values: {session.final}, but {session.commits} runs have returned,"
+                f" {session.replaced} with `replace`"
+            )
 
 
 def hook_laws(execution: Execution, session: SessionRecord, block: Record) -> Iterator[str]:
-    """Hooks begin and end once each, in order, and end only after a clean body; what was begun is closed, in reverse order."""
+    """Hooks begin and end once each, in order, and end only after a clean body; what was begun is
+    closed, in reverse order.
+    """
     own, body, specs = execution.of(session), session.body, session.specs
     calls = [(one.name, one.hook.number) for one in own if one.hook is not None]
-    begins, ends, closes, exits = ([n for name, n in calls if name == each] for each in ("begin", "end", "close", "__aexit__"))
+    begins, ends, closes, exits = (
+        [n for name, n in calls if name == each] for each in ("begin", "end", "close", "__aexit__")
+    )
     begun = len(specs) if session.epoch else max(begins, default=-1) + 1
     if sys.version_info < (3, 12) and max(closes, default=-1) >= begun:
-        # A call begins a turn after it was started there; a hook counts as begun from then, and a cancel may come between.
-        started = next(number for number in range(begun, len(specs)) if "begin" in specs[number].names)
+        # A call begins a turn after it was started there; a hook counts as begun from then, and a
+        # cancel may come between.
+        started = next(
+            number for number in range(begun, len(specs)) if "begin" in specs[number].names
+        )
         begins, begun = [*begins, started], started + 1
-    to_begin, to_end, to_close = ([n for n in range(begun) if name in specs[n].names] for name in ("begin", "end", "close"))
-    entered = [one.hook.number for one in own if one.hook and one.name == "__aenter__" and one.outcome is None]
+    to_begin, to_end, to_close = (
+        [n for n in range(begun) if name in specs[n].names] for name in ("begin", "end", "close")
+    )
+    entered = [
+        one.hook.number
+        for one in own
+        if one.hook and one.name == "__aenter__" and one.outcome is None
+    ]
     if begins != to_begin or closes[::-1] != to_close or exits[::-1] != entered:
         yield f"close: begun {begins}, entered {entered}; closed {closes}, left {exits}"
-    closed_before = body is not None and any(one.what == "aclose" and one.began < (body.ended or 0) for one in own)
+    closed_before = body is not None and any(
+        one.what == "aclose" and one.began < (body.ended or 0) for one in own
+    )
     to_end = [] if session.body_error and not closed_before else to_end
-    gave_up = any(one.what == "background" or RecoverableError in map(type, flat([one.outcome])) for one in own)
-    cut_off = block.was_cancelled or block.thrown or any(one.what == "aclose" and one.was_cancelled for one in own)
+    gave_up = any(
+        one.what == "background" or RecoverableError in map(type, flat([one.outcome]))
+        for one in own
+    )
+    cut_off = (
+        block.was_cancelled
+        or block.thrown
+        or any(one.what == "aclose" and one.was_cancelled for one in own)
+    )
     if ends != to_end[: len(ends) if gave_up or cut_off or body is None else None]:
         yield f"end: hooks {ends} got it, not {to_end}; the body ended with {body!r}"
 
@@ -169,24 +250,40 @@ def overlap_laws(execution: Execution, session: SessionRecord) -> Iterator[str]:
     closes = {one.hook: one for one in own if one.name == "close"}
     for one in own:
         close = closes.get(one.hook, one)
-        if one.hook and not (one.before(session.record, ended=True) and (one is close or one.before(close))):
+        if one.hook and not (
+            one.before(session.record, ended=True) and (one is close or one.before(close))
+        ):
             yield f"task left: {one!r} was still running when its hook, or the session, had ended"
-    runs = [[one for one in own if one.token == run.token and not one.is_library] for run in own if run.what == "run"]
+    runs = [
+        [one for one in own if one.token == run.token and not one.is_library]
+        for run in own
+        if run.what == "run"
+    ]
     for first, second in permutations(filter(None, runs), 2):
         if first[0].began < second[0].began and not all(one.before(second[0]) for one in first):
             yield f"turns: {second[0]!r} began during {first}"
 
 
 def lost_errors(execution: Execution) -> Iterator[str]:
-    """Every error that a call of the program ended with has come out of a call of the library, or was logged."""
-    failed = [one for one in execution.records if one.what in ("hook", "queued", "op", "background") and one.outcome is not None]
+    """Every error that a call of the program ended with has come out of a call of the library, or
+    was logged.
+    """
+    failed = [
+        one
+        for one in execution.records
+        if one.what in ("hook", "queued", "op", "background") and one.outcome is not None
+    ]
     reached, text = execution.reported() if failed else ([], "")
     known: set[object] = set()
     for one in sorted(failed, key=lambda one: one.ended or 0):
         if one.is_logged and one.hook and (one.hook in known or one.hook.spec.timeout):
-            continue  # only the first failure of a hook is logged; it may be that of a call that had not begun in time
+            # only the first failure of a hook is logged; it may be that of a call that had not
+            # begun in time
+            continue
         known.add(one.hook)
         for error in flat([one.error]):
-            known_by_text = (str(error) and repr(error) in text) or (one.what == "background" and errors.is_clean_end(error))
+            known_by_text = (str(error) and repr(error) in text) or (
+                one.what == "background" and errors.is_clean_end(error)
+            )
             if not known_by_text and error not in reached:
                 yield f"error lost: {one!r}"

@@ -1,7 +1,8 @@
 """A random program: hooks, operations and callers, each with a script of what it does.
 
-A script is a tuple of actions; an action may hold scripts of its own. All is chosen by the schedule of the exploration, with
-names of their own for the parts, so that a program becomes smaller as its choices are left out.
+A script is a tuple of actions; an action may hold scripts of its own. All is chosen by the schedule
+of the exploration, with names of their own for the parts, so that a program becomes smaller as its
+choices are left out.
 """
 
 from __future__ import annotations
@@ -66,20 +67,46 @@ class Program:
 
 WAITS = ("turns", "turns", "wait", "event", "set")
 NESTED = (
-    "group", "timeout", "scope", "anyio_group", "gather", "finally", "catch", "wait_for", "shield", "cleanup",
-)  # fmt: skip
-IN_HOOKS = ("until", "background", "stop", "cancelled", "third_party", "stale", "swallow", "raw", "session")
+    "group",
+    "timeout",
+    "scope",
+    "anyio_group",
+    "gather",
+    "finally",
+    "catch",
+    "wait_for",
+    "shield",
+    "cleanup",
+)
+IN_HOOKS = (
+    "until",
+    "background",
+    "stop",
+    "cancelled",
+    "third_party",
+    "stale",
+    "swallow",
+    "raw",
+    "session",
+)
 IN_BODIES = ("until", "stop", "background")
 BODIES = ("body", "task", "step_fn")
 
 
 def draw() -> Program:
     """Draw a program."""
-    callers = [_body("caller 0"), *(_other(f"caller {number}") for number in range(1, choose(1, 2, 3, name="callers")))]
+    callers = [
+        _body("caller 0"),
+        *(_other(f"caller {number}") for number in range(1, choose(1, 2, 3, name="callers"))),
+    ]
     return Program(
         callers=tuple(callers),
-        hooks=tuple(_hook(f"hook {number}") for number in range(choose(2, 0, 1, 3, 4, name="hooks"))),
-        members=tuple(_member(f"member {number}") for number in range(choose(0, 0, 1, 2, 3, name="members"))),
+        hooks=tuple(
+            _hook(f"hook {number}") for number in range(choose(2, 0, 1, 3, 4, name="hooks"))
+        ),
+        members=tuple(
+            _member(f"member {number}") for number in range(choose(0, 0, 1, 2, 3, name="members"))
+        ),
         operations=tuple(_Drawn(f"operation {name}").script("op") for name in OPERATIONS),
         graph=choose(True, True, False, name="graph"),
         recovers=choose(True, True, False, name="recovers"),
@@ -91,12 +118,17 @@ def _hook(name: str) -> HookSpec:
     drawn = _Drawn(name)
     usual = ("before_run", "after_run")
     phases = [one for one in PHASES if drawn(*(True, False) if one in usual else (False, True))]
-    return drawn.spec([(phase, _Drawn(f"{name}.{phase}").script(phase)) for phase in phases], fetches=drawn(False, True))
+    return drawn.spec(
+        [(phase, _Drawn(f"{name}.{phase}").script(phase)) for phase in phases],
+        fetches=drawn(False, True),
+    )
 
 
 def _member(name: str) -> HookSpec:
     drawn = _Drawn(name)
-    names = drawn(("notify", "ask"), ("notify",), ("ask",), ("__aenter__", "notify", "ask", "__aexit__"))
+    names = drawn(
+        ("notify", "ask"), ("notify",), ("ask",), ("__aenter__", "notify", "ask", "__aexit__")
+    )
     return drawn.spec([(one, _Drawn(f"{name}.{one}").script("member")) for one in names])
 
 
@@ -157,15 +189,30 @@ class _Drawn:
     def action(self, place: str, depth: int) -> Action:
         special = IN_BODIES if place in BODIES else () if depth > 2 else IN_HOOKS
         nested = NESTED if depth < 3 else ()
-        kind = self(*WAITS, *WAITS, *nested, "fail", "fail", "fail", *special, *(() if place == "member" else ("call",)))
+        kind = self(
+            *WAITS,
+            *WAITS,
+            *nested,
+            "fail",
+            "fail",
+            "fail",
+            *special,
+            *(() if place == "member" else ("call",)),
+        )
         if kind == "fail":
             error = self(0, 0, 1, 1, 2, 3, 4)
-            # A recoverable one is not raised for good: recovery continues as long as there are runs between.
+            # A recoverable one is not raised for good: recovery continues as long as there are runs
+            # between.
             return Action("fail", error, self(1, 2, 4) if error == 1 else self(0, 1, 2))
         if kind in NESTED:
             single = ("timeout", "scope", "catch", "wait_for", "shield", "cleanup")
             scripts = 1 if kind in single else 2 if kind == "finally" else self(2, 1, 3)
-            return Action(kind, self(1, 2, 4, 9), self(0, 1), tuple(self.script(place, depth + 1) for _ in range(scripts)))
+            return Action(
+                kind,
+                self(1, 2, 4, 9),
+                self(0, 1),
+                tuple(self.script(place, depth + 1) for _ in range(scripts)),
+            )
         if kind in special:
             return self._special(kind, place, depth + 1)
         return Action(kind, self(0, 1) if kind == "call" else self(1, 2, 3, 5, 8))

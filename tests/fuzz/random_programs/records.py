@@ -1,4 +1,6 @@
-"""What passes between the library and a program's own code, as records; and tasks that know who cancelled them."""
+"""What passes between the library and a program's own code, as records; and tasks that know who
+cancelled them.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class TrackedTask(NumberedTask):
     """A task that tells the library's cancels from those of others."""
 
     pending: int | None = None
-    """If other code than the library has cancelled it, and that was not thrown in yet: the depth from which."""
+    """If other code than the library has cancelled it, and that was not thrown in yet: the depth
+    from which.
+    """
     balance = 0
     """The cancels of others, without those taken back by others."""
     own = 0
@@ -41,7 +45,9 @@ class TrackedTask(NumberedTask):
     is_miscounted = False
     """Whether others have taken back more cancels than were theirs."""
     is_stale = False
-    """Whether its count is too high for good; constructs that read the count may go wrong then, without any library."""
+    """Whether its count is too high for good; constructs that read the count may go wrong then,
+    without any library.
+    """
 
     def __init__(self, coro: Any, **options: Any) -> None:
         self.stack: list[Record] = []
@@ -55,7 +61,8 @@ class TrackedTask(NumberedTask):
             self.by_library += 1
         elif accepted:
             self.balance += 1
-            # A TaskGroup or timeout of the program may be behind it, at the latest the innermost one.
+            # A TaskGroup or timeout of the program may be behind it, at the latest the innermost
+            # one.
             depths = [depth for depth, one in enumerate(self.stack) if one.what == "user"]
             certain = msg == HARNESS or not depths
             self.set_pending(-1 if certain else depths[-1])
@@ -64,7 +71,9 @@ class TrackedTask(NumberedTask):
         return accepted
 
     def excuse(self) -> None:
-        """Let the calls that it is in end with a cancel: the program's own code has made one that cannot be told from others."""
+        """Let the calls that it is in end with a cancel: the program's own code has made one that
+        cannot be told from others.
+        """
         for one in self.stack:
             one.was_cancelled = True
 
@@ -73,7 +82,11 @@ class TrackedTask(NumberedTask):
 
     def uncancel(self) -> int:
         is_library = called_by_library()
-        if self.cancelling() <= 1 and sys.version_info >= (3, 13) and (not is_library or getattr(self, "_must_cancel", False)):
+        if (
+            self.cancelling() <= 1
+            and sys.version_info >= (3, 13)
+            and (not is_library or getattr(self, "_must_cancel", False))
+        ):
             self.pending = None  # it takes back one that is still to be thrown in, too
         if is_library:
             self.own -= 1
@@ -87,12 +100,47 @@ class Record:
     """One call: of the library by the program, or the other way round."""
 
     __slots__ = (
-        "attempt", "began", "count", "count_error", "depth", "ended", "epoch", "external", "hook", "is_library", "is_outermost",
-        "kept", "name", "outcome", "own", "session", "stray", "task", "thrown", "token", "value", "was_cancelled", "what",
-    )  # fmt: skip
+        "attempt",
+        "began",
+        "count",
+        "count_error",
+        "depth",
+        "ended",
+        "epoch",
+        "external",
+        "hook",
+        "is_library",
+        "is_outermost",
+        "kept",
+        "name",
+        "outcome",
+        "own",
+        "session",
+        "stray",
+        "task",
+        "thrown",
+        "token",
+        "value",
+        "was_cancelled",
+        "what",
+    )
 
-    def __init__(self, what: str, name: str, session: SessionRecord | None, token: int = 0, *, is_library: bool) -> None:
-        self.what, self.name, self.session, self.token, self.is_library = what, name, session, token, is_library
+    def __init__(
+        self,
+        what: str,
+        name: str,
+        session: SessionRecord | None,
+        token: int = 0,
+        *,
+        is_library: bool,
+    ) -> None:
+        self.what, self.name, self.session, self.token, self.is_library = (
+            what,
+            name,
+            session,
+            token,
+            is_library,
+        )
         self.hook: ScriptedHook | None = None
         self.attempt = 0
         self.epoch = -1 if session is None else session.epoch
@@ -104,10 +152,14 @@ class Record:
         self.thrown = False
         """Whether a CancelledError was thrown in."""
         self.was_cancelled = False
-        """Whether other code than the library may have cancelled the task from outside meanwhile."""
+        """Whether other code than the library may have cancelled the task from outside
+        meanwhile.
+        """
         self.depth = 0
         self.is_outermost = False
-        """Whether it is a call of the library by a caller, and in no other: only the caller can have cancelled it."""
+        """Whether it is a call of the library by a caller, and in no other: only the caller can
+        have cancelled it.
+        """
         self.external: list[BaseException] = []
         """Those that were thrown in because other code than the library had cancelled the task."""
         self.kept: list[BaseException] = []
@@ -136,7 +188,11 @@ class Record:
         body = None if session is None or self.what not in ("session", "group") else session.body
         if body is not None and body.outcome is self.outcome:
             return True  # the program's own code has raised it
-        if session is not None and self.what == "hooked" and (session.closing is not None or session.failed_in_background):
+        if (
+            session is not None
+            and self.what == "hooked"
+            and (session.closing is not None or session.failed_in_background)
+        ):
             return True  # its step function was interrupted, which may be noticed here first
         return self.was_cancelled if self.is_outermost else self.thrown
 
@@ -156,14 +212,22 @@ class Record:
         return self.ended is not None and limit is not None and self.ended < limit
 
     def __repr__(self) -> str:
-        outcome = "running" if self.ended is None else "returned" if self.outcome is None else f"{self.outcome!r}"
+        outcome = (
+            "running"
+            if self.ended is None
+            else "returned"
+            if self.outcome is None
+            else f"{self.outcome!r}"
+        )
         return f"{self.name}{f' of run {self.token}' if self.token else ''}: {outcome}"
 
 
 class SessionRecord:
     """What happened to one session."""
 
-    def __init__(self, hooks: Sequence[HookSpec], number: int, *, recovers: bool, graph: bool) -> None:
+    def __init__(
+        self, hooks: Sequence[HookSpec], number: int, *, recovers: bool, graph: bool
+    ) -> None:
         self.specs, self.number, self.recovers, self.graph = hooks, number, recovers, graph
         self.session: Any = None
         self.variables: ah.Variables = ah.Variables()
@@ -185,9 +249,15 @@ class SessionRecord:
 
     @property
     def body_error(self) -> BaseException | None:
-        """What the body ended with, if that is to come out of the block; a session swallows what is a clean end."""
+        """What the body ended with, if that is to come out of the block; a session swallows what is
+        a clean end.
+        """
         error = None if self.body is None else self.body.outcome
-        return None if error is not None and self.session is not None and is_clean_end(error) else error
+        return (
+            None
+            if error is not None and self.session is not None and is_clean_end(error)
+            else error
+        )
 
 
 class Recorder:
@@ -217,7 +287,8 @@ class Recorder:
                 record.is_library
                 and task.is_caller
                 and not any(
-                    one.what in ("hook", "queued", "op") or (one.is_library and one.what not in ("session", "group"))
+                    one.what in ("hook", "queued", "op")
+                    or (one.is_library and one.what not in ("session", "group"))
                     for one in task.stack
                 )
             )
@@ -234,7 +305,10 @@ class Recorder:
             if task.pending is not None:
                 self._external.append((task, error, task.pending))
                 task.pending = None
-            if any(task is owner and error is one and depth < record.depth for owner, one, depth in self._external):
+            if any(
+                task is owner and error is one and depth < record.depth
+                for owner, one, depth in self._external
+            ):
                 record.external.append(error)
 
     def ended(self, record: Record, error: BaseException | None) -> None:
@@ -246,30 +320,46 @@ class Recorder:
             task.stack.remove(record)
             must_cancel = bool(getattr(task, "_must_cancel", False))
             if record.what == "user":
-                task.is_stale |= task.cancelling() > record.count and not isinstance(error, asyncio.CancelledError)
+                task.is_stale |= task.cancelling() > record.count and not isinstance(
+                    error, asyncio.CancelledError
+                )
                 if task.is_stale and (must_cancel or isinstance(error, asyncio.CancelledError)):
                     task.excuse()
-                if record.name in ("scope", "gather") and record.cancelled and task.own == record.own:
-                    task.excuse()  # `gather` raises cancels of its own, which anyio does not know as the scope's
+                if (
+                    record.name in ("scope", "gather")
+                    and record.cancelled
+                    and task.own == record.own
+                ):
+                    # `gather` raises cancels of its own, which anyio does not know as the scope's
+                    task.excuse()
                 passed = bool(record.external) and isinstance(error, asyncio.CancelledError)
                 if task.cancelling() - record.count < task.own - record.own + passed:
-                    # anyio takes back one cancel too many if its task group is cancelled while a child is busy.
+                    # anyio takes back one cancel too many if its task group is cancelled while a
+                    # child is busy.
                     task.is_miscounted = True
                     self._absorbed += record.external
             if not must_cancel:
-                task.pending = None  # what was not thrown in before the task runs on is never thrown: `gather` does so
+                # what was not thrown in before the task runs on is never thrown: `gather` does so
+                task.pending = None
             if record.is_library:
                 change = task.cancelling() - task.balance - record.count_error
                 record.count_error = 0 if task.is_miscounted else change
                 record.stray = must_cancel and task.pending is None
             elif must_cancel:
                 if any("scope" in one.name or "anyio" in one.name for one in task.stack):
-                    # A cancel that asyncio has repeated has not the message by which anyio knows its own.
+                    # A cancel that asyncio has repeated has not the message by which anyio knows
+                    # its own.
                     task.excuse()
-                task.set_pending(-1 if record.external else record.depth)  # left behind by the program's own code
+                task.set_pending(
+                    -1 if record.external else record.depth
+                )  # left behind by the program's own code
         if record.external and not isinstance(error, asyncio.CancelledError):
             if record.is_library and not getattr(task, "is_miscounted", False):
-                record.kept = [one for one in record.external if not any(one is other for other in self._absorbed)]
+                record.kept = [
+                    one
+                    for one in record.external
+                    if not any(one is other for other in self._absorbed)
+                ]
             self._absorbed += record.external
 
     def of(self, session: SessionRecord) -> list[Record]:
@@ -281,7 +371,8 @@ class Recorder:
         return self._by_session.get(session.number, [])
 
     def last_attempt(self, run: Record) -> list[Record]:
-        """Return the calls of the program that a call of the library has made, those of the last attempt of a run.
+        """Return the calls of the program that a call of the library has made, those of the last
+        attempt of a run.
 
         A recovery announces a new session to the hooks; what fails then is the run's outcome, too.
         """
@@ -291,15 +382,23 @@ class Recorder:
         own = [one for one in self.of(run.session) if not one.is_library]
         calls = [one for one in own if one.token == run.token]
         if run.what == "run":
-            announced = [one for one in own if one.name == "after_create_session" and run.began < one.began]
+            announced = [
+                one for one in own if one.name == "after_create_session" and run.began < one.began
+            ]
             calls += [one for one in announced if one.before(run, ended=True)]
         last = max((one.epoch for one in calls), default=0)
         return [one for one in calls if one.epoch == last]
 
     def reported(self) -> tuple[list[BaseException], str]:
-        """Return the errors that came out of the library or were logged, and the texts of notes and log."""
-        results = [one.outcome for one in self.records if one.is_library and one.outcome is not None]
-        logged = [one.exc_info[1] for one in self.logs if one.exc_info and one.exc_info[1] is not None]
+        """Return the errors that came out of the library or were logged, and the texts of notes and
+        log.
+        """
+        results = [
+            one.outcome for one in self.records if one.is_library and one.outcome is not None
+        ]
+        logged = [
+            one.exc_info[1] for one in self.logs if one.exc_info and one.exc_info[1] is not None
+        ]
         found = reachable([*results, *logged])
         texts = [one.getMessage() for one in self.logs]
         texts += [note for error in found for note in getattr(error, "__notes__", ())]
@@ -332,7 +431,9 @@ def reachable(errors: Iterable[BaseException]) -> list[BaseException]:
 
 
 @types.coroutine
-def _watched(recorder: Recorder, record: Record, coro: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
+def _watched(
+    recorder: Recorder, record: Record, coro: Coroutine[Any, Any, Any]
+) -> Generator[Any, Any, Any]:
     recorder.begin(record)
     error: BaseException | None = None
     try:

@@ -14,9 +14,16 @@ from tests.fuzz.signals.processes import send_to_processes
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.fuzz.signals", description=signals.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tests.fuzz.signals",
+        description=signals.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--processes", type=int, default=150, help="processes that get signals (default %(default)s)")
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=150,
+        help="processes that get signals (default %(default)s)",
+    )
     parser.add_argument("--loop", choices=("asyncio", "uvloop", "both"), default="both")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
@@ -25,7 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = send_to_processes(count=options.processes, loop=loop, seed=options.seed)
         print("\n".join(f"{name:20} {count:9}" for name, count in found.phases.items()))
         what = f"{found.sent} signals to {found.phases.total()} processes in {found.secs:.1f} s"
-        print(f"Python {platform.python_version()}, {loop}: {what}; {len(found.violations)} violations")
+        print(
+            f"Python {platform.python_version()}, {loop}: {what}; {len(found.violations)}"
+            " violations"
+        )
         print("\n".join(found.violations[:20]), flush=True)
         failed = failed or bool(found.violations)
     return int(failed)

@@ -37,7 +37,9 @@ PHASES = (
     "blocking",
 )
 SILENT_PHASES = ("blocking", "close")
-"""In these phases the process does not print that a signal has arrived; two that are pending would count as one."""
+"""In these phases the process does not print that a signal has arrived; two that are pending would
+count as one.
+"""
 REPEAT_SECS = 0.2
 
 
@@ -65,7 +67,9 @@ class Case:
 
     @property
     def exit_codes(self) -> set[int]:
-        """The documented codes; for a process ended by a signal, `subprocess` has -n where a shell has 128 + n."""
+        """The documented codes; for a process ended by a signal, `subprocess` has -n where a shell
+        has 128 + n.
+        """
         last = self.numbers[-1]
         if len(self.numbers) == 1:
             return {128 + last if self.run == "aiohooks" else 0}
@@ -92,7 +96,9 @@ def send_to_processes(*, count: int, loop: str, seed: int = 0) -> ProcessTally:
         found.phases[case.phase or "random moment"] += 1
         found.sent += len(case.numbers)
         with tempfile.TemporaryDirectory() as directory:
-            found.violations += [f"{case}: {problem}" for problem in _problems(case, Path(directory))]
+            found.violations += [
+                f"{case}: {problem}" for problem in _problems(case, Path(directory))
+            ]
     found.secs = time.perf_counter() - began
     return found
 
@@ -100,14 +106,24 @@ def send_to_processes(*, count: int, loop: str, seed: int = 0) -> ProcessTally:
 def _cases(count: int, loop: str, seed: int) -> Iterator[Case]:
     rng = random.Random(seed)
     for number in range(count):
-        phase = PHASES[number // 2 % len(PHASES)] if number % 2 == 0 else ""  # every second one at a random moment
+        phase = (
+            PHASES[number // 2 % len(PHASES)] if number % 2 == 0 else ""
+        )  # every second one at a random moment
         counts = {"close": (1, 3), "blocking": (3,)}.get(phase, (1, 1, 2, 2, 3))
-        numbers = tuple(rng.choice((signal.SIGINT, signal.SIGTERM)) for _ in range(rng.choice(counts)))
+        numbers = tuple(
+            rng.choice((signal.SIGINT, signal.SIGTERM)) for _ in range(rng.choice(counts))
+        )
         yield Case(phase, numbers, rng.choice(("aiohooks", "asyncio")), loop, rng.randrange(1, 60))
 
 
 def _problems(case: Case, directory: Path) -> list[str]:
-    command = [sys.executable, "-m", "tests.fuzz.signals.program", str(directory), f"--at={case.phase}"]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.fuzz.signals.program",
+        str(directory),
+        f"--at={case.phase}",
+    ]
     command += ["--run", case.run, "--loop", case.loop, "--stay", *case.stays]
     with processes.start(command) as process:
         timer = threading.Timer(HANG_SECS, process.kill)
@@ -122,7 +138,9 @@ def _problems(case: Case, directory: Path) -> list[str]:
     lines += output.splitlines()
     problems: list[str] = []
     if process.returncode not in case.exit_codes:
-        problems.append(f"the exit code is {process.returncode}, not one of {case.exit_codes}: {errors[-500:]}")
+        problems.append(
+            f"the exit code is {process.returncode}, not one of {case.exit_codes}: {errors[-500:]}"
+        )
     if errors and process.returncode != -signal.SIGINT:
         problems.append(f"on stderr: {errors[-500:]}")
     if len(case.numbers) < 3:
@@ -131,7 +149,9 @@ def _problems(case: Case, directory: Path) -> list[str]:
 
 
 def _send_signals(case: Case, process: subprocess.Popen[str]) -> list[str]:
-    """Send each signal when the process is at its phase, and return the lines that it printed until then."""
+    """Send each signal when the process is at its phase, and return the lines that it printed until
+    then.
+    """
     lines: list[str] = []
 
     def read() -> None:

@@ -1,8 +1,9 @@
-"""A training program that gets signals: `python -m tests.fuzz.signals.program DIR --at PHASE`, started by `processes`.
+"""A training program that gets signals: `python -m tests.fuzz.signals.program DIR --at PHASE`,
+started by `processes`.
 
-It prints a line at each phase, and at its end one line of JSON with what it knows about it. In the phase of `--at` it waits for
-a stop; in those of `--stay` it waits indefinitely, until a signal ends the wait. It ends by itself only with `--at end` and
-`--at close`, to get to these phases.
+It prints a line at each phase, and at its end one line of JSON with what it knows about it. In the
+phase of `--at` it waits for a stop; in those of `--stay` it waits indefinitely, until a signal ends
+the wait. It ends by itself only with `--at end` and `--at close`, to get to these phases.
 """
 
 from __future__ import annotations
@@ -71,19 +72,27 @@ def make_session(options: argparse.Namespace, hook: WaitingHook) -> ah.AsyncMoni
             raise failures.pop()
         if options.at == "blocking":
             say("at blocking")
-            threading.Event().wait()  # blocks the loop; a third signal ends the process all the same
+            # blocks the loop; a third signal ends the process all the same
+            threading.Event().wait()
         return 1
 
     async def initialise(session: ah.Session) -> None:
         await hook.in_phase("create_session")
 
-    hooks: list[ah.SessionRunHook] = [ah.CheckpointSaverHook(every=ah.Every(steps=2), listeners=[WaitingListener(hook)]), hook]
+    hooks: list[ah.SessionRunHook] = [
+        ah.CheckpointSaverHook(every=ah.Every(steps=2), listeners=[WaitingListener(hook)]),
+        hook,
+    ]
     if options.at == "wait":
         hooks.append(ah.GlobalStepWaiterHook(wait_until_step=10**9))
     return ah.AsyncMonitoredSession(
-        ah.ChiefSessionCreator(graph, checkpoint_dir=options.directory, scaffold=ah.Scaffold(init_fn=initialise)),
+        ah.ChiefSessionCreator(
+            graph, checkpoint_dir=options.directory, scaffold=ah.Scaffold(init_fn=initialise)
+        ),
         hooks,
-        recovery=ah.RecoveryPolicy(backoff=ah.Backoff(initial_secs=600, max_secs=600, jitter=False)),
+        recovery=ah.RecoveryPolicy(
+            backoff=ah.Backoff(initial_secs=600, max_secs=600, jitter=False)
+        ),
         handle_signals=True,
     )
 
@@ -126,5 +135,7 @@ if __name__ == "__main__":
     if given.run == "aiohooks":
         ah.run(main, given)
     else:
-        with asyncio.Runner(loop_factory=program._new_event_loop) as loop_runner:  # as asyncio.run does
+        with asyncio.Runner(
+            loop_factory=program._new_event_loop
+        ) as loop_runner:  # as asyncio.run does
             loop_runner.run(main(given))

@@ -1,1 +1,3 @@
-"""A simulated cluster: the unchanged clients of the step stores on a virtual clock, network and disk; see `scenario`."""
+"""A simulated cluster: the unchanged clients of the step stores on a virtual clock, network and
+disk; see `scenario`.
+"""

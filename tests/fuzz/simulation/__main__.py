@@ -1,7 +1,9 @@
-"""Simulate clusters under faults: `python -m tests.fuzz.simulation --count 20000`, of the stores alone or of a training.
+"""Simulate clusters under faults: `python -m tests.fuzz.simulation --count 20000`, of the stores
+alone or of a training.
 
-A seed decides everything that happens, on every Python. A seed with a violation is printed with its faults;
-`--only N --trace` shows all that happens in it. `--bugs` injects each bug, and prints the first seed that finds it.
+A seed decides everything that happens, on every Python. A seed with a violation is printed with its
+faults; `--only N --trace` shows all that happens in it. `--bugs` injects each bug, and prints the
+first seed that finds it.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from tests.fuzz.simulation.training import training
 SCENARIOS: dict[str, MakeScenario] = {"stores": stores, "training": training}
 
 
-def simulated(seeds: Sequence[int], engine: str = "", scenario: MakeScenario = stores, processes: int = 1) -> Iterator[Result]:
+def simulated(
+    seeds: Sequence[int], engine: str = "", scenario: MakeScenario = stores, processes: int = 1
+) -> Iterator[Result]:
     """Yield the results of the seeds, in their order."""
     run = partial(simulate, engine=engine, scenario=scenario)
     if processes == 1:
@@ -50,12 +54,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.simulation", description=__doc__)
     parser.add_argument("--count", type=int, default=20_000, help="seeds (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="the first one")
-    parser.add_argument("--engine", choices=sorted(ENGINES), default="", help="one of the engines instead of all")
-    parser.add_argument("--scenario", choices=sorted(SCENARIOS), default="stores", help="what they do (default %(default)s)")
+    parser.add_argument(
+        "--engine", choices=sorted(ENGINES), default="", help="one of the engines instead of all"
+    )
+    parser.add_argument(
+        "--scenario",
+        choices=sorted(SCENARIOS),
+        default="stores",
+        help="what they do (default %(default)s)",
+    )
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", type=int, help="simulate this seed alone")
     parser.add_argument("--trace", action="store_true", help="with --only: print all that happens")
-    parser.add_argument("--bugs", action="store_true", help="inject each bug, and simulate until it is found")
+    parser.add_argument(
+        "--bugs", action="store_true", help="inject each bug, and simulate until it is found"
+    )
     parser.add_argument("--bug", choices=sorted(BUGS), help="inject this bug")
     options = parser.parse_args(arguments)
     logging.disable()
@@ -76,10 +89,10 @@ def _find_bugs(seeds: Sequence[int], only: str | None) -> int:
         if only in (None, name):
             found = first_seed_with(bug, seeds)
             missed += found is None
-            print(
-                f"{name}: {'not found' if found is None else f'seed {found.seed} ({found.engine}): {found.violations[0]:.150}'}",
-                flush=True,
-            )
+            result = "not found"
+            if found is not None:
+                result = f"seed {found.seed} ({found.engine}): {found.violations[0]:.150}"
+            print(f"{name}: {result}", flush=True)
     return int(missed > 0)
 
 
@@ -99,8 +112,9 @@ def _report(results: Iterator[Result]) -> int:
         elif count % 1_000 == 0:
             print(f"{count:,} seeds, {bad} with a violation", flush=True)
     print(
-        f"{count:,} seeds, {bad} with a violation, {events:,} events, {operations:,} operations, "
-        f"{secs / 3600:.1f} hours of virtual time in {time.perf_counter() - began:.0f} s; traces {digest.hexdigest()[:16]}"
+        f"{count:,} seeds, {bad} with a violation, {events:,} events, {operations:,} operations,"
+        f" {secs / 3600:.1f} hours of virtual time in {time.perf_counter() - began:.0f} s; traces"
+        f" {digest.hexdigest()[:16]}"
     )
     return int(bad > 0)
 

@@ -16,20 +16,26 @@ def check(cluster: Any) -> Iterator[str]:
     yield from check_each_process(history)
     yield from check_counts(history, exact)
     for began, ended in segments(history):
-        yield from check_linearizable([one for one in history.operations if began <= one.began <= ended], ended)
+        yield from check_linearizable(
+            [one for one in history.operations if began <= one.began <= ended], ended
+        )
     yield from check_wait_ends(cluster)
     yield from check_leads(cluster)
 
 
 def segments(history: History) -> list[tuple[float, float]]:
-    """Return the times between which no data was lost, and in which what a process has seen cannot be forgotten."""
+    """Return the times between which no data was lost, and in which what a process has seen cannot
+    be forgotten.
+    """
     if not history.losses:
         return [(0.0, float("inf"))]
     return [(0.0, min(history.losses)), (history.settled, float("inf"))]
 
 
 def check_each_process(history: History) -> Iterator[str]:
-    """No process ever sees a step that is lower than one it has seen; a wait returns the step it waited for, or a later one."""
+    """No process ever sees a step that is lower than one it has seen; a wait returns the step it
+    waited for, or a later one.
+    """
     for one in history.operations:
         if one.step is None:
             continue
@@ -39,13 +45,19 @@ def check_each_process(history: History) -> Iterator[str]:
 
 
 def check_counts(history: History, exact: bool) -> Iterator[str]:
-    """The final step is what was advanced: nothing twice, and nothing lost acknowledged that a living process saw."""
+    """The final step is what was advanced: nothing twice, and nothing lost acknowledged that a
+    living process saw.
+    """
     if not history.final_steps:
         return
     final = history.final_steps[0]
     if len(set(history.final_steps)) > 1:
         yield f"at the end processes read different steps: {history.final_steps}"
-    before = [one for one in history.operations if one.kind == "advance" and one.began < history.settled + 1.0]
+    before = [
+        one
+        for one in history.operations
+        if one.kind == "advance" and one.began < history.settled + 1.0
+    ]
     most = sum(one.amount for one in history.operations if one.kind == "advance")
     acknowledged = sum(one.amount for one in before if one.step is not None)
     if final > most:
@@ -53,26 +65,41 @@ def check_counts(history: History, exact: bool) -> Iterator[str]:
     if exact and final < acknowledged:
         yield f"lost: {final} after acknowledged advances by {acknowledged}"
     seen = max((one.step or 0 for one in history.operations if one.process.alive), default=0)
-    if final < max((one.step or 0 for one in before if one.process in history.survivors), default=0):
+    if final < max(
+        (one.step or 0 for one in before if one.process in history.survivors), default=0
+    ):
         yield f"lost: {final} though a living process has seen {seen}"
 
 
 def check_linearizable(operations: list[Operation], until: float) -> Iterator[str]:
-    """Advances, reads and waits have one order that agrees with the order in time: exact for a counter.
+    """Advances, reads and waits have one order that agrees with the order in time: exact for a
+    counter.
 
-    An acknowledged advance has taken its place, (step - amount, step], for itself; a read or a wait stands between two places;
-    and what ended before something else began stands before it.
+    An acknowledged advance has taken its place, (step - amount, step], for itself; a read or a wait
+    stands between two places; and what ended before something else began stands before it.
     """
-    known = [one for one in operations if one.step is not None and one.ended is not None and one.ended <= until]
-    advances = sorted((one for one in known if one.kind == "advance"), key=lambda one: one.step or 0)
+    known = [
+        one
+        for one in operations
+        if one.step is not None and one.ended is not None and one.ended <= until
+    ]
+    advances = sorted(
+        (one for one in known if one.kind == "advance"), key=lambda one: one.step or 0
+    )
     end = 0
     for one in advances:
         assert one.step is not None
         if one.step - one.amount < end and end:
             yield f"two advances have led to the same step, or one counts twice: {one}"
         end = one.step
-    inside = {step for one in advances for step in range((one.step or 0) - one.amount + 1, one.step or 0)}
-    yield from (f"a step that no advance has led to: {one}" for one in known if one.kind != "advance" and one.step in inside)
+    inside = {
+        step for one in advances for step in range((one.step or 0) - one.amount + 1, one.step or 0)
+    }
+    yield from (
+        f"a step that no advance has led to: {one}"
+        for one in known
+        if one.kind != "advance" and one.step in inside
+    )
     ends = sorted(known, key=lambda one: one.ended or 0.0)
     highest, at = 0, 0
     for one in sorted(known, key=lambda one: one.began):
@@ -84,7 +111,14 @@ def check_linearizable(operations: list[Operation], until: float) -> Iterator[st
             yield f"step {highest} had been seen before this began: {one}"
     most, at = 0, 0
     begins = sorted((one for one in operations if one.kind == "advance"), key=lambda one: one.began)
-    first = min((one.step or 0) - one.amount if one.kind == "advance" else (one.step or 0) for one in known) if known else 0
+    first = (
+        min(
+            (one.step or 0) - one.amount if one.kind == "advance" else (one.step or 0)
+            for one in known
+        )
+        if known
+        else 0
+    )
     for one in ends:
         while at < len(begins) and begins[at].began <= (one.ended or 0.0):
             most += begins[at].amount
@@ -100,7 +134,9 @@ def check_wait_ends(cluster: Any) -> Iterator[str]:
     for end in history.wait_ends:
         margin = 1.0 if history.was_well(end.process, end.time - late, end.time) else late
         for trainer in history.publishers:
-            lives = trainer.began < end.time - margin and (trainer.ended is None or trainer.ended > end.time)
+            lives = trainer.began < end.time - margin and (
+                trainer.ended is None or trainer.ended > end.time
+            )
             if lives and history.was_well(trainer.process, end.time - late, end.time):
                 yield f"a wait was ended while its trainer {trainer.name} lived: {end}"
                 break
@@ -112,18 +148,24 @@ def check_wait_ends(cluster: Any) -> Iterator[str]:
 
 
 def check_leads(cluster: Any) -> Iterator[str]:
-    """There is one chief, until it leaves or could not be reached; writes of an earlier term come before those of a later one."""
+    """There is one chief, until it leaves or could not be reached; writes of an earlier term come
+    before those of a later one.
+    """
     history: History = cluster.history
     late = 2 * cluster.lease_secs + cluster.heartbeat_secs + 4.0
 
     def is_new(process: Any, time: float) -> bool:
-        """Return whether the run may have been lost when the process came, so that it knew nothing of it."""
+        """Return whether the run may have been lost when the process came, so that it knew nothing
+        of it.
+        """
         opened = min((at for at, each in history.opened if each is process), default=time)
         return any(loss <= time and opened > loss - 1.0 for loss in history.losses)
 
     for lead in history.leads:
         for other in history.leads:
-            if other is lead or not lead.began <= other.began < (float("inf") if lead.ended is None else lead.ended):
+            if other is lead or not lead.began <= other.began < (
+                float("inf") if lead.ended is None else lead.ended
+            ):
                 continue
             if other.process is lead.process or is_new(other.process, other.began):
                 continue
@@ -131,12 +173,20 @@ def check_leads(cluster: Any) -> Iterator[str]:
                 yield f"two chiefs: {lead} and {other}"
     for stale in history.stale_terms:
         excused = not history.was_well(stale.process, stale.time - late, stale.time)
-        # One that came after a loss and knew nothing leads until the chief of before is back, in whichever order they are.
+        # One that came after a loss and knew nothing leads until the chief of before is back, in
+        # whichever order they are.
         if not excused and not any(is_new(lead.process, stale.time) for lead in history.leads):
             yield f"a chief that could be reached has lost its term: {stale}"
     for began, ended in segments(history):
-        writes = [one for one in history.operations if one.term and one.step is not None and one.began >= began]
-        writes = sorted((one for one in writes if one.ended is not None and one.ended <= ended), key=lambda one: one.step or 0)
+        writes = [
+            one
+            for one in history.operations
+            if one.term and one.step is not None and one.began >= began
+        ]
+        writes = sorted(
+            (one for one in writes if one.ended is not None and one.ended <= ended),
+            key=lambda one: one.step or 0,
+        )
         for before, after in itertools.pairwise(writes):
             if after.term < before.term:
                 yield f"the write of an earlier term comes later: {before}, {after}"

@@ -1,4 +1,6 @@
-"""A simulated cluster: a server of one of the engines, a chief, a standby and eight workers, and what they do."""
+"""A simulated cluster: a server of one of the engines, a chief, a standby and eight workers, and
+what they do.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ from unittest import mock
 
 import aiohooks.stores.ray.store as ray_store
 from aiohooks._aio.clock import sleep
-from aiohooks.errors import PublisherFailedError, PublisherFinishedError, StaleTermError, StoreUnavailableError
+from aiohooks.errors import (
+    PublisherFailedError,
+    PublisherFinishedError,
+    StaleTermError,
+    StoreUnavailableError,
+)
 from aiohooks.stores import Engine, SharedStepStore
 from tests.fuzz.simulation.history import History, Operation, Tenure, WaitEnd
 from tests.fuzz.simulation.network import Network
@@ -50,7 +57,9 @@ class Cluster:
         """Whether the programs are to end."""
         self.tasks: dict[Process, asyncio.Task[Any]] = {}
         self.at_rest: dict[Process, tuple[SharedStepStore, asyncio.Future[None]]] = {}
-        """The processes whose programs have ended, with their open stores, and what lets them end."""
+        """The processes whose programs have ended, with their open stores, and what lets them
+        end.
+        """
         self._actions: dict[Process, asyncio.Task[None]] = {}
         self._lives = itertools.count(1)
         for name in ("chief", "standby", *(f"worker {number}" for number in range(1, WORKERS + 1))):
@@ -117,14 +126,18 @@ class Cluster:
                     return
             except StoreUnavailableError as error:
                 if opened:
-                    self.history.violations.append(f"{process} gave up at {self.world.now:.3f}: {error!r}")
+                    self.history.violations.append(
+                        f"{process} gave up at {self.world.now:.3f}: {error!r}"
+                    )
                     return
                 self.world.trace(process, "could not open", error)
 
     async def _chief(self, process: Process, store: SharedStepStore) -> None:
         chance = self.world.chance
         while not self.over:
-            await self._act(process, asyncio.ensure_future(self._lead(process, store, chance.randrange(2, 40))))
+            await self._act(
+                process, asyncio.ensure_future(self._lead(process, store, chance.randrange(2, 40)))
+            )
 
     async def _lead(self, process: Process, store: SharedStepStore, steps: int) -> None:
         try:
@@ -161,13 +174,17 @@ class Cluster:
             elif choice < 0.4:
                 action = self.advance(process, store, chance.randrange(1, 4))
             else:
-                action = self.wait(process, store, store.latest.step + chance.choice((1, 1, 2, 5, 30)))
+                action = self.wait(
+                    process, store, store.latest.step + chance.choice((1, 1, 2, 5, 30))
+                )
             task = asyncio.ensure_future(action)
             if chance.random() < 0.1:
                 process.call_later(chance.random(), task.cancel)
             await self._act(process, task)
 
-    async def _publish(self, process: Process, store: SharedStepStore, steps: int, term: int) -> None:
+    async def _publish(
+        self, process: Process, store: SharedStepStore, steps: int, term: int
+    ) -> None:
         chance = self.world.chance
         how = "failed" if chance.random() < 0.2 else "finished"
         name = f"{process}.{len(self.history.publishers)}"
@@ -179,14 +196,22 @@ class Cluster:
             for _ in range(steps):
                 if self.over:
                     break
-                await asyncio.gather(*(self.advance(process, store, 1, term) for _ in range(chance.choice((1, 1, 1, 3)))))
+                await asyncio.gather(
+                    *(
+                        self.advance(process, store, 1, term)
+                        for _ in range(chance.choice((1, 1, 1, 3)))
+                    )
+                )
                 await self._pause()
         finally:
-            # Cancelled before its announcement was acknowledged: the engine may know it all the same.
+            # Cancelled before its announcement was acknowledged: the engine may know it all the
+            # same.
             self._end(tenure or self._begin(self.history.publishers, process, term, name), how)
             publisher.close(ValueError("simulated") if how == "failed" else None)
 
-    def _begin(self, tenures: list[Tenure], process: Process, term: int, name: str = "chief") -> Tenure:
+    def _begin(
+        self, tenures: list[Tenure], process: Process, term: int, name: str = "chief"
+    ) -> Tenure:
         self.world.trace(process, "begins", name, term)
         tenure = Tenure(name, process, self.world.now, term)
         tenures.append(tenure)
@@ -217,7 +242,9 @@ class Cluster:
 
     # Operations.
 
-    async def advance(self, process: Process, store: SharedStepStore, by: int, term: int = 0) -> None:
+    async def advance(
+        self, process: Process, store: SharedStepStore, by: int, term: int = 0
+    ) -> None:
         await self._do(process, store, "advance", by, store.advance(by), term)
 
     async def value(self, process: Process, store: SharedStepStore) -> None:
@@ -237,7 +264,13 @@ class Cluster:
             self.history.wait_ends.append(WaitEnd(process, self.world.now, kind, str(error)))
 
     async def _do(
-        self, process: Process, store: SharedStepStore, kind: str, amount: int, call: Coroutine[Any, Any, int], term: int = 0
+        self,
+        process: Process,
+        store: SharedStepStore,
+        kind: str,
+        amount: int,
+        call: Coroutine[Any, Any, int],
+        term: int = 0,
     ) -> None:
         world = self.world
         operation = Operation(process, kind, amount, world.now, store.latest.step, term)
@@ -260,7 +293,11 @@ def deterministic(seed: int) -> Generator[None]:
 
     with contextlib.ExitStack() as stack:
         patch = mock.patch.object
-        stack.enter_context(patch(secrets, "token_hex", lambda size=8: f"{chance.getrandbits(8 * size):0{2 * size}x}"))
+        stack.enter_context(
+            patch(
+                secrets, "token_hex", lambda size=8: f"{chance.getrandbits(8 * size):0{2 * size}x}"
+            )
+        )
         stack.enter_context(patch(socket, "gethostname", lambda: "simulated"))
         stack.enter_context(patch(os, "getpid", lambda: 1))
         stack.enter_context(patch(ray_store, "to_thread", call_inline))

@@ -1,8 +1,8 @@
 """Redis's script against `RunState`: `python -m tests.fuzz.simulation.equality --count 2000`.
 
-The engine of Ray is `RunState` itself, and that of Redis has its writes in Lua. The script in a real server, and as the
-simulation has it, get the same random requests as a `RunState`, many of them repeated or out of date, and must give the same
-answers and states.
+The engine of Ray is `RunState` itself, and that of Redis has its writes in Lua. The script in a
+real server, and as the simulation has it, get the same random requests as a `RunState`, many of
+them repeated or out of date, and must give the same answers and states.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class Script:
 
     def apply(self, request: Request) -> Answer:
         if isinstance(request, Write):
-            parsed = _script.parse_answer(self._call("write", "id", *_script.write_arguments(request)))
+            parsed = _script.parse_answer(
+                self._call("write", "id", *_script.write_arguments(request))
+            )
             assert parsed is not None
             return parsed[0]
         found = _script.parse_read(self._call("read", "id"))
@@ -68,10 +70,15 @@ class Script:
         """Return the answers to the last writers."""
         lines = _script.parse_read(self._call("read", "id")).recent.splitlines()
         parts = (line.rsplit(" ", 3) for line in lines)
-        return {writer: (int(seq), Position(int(epoch), int(step))) for writer, seq, epoch, step in parts}
+        return {
+            writer: (int(seq), Position(int(epoch), int(step)))
+            for writer, seq, epoch, step in parts
+        }
 
     def _swap(self, found: _script.FoundRun, state: RunState) -> int:
-        return int(self._call("swap", found.run_id, *_script.swap_arguments(found, "id", state, 0, "")))
+        return int(
+            self._call("swap", found.run_id, *_script.swap_arguments(found, "id", state, 0, ""))
+        )
 
 
 def random_requests(chance: random.Random, state: RunState) -> Iterator[Request]:
@@ -82,12 +89,26 @@ def random_requests(chance: random.Random, state: RunState) -> Iterator[Request]
     for _ in range(_LENGTH):
         process = chance.choice(processes)
         seqs[process] += 1
-        step = chance.choice((0, 1, 2, 7, 40, MAX_STEP - 1, MAX_STEP) if chance.random() < 0.1 else (0, 1, 2, 3))
+        step = chance.choice(
+            (0, 1, 2, 7, 40, MAX_STEP - 1, MAX_STEP) if chance.random() < 0.1 else (0, 1, 2, 3)
+        )
         term = chance.choice((0, state.term, max(0, state.term - 1), state.term + 1))
-        member = Member(f"{process}/{chance.randrange(3)}", chance.choice(("trainer", "ünï\n", '"\\ 1 2 3')), 2.5, step)
+        member = Member(
+            f"{process}/{chance.randrange(3)}",
+            chance.choice(("trainer", "ünï\n", '"\\ 1 2 3')),
+            2.5,
+            step,
+        )
         exit_writer = f"{process}/"
         seqs[exit_writer] += 1
-        floor = chance.choice((Position(1, 0), state.position, Position(state.position.epoch, step), Position(2, step)))
+        floor = chance.choice(
+            (
+                Position(1, 0),
+                state.position,
+                Position(state.position.epoch, step),
+                Position(2, step),
+            )
+        )
         request: Request = chance.choice(
             (
                 Write("advance", max(1, step), floor, term, process, seqs[process]),
@@ -97,7 +118,12 @@ def random_requests(chance: random.Random, state: RunState) -> Iterator[Request]
                 Join(member._replace(term=term, ready=chance.random() < 0.5)),
                 Lead(member),
                 Leave(
-                    member.id, chance.choice(("", member.name)), step, chance.choice(("", "E: x")), exit_writer, seqs[exit_writer]
+                    member.id,
+                    chance.choice(("", member.name)),
+                    step,
+                    chance.choice(("", "E: x")),
+                    exit_writer,
+                    seqs[exit_writer],
                 ),
                 Fail("E: y", exit_writer, seqs[exit_writer]),
                 Expire(chance.choice([*state.members, member.id]), chance.randrange(3)),
@@ -130,7 +156,9 @@ def _in_server(client: redis.Redis) -> Script:
     keys = _script.Keys("equality").all
     client.flushall()
     return Script(
-        lambda request, known, *arguments: client.eval(_script.SCRIPT, len(keys), *keys, request, "", known, *arguments)
+        lambda request, known, *arguments: client.eval(
+            _script.SCRIPT, len(keys), *keys, request, "", known, *arguments
+        )
     )
 
 
@@ -142,7 +170,13 @@ def _simulated() -> Script:
 def compare(seeds: Sequence[int], client: redis.Redis | None) -> list[str]:
     """Return the differences of the script of the simulation, and of that in a server."""
     found = [
-        difference(seed, {"simulated": _simulated(), **({} if client is None else {"in the server": _in_server(client)})})
+        difference(
+            seed,
+            {
+                "simulated": _simulated(),
+                **({} if client is None else {"in the server": _in_server(client)}),
+            },
+        )
         for seed in seeds
     ]
     return [text for text in found if text]
@@ -150,17 +184,29 @@ def compare(seeds: Sequence[int], client: redis.Redis | None) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.simulation.equality", description=__doc__)
-    parser.add_argument("--count", type=int, default=2_000, help="sequences of requests (default %(default)s)")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.fuzz.simulation.equality", description=__doc__
+    )
+    parser.add_argument(
+        "--count", type=int, default=2_000, help="sequences of requests (default %(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="the first one")
     options = parser.parse_args(arguments)
     seeds = range(options.seed, options.seed + options.count)
     kinds = [kind for kind in KINDS if find_program(PROGRAMS[kind])]
     with tempfile.TemporaryDirectory() as directory:
         for kind in kinds:
-            with running(kind, Path(directory), keeps=False) as server, redis.Redis(port=server.port) as client:
+            with (
+                running(kind, Path(directory), keeps=False) as server,
+                redis.Redis(port=server.port) as client,
+            ):
                 found = compare(seeds, client)
-            print(*found, f"{kind}, and the simulated script: {options.count:,} sequences, {len(found)} differences", sep="\n")
+            print(
+                *found,
+                f"{kind}, and the simulated script: {options.count:,} sequences, {len(found)}"
+                " differences",
+                sep="\n",
+            )
             if found:
                 return 1
     return int(not kinds)

@@ -71,4 +71,6 @@ class History:
 
     def was_well(self, process: Process, since: float, until: float) -> bool:
         """Return whether the process could act and be reached throughout."""
-        return not any(each is process and began < until and ended > since for each, began, ended in self.ill)
+        return not any(
+            each is process and began < until and ended > since for each, began, ended in self.ill
+        )

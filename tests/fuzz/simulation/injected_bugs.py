@@ -49,9 +49,14 @@ BUGS: dict[str, Bug] = {}
 
 
 def bug(
-    owner: Owner, name: str, *, scenario: MakeScenario = stores, without: tuple[tuple[type, str], ...] = ()
+    owner: Owner,
+    name: str,
+    *,
+    scenario: MakeScenario = stores,
+    without: tuple[tuple[type, str], ...] = (),
 ) -> Callable[[Method], Method]:
-    """Register a replacement of `owner.name`: a function that gets the original one, and then its arguments.
+    """Register a replacement of `owner.name`: a function that gets the original one, and then its
+    arguments.
 
     The methods of `without` do nothing: the library has two mechanisms against the same bug.
     """
@@ -72,13 +77,17 @@ def _do_nothing(*args: Any) -> None:
 
 
 @bug(RunState, "recover")
-def exits_are_not_recovered(recover: Method, self: RunState, process: str, known: Snapshot, answers: Any) -> None:
+def exits_are_not_recovered(
+    recover: Method, self: RunState, process: str, known: Snapshot, answers: Any
+) -> None:
     """Finding 01: after a loss an exit has a number that was used before."""
     recover(self, process, known._replace(last_exit=None), answers)
 
 
 @bug(RunState, "recover")
-def terms_are_not_recovered(recover: Method, self: RunState, process: str, known: Snapshot, answers: Any) -> None:
+def terms_are_not_recovered(
+    recover: Method, self: RunState, process: str, known: Snapshot, answers: Any
+) -> None:
     """Findings 02 and 03: after a loss the terms begin again."""
     members = tuple(member for member in known.members if not member.term)
     recover(self, process, known._replace(term=0, leader="", members=members), answers)
@@ -87,7 +96,13 @@ def terms_are_not_recovered(recover: Method, self: RunState, process: str, known
 @bug(RunState, "_recover_members", without=((RunWatcher, "hold"),))
 def an_old_exit_ends_waits(recover: Method, self: RunState, process: str, known: Snapshot) -> None:
     """Finding 04: after a loss an old exit ends a wait before its trainer was announced again."""
-    recover(self, process, known._replace(members=tuple(member for member in known.members if member.process == process)))
+    recover(
+        self,
+        process,
+        known._replace(
+            members=tuple(member for member in known.members if member.process == process)
+        ),
+    )
 
 
 @bug(Members, "mark_unsent")
@@ -96,7 +111,9 @@ def registrations_are_not_repeated(mark_unsent: Method, self: Members) -> None:
 
 
 @bug(LeaseWatch, "observe")
-def late_reads_count_in_full(observe: Method, self: LeaseWatch, members: tuple[Member, ...]) -> None:
+def late_reads_count_in_full(
+    observe: Method, self: LeaseWatch, members: tuple[Member, ...]
+) -> None:
     """Findings 08 and 15: a lease runs out while it could not be renewed, or when a clock jumps."""
     before = dict(self._silent)
     now = self._clock.now()
@@ -109,8 +126,12 @@ def late_reads_count_in_full(observe: Method, self: LeaseWatch, members: tuple[M
 
 
 @bug(RunState, "recover")
-def answers_are_not_recovered(recover: Method, self: RunState, process: str, known: Snapshot, answers: Any) -> None:
-    """Finding 13: an answer and then the data are lost, while another process has seen the step: it counts twice."""
+def answers_are_not_recovered(
+    recover: Method, self: RunState, process: str, known: Snapshot, answers: Any
+) -> None:
+    """Finding 13: an answer and then the data are lost, while another process has seen the step: it
+    counts twice.
+    """
     recover(self, process, known, {})
 
 
@@ -123,7 +144,9 @@ def repeated_writes_count(last_answer: Method, self: RunState, writer: str) -> N
 
 
 @bug(Write, "target")
-def a_run_that_is_behind_stays_behind(target: Method, self: Write, position: Position) -> tuple[int, int]:
+def a_run_that_is_behind_stays_behind(
+    target: Method, self: Write, position: Position
+) -> tuple[int, int]:
     return target(self._replace(floor=Position(1, 0)), position)  # type: ignore[no-any-return]
 
 
@@ -155,7 +178,10 @@ def a_wait_misses_a_step(observe: Method, self: WaitRegistry, position: Position
 
 @bug(RunState, "_lead")
 def two_may_lead(lead: Method, self: RunState, member: Member) -> Any:
-    others, self.members = self.members, {id: each for id, each in self.members.items() if not each.term or id == member.id}
+    others, self.members = (
+        self.members,
+        {id: each for id, each in self.members.items() if not each.term or id == member.id},
+    )
     try:
         return lead(self, member)
     finally:
@@ -166,16 +192,26 @@ def two_may_lead(lead: Method, self: RunState, member: Member) -> Any:
 
 
 @bug(creators, "set_step", scenario=training)
-async def a_restored_step_is_only_raised(set_step: Method, store: SharedStepStore, step: int, seen: Position) -> None:
-    """After a loss, who knows a later step from before moves that of a chief that has restored an earlier one."""
+async def a_restored_step_is_only_raised(
+    set_step: Method, store: SharedStepStore, step: int, seen: Position
+) -> None:
+    """After a loss, who knows a later step from before moves that of a chief that has restored an
+    earlier one.
+    """
     latest = (await store.value()).step
     await (store.raise_to(step) if latest <= step else store.reset(step))
 
 
 @bug(ProcessFiles, "do", scenario=training)
-def names_are_not_synced(do: Method, self: ProcessFiles, number: int, name: str, real: Method, args: Any, kwargs: Any) -> Any:
+def names_are_not_synced(
+    do: Method, self: ProcessFiles, number: int, name: str, real: Method, args: Any, kwargs: Any
+) -> Any:
     """After a power cut a checkpoint that was saved is gone."""
-    return None if name == "fsync" and stat.S_ISDIR(os.fstat(args[0]).st_mode) else do(self, number, name, real, args, kwargs)
+    return (
+        None
+        if name == "fsync" and stat.S_ISDIR(os.fstat(args[0]).st_mode)
+        else do(self, number, name, real, args, kwargs)
+    )
 
 
 @bug(_format, "checkpoint_names", scenario=training)
@@ -186,7 +222,9 @@ def the_oldest_checkpoint_is_restored(checkpoint_names: Method, names: Any) -> A
 
 @bug(FeedsAhead, "note_restored", scenario=training)
 def an_interrupted_element_is_repeated(note_restored: Method, self: FeedsAhead) -> None:
-    """The run of an element is repeated before those that come again, and the element comes once more."""
+    """The run of an element is repeated before those that come again, and the element comes once
+    more.
+    """
     note_restored(self)
     self._session.set_back.clear()
 

@@ -1,4 +1,6 @@
-"""The network between processes and one server: connections whose messages arrive late, in order, or not at all."""
+"""The network between processes and one server: connections whose messages arrive late, in order,
+or not at all.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ class Server(Protocol):
 
 
 class Connection:
-    """One connection of a process to the server. Messages of one direction stay in order; a connection that ends loses some."""
+    """One connection of a process to the server. Messages of one direction stay in order; a
+    connection that ends loses some.
+    """
 
     def __init__(self, network: Network, process: Process) -> None:
         self.process = process
@@ -38,7 +42,9 @@ class Connection:
             self._carry(True, lambda: self._arrive_at_server(message))
 
     def close(self) -> None:
-        """Close it; what was sent may still arrive, also after what is sent on a later connection."""
+        """Close it; what was sent may still arrive, also after what is sent on a later
+        connection.
+        """
         if self.client_open:
             self.client_open = False
             self._carry(True, self._close_server_end)
@@ -70,7 +76,9 @@ class Connection:
         world.at(time, lambda: self._pass(to_server))
 
     def _pass(self, to_server: bool) -> None:
-        """Let the next message arrive, unless the way is blocked: then later, as TCP sends it again."""
+        """Let the next message arrive, unless the way is blocked: then later, as TCP sends it
+        again.
+        """
         network = self.network
         blocked_until = network.blocked_until(self.process, to_server)
         if blocked_until <= network.world.now:
@@ -129,7 +137,9 @@ class Network:
 
     def delay(self, process: Process) -> float:
         until, factor = self._slow_until.get(process, (0.0, 1.0))
-        return self.world.chance.expovariate(1 / self.mean_delay_secs) * (factor if self.world.now < until else 1.0)
+        return self.world.chance.expovariate(1 / self.mean_delay_secs) * (
+            factor if self.world.now < until else 1.0
+        )
 
     def blocked_until(self, process: Process, to_server: bool) -> float:
         blocked = self._blocked.get((process, to_server), 0.0)
@@ -171,8 +181,12 @@ class Network:
 
     # Faults.
 
-    def lose_answers(self, process: Process, count: int, then: Callable[[], None] = lambda: None) -> None:
-        """End the connection of the next answers to a process, instead of delivering them, and call `then` each time."""
+    def lose_answers(
+        self, process: Process, count: int, then: Callable[[], None] = lambda: None
+    ) -> None:
+        """End the connection of the next answers to a process, instead of delivering them, and call
+        `then` each time.
+        """
         self._answers_to_lose[process] = count, then
 
     def loses_answer(self, process: Process) -> bool:
@@ -183,7 +197,9 @@ class Network:
             then()
         return count > 0
 
-    def block(self, process: Process, secs: float, *, to_server: bool = True, to_process: bool = True) -> None:
+    def block(
+        self, process: Process, secs: float, *, to_server: bool = True, to_process: bool = True
+    ) -> None:
         """Let nothing pass to or from a process for so long."""
         for direction, wanted in ((True, to_server), (False, to_process)):
             if wanted:

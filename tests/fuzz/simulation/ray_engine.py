@@ -1,4 +1,6 @@
-"""The step actor of Ray in a simulated process, and its handle: the store and the actor are the library's own."""
+"""The step actor of Ray in a simulated process, and its handle: the store and the actor are the
+library's own.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,11 @@ class RayServer:
         self.restart()
 
     def restart(self, *, lost_secs: float = 0.0) -> None:
-        old, self._process, self.actor = self._process, Process(self.network.world, "actor"), StepActor()
+        old, self._process, self.actor = (
+            self._process,
+            Process(self.network.world, "actor"),
+            StepActor(),
+        )
         old.kill()
         self.network.start_server()
 
@@ -67,7 +73,9 @@ class _Method:
 
 
 class _Handle:
-    """The actor's handle in one process. Its calls arrive in order; all that are not answered fail with the connection."""
+    """The actor's handle in one process. Its calls arrive in order; all that are not answered fail
+    with the connection.
+    """
 
     def __init__(self, network: Network, process: Process) -> None:
         self._network, self._process = network, process
@@ -79,7 +87,9 @@ class _Handle:
     def __getattr__(self, name: str) -> _Method:
         return _Method(self, name)
 
-    def call(self, name: str, args: tuple[Any, ...], result: concurrent.futures.Future[Any]) -> None:
+    def call(
+        self, name: str, args: tuple[Any, ...], result: concurrent.futures.Future[Any]
+    ) -> None:
         self._count += 1
         self._calls[self._count] = name, args, result
         if self._connection is not None and self._connection.client_open:
@@ -109,7 +119,9 @@ class _Handle:
     def _fail_calls(self) -> None:
         calls, self._calls = self._calls, {}
         for _, _, result in calls.values():
-            result.set_exception(ActorUnavailableError("the simulated actor is unavailable", b"0" * 16))
+            result.set_exception(
+                ActorUnavailableError("the simulated actor is unavailable", b"0" * 16)
+            )
 
 
 class SimulatedRayEngine(RayEngine):

@@ -1,6 +1,8 @@
-"""A Redis server for the simulation, and redis-py's connection to it: the store and its connections are the library's own.
+"""A Redis server for the simulation, and redis-py's connection to it: the store and its connections
+are the library's own.
 
-The server does what `aiohooks/stores/redis/script.lua` does; `equality` compares the two on a real server.
+The server does what `aiohooks/stores/redis/script.lua` does; `equality` compares the two on a real
+server.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ _MOST_RECENT = 64
 class Keys:
     """The keys of a run, as the script keeps them."""
 
-    position: tuple[Position, str, str] | None = None  # with the id of the run and the recent answers
+    position: tuple[Position, str, str] | None = (
+        None  # with the id of the run and the recent answers
+    )
     change: int = 0  # the id of the last entry
     state: dict[str, str] = field(default_factory=dict)
     answers: dict[str, str] = field(default_factory=dict)
@@ -53,7 +57,16 @@ class ScriptedRun:
             return self._swap(known_run_id, args)
         data, failed_at = keys.state.get("data", ""), keys.state.get("failed_at", "")
         version = keys.state.get("version", "")
-        found = (self.run_id, *self.position, self.recent, version, self.term, self.leader, data, failed_at)
+        found = (
+            self.run_id,
+            *self.position,
+            self.recent,
+            version,
+            self.term,
+            self.leader,
+            data,
+            failed_at,
+        )
         return [one if isinstance(one, int) else one.encode() for one in found]
 
     def _write(self, known_run_id: str, args: tuple[str, ...]) -> str:
@@ -88,9 +101,26 @@ class ScriptedRun:
         self.recent = "\n".join(lines.values())
 
     def _swap(self, known_run_id: str, args: tuple[str, ...]) -> int:
-        after, new_run_id, least_version, data, epoch, step, term, leader, notifies, fails, recovered, after_epoch = args
+        (
+            after,
+            new_run_id,
+            least_version,
+            data,
+            epoch,
+            step,
+            term,
+            leader,
+            notifies,
+            fails,
+            recovered,
+            after_epoch,
+        ) = args
         keys, version = self.keys, self.keys.state.get("version", "")
-        if self.run_id != known_run_id or version != after or self.position.epoch != int(after_epoch):
+        if (
+            self.run_id != known_run_id
+            or version != after
+            or self.position.epoch != int(after_epoch)
+        ):
             return 0
         is_new = new_run_id != self.run_id
         if is_new:
@@ -99,7 +129,9 @@ class ScriptedRun:
             self.run_id, self.recent = new_run_id, ""
         for line in filter(None, recovered.split("\n")):
             name, answer = f"w {line.rsplit(' ', 3)[0]}", " ".join(line.rsplit(" ", 3)[1:])
-            if name not in keys.answers or int(keys.answers[name].split()[0]) < int(answer.split()[0]):
+            if name not in keys.answers or int(keys.answers[name].split()[0]) < int(
+                answer.split()[0]
+            ):
                 keys.answers[name] = answer
         target = Position(int(epoch), int(step))
         moves, self.position = target > self.position, max(target, self.position)
@@ -107,7 +139,13 @@ class ScriptedRun:
             self._add_recent(recovered)
             keys.position = self.position, self.run_id, self.recent
         new_version = max(int(version or 0), int(least_version)) + 1
-        keys.state |= {"run": self.run_id, "version": str(new_version), "term": term, "leader": leader, "data": data}
+        keys.state |= {
+            "run": self.run_id,
+            "version": str(new_version),
+            "term": term,
+            "leader": leader,
+            "data": data,
+        }
         if fails == "1":
             keys.state["failed_at"] = f"{self.position.epoch}-{self.position.step}"
         if notifies == "1":
@@ -147,9 +185,17 @@ class RedisServer:
                 self._wakes[keys[0]] = self._wakes.get(keys[0], 0) + 1
                 connection.reply(1)
             else:
-                before = self.run.keys.position, self.run.keys.state.get("version"), len(self.run.keys.answers)
+                before = (
+                    self.run.keys.position,
+                    self.run.keys.state.get("version"),
+                    len(self.run.keys.answers),
+                )
                 connection.reply(self.run.call(request, *args))
-                if before != (self.run.keys.position, self.run.keys.state.get("version"), len(self.run.keys.answers)):
+                if before != (
+                    self.run.keys.position,
+                    self.run.keys.state.get("version"),
+                    len(self.run.keys.answers),
+                ):
                     self.disk.write(self.run.keys.copy())
             self._answer_reads()
         elif command == "XREAD" and message[1] == "BLOCK":
@@ -182,7 +228,9 @@ class RedisServer:
                 fields = [b"run", run_id.encode(), b"recent", recent.encode()]
                 found.append([b"aiohooks:{default}", [[f"{epoch}-{step}".encode(), fields]]])
             if (run.change, 0) > read.after[1]:
-                found.append([b"aiohooks:{default}:changes", [[f"{run.change}-0".encode(), [b"n", b""]]]])
+                found.append(
+                    [b"aiohooks:{default}:changes", [[f"{run.change}-0".encode(), [b"n", b""]]]]
+                )
             if (self._wakes.get(read.wake_key, 0), 0) > read.after[2]:
                 entry = [f"{self._wakes[read.wake_key]}-0".encode(), [b"w", b""]]
                 found.append([read.wake_key.encode(), [entry]])
@@ -222,7 +270,9 @@ class _Client:
     async def connect(self) -> None:
         connection = self._connection = await self._network.connect(self._process)
         connection.on_message = self._receive
-        connection.on_lost = lambda: self._receive(errors.ConnectionError("Connection closed by server."))
+        connection.on_lost = lambda: self._receive(
+            errors.ConnectionError("Connection closed by server.")
+        )
 
     def _receive(self, message: Any) -> None:
         self._received.append(message)

@@ -1,8 +1,9 @@
-"""A simulation: a cluster at work, random faults, then quiet, and the end of the run; what its history must satisfy.
+"""A simulation: a cluster at work, random faults, then quiet, and the end of the run; what its
+history must satisfy.
 
-Faults: lost, delayed and cut connections, partitions in one or both directions, a server that stops, is away, or comes back with
-all its data, without the last of it, or without any; processes that are killed and started again, or stopped for longer than
-their leases, and clocks that jump.
+Faults: lost, delayed and cut connections, partitions in one or both directions, a server that
+stops, is away, or comes back with all its data, without the last of it, or without any; processes
+that are killed and started again, or stopped for longer than their leases, and clocks that jump.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def stores(world: World, engine: str) -> Generator[Scenario]:
     yield Scenario(world, Cluster(world, engine))
 
 
-def simulate(seed: int, engine: str = "", scenario: MakeScenario = stores, *, tracing: bool = False) -> Result:
+def simulate(
+    seed: int, engine: str = "", scenario: MakeScenario = stores, *, tracing: bool = False
+) -> Result:
     """Run the simulation of a seed."""
     world = World(seed, tracing=tracing)
     engine = engine or world.chance.choice(sorted(ENGINES))
@@ -60,7 +63,17 @@ def simulate(seed: int, engine: str = "", scenario: MakeScenario = stores, *, tr
     finally:
         if collecting:
             gc.enable()
-    return Result(seed, engine, violations, world.digest, world.events, world.now, one.operations, one.faults, world.lines)
+    return Result(
+        seed,
+        engine,
+        violations,
+        world.digest,
+        world.events,
+        world.now,
+        one.operations,
+        one.faults,
+        world.lines,
+    )
 
 
 class Scenario:
@@ -132,7 +145,11 @@ class Scenario:
 
     def _secs(self) -> float:
         """Return how long a fault lasts: shorter or longer than a lease."""
-        secs = self.world.chance.choice((0.05, 0.3, 1.0, 2.5)) * self.cluster.lease_secs * self.world.chance.uniform(0.5, 1.5)
+        secs = (
+            self.world.chance.choice((0.05, 0.3, 1.0, 2.5))
+            * self.cluster.lease_secs
+            * self.world.chance.uniform(0.5, 1.5)
+        )
         self._quiet_at = max(self._quiet_at, self.world.now + secs)
         return secs
 
@@ -140,7 +157,9 @@ class Scenario:
         """Return a process; more often the chief than another one."""
         living = self.cluster.living
         chiefs = [each for each in living if "worker" not in each.name]
-        return self.world.chance.choice(chiefs if chiefs and self.world.chance.random() < 0.4 else living)
+        return self.world.chance.choice(
+            chiefs if chiefs and self.world.chance.random() < 0.4 else living
+        )
 
     def _fell_ill(self, process: Process, secs: float) -> None:
         late = 2 * self.cluster.lease_secs + self.cluster.heartbeat_secs + 4.0
@@ -154,8 +173,11 @@ class Scenario:
     def _answers_lost(self) -> None:
         process = self._victim()
         self._note("answers lost", process)
-        # Right after an outage, several attempts to connect that fail one after the other last as long as a lease.
-        self.cluster.network.lose_answers(process, self.world.chance.randrange(1, 4), lambda: self._fell_ill(process, 0.0))
+        # Right after an outage, several attempts to connect that fail one after the other last as
+        # long as a lease.
+        self.cluster.network.lose_answers(
+            process, self.world.chance.randrange(1, 4), lambda: self._fell_ill(process, 0.0)
+        )
 
     def _answer_and_data_lost(self) -> None:
         """What an answer that was lost says is seen by others, and then lost by the server."""
@@ -170,10 +192,18 @@ class Scenario:
         self.cluster.network.lose_answers(process, 1, lose_data)
 
     def _partition(self) -> None:
-        secs, way = self._secs(), self.world.chance.choice(("both", "both", "to server", "to process"))
-        for process in {self._victim(): None, **({self._victim(): None} if self.world.chance.random() < 0.5 else {})}:
+        secs, way = (
+            self._secs(),
+            self.world.chance.choice(("both", "both", "to server", "to process")),
+        )
+        for process in {
+            self._victim(): None,
+            **({self._victim(): None} if self.world.chance.random() < 0.5 else {}),
+        }:
             self._note("partition", process, way, f"{secs:.3f}")
-            self.cluster.network.block(process, secs, to_server=way != "to process", to_process=way != "to server")
+            self.cluster.network.block(
+                process, secs, to_server=way != "to process", to_process=way != "to server"
+            )
             self._fell_ill(process, secs)
 
     def _slow_network(self) -> None:
@@ -192,7 +222,9 @@ class Scenario:
 
     def _server_with_old_data(self) -> None:
         lost_secs = self.world.chance.choice((0.05, 0.5, 3.0))
-        self._lose(f"server away, without its last {lost_secs} s", lambda: self._restart_now(lost_secs))
+        self._lose(
+            f"server away, without its last {lost_secs} s", lambda: self._restart_now(lost_secs)
+        )
 
     def _server_without_data(self) -> None:
         self._lose("server away, without its data", lambda: self._restart_now(1e9))
@@ -252,23 +284,40 @@ class Scenario:
     # The end of the run.
 
     def _end(self) -> None:
-        """All reads agree, two that want the lead get it in turn, and all waits end as the last publisher leaves, not earlier."""
+        """All reads agree, two that want the lead get it in turn, and all waits end as the last
+        publisher leaves, not earlier.
+        """
         cluster, chance = self.cluster, self.world.chance
         cluster.finish()
-        if not self.world.run(self.world.now + self.most_secs, lambda: len(cluster.at_rest) == len(cluster.tasks)):
-            self._report_stuck({process: task for process, task in cluster.tasks.items() if process not in cluster.at_rest})
+        if not self.world.run(
+            self.world.now + self.most_secs, lambda: len(cluster.at_rest) == len(cluster.tasks)
+        ):
+            self._report_stuck(
+                {
+                    process: task
+                    for process, task in cluster.tasks.items()
+                    if process not in cluster.at_rest
+                }
+            )
             return
         self.world.run(self.world.now + 2.0)  # what was cancelled may still arrive
         stores = {process: store for process, (store, _) in cluster.at_rest.items()}
-        self._do("value", {process: cluster.value(process, store) for process, store in stores.items()})
-        cluster.history.final_steps += [operation.step or 0 for operation in cluster.history.operations[-len(stores) :]]
+        self._do(
+            "value", {process: cluster.value(process, store) for process, store in stores.items()}
+        )
+        cluster.history.final_steps += [
+            operation.step or 0 for operation in cluster.history.operations[-len(stores) :]
+        ]
         two = chance.sample(list(stores), min(2, len(stores)))
         self._do("lead", {process: cluster.lead_once(process, stores[process]) for process in two})
         if len(stores) > 1:
             self._leave_last(stores)
         for process, (_, end) in cluster.at_rest.items():
             process.deliver(end.set_result, None)
-        if not self.world.run(self.world.now + self.most_secs, lambda: all(task.done() for task in cluster.tasks.values())):
+        if not self.world.run(
+            self.world.now + self.most_secs,
+            lambda: all(task.done() for task in cluster.tasks.values()),
+        ):
             self._report_stuck(cluster.tasks)
         self._report_failures()
 
@@ -288,43 +337,75 @@ class Scenario:
 
         self._do("publish", {last: self._publish_last(last, stores[last], leave)}, done=is_there)
         world.trace("last", last, how)
-        waits = {process: process.start(cluster.wait(process, stores[process], UNREACHABLE)) for process in others}
-        reached = {process: cluster.wait(process, stores[process], stores[last].latest.step + 1) for process in others}
+        waits = {
+            process: process.start(cluster.wait(process, stores[process], UNREACHABLE))
+            for process in others
+        }
+        reached = {
+            process: cluster.wait(process, stores[process], stores[last].latest.step + 1)
+            for process in others
+        }
         reached[last] = cluster.advance(last, stores[last], 1)
         self._do("wait", reached)
         before = len(history.wait_ends)
-        late_fault = world.chance.choice((None, None, self._keys_deleted, self._server_without_data, self._server_outage))
+        late_fault = world.chance.choice(
+            (None, None, self._keys_deleted, self._server_without_data, self._server_outage)
+        )
         if late_fault is not None:
             late_fault()
             world.run(max(world.now, self._quiet_at) + cluster.heartbeat_secs)
         world.run(world.now + 1.5 * cluster.lease_secs)
-        history.violations += [f"a wait was ended while its trainer lived: {end}" for end in history.wait_ends[before:]]
+        history.violations += [
+            f"a wait was ended while its trainer lived: {end}" for end in history.wait_ends[before:]
+        ]
         if how == "killed":
             cluster.kill(last)
         else:
             last.deliver(leave.set_result, ValueError("simulated") if how == "failed" else None)
-        if not world.run(world.now + self.most_secs, lambda: all(task.done() for task in waits.values())):
-            self._report_stuck({process: task for process, task in waits.items() if not task.done()})
+        if not world.run(
+            world.now + self.most_secs, lambda: all(task.done() for task in waits.values())
+        ):
+            self._report_stuck(
+                {process: task for process, task in waits.items() if not task.done()}
+            )
         expected = "finished" if how == "finished" else "failed"
-        history.violations += [f"the last trainer has {how}: {end}" for end in history.wait_ends[before:] if end.kind != expected]
+        history.violations += [
+            f"the last trainer has {how}: {end}"
+            for end in history.wait_ends[before:]
+            if end.kind != expected
+        ]
 
-    async def _publish_last(self, process: Process, store: SharedStepStore, leave: asyncio.Future[BaseException | None]) -> None:
+    async def _publish_last(
+        self, process: Process, store: SharedStepStore, leave: asyncio.Future[BaseException | None]
+    ) -> None:
         publisher = store.publisher("last")
         await store.flush()
         self.cluster.history.publishers.append(Tenure("last", process, self.world.now))
         publisher.close(await leave)
         self.cluster.history.publishers[-1].ended = self.world.now
 
-    def _do(self, what: str, programs: dict[Process, Coroutine[Any, Any, None]], done: Callable[[], bool] | None = None) -> None:
+    def _do(
+        self,
+        what: str,
+        programs: dict[Process, Coroutine[Any, Any, None]],
+        done: Callable[[], bool] | None = None,
+    ) -> None:
         tasks = {process: process.start(program) for process, program in programs.items()}
-        if not self.world.run(self.world.now + self.most_secs, done or (lambda: all(task.done() for task in tasks.values()))):
-            self._report_stuck({process: task for process, task in tasks.items() if not task.done()}, what)
+        if not self.world.run(
+            self.world.now + self.most_secs,
+            done or (lambda: all(task.done() for task in tasks.values())),
+        ):
+            self._report_stuck(
+                {process: task for process, task in tasks.items() if not task.done()}, what
+            )
         for process, task in tasks.items():
             if task.done() and not task.cancelled() and task.exception() is not None:
                 self.cluster.history.violations.append(f"{process}, {what}: {_text_of(task)}")
 
     def _report_stuck(self, tasks: dict[Process, asyncio.Task[None]], what: str = "ending") -> None:
-        self.cluster.history.violations += [f"stuck in {what}: {process}" for process, task in tasks.items() if not task.done()]
+        self.cluster.history.violations += [
+            f"stuck in {what}: {process}" for process, task in tasks.items() if not task.done()
+        ]
 
 
 def _text_of(task: asyncio.Task[None]) -> str:

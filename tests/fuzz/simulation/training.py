@@ -1,10 +1,12 @@
-"""A training in the simulated cluster: monitored sessions of a chief, a standby and workers, with checkpoints on a shared disk.
+"""A training in the simulated cluster: monitored sessions of a chief, a standby and workers, with
+checkpoints on a shared disk.
 
-The chief and the standby train the same model, one after the other: whoever leads restores the newest checkpoint and continues.
-They are fed with numbers from 1, one each step, mostly by feeds that checkpoints set back, in one loop or in two; steps and hooks
-fail in between. The workers wait for each step, through a version gate. To the faults of `scenario` come a kill at any operation
-of the disk, and a power cut, which leaves any state of the disk that a crash could leave. Whoever fails is started again, as by a
-launcher.
+The chief and the standby train the same model, one after the other: whoever leads restores the
+newest checkpoint and continues. They are fed with numbers from 1, one each step, mostly by feeds
+that checkpoints set back, in one loop or in two; steps and hooks fail in between. The workers wait
+for each step, through a version gate. To the faults of `scenario` come a kill at any operation of
+the disk, and a power cut, which leaves any state of the disk that a crash could leave. Whoever
+fails is started again, as by a launcher.
 """
 
 from __future__ import annotations
@@ -53,13 +55,26 @@ class ProcessFiles(Seam):
         self._recorder, self._world = recorder, world
         self._dead = False
 
-    def do(self, number: int, name: str, real: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def do(
+        self,
+        number: int,
+        name: str,
+        real: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         if self._dead:
             raise OSError(errno.EIO, "the process was killed")
         if self.kill_in == 0:
             if name == "write":
                 fd, data = args
-                self._recorder.do(number, name, real, (fd, data[: self._world.chance.randrange(len(data))]), kwargs)
+                self._recorder.do(
+                    number,
+                    name,
+                    real,
+                    (fd, data[: self._world.chance.randrange(len(data))]),
+                    kwargs,
+                )
             raise _Killed
         if self.kill_in is not None:
             self.kill_in -= 1
@@ -122,7 +137,9 @@ class TrainingCluster(Cluster):
         super().kill(process)
 
     async def _live(self, process: Process, program: Program) -> None:
-        """Run the program until it ends by itself; start it again when it fails, as a launcher does."""
+        """Run the program until it ends by itself; start it again when it fails, as a launcher
+        does.
+        """
         await sleep(self.world.chance.random() * 0.3)
         while True:
             try:
@@ -171,7 +188,10 @@ class TrainingCluster(Cluster):
 
         saver = Files(self.directory / "run", keep=KeepNewest(2))
         creator = ah.ChiefSessionCreator(
-            train, scaffold=ah.Scaffold(tracked={"model": model, "numbers": numbers}), checkpoint_dir=saver, global_step=store
+            train,
+            scaffold=ah.Scaffold(tracked={"model": model, "numbers": numbers}),
+            checkpoint_dir=saver,
+            global_step=store,
         )
         watch = _Watch(self, process, model, numbers, is_tracked)
         hooks: list[Any] = [
@@ -180,9 +200,16 @@ class TrainingCluster(Cluster):
             ah.CheckpointSaverHook(every=ah.Every(steps=3), listeners=[_Saves(self, process)]),
         ]
         try:
-            policy = ah.RecoveryPolicy(after_commit=chance.choice(("repeat", "return")), on_lost_feeds="raise")
-            async with ah.AsyncMonitoredSession(creator, hooks, recovery=policy, yield_secs=None, name=str(process)) as session:
-                feeds, prefetch = numbers if is_tracked else itertools.count(1), chance.choice((0, 0, 1, 3))
+            policy = ah.RecoveryPolicy(
+                after_commit=chance.choice(("repeat", "return")), on_lost_feeds="raise"
+            )
+            async with ah.AsyncMonitoredSession(
+                creator, hooks, recovery=policy, yield_secs=None, name=str(process)
+            ) as session:
+                feeds, prefetch = (
+                    numbers if is_tracked else itertools.count(1),
+                    chance.choice((0, 0, 1, 3)),
+                )
                 steps = session.steps("steps", feeds=feeds, prefetch=prefetch)
                 if chance.random() < 0.3:
                     session.start_soon(use)
@@ -200,7 +227,10 @@ class TrainingCluster(Cluster):
                 step = await store.wait_for(seen.step + self.world.chance.choice((1, 1, 3)))
                 if (store.latest.epoch, step) <= seen:
                     self.report(process, f"waited for a step after {seen} and got {step}")
-                is_new = store.latest.epoch == ticket.position.epoch and store.latest.step - ticket.version <= gate.max_lag
+                is_new = (
+                    store.latest.epoch == ticket.position.epoch
+                    and store.latest.step - ticket.version <= gate.max_lag
+                )
                 if ticket.use() != is_new:
                     self.report(process, f"{ticket} was used at {store.latest}: {not is_new}")
             return step
@@ -234,9 +264,15 @@ class TrainingCluster(Cluster):
         one = restored.checkpoint
         self.world.trace(process, "restored", one.sequence, one.step)
         if one.sequence < self.durable:
-            self.report(process, f"restored checkpoint {one.sequence}, though {self.durable} was saved")
+            self.report(
+                process, f"restored checkpoint {one.sequence}, though {self.durable} was saved"
+            )
         if not model.last == numbers.last == one.step:
-            self.report(process, f"the checkpoint of step {one.step} has {model.last} steps, and number {numbers.last}")
+            self.report(
+                process,
+                f"the checkpoint of step {one.step} has {model.last} steps, and number"
+                f" {numbers.last}",
+            )
 
     def on_saved(self, process: Process, sequence: int, step: int) -> None:
         """A save has returned."""
@@ -260,7 +296,14 @@ class TrainingCluster(Cluster):
 class _Watch(ah.SessionRunHook):
     """Reports what a trainer restores and makes."""
 
-    def __init__(self, cluster: TrainingCluster, process: Process, model: _Count, numbers: _Count, is_tracked: bool) -> None:
+    def __init__(
+        self,
+        cluster: TrainingCluster,
+        process: Process,
+        model: _Count,
+        numbers: _Count,
+        is_tracked: bool,
+    ) -> None:
         self._cluster, self._process, self._model, self._numbers = cluster, process, model, numbers
         self._is_tracked = is_tracked
         self._last = 0
@@ -268,10 +311,19 @@ class _Watch(ah.SessionRunHook):
     async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
         """Report what was restored."""
         self._cluster.on_restored(self._process, session.restored, self._model, self._numbers)
-        if session.restored is not None and session.restored.checkpoint.step < self._last and not self._is_tracked:
-            self._cluster.report(self._process, f"went back from step {self._last} without a word: its feeds are gone")
+        if (
+            session.restored is not None
+            and session.restored.checkpoint.step < self._last
+            and not self._is_tracked
+        ):
+            self._cluster.report(
+                self._process,
+                f"went back from step {self._last} without a word: its feeds are gone",
+            )
 
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+    async def after_run(
+        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
+    ) -> None:
         """Report the step."""
         self._last = run_context.global_step
         self._cluster.on_step(self._process, run_context.global_step, self._model.last)
@@ -292,13 +344,22 @@ class _Saves(ah.CheckpointSaverListener):
 
 
 class TrainingScenario(Scenario):
-    """Faults of the cluster and of the disk; then training continues, and ends cleanly in all processes."""
+    """Faults of the cluster and of the disk; then training continues, and ends cleanly in all
+    processes.
+    """
 
     cluster: TrainingCluster
 
     def __init__(self, world: World, engine: str, directory: Path) -> None:
         super().__init__(world, TrainingCluster(world, engine, directory))
-        self.kinds = (*self.kinds, self._kill_in_disk, self._kill_in_disk, self._kill_in_disk, self._power_cut, self._power_cut)
+        self.kinds = (
+            *self.kinds,
+            self._kill_in_disk,
+            self._kill_in_disk,
+            self._kill_in_disk,
+            self._power_cut,
+            self._power_cut,
+        )
 
     @property
     def operations(self) -> int:
@@ -364,7 +425,9 @@ class TrainingScenario(Scenario):
         if not world.run(world.now + _PROGRESS_SECS, lambda: cluster.steps_made > made + 3):
             self._report_stuck(cluster.tasks, "training")
         cluster.over = True
-        if not world.run(world.now + self.most_secs, lambda: all(task.done() for task in cluster.tasks.values())):
+        if not world.run(
+            world.now + self.most_secs, lambda: all(task.done() for task in cluster.tasks.values())
+        ):
             self._report_stuck(cluster.tasks)
         self._report_failures()
         cluster.history.violations += [

@@ -1,4 +1,6 @@
-"""Virtual time: one queue of events, and an event loop for each simulated process, which can be paused, killed, and jump."""
+"""Virtual time: one queue of events, and an event loop for each simulated process, which can be
+paused, killed, and jump.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class Livelock(AssertionError):
 
 
 class World:
-    """The time, everything that is going to happen, the random choices, and the trace of a simulation."""
+    """The time, everything that is going to happen, the random choices, and the trace of a
+    simulation.
+    """
 
     def __init__(self, seed: int, *, tracing: bool = False) -> None:
         self.now = 0.0
@@ -144,7 +148,9 @@ class Process(asyncio.BaseEventLoop):
         self.wake()
 
     def kill(self) -> None:
-        """End the process: nothing of it reaches another one any more. What its tasks do to end is not part of the world."""
+        """End the process: nothing of it reaches another one any more. What its tasks do to end is
+        not part of the world.
+        """
         self.alive = False
         for _ in range(1_000):
             tasks = [task for task in asyncio.all_tasks(self) if not task.done()]
@@ -159,7 +165,13 @@ class Process(asyncio.BaseEventLoop):
 
     def _next_time(self) -> float:
         # A little later than the timer: the difference of two floats may be a little less.
-        time = self.world.now if self._ready else self._scheduled[0].when() - self._skew + 1e-9 if self._scheduled else math.inf
+        time = (
+            self.world.now
+            if self._ready
+            else self._scheduled[0].when() - self._skew + 1e-9
+            if self._scheduled
+            else math.inf
+        )
         return max(time, self._paused_until)
 
     def _turn(self, time: float) -> None:

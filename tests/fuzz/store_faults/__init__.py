@@ -1,1 +1,3 @@
-"""Step stores of real processes, whose engines, connections and processes fail: `python -m tests.fuzz.store_faults`."""
+"""Step stores of real processes, whose engines, connections and processes fail: `python -m
+tests.fuzz.store_faults`.
+"""

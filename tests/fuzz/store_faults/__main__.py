@@ -1,14 +1,18 @@
-"""Faults of engines, links and processes at random moments, of any kind of them together, each counted.
+"""Faults of engines, links and processes at random moments, of any kind of them together, each
+counted.
 
     python -m tests.fuzz.store_faults --engine redis --count 1000 --seed 1
 
-In each trial three processes work on a run of their own, and the engine fails at a random moment: in a third of the trials it
-loses its data, in a third it is away for longer than a lease. Meanwhile one of the processes may be killed or stopped, or lose
-its connection, for shorter or longer than a lease. What they do is in `trials.py`. No trial has
+In each trial three processes work on a run of their own, and the engine fails at a random moment:
+in a third of the trials it loses its data, in a third it is away for longer than a lease. Meanwhile
+one of the processes may be killed or stopped, or lose its connection, for shorter or longer than a
+lease. What they do is in `trials.py`. No trial has
 
 - a call or wait that is stuck;
-- a step that counts twice, or is lost though a living process had seen it; calls that are not linearizable, if no data was lost;
-- two leaders that both write: a write accepted after one of a newer term was, or a term of two processes;
+- a step that counts twice, or is lost though a living process had seen it; calls that are not
+  linearizable, if no data was lost;
+- two leaders that both write: a write accepted after one of a newer term was, or a term of two
+  processes;
 - a wrong end: a wait that ends while its trainer lives; a living chief that is refused;
 - anything that is left in the engine.
 """
@@ -26,9 +30,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.fuzz.store_faults.engines import ENGINES, GROUPS, EngineSetup, Group, LocalSetup, cluster_of, engine_setup
+from tests.fuzz.store_faults.engines import (
+    ENGINES,
+    GROUPS,
+    EngineSetup,
+    Group,
+    LocalSetup,
+    cluster_of,
+    engine_setup,
+)
 from tests.fuzz.store_faults.plans import Plan
-from tests.fuzz.store_faults.trials import PROBLEMS, CallTrial, DieTrial, LeadTrial, Problem, SlownessWatch, Trial, ViolationError
+from tests.fuzz.store_faults.trials import (
+    PROBLEMS,
+    CallTrial,
+    DieTrial,
+    LeadTrial,
+    Problem,
+    SlownessWatch,
+    Trial,
+    ViolationError,
+)
 from tests.support.step_laws import Operation
 from tests.support.store_processes import StuckError
 
@@ -54,12 +75,23 @@ class Outcome:
     def report(self) -> int:
         """Print the results; return the exit code."""
         for group in GROUPS:
-            found = ", ".join(f"{times} {status}" for (each, status), times in sorted(self.statuses.items()) if each == group)
+            found = ", ".join(
+                f"{times} {status}"
+                for (each, status), times in sorted(self.statuses.items())
+                if each == group
+            )
             print(f"{group}: {found}")
-        print(f"{self.trials} faults: {', '.join(f'{self.problems[kind]} {kind}' for kind in PROBLEMS)}; {self.calls} calls")
+        print(
+            f"{self.trials} faults:"
+            f" {', '.join(f'{self.problems[kind]} {kind}' for kind in PROBLEMS)}; {self.calls}"
+            " calls"
+        )
         print(f"all waits ended within {self.late_secs:.2f} s after the faults")
         if self.excused:
-            print(f"in {self.excused} of them the machine was too slow for the lease, and the chief was replaced")
+            print(
+                f"in {self.excused} of them the machine was too slow for the lease, and the chief"
+                " was replaced"
+            )
         return 1 if self.texts else 0
 
 
@@ -84,7 +116,13 @@ async def run_trial(setup: EngineSetup, number: int, seed: int, outcome: Outcome
         if left := await setup.end():
             raise ViolationError("left over", left)
     except AssertionError as error:
-        status = error.kind if isinstance(error, ViolationError) else "stuck" if isinstance(error, StuckError) else "wrong end"
+        status = (
+            error.kind
+            if isinstance(error, ViolationError)
+            else "stuck"
+            if isinstance(error, StuckError)
+            else "wrong end"
+        )
         outcome.problems[status] += 1
         outcome.texts.append(f"trial {number} of seed {seed}, {plan}: {error}")
         print(outcome.texts[-1], flush=True)
@@ -100,13 +138,24 @@ async def run_trial(setup: EngineSetup, number: int, seed: int, outcome: Outcome
             outcome.last_calls = trial.history
     outcome.late_secs = max(outcome.late_secs, late)
     kind = type(trial).__name__.removesuffix("Trial").lower()
-    print(f"{number:5} {kind:5}{status:12} {late:5.2f} of {time.monotonic() - began:5.2f} s  {plan}", flush=True)
+    print(
+        f"{number:5} {kind:5}{status:12} {late:5.2f} of {time.monotonic() - began:5.2f} s  {plan}",
+        flush=True,
+    )
 
 
 async def run_trials(
-    engine: str, count: int, seed: int, directory: Path, *, parallel: int = 4, only: Sequence[int] = ()
+    engine: str,
+    count: int,
+    seed: int,
+    directory: Path,
+    *,
+    parallel: int = 4,
+    only: Sequence[int] = (),
 ) -> Outcome:
-    """Run trials of an engine, some at the same time, as they mostly wait; `only` names the numbers of those to run."""
+    """Run trials of an engine, some at the same time, as they mostly wait; `only` names the numbers
+    of those to run.
+    """
     outcome = Outcome()
     numbers: Iterator[int] = iter(only or range(count))
 
@@ -116,7 +165,10 @@ async def run_trials(
                 await run_trial(setup, number, seed, outcome)
 
     async with cluster_of(engine) as address:
-        tasks = [asyncio.ensure_future(run_some(address)) for _ in range(min(parallel, len(only) or count))]
+        tasks = [
+            asyncio.ensure_future(run_some(address))
+            for _ in range(min(parallel, len(only) or count))
+        ]
         watching = asyncio.ensure_future(outcome.watch.watch())
         try:
             await asyncio.gather(*tasks)
@@ -129,16 +181,31 @@ async def run_trials(
 
 def main() -> int:
     """Run the command; return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--engine", choices=ENGINES, required=True)
     parser.add_argument("--count", type=int, default=90)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--parallel", type=int, default=4, help="how many trials at the same time")
-    parser.add_argument("--trial", type=int, action="append", default=[], help="only the trial of this number; may be repeated")
+    parser.add_argument(
+        "--trial",
+        type=int,
+        action="append",
+        default=[],
+        help="only the trial of this number; may be repeated",
+    )
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         outcome = asyncio.run(
-            run_trials(given.engine, given.count, given.seed, Path(directory), parallel=given.parallel, only=given.trial)
+            run_trials(
+                given.engine,
+                given.count,
+                given.seed,
+                Path(directory),
+                parallel=given.parallel,
+                only=given.trial,
+            )
         )
     return outcome.report()
 

@@ -1,7 +1,7 @@
 """The engines, each with three processes on it, and the faults that each can have as a whole.
 
-The faults are in three groups: those that lose the engine's data, those in which it is away for longer than a lease, and brief
-ones. An engine is an `EngineSetup`; each trial has a run of its own.
+The faults are in three groups: those that lose the engine's data, those in which it is away for
+longer than a lease, and brief ones. An engine is an `EngineSetup`; each trial has a run of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ Group = Literal["data lost", "outage longer than a lease", "brief"]
 GROUPS: tuple[Group, ...] = ("data lost", "outage longer than a lease", "brief")
 
 Strike = Callable[[Any, float], Awaitable[None]]
-"""Let the engine of a setup fail; its faults that last a while last so many seconds. It works again afterwards."""
+"""Let the engine of a setup fail; its faults that last a while last so many seconds. It works again
+afterwards.
+"""
 Strikes = Mapping[Group, Mapping[str, Strike]]
 
 
@@ -40,9 +42,13 @@ class EngineSetup(abc.ABC):
     leased: ClassVar[bool] = True
     """Whether a process that is stopped counts as dead."""
     keeps_run: ClassVar[bool] = True
-    """Whether the run continues after the data was lost; otherwise every call and wait ends with an error."""
+    """Whether the run continues after the data was lost; otherwise every call and wait ends with an
+    error.
+    """
     exact_sums: ClassVar[bool] = False
-    """Whether every acknowledged advance counts, also of several processes, when the data is lost."""
+    """Whether every acknowledged advance counts, also of several processes, when the data is
+    lost.
+    """
     lease_secs: ClassVar[float] = 0.5
 
     def __init__(self) -> None:
@@ -69,10 +75,16 @@ class EngineSetup(abc.ABC):
         """Open a new run in all processes; return them."""
         self.run = f"trial-{os.getpid()}-{next(numbers)}"
         living = [one for one in self.workers if one.alive]
-        self.workers = [*living, *await asyncio.gather(*(self.start_worker() for _ in range(3 - len(living))))]
+        self.workers = [
+            *living,
+            *await asyncio.gather(*(self.start_worker() for _ in range(3 - len(living)))),
+        ]
         for link in self.links():
             link.heal()
-        opening = [one.order("open", run=self.run, **self.where(number), **options) for number, one in enumerate(self.workers)]
+        opening = [
+            one.order("open", run=self.run, **self.where(number), **options)
+            for number, one in enumerate(self.workers)
+        ]
         for one, opened in zip(self.workers, opening, strict=True):
             one.forget()
             answer = await reply_to(opened, "open")
@@ -80,7 +92,9 @@ class EngineSetup(abc.ABC):
         return self.workers
 
     async def end(self) -> str:
-        """Close all stores; return what is left in the engine, which needs a moment to notice the end."""
+        """Close all stores; return what is left in the engine, which needs a moment to notice the
+        end.
+        """
         await asyncio.gather(*(one.do("close") for one in self.workers if one.alive))
         for link in self.links():
             link.end_all()  # also the server's ends of connections in a black hole
@@ -151,8 +165,15 @@ class ServerSetup(EngineSetup):
         self._proxies = proxies
 
     def where(self, number: int) -> dict[str, Any]:
-        secs = {"heartbeat": 0.6 * self.lease_secs, "lease_secs": self.lease_secs, "connect_timeout": HANG_SECS}
-        return {"url": self.server.url.replace(str(self.server.port), str(self._proxies[number].port)), **secs}
+        secs = {
+            "heartbeat": 0.6 * self.lease_secs,
+            "lease_secs": self.lease_secs,
+            "connect_timeout": HANG_SECS,
+        }
+        return {
+            "url": self.server.url.replace(str(self.server.port), str(self._proxies[number].port)),
+            **secs,
+        }
 
     def links(self) -> Sequence[Proxy]:
         return self._proxies
@@ -191,11 +212,19 @@ class RedisSetup(ServerSetup):
     """Redis or Valkey."""
 
     strikes: ClassVar[Strikes] = {
-        "data lost": {**ServerSetup.strikes["data lost"], "flushed": flush_all, "a key evicted": evict_key},
+        "data lost": {
+            **ServerSetup.strikes["data lost"],
+            "flushed": flush_all,
+            "a key evicted": evict_key,
+        },
         "outage longer than a lease": {
             **ServerSetup.strikes["outage longer than a lease"],
-            "a replica for a while": set_for_a_while(("REPLICAOF", "127.0.0.1", 1), ("REPLICAOF", "NO", "ONE")),
-            "no memory for a while": set_for_a_while(("CONFIG", "SET", "maxmemory", 1), ("CONFIG", "SET", "maxmemory", 0)),
+            "a replica for a while": set_for_a_while(
+                ("REPLICAOF", "127.0.0.1", 1), ("REPLICAOF", "NO", "ONE")
+            ),
+            "no memory for a while": set_for_a_while(
+                ("CONFIG", "SET", "maxmemory", 1), ("CONFIG", "SET", "maxmemory", 0)
+            ),
         },
         "brief": {**ServerSetup.strikes["brief"], "clients dropped": drop_clients},
     }
@@ -203,7 +232,11 @@ class RedisSetup(ServerSetup):
     async def left(self) -> str:
         clients = (await execute(self, "CLIENT LIST")) or []
         stats = await execute(self, "INFO", "clients")
-        return f"{len(clients) - 1} connections are left" if len(clients) > 1 or stats["blocked_clients"] else ""
+        return (
+            f"{len(clients) - 1} connections are left"
+            if len(clients) > 1 or stats["blocked_clients"]
+            else ""
+        )
 
 
 @contextlib.asynccontextmanager
@@ -278,11 +311,16 @@ class LocalSetup(EngineSetup):
 
 
 def left_in(run: Path) -> str:
-    """Return what processes have left in the directory of a run, which none of them has open any more."""
+    """Return what processes have left in the directory of a run, which none of them has open any
+    more.
+    """
     if not run.exists():
         return ""
     expected = {"position", "notify", "state", "state.new", "alive"}
-    left = [*(run / "alive").iterdir(), *(path for path in run.iterdir() if path.name not in expected)]
+    left = [
+        *(run / "alive").iterdir(),
+        *(path for path in run.iterdir() if path.name not in expected),
+    ]
     slots = (run / "position").read_bytes()[128:] if (run / "position").exists() else b""
     return f"{left} and the slots {slots!r} are left" if left or slots else ""
 
@@ -330,7 +368,10 @@ class RaySetup(EngineSetup):
     """An actor; lost connections are handled by Ray itself."""
 
     strikes: ClassVar[Strikes] = {
-        "data lost": {"actor killed": kill_actor(times=1), "actor killed twice": kill_actor(times=2)},
+        "data lost": {
+            "actor killed": kill_actor(times=1),
+            "actor killed twice": kill_actor(times=2),
+        },
         "outage longer than a lease": {"actor stopped": stop_actor},
         "brief": {"none": nothing, "actor stopped": stop_actor},
     }
@@ -350,7 +391,9 @@ class RaySetup(EngineSetup):
 
     async def left(self) -> str:
         waiting: int = (await (await self.actor()).statistics.remote())["waiting"]
-        return f"{waiting} polls are left in the actor" if waiting else ""  # that of a killed process ends after its heartbeat
+        return (
+            f"{waiting} polls are left in the actor" if waiting else ""
+        )  # that of a killed process ends after its heartbeat
 
     async def end(self) -> str:
         from aiohooks.stores.ray import _cluster
@@ -388,7 +431,9 @@ async def ray_setup(address: str) -> AsyncGenerator[EngineSetup]:
 
 @contextlib.asynccontextmanager
 async def cluster_of(engine: str) -> AsyncGenerator[str]:
-    """Run what all setups of an engine share, and yield its address; a Ray cluster that runs already is in AIOHOOKS_TEST_RAY."""
+    """Run what all setups of an engine share, and yield its address; a Ray cluster that runs
+    already is in AIOHOOKS_TEST_RAY.
+    """
     address = os.environ.get("AIOHOOKS_TEST_RAY", "")
     if engine != "ray" or address:
         yield address
@@ -404,11 +449,16 @@ async def cluster_of(engine: str) -> AsyncGenerator[str]:
 
 
 ENGINES: Mapping[str, type[EngineSetup]] = {
-    "redis": RedisSetup, "valkey": RedisSetup, "local": LocalSetup, "ray": RaySetup
-}  # fmt: skip
+    "redis": RedisSetup,
+    "valkey": RedisSetup,
+    "local": LocalSetup,
+    "ray": RaySetup,
+}
 
 
-def engine_setup(engine: str, directory: Path, address: str = "") -> contextlib.AbstractAsyncContextManager[EngineSetup]:
+def engine_setup(
+    engine: str, directory: Path, address: str = ""
+) -> contextlib.AbstractAsyncContextManager[EngineSetup]:
     """Run an engine with its processes for the block; `address` is that of `cluster_of`."""
     if engine == "local":
         return local_setup()

@@ -47,9 +47,15 @@ class Plan:
         lease = setup.lease_secs
         client = [*CLIENT_FAULTS, "none", "stopped"]
         fault = rnd.choice(list(setup.strikes[group]))
-        if setup.links() and "links" not in fault:  # otherwise healing the one link would heal part of the engine's fault
+        if (
+            setup.links() and "links" not in fault
+        ):  # otherwise healing the one link would heal part of the engine's fault
             client += LINK_FAULTS
-        engine_secs = rnd.uniform(1.5, 3.5) * lease if group == "outage longer than a lease" else rnd.random() ** 2 * 0.6 * lease
+        engine_secs = (
+            rnd.uniform(1.5, 3.5) * lease
+            if group == "outage longer than a lease"
+            else rnd.random() ** 2 * 0.6 * lease
+        )
         return cls(
             group,
             fault,
@@ -65,13 +71,21 @@ class Plan:
     @property
     def may_lose_chief(self) -> bool:
         """Whether the chief may count as dead after these faults."""
-        # Each process notices by itself that its connection is dead, and that takes longer than the leases of the trials.
-        return (self.role == "chief" and self.client_fault != "none") or "black hole" in self.engine_fault
+        # Each process notices by itself that its connection is dead, and that takes longer than the
+        # leases of the trials.
+        return (
+            self.role == "chief" and self.client_fault != "none"
+        ) or "black hole" in self.engine_fault
 
     def __str__(self) -> str:
-        client = "" if self.client_fault == "none" else f"; {self.role} {self.client_fault} for {self.client_secs:.2f} s"
+        client = (
+            ""
+            if self.client_fault == "none"
+            else f"; {self.role} {self.client_fault} for {self.client_secs:.2f} s"
+        )
         return (
-            f"{self.group}: {self.engine_fault} for {self.engine_secs:.2f} s{client} at {self.client_at:+.2f} s, {self.on_lost}"
+            f"{self.group}: {self.engine_fault} for {self.engine_secs:.2f} s{client} at"
+            f" {self.client_at:+.2f} s, {self.on_lost}"
         )
 
 

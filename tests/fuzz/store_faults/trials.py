@@ -1,14 +1,16 @@
 """The trials: what three processes do on a run while it fails, and the laws that hold for them.
 
-In those of `lead` there are a chief that advances, a standby that waits for the lead, and a waiter. Afterwards the waiter's steps
-must be reached by the chief, or by the standby in its place.
+In those of `lead` there are a chief that advances, a standby that waits for the lead, and a waiter.
+Afterwards the waiter's steps must be reached by the chief, or by the standby in its place.
 
-In those of `call` all three make calls at random. When the engine loses its data there is one limit, which the pages of the
-engines state: the first one to connect brings back what it has seen, which may not be the last step. So one process alone writes,
-and lives: its own calls must be linearizable, and no step may be lost or count twice, or fall for any process. (On Ray all
-processes write: their sum is exact. The local store has no such runs: without its directory a run is over.)
+In those of `call` all three make calls at random. When the engine loses its data there is one
+limit, which the pages of the engines state: the first one to connect brings back what it has seen,
+which may not be the last step. So one process alone writes, and lives: its own calls must be
+linearizable, and no step may be lost or count twice, or fall for any process. (On Ray all processes
+write: their sum is exact. The local store has no such runs: without its directory a run is over.)
 
-In those of `die`, on the local store, a process is killed at one of the system calls that it makes in its life.
+In those of `die`, on the local store, a process is killed at one of the system calls that it makes
+in its life.
 """
 
 from __future__ import annotations
@@ -22,7 +24,13 @@ from typing import Any, Literal
 
 from tests.fuzz.store_faults.engines import EngineSetup
 from tests.fuzz.store_faults.plans import Plan, strike
-from tests.support.step_laws import Operation, count_advances, find_miscount, find_second_leader, find_violation
+from tests.support.step_laws import (
+    Operation,
+    count_advances,
+    find_miscount,
+    find_second_leader,
+    find_violation,
+)
 from tests.support.store_processes import TICK_SECS, Mix, StuckError, WorkerProcess, reply_to
 from tests.support.waiting import HANG_SECS, elapse
 
@@ -68,7 +76,9 @@ class SlownessWatch:
 class Trial:
     """One trial: its processes, and what is known of them."""
 
-    def __init__(self, setup: EngineSetup, plan: Plan, watch: SlownessWatch, chance: random.Random) -> None:
+    def __init__(
+        self, setup: EngineSetup, plan: Plan, watch: SlownessWatch, chance: random.Random
+    ) -> None:
         self.setup = setup
         self.plan = plan
         self.watch = watch
@@ -88,7 +98,9 @@ class Trial:
         return [one for worker in self.workers for one in worker.history]
 
     def check_history(self, *, data_lost: bool) -> None:
-        """Check that one process leads at a time, and, unless data was lost, that all calls are linearizable."""
+        """Check that one process leads at a time, and, unless data was lost, that all calls are
+        linearizable.
+        """
         if found := find_second_leader(self.history):
             raise ViolationError("two leaders", found)
         if not data_lost and (found := find_violation(self.history)):
@@ -124,14 +136,24 @@ class LeadTrial(Trial):
         await self._check_count(chief_leads=leader is self.chief)
         if leader is self.chief:
             if self.lead.done() and self.standby.alive and not await self._is_suspect():
-                raise ViolationError("two leaders", f"the standby leads beside a living chief: {self.lead.result()}")
+                raise ViolationError(
+                    "two leaders", f"the standby leads beside a living chief: {self.lead.result()}"
+                )
             await self.chief.do("step_down")
-            if self.standby.alive and (led := await reply_to(self.lead, "lead after the chief")).get("result", 0) <= first_term:
-                raise ViolationError("two leaders", f"the standby got {led} after the term {first_term}")
+            if (
+                self.standby.alive
+                and (led := await reply_to(self.lead, "lead after the chief")).get("result", 0)
+                <= first_term
+            ):
+                raise ViolationError(
+                    "two leaders", f"the standby got {led} after the term {first_term}"
+                )
         return ended
 
     async def _is_suspect(self) -> bool:
-        """Return whether the chief may have been taken for dead: it did not run, or not reach the engine, for a while."""
+        """Return whether the chief may have been taken for dead: it did not run, or not reach the
+        engine, for a while.
+        """
         if not self.chief.alive:
             return True
         if not self.setup.leased:
@@ -154,7 +176,9 @@ class LeadTrial(Trial):
         )
 
     async def _lead_on(self) -> WorkerProcess | None:
-        """Let the process that leads after the faults advance far, and check that it may; return it."""
+        """Let the process that leads after the faults advance far, and check that it may; return
+        it.
+        """
         chief = self.chief
         if chief.alive:
             reply = await reply_to(chief.order("rest"), "the writes of the chief")
@@ -189,16 +213,24 @@ class LeadTrial(Trial):
             if reply["result"] < step:
                 raise ViolationError("wrong end", f"woken at {reply['result']}, before step {step}")
             return "resumed"
-        if not await self._is_suspect() or self.plan.on_lost == "keep" or reply["error"] != "PublisherFailedError":
+        if (
+            not await self._is_suspect()
+            or self.plan.on_lost == "keep"
+            or reply["error"] != "PublisherFailedError"
+        ):
             raise ViolationError("wrong end", f"the wait for step {step} got {reply}")
         return "typed error"
 
     async def _check_run_gone(self, waits: Mapping[int, asyncio.Future[dict[str, Any]]]) -> str:
-        """The engine cannot continue the run: every call and wait ends with an error that says so."""
+        """The engine cannot continue the run: every call and wait ends with an error that says
+        so.
+        """
         orders = [*waits.values(), self.waiter.order("wait", step=FAR)] if self.waiter.alive else []
         if self.standby.alive:
             orders.append(self.standby.order("advance"))
-            if self.chief.alive or not self.lead.done():  # otherwise it may have succeeded the chief before
+            if (
+                self.chief.alive or not self.lead.done()
+            ):  # otherwise it may have succeeded the chief before
                 orders.append(self.lead)
         if self.chief.alive:
             await reply_to(self.chief.order("rest"), "the writes of the chief")
@@ -219,11 +251,19 @@ class LeadTrial(Trial):
         data_lost = self.plan.group == "data lost"
         acked, begun = count_advances(self.history)
         if data_lost and not chief_leads:
-            # The standby may have written without the chief's last steps, or these died with it: those of the living count.
-            own = [call for one in living for call in one.history if call.kind == "advance" and call.is_known]
+            # The standby may have written without the chief's last steps, or these died with it:
+            # those of the living count.
+            own = [
+                call
+                for one in living
+                for call in one.history
+                if call.kind == "advance" and call.is_known
+            ]
             acked = max((call.position.step for call in own), default=0)
         if not acked <= step <= begun:
-            raise ViolationError("double count", f"step {step}, acknowledged {acked}, begun {begun}")
+            raise ViolationError(
+                "double count", f"step {step}, acknowledged {acked}, begun {begun}"
+            )
         self.check_history(data_lost=data_lost)
 
 
@@ -233,13 +273,21 @@ class CallTrial(Trial):
     async def run(self) -> str:
         plan, data_lost = self.plan, self.plan.group == "data lost"
         if plan.client_fault == "killed" and plan.role == "chief":
-            plan = dataclasses.replace(plan, role="waiter")  # the first process lives: it makes the last read
+            plan = dataclasses.replace(
+                plan, role="waiter"
+            )  # the first process lives: it makes the last read
         self.workers = self.setup.workers
         mix: Mix = self.chance.choice(("raises", "resets"))
         others: Mix = "advances" if self.setup.exact_sums else "reads"
         mixes: list[Mix] = ["advances", others, others] if data_lost else [mix, mix, mix]
         orders = [
-            one.order("call_at_random", count=CALLS, seed=self.chance.random().hex(), mix=mix, steady=one is self.workers[0])
+            one.order(
+                "call_at_random",
+                count=CALLS,
+                seed=self.chance.random().hex(),
+                mix=mix,
+                steady=one is self.workers[0],
+            )
             for one, mix in zip(self.workers, mixes, strict=True)
         ]
         await strike(self.setup, plan, self.workers)
@@ -278,11 +326,20 @@ class DieTrial(Trial):
             await other.do("lead")
             await other.do("advance", by=FAR)
         # It may have been known as a publisher already when it died.
-        replies = {step: await reply_to(wait, f"wait for step {step}") for step, wait in ((5, near), (FAR, far))}
+        replies = {
+            step: await reply_to(wait, f"wait for step {step}")
+            for step, wait in ((5, near), (FAR, far))
+        }
         for step, reply in replies.items():
-            is_right = reply.get("error") in _NO_PUBLISHER and reached < step if "error" in reply else reply["result"] >= step
+            is_right = (
+                reply.get("error") in _NO_PUBLISHER and reached < step
+                if "error" in reply
+                else reply["result"] >= step
+            )
             if not is_right:
-                raise ViolationError("wrong end", f"the wait for step {step} got {reply} at step {reached}")
+                raise ViolationError(
+                    "wrong end", f"the wait for step {step} got {reply} at step {reached}"
+                )
         self.check_history(data_lost=False)
         return "typed error" if any("error" in reply for reply in replies.values()) else "resumed"
 
