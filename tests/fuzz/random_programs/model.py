@@ -148,7 +148,7 @@ def run_laws(execution: Execution, run: Record) -> Iterator[str]:
             spec.timeout for spec in session.specs
         )
         third_party = isinstance(error, errors.HookCancelledError) and any(
-            one.cancelled for one in [*failed, *beside]
+            record.cancelled or record.left_cancel for record in [*calls, *beside]
         )
         if not (
             error in raised or timed_out or third_party or (ended and isinstance(error, ENDED))

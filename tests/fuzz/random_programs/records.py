@@ -112,6 +112,7 @@ class Record:
         "is_library",
         "is_outermost",
         "kept",
+        "left_cancel",
         "name",
         "outcome",
         "own",
@@ -169,6 +170,10 @@ class Record:
         self.own = 0
         self.count_error = 0
         """By how much the library has changed the task's cancel count."""
+        self.left_cancel = False
+        """Whether the program's own code has left a cancel, as asyncio's task groups do from Python
+        3.13 on if the count was too high: its task ends as cancelled even if this returns.
+        """
         self.stray = False
         """Whether the library has left a cancel that will be thrown in later."""
 
@@ -346,6 +351,7 @@ class Recorder:
                 record.count_error = 0 if task.is_miscounted else change
                 record.stray = must_cancel and task.pending is None
             elif must_cancel:
+                record.left_cancel = True
                 if any("scope" in one.name or "anyio" in one.name for one in task.stack):
                     # A cancel that asyncio has repeated has not the message by which anyio knows
                     # its own.
