@@ -4,14 +4,17 @@ What needs a package or a program that is missing is left out, and the run ends 
 
 Options:
     --quick: a sample of the tests, on asyncio alone: see `sampled`. Failures are printed when they
-    happen. --of-the-day DATE: of each slow test, and of each test on uvloop, two cases, which the
-    date chooses. --nothing-missing: what would be left out fails. --not-passed-in=FOLDER: not those
-    tests that passed in the last run in this folder. --loop both|asyncio|uvloop: the loops to run
-    async tests on. One test alone chooses by `@pytest.mark.asyncio(loop_factories=["asyncio"])`.
+        happen.
+    --of-the-day DATE: slow tests, and tests on uvloop, each on every third day, with two cases.
+    --nothing-missing: what would be left out fails.
+    --not-passed-in=FOLDER: not those tests that passed in the last run in this folder.
+    --loop both|asyncio|uvloop: the loops to run async tests on. One test alone chooses by
+        `@pytest.mark.asyncio(loop_factories=["asyncio"])`.
     --tasks plain|eager|python: what `create_task` of a loop makes: asyncio's tasks, eager ones
-    (Python 3.12), or ones that are written in Python. --slow-disk SECS: each of the first calls of
-    `fsync` in a test takes so much longer. --shuffle SEED: run the tests in a random order, and let
-    calls in threads begin and end late, by a random time.
+        (Python 3.12), or ones that are written in Python.
+    --slow-disk SECS: each of the first calls of `fsync` in a test takes so much longer.
+    --shuffle SEED: run the tests in a random order, and let calls in threads begin and end late, by
+        a random time.
 
 Markers:
     slow: takes seconds; `sample`: one of its kind, which --quick runs as well.
@@ -25,6 +28,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import datetime
 import functools
 import gc
 import importlib.util
@@ -35,6 +39,7 @@ import random
 import re
 import sys
 import time
+import zlib
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -60,6 +65,7 @@ collect_ignore_glob = [
 ]
 QUICK_CASES = 4  # with --quick
 DAILY_CASES = 2  # with --of-the-day
+DAYS = 3  # in which --of-the-day has run every test
 PROJECT = (
     Path(__file__).parent / "project"
 )  # tests of the repository: its pages, its style, its tools
@@ -85,7 +91,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--of-the-day",
         metavar="DATE",
-        help="of slow tests, and on uvloop, cases that the date chooses",
+        help="of slow tests, and on uvloop, those whose day it is",
     )
     parser.addoption(
         "--nothing-missing",
@@ -336,8 +342,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         )
     if (date := terminalreporter.config.getoption("--of-the-day")) is not None:
         lines.append(
-            f"--of-the-day {date}: all but {DAILY_CASES} cases of each slow test, and of each test"
-            " on uvloop"
+            f"--of-the-day {date}: of slow tests, and on uvloop, two of three, and all but"
+            f" {DAILY_CASES} cases"
         )
     if (folder := terminalreporter.config.getoption("--not-passed-in")) is not None:
         lines.append(f"--not-passed-in: {len(passed_in(folder)):,} tests had passed before")
@@ -409,7 +415,7 @@ def sampled(items: Iterable[pytest.Item]) -> set[pytest.Item]:
 
 
 def cases_of_the_day(items: Iterable[pytest.Item], date: str) -> set[pytest.Item]:
-    """Return all fast tests on asyncio, and of the others a few cases that the date chooses."""
+    """Return all fast tests on asyncio; each of the others on every third day, with a few cases."""
     tests = collections.defaultdict[str, list[pytest.Item]](list)
     chosen = set[pytest.Item]()
     for item in items:
@@ -418,8 +424,11 @@ def cases_of_the_day(items: Iterable[pytest.Item], date: str) -> set[pytest.Item
             tests[name].append(item)
         else:
             chosen.add(item)
+    day = datetime.date.fromisoformat(date).toordinal()
     for name, cases in tests.items():
-        chosen.update(random.Random(f"{name} {date}").sample(cases, min(DAILY_CASES, len(cases))))
+        if (zlib.crc32(name.encode()) + day) % DAYS == 0:
+            choice = random.Random(f"{name} {date}")
+            chosen.update(choice.sample(cases, min(DAILY_CASES, len(cases))))
     return chosen
 
 

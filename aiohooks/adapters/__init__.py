@@ -1,5 +1,6 @@
-"""Bridges to other software; each is imported by its own name, and nothing in the library imports
-them.
+"""Bridges to other software, each imported by its own name.
+
+Nothing in the library imports them.
 
 asgi            a session in a web service: health, progress, waits for steps and a page, as a
                 Starlette sub-application
