@@ -1,13 +1,14 @@
-"""Version gates: work is admitted only a few versions ahead of the published one, and used only
-while it is a few versions old.
+"""Version gates: work is admitted and used only while it is a few versions old.
+
+Work is admitted only a few versions ahead of the published version:
 
     item 0   item 1 | item 2 item 3 | item 4 item 5 | per_version=2: a version uses up two items
     version 0 -> 1  | version 1 -> 2  | version 2 -> 3  |
     not ahead         1 ahead 2 ahead max_lag=1: items 4 and 5 wait until version 1 is published
 
 The count alone bounds the lag only of items that are used in the order of their admission. Where
-items overtake each other the ticket decides: it knows how many versions were published since, and
-`use` refuses stale items.
+items overtake each other the ticket decides: it counts the versions published since, and `use`
+rejects stale items.
 
     gate       VersionGate; the queue of waiting callers
     tickets    Ticket; the ledger of admitted items

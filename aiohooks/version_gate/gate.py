@@ -31,30 +31,29 @@ Until = Callable[[Awaitable[Any]], Awaitable[Any]]
 
 
 class NotNeeded(Exception):
-    """Ends a wait on a store that is not needed any more; a signal between waits, which no caller
-    gets.
+    """Ends a wait on a store that is no longer needed.
+
+    A signal between waits, which no caller gets.
     """
 
 
+@dataclass(eq=False, slots=True)
 class _Waiter:
-    """One caller in the queue."""
+    """A caller in the queue."""
 
-    __slots__ = ("admitted", "checks_store", "expired", "future", "store_wait")
-
-    def __init__(self) -> None:
-        self.admitted = False
-        self.expired = False
-        self.checks_store = (
-            False  # it was woken because the store has failed the wait of another one
-        )
-        self.future: asyncio.Future[None] | None = None
-        self.store_wait: Wait[None] | None = None
+    admitted: bool = False
+    expired: bool = False
+    checks_store: bool = False
+    """Whether it was woken because the store has failed the wait of another waiter."""
+    turn: asyncio.Future[None] | None = None
+    """Its wait until it is admitted or is to wait on the store."""
+    store_wait: Wait[None] | None = None
 
     def wake(self) -> None:
         if self.store_wait is not None:
             self.store_wait.end(NotNeeded("the queue moves"))
-        elif self.future is not None:
-            wake(self.future)
+        elif self.turn is not None:
+            wake(self.turn)
 
     def expire(self) -> None:
         self.expired = True
@@ -62,59 +61,55 @@ class _Waiter:
 
 
 class AdmissionQueue(Waiting):
-    """Callers that wait for room, in order. While there are any, one of them waits on the store or
-    has been woken to do so.
+    """The callers that wait for room in the ledger, in order.
 
-    Each one waits for itself, so that a cancelled one leaves nothing behind, and each gets an error
-    of its own.
+    While there are any, one of them waits on the store or has been woken to do so. Every caller
+    waits for itself, so that a cancelled caller leaves nothing behind, and each error is new.
     """
 
-    __slots__ = (
-        "_clock",
-        "_ledger",
-        "_listener",
-        "_log",
-        "_waiters",
-        "max_waiting",
-        "waited_secs",
-        "waits",
-    )
-
-    def __init__(self, ledger: AdmissionLedger) -> None:
+    def __init__(self, versions: StepStore, max_lag: int, per_version: int) -> None:
+        """Start with an empty queue, and an empty ledger."""
+        self.ledger: AdmissionLedger = AdmissionLedger(
+            versions, max_lag, per_version, on_room=self._admit_waiters
+        )
+        self.waiters: dict[_Waiter, None] = {}
         self.waits: int = 0
         self.max_waiting: int = 0
         self.waited_secs: float = 0.0
-        self._ledger = ledger
+        self._store_is_watched = False  # by one of the waiters
         self._clock = current_clock()
-        self._waiters: dict[_Waiter, None] = {}
-        self._listener: _Waiter | None = None
         self._log = WaitLog(logger, self._clock, self._describe_waits)
-        ledger.on_room = self.admit_waiters
 
     def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> Awaited | None:
         if method != "wait":
             return None
-        versions = self._ledger.versions
-        name = f"room in the version gate of {versions.run}"
+        versions = self.ledger.versions
         return Awaited(
             "gate",
-            name,
-            repr(self._ledger).strip("<>"),
+            f"room in the version gate of {versions.run}",
+            repr(self.ledger).strip("<>"),
             lambda: [versions.awaited_step(versions.latest.step + 1)],
             self,
         )
 
-    def __len__(self) -> int:
-        return len(self._waiters)
-
-    def admit_waiters(self) -> None:
+    def _admit_waiters(self) -> None:
         """Admit waiters, the first ones first, while there is room."""
-        while self._waiters and self._ledger.room > 0:
-            self._ledger.entering += 1
-            waiter = next(iter(self._waiters))
-            del self._waiters[waiter]
+        while self.waiters and self.ledger.room > 0:
+            self.ledger.entering += 1
+            waiter = next(iter(self.waiters))
+            del self.waiters[waiter]
             waiter.admitted = True
             waiter.wake()
+
+    async def admit(self, secs: float | None, until: Until | None) -> Ticket:
+        """Return the ticket of an item, once there is room for it and for all earlier callers."""
+        ledger = self.ledger
+        ledger.enter()
+        if self.waiters or ledger.room <= 0:
+            await self.wait(secs, until)
+            ledger.sync()
+            ledger.entering -= 1
+        return ledger.issue_ticket()
 
     async def wait(self, secs: float | None, until: Until | None) -> None:
         """Wait at the end of the queue until admitted.
@@ -126,98 +121,100 @@ class AdmissionQueue(Waiting):
         if secs == 0:
             raise self._timeout_error(since)
         waiter = _Waiter()
-        self._waiters[waiter] = None
+        self.waiters[waiter] = None
         self.waits += 1
-        self.max_waiting = max(self.max_waiting, len(self._waiters))
+        self.max_waiting = max(self.max_waiting, len(self.waiters))
         timer = call_later(secs, waiter.expire, self._clock)
         self._log.begin(waiter)
         try:
-            admitted = self._wait_admitted(waiter, since)
-            await (admitted if until is None else until(admitted))
+            admission = self._wait_admitted(waiter, since)
+            if until is None:
+                await admission
+            else:
+                await until(admission)
         except BaseException:
             if waiter.admitted:
-                self._ledger.return_place()
+                self.ledger.return_place()
             raise
         finally:
             timer.cancel()
             self._log.end(waiter)
             self.waited_secs += self._clock.now() - since
-            self._waiters.pop(waiter, None)
-            if self._listener is None and self._waiters:
-                next(iter(self._waiters)).wake()  # to wait on the store in its turn
+            self.waiters.pop(waiter, None)
+            if self.waiters and not self._store_is_watched:
+                next(iter(self.waiters)).wake()
 
     async def _wait_admitted(self, waiter: _Waiter, since: float) -> None:
         while not waiter.admitted:
             if waiter.expired:
                 raise self._timeout_error(since)
-            if self._listener is None:
+            if not self._store_is_watched:
                 await self._wait_on_store(waiter)
-            else:
-                waiter.future = asyncio.get_running_loop().create_future()
-                try:
-                    await waiter.future
-                finally:
-                    waiter.future = None
+                continue
+            waiter.turn = asyncio.get_running_loop().create_future()
+            try:
+                await waiter.turn
+            finally:
+                waiter.turn = None
 
     async def _wait_on_store(self, waiter: _Waiter) -> None:
-        """Wait for the next version or the next reset, unless there is room already or `waiter` is
-        woken.
-        """
-        self._ledger.sync()
+        """Wait for the next version or reset, unless `waiter` is admitted now or is woken."""
+        self.ledger.sync()
         if waiter.admitted:
             return
-        versions = self._ledger.versions
-        self._listener, waiter.store_wait = (
-            waiter,
-            Wait(f"a wait in the version gate of {versions.run}"),
-        )
+        versions = self.ledger.versions
+        seen = versions.latest
+
+        async def wait_for_change() -> None:
+            # The position may have changed: this task begins later than it was made.
+            if versions.latest == seen:
+                await versions.wait_for(seen.step + 1, on_reset="raise")
+
+        self._store_is_watched = True
+        waiter.store_wait = Wait(f"a wait in the version gate of {versions.run}")
         try:
-            await waiter.store_wait.result_of(self._wait_for_change(versions.latest))
+            await waiter.store_wait.result_of(wait_for_change())
         except (StepResetError, NotNeeded):
             pass
         except AiohooksError as error:
             add_note(
-                error, f"{len(self._waiters)} waited for room in the version gate of {versions.run}"
+                error, f"{len(self.waiters)} waited for room in the version gate of {versions.run}"
             )
-            if not waiter.checks_store:  # else all have been woken already
-                for other in self._waiters:  # each waits on the store, and gets an error of its own
+            # All others wait on the store now, and get errors of their own. If this waiter was
+            # woken for that, they have been woken, too.
+            if not waiter.checks_store:
+                for other in self.waiters:
                     other.checks_store = True
                     other.wake()
             raise
         finally:
-            self._listener = waiter.store_wait = None
-        self._ledger.sync()
-
-    async def _wait_for_change(self, seen: Position) -> None:
-        """Wait until the position of the versions is another one than `seen`."""
-        versions = self._ledger.versions
-        if (
-            versions.latest == seen
-        ):  # the position may have changed since, as a task may begin later than it was made
-            await versions.wait_for(seen.step + 1, on_reset="raise")
+            self._store_is_watched = False
+            waiter.store_wait = None
+        self.ledger.sync()
 
     def _describe_waits(self) -> str:
-        ledger = self._ledger
-        wanted, summary = (
-            ledger.versions.latest.step + 1,
-            publisher_summary(ledger.versions.statistics().publishers),
+        versions = self.ledger.versions
+        publishers = publisher_summary(versions.statistics().publishers)
+        text = (
+            f"{self!r}: waiting for version {versions.latest.step + 1} or a dropped item,"
+            f" {publishers}"
         )
-        admitted_by = tuple(dict.fromkeys(ticket.admitted_by for ticket in ledger.open.values()))
-        holders = (
-            f"; its open items were admitted by {shortened(admitted_by)}" if admitted_by else ""
-        )
-        gate = f"{repr(ledger)[:-1]}, {len(self)} waiting>"
-        return f"{gate}: waiting for version {wanted} or a dropped item, {summary}{holders}"
+        holders = tuple(dict.fromkeys(ticket.admitted_by for ticket in self.ledger.open.values()))
+        if not holders:
+            return text
+        return f"{text}; its open items were admitted by {shortened(holders)}"
 
     def _timeout_error(self, since: float) -> StepTimeoutError:
-        versions, secs = self._ledger.versions, self._clock.now() - since
-        seen, publishers = versions.latest.step, versions.statistics().publishers
-        problem = (
-            f"{self._ledger!r} has no room until version {seen + 1} is published or an item is"
-            " dropped; not admitted"
-        )
+        versions = self.ledger.versions
+        publishers = versions.statistics().publishers
+        seen = versions.latest.step
         error = step_timeout_error(
-            problem, wanted=seen + 1, seen=seen, secs=secs, publishers=publishers
+            f"{self.ledger!r} has no room until version {seen + 1} is published or an item is"
+            " dropped; not admitted",
+            wanted=seen + 1,
+            seen=seen,
+            secs=self._clock.now() - since,
+            publishers=publishers,
         )
         if publishers:
             from aiohooks._why.builder import why  # seldom needed
@@ -226,15 +223,20 @@ class AdmissionQueue(Waiting):
                 add_note(error, note)
         return error
 
+    def __repr__(self) -> str:
+        waiting = f", {len(self.waiters)} waiting" if self.waiters else ""
+        return f"{repr(self.ledger)[:-1]}{waiting}>"
+
 
 class Admission:
     """The block of one item: `async with gate.admit() as ticket`. Made by `VersionGate.admit`."""
 
-    __slots__ = ("_admit", "_ledger", "_ticket")
+    __slots__ = ("_queue", "_secs", "_ticket", "_until")
 
-    def __init__(self, admit: Callable[[], Awaitable[Ticket]], ledger: AdmissionLedger) -> None:
-        self._admit = admit
-        self._ledger = ledger
+    def __init__(self, queue: AdmissionQueue, secs: float | None, until: Until | None) -> None:
+        self._queue = queue
+        self._secs = secs
+        self._until = until
         self._ticket: Ticket | None = None
 
     async def __aenter__(self) -> Ticket:
@@ -242,7 +244,7 @@ class Admission:
             raise InvalidArgumentError(
                 f"the admission of {self._ticket!r} is entered again: call admit() for each item"
             )
-        self._ticket = await self._admit()
+        self._ticket = await self._queue.admit(self._secs, self._until)
         return self._ticket
 
     async def __aexit__(
@@ -252,7 +254,7 @@ class Admission:
         traceback: TracebackType | None,
     ) -> None:
         if self._ticket is not None:
-            self._ledger.end_block(self._ticket, error)
+            self._queue.ledger.end_block(self._ticket, error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,14 +270,14 @@ class GateStatistics:
         used: how many were used.
         shipped: how many were shipped.
         dropped: how many were given up, for whatever reason.
-        stale: those of them that were too old for `use`, or at the end of their block.
-        invalidated: those of them that a reset of the versions ended.
-        abandoned: those of them whose block an error or a cancellation left, or to whose ticket
+        stale: dropped items that were too old for `use`, or at the end of their block.
+        invalidated: dropped items that a reset of the versions ended.
+        abandoned: dropped items whose block an error or a cancellation left, or to whose ticket
             nothing refers any more.
         waiting: how many callers wait to be admitted.
         max_waiting: the most that have waited at the same time.
         waits: how many have had to wait so far.
-        waited_secs: the sum of those waits that are over.
+        waited_secs: the sum of the waits that are over.
         lag_mean: the mean lag of the items that were used or shipped; 0 if there are none.
         lag_max: the highest lag of the items that were used or shipped.
     """
@@ -300,14 +302,13 @@ class GateStatistics:
 
 
 class VersionGate:
-    """Admits work only while it is at most `max_lag` versions ahead of the published one, and
-    measures its age when it is used.
+    """Admits work only while it is at most `max_lag` versions ahead of the published version.
 
-    The versions are a step store that a trainer advances, with whose weights the work is done. A
-    gate belongs to one event loop and needs no session. It does not poll, and admits waiters in
-    order.
+    It measures the age of the work when it is used. The versions are a step store that a trainer
+    advances, with whose weights the work is done. A gate belongs to one event loop and needs no
+    session. It does not poll, and admits waiters in order.
 
-    Where the trainer runs beside the gate, `use` each item in the step that publishes the next
+    Where the trainer runs in the same process, `use` each item in the step that publishes the next
     version. Where it runs elsewhere, let the item's block end when the item is sent: each version
     then counts as having used up `per_version` of them.
     """
@@ -325,14 +326,14 @@ class VersionGate:
         self.max_lag: int = checked_step(max_lag, "max_lag")
         self.per_version: int = checked_step(per_version, "per_version", least=1)
         self.versions: StepStore = versions
-        self._ledger = AdmissionLedger(versions, self.max_lag, self.per_version)
-        self._queue = AdmissionQueue(self._ledger)
+        self._queue = AdmissionQueue(versions, self.max_lag, self.per_version)
+        self._ledger = self._queue.ledger
 
     def admit(self, *, timeout: float | None = None, until: Until | None = None) -> Admission:
-        """Admit an item: `async with gate.admit() as ticket`. Suspends only while there is no room
-        for it.
+        """Admit an item: `async with gate.admit() as ticket`.
 
-        Cancelling the wait leaves nothing behind.
+        Entering the block suspends only while there is no room for the item. Cancelling the wait
+        leaves nothing behind.
 
         Args:
             timeout: the time limit of the wait in seconds. 0 does not wait, None sets no limit.
@@ -349,16 +350,7 @@ class VersionGate:
         """
         secs = checked_timeout(timeout)
         check_callable(until, "until", optional=True)
-        return Admission(lambda: self._admit(secs, until), self._ledger)
-
-    async def _admit(self, secs: float | None, until: Until | None) -> Ticket:
-        ledger = self._ledger
-        ledger.enter()
-        if len(self._queue) or ledger.room <= 0:
-            await self._queue.wait(secs, until)
-            ledger.sync()
-            ledger.entering -= 1
-        return ledger.issue_ticket()
+        return Admission(self._queue, secs, until)
 
     @property
     def due(self) -> int:
@@ -380,10 +372,11 @@ class VersionGate:
         return versions_between(Position(*position), self.versions.latest)
 
     def statistics(self) -> GateStatistics:
-        """Return a snapshot of the gate; outside its event loop, one as of the last use there."""
+        """Return a snapshot of the gate; outside its event loop, as of the last use there."""
         ledger = self._ledger
         if ledger.is_own_loop():
             ledger.sync()
+        queue = self._queue
         ends = ledger.ends
         good = ends["used"] + ends["shipped"]
         return GateStatistics(
@@ -394,18 +387,17 @@ class VersionGate:
             admitted=ledger.admitted,
             used=ends["used"],
             shipped=ends["shipped"],
-            dropped=sum(ends.values()) - good,
+            dropped=ends.total() - good,
             stale=ends["stale"],
             invalidated=ends["invalidated"],
             abandoned=ends["abandoned"],
-            waiting=len(self._queue),
-            max_waiting=self._queue.max_waiting,
-            waits=self._queue.waits,
-            waited_secs=self._queue.waited_secs,
-            lag_mean=ledger.lag_sum / good if good else 0.0,
+            waiting=len(queue.waiters),
+            max_waiting=queue.max_waiting,
+            waits=queue.waits,
+            waited_secs=queue.waited_secs,
+            lag_mean=ledger.lag_sum / max(1, good),
             lag_max=ledger.lag_max,
         )
 
     def __repr__(self) -> str:
-        waiting = f", {len(self._queue)} waiting" if len(self._queue) else ""
-        return f"{repr(self._ledger)[:-1]}{waiting}>"
+        return repr(self._queue)

@@ -20,8 +20,6 @@ logger: logging.Logger = logging.getLogger("aiohooks.version_gate")
 TicketState = Literal["open", "used", "shipped", "dropped", "stale", "invalidated", "abandoned"]
 """The state of a ticket; see `Ticket.state`."""
 
-_GOOD = ("used", "shipped")
-
 
 class Ticket:
     """One admitted item: how old it is, and whether it may be used. Made by `VersionGate.admit`.
@@ -45,23 +43,27 @@ class Ticket:
         "step",
     )
 
-    def __init__(self, ledger: AdmissionLedger, number: int, position: Position, step: int) -> None:
-        self.number: int = number
+    def __init__(self, ledger: AdmissionLedger, step: int) -> None:
+        self.number: int = ledger.admitted
         """How many items had been admitted before this one."""
-        self.position: Position = position
-        """The published position when it was admitted; send it along to another process, for
-        `VersionGate.lag_of`.
+        self.position: Position = ledger.position
+        """The published position at its admission.
+
+        Send it along to another process, for `VersionGate.lag_of`.
         """
         self.step: int = step
-        """The version for which it is used if all items are used in order: at most `max_lag` above
-        `version`.
+        """The version for which it is used if all items are used in order.
+
+        At most `max_lag` above `version`.
         """
         self.admitted_by: str = current_task().get_name()
         """The name of the task that admitted it."""
         self.state: TicketState = "open"
-        """"open": not settled. "used" and "shipped": good ends. "dropped": given up. "stale": too
-        old for `use`, or at the end of its block. "invalidated": the versions were reset.
-        "abandoned": an error left its block, or nothing refers to it.
+        """How it was settled.
+
+        "open": not settled. "used" and "shipped": good ends. "dropped": given up. "stale": too old
+        for `use`, or at the end of its block. "invalidated": the versions were reset. "abandoned":
+        an error left its block, or nothing refers to it.
         """
         self.settled_at: Position | None = None
         """The published position when it was settled; None while it is open."""
@@ -71,90 +73,90 @@ class Ticket:
 
     @property
     def version(self) -> int:
-        """The published version when it was admitted: the one it works with, if that is read before
-        any `await`.
+        """The published version at its admission.
+
+        The item works with this version if it reads the version before any `await`.
         """
         return self.position.step
 
     @property
     def lag(self) -> int:
-        """How many versions were published between its admission and its settling, or now while it
-        is open.
+        """How many versions were published between its admission and its settling.
 
-        `2**53 - 1`, more than any bound, if the versions were reset between.
+        While it is open, up to now. `2**53 - 1`, more than any bound, if the versions were reset
+        between.
         """
         return versions_between(self.position, self.settled_at or self._ledger.versions.latest)
 
     def use(self) -> bool:
-        """Use the item for the version that is published next; to be called right before that work
-        begins.
+        """Use the item for the version that is published next.
+
+        Call it right before that work begins.
 
         Returns:
-            Whether it may be used. False: it is stale or invalidated, or was dropped or abandoned
-            before.
+            Whether the item may be used. False: it is stale or invalidated, or was dropped or
+            abandoned before.
 
         Raises:
             InvalidArgumentError: it was used or shipped already.
         """
         self._ledger.enter()
         if self.state == "open":
-            in_time = self.lag <= self._ledger.max_lag
-            self._ledger.settle_ticket(self, "used" if in_time else "stale")
-            return in_time
+            return self._ledger.use_or_ship(self, "used")
         self._check_not_used()
         return False
 
     def drop(self) -> None:
-        """Give the item up, which frees its place. Harmless if that has happened already.
+        """Give the item up, which frees its place; harmless if that has happened already.
 
         Raises:
             InvalidArgumentError: it was used or shipped already.
         """
         self._ledger.enter()
         if self.state == "open":
-            self._ledger.settle_ticket(self, "dropped")
+            self._ledger.settle_ticket(self.number, "dropped")
         self._check_not_used()
 
     def hand_off(self) -> Ticket:
-        """Keep the ticket open when its block ends normally, for example to put it into a queue
-        with the item.
+        """Keep the ticket open when its block ends normally, and return the ticket.
 
-        Returns:
-            The ticket itself.
+        For example, to put it into a queue with the item.
         """
         self.handed_off = True
         return self
 
     def _check_not_used(self) -> None:
-        if self.state in _GOOD:
-            advice = (
-                "its block has ended; call hand_off() inside the block"
-                if self.state == "shipped"
-                else "one item, one use"
+        if self.state == "used":
+            raise InvalidArgumentError(f"{self!r} was used already: one item, one use")
+        if self.state == "shipped":
+            raise InvalidArgumentError(
+                f"{self!r} was shipped already: its block has ended; call hand_off() inside the"
+                " block"
             )
-            raise InvalidArgumentError(f"{self!r} was {self.state} already: {advice}")
 
     def __del__(self) -> None:
+        # There is no state if `__init__` has failed.
         if getattr(self, "state", None) == "open":
-            self._ledger.lose_ticket(self.number, self.version, self.admitted_by)
+            self._ledger.lose_ticket(self.number)
 
     def __repr__(self) -> str:
         return f"<Ticket {self.number} of version {self.version}, {self.state}, lag {self.lag}>"
 
 
 def versions_between(old: Position, new: Position) -> int:
-    """Return how many versions were published between the positions: 0 if `new` is not newer,
-    `MAX_STEP` across a reset.
+    """Return how many versions were published between the positions.
+
+    0 if `new` is not newer, `MAX_STEP` across a reset.
     """
     if old >= new:
         return 0
-    return new.step - old.step if old.epoch == new.epoch else MAX_STEP
+    if old.epoch != new.epoch:
+        return MAX_STEP
+    return new.step - old.step
 
 
 class OpenTicket(NamedTuple):
-    """What the ledger knows of an open ticket. It refers to it weakly: a ticket that everybody else
-    has dropped is lost.
-    """
+    """An open ticket in the ledger, which does not keep it alive."""
 
     ref: weakref.ref[Ticket]
     version: int
@@ -162,60 +164,68 @@ class OpenTicket(NamedTuple):
 
 
 class AdmissionLedger:
-    """Counts admitted items, as of the position that it has seen last: call `sync` before reading
-    it.
+    """Counts admitted items, as of the position that it has seen last.
+
+    Call `sync` before you read it.
     """
 
-    def __init__(self, versions: StepStore, max_lag: int, per_version: int) -> None:
+    def __init__(
+        self,
+        versions: StepStore,
+        max_lag: int,
+        per_version: int,
+        on_room: Callable[[], None],
+    ) -> None:
+        """Start with no items; call `on_room` whenever there may be more room than before."""
         self.versions: StepStore = versions
         self.max_lag: int = max_lag
         self.per_version: int = per_version
-        self.on_room: Callable[[], None] = lambda: None
-        """Called whenever there may be more room than before."""
         self.position: Position = versions.latest
         self.open: dict[int, OpenTicket] = {}
         """The open tickets by their numbers, the oldest first."""
         self.entering: int = 0
-        """How many waiters were admitted whose tasks have not run since."""
+        """The number of admitted waiters whose tasks have not run since."""
         self.shipped_ahead: int = 0
-        """How many items were shipped that no version has used up yet."""
+        """The number of shipped items that no version has used up yet."""
         self.admitted: int = 0
         self.ends: Counter[TicketState] = Counter()
         self.lag_sum: int = 0
         self.lag_max: int = 0
+        self._on_room = on_room
         self._used_ahead = 0  # items used for the version that is published next
         self._open_by_version: Counter[int] = Counter()
-        self._lost = False  # whether a ticket was lost before
+        self._warned = False  # that a ticket was lost
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def room(self) -> int:
         """How many items may be admitted now."""
-        return (
-            (self.max_lag + 1) * self.per_version - len(self.open) - self.entering - self.reserved
-        )
+        places = (self.max_lag + 1) * self.per_version
+        return places - len(self.open) - self.entering - self.reserved
 
     @property
     def reserved(self) -> int:
-        """How many places are taken by items that are settled, until a version has used them up."""
+        """How many places settled items take until a version has used them up."""
         # A version uses up no more than `per_version` items, however many were used for it.
         return self.shipped_ahead + min(self._used_ahead, self.per_version)
 
     @property
     def due(self) -> int:
         """How many open items would be stale with one more version."""
-        epoch, step = self.versions.latest
-        return self._open_by_version[step - self.max_lag] if epoch == self.position.epoch else 0
+        latest = self.versions.latest
+        if latest.epoch != self.position.epoch:
+            return 0
+        return self._open_by_version[latest.step - self.max_lag]
 
     def return_place(self) -> None:
-        """Free the place of a waiter that was admitted and ended with an error."""
+        """Free the place of an admitted waiter that ended with an error."""
         self.entering -= 1
-        self.on_room()
+        self._on_room()
 
     def issue_ticket(self) -> Ticket:
         """Return the ticket of an item that is admitted now."""
         ahead = (len(self.open) + self.reserved) // self.per_version
-        ticket = Ticket(self, self.admitted, self.position, self.position.step + ahead)
+        ticket = Ticket(self, self.position.step + ahead)
         self.open[ticket.number] = OpenTicket(
             weakref.ref(ticket), ticket.version, ticket.admitted_by
         )
@@ -224,91 +234,96 @@ class AdmissionLedger:
         return ticket
 
     def sync(self) -> None:
-        """Count what was published since the last call."""
-        old, position = self.position, self.versions.latest
-        if position == old:
+        """Count the versions published since the last call; invalidate all tickets at a reset."""
+        old = self.position
+        self.position = self.versions.latest
+        if self.position == old:
             return
-        self.position = position
         self._used_ahead = 0
-        if position.epoch == old.epoch:
-            self.shipped_ahead = max(
-                0, self.shipped_ahead - (position.step - old.step) * self.per_version
-            )
+        if self.position.epoch == old.epoch:
+            used_up = (self.position.step - old.step) * self.per_version
+            self.shipped_ahead = max(0, self.shipped_ahead - used_up)
         else:
             self.shipped_ahead = 0
-            for number, (ref, version, _) in tuple(self.open.items()):
-                ticket = ref()
-                if ticket is not None:
-                    self._close_ticket(ticket, "invalidated")
-                else:
-                    self._remove_open(number, version, "invalidated")
-        self.on_room()
+            for number in tuple(self.open):
+                self.settle_ticket(number, "invalidated")
+        self._on_room()
 
-    def settle_ticket(self, ticket: Ticket, state: TicketState) -> None:
-        """Settle an open ticket."""
-        self._close_ticket(ticket, state)
-        self._used_ahead += state == "used"
-        self.shipped_ahead += state == "shipped"
-        if state in _GOOD:
-            self.lag_sum += ticket.lag
-            self.lag_max = max(self.lag_max, ticket.lag)
-        self.on_room()
+    def use_or_ship(self, ticket: Ticket, state: Literal["used", "shipped"]) -> bool:
+        """Settle an open ticket as used or shipped, or as stale if it is too old.
+
+        Returns:
+            Whether it was in time.
+        """
+        lag = ticket.lag
+        if lag > self.max_lag:
+            self.settle_ticket(ticket.number, "stale")
+            return False
+        self.lag_sum += lag
+        self.lag_max = max(self.lag_max, lag)
+        # Before the ticket is settled, which admits waiters: the item keeps its place.
+        if state == "used":
+            self._used_ahead += 1
+        else:
+            self.shipped_ahead += 1
+        self.settle_ticket(ticket.number, state)
+        return True
+
+    def settle_ticket(self, number: int, state: TicketState) -> None:
+        """Settle an open ticket, which may have been collected."""
+        entry = self.open.pop(number)
+        ticket = entry.ref()
+        if ticket is not None:
+            ticket.settled_at = self.position
+            ticket.state = state
+        self._open_by_version[entry.version] -= 1
+        if not self._open_by_version[entry.version]:
+            del self._open_by_version[entry.version]
+        self.ends[state] += 1
+        self._on_room()
 
     def end_block(self, ticket: Ticket, error: BaseException | None) -> None:
         """Settle the ticket of a block that has ended, if it is still open."""
         if error is None and ticket.handed_off:
             return
         self.sync()
-        if ticket.state == "open":
-            in_time = ticket.lag <= self.max_lag
-            self.settle_ticket(
-                ticket, "abandoned" if error is not None else "shipped" if in_time else "stale"
-            )
-
-    def lose_ticket(self, number: int, version: int, admitted_by: str) -> None:
-        """Abandon an item whose open ticket was collected, soon: that happens in any thread, in the
-        middle of anything.
-        """
-        assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and so is the gate
-            self._loop.call_soon_threadsafe(self._abandon_lost, number, version, admitted_by)
-
-    def _abandon_lost(self, number: int, version: int, admitted_by: str) -> None:
-        self.sync()
-        if number not in self.open:  # invalidated meanwhile
+        if ticket.state != "open":
             return
-        if not self._lost:
-            self._lost = True
+        if error is None:
+            self.use_or_ship(ticket, "shipped")
+        else:
+            self.settle_ticket(ticket.number, "abandoned")
+
+    def lose_ticket(self, number: int) -> None:
+        """Abandon soon the item of an open ticket that was collected."""
+        assert self._loop is not None, "it has admitted the item"
+        # Not now: tickets are collected in any thread, in the middle of anything.
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and so is the gate
+            self._loop.call_soon_threadsafe(self._abandon_lost, number)
+
+    def _abandon_lost(self, number: int) -> None:
+        self.sync()
+        lost = self.open.get(number)
+        if lost is None:  # invalidated meanwhile
+            return
+        if not self._warned:
+            self._warned = True
             logger.warning(
                 "%r: item %d, admitted by task %r, is abandoned because nothing refers to its"
                 " ticket any more; call use() or drop() on each ticket (later ones are only"
                 " counted)",
                 self,
                 number,
-                admitted_by,
+                lost.admitted_by,
             )
-        self._remove_open(number, version, "abandoned")
-        self.on_room()
-
-    def _close_ticket(self, ticket: Ticket, state: TicketState) -> None:
-        ticket.settled_at = self.position
-        ticket.state = state
-        self._remove_open(ticket.number, ticket.version, state)
-
-    def _remove_open(self, number: int, version: int, state: TicketState) -> None:
-        del self.open[number]
-        self._open_by_version[version] -= 1
-        if not self._open_by_version[version]:
-            del self._open_by_version[version]
-        self.ends[state] += 1
+        self.settle_ticket(number, "abandoned")
 
     def is_own_loop(self) -> bool:
         """Return whether the running event loop is the ledger's own."""
         return self._loop is not None and running_loop() is self._loop
 
     def enter(self) -> None:
-        """Check that the running event loop is the ledger's own, which is that of the first call;
-        then `sync`.
+        """Check that the running event loop is that of the first call, and `sync`.
 
         Raises:
             WrongLoopError: it is another one, or there is none.
@@ -322,7 +337,8 @@ class AdmissionLedger:
         self.sync()
 
     def __repr__(self) -> str:
-        run, step = self.versions.run, self.versions.latest.step
+        run = self.versions.run
+        step = self.versions.latest.step
         shipped = f", {self.shipped_ahead} shipped" if self.shipped_ahead else ""
         return (
             f"<version gate of {run!r} at version {step}, max_lag {self.max_lag}, {len(self.open)}"

@@ -129,7 +129,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         "aiohooks/version_gate/gate.py",
         "AdmissionQueue._wait_admitted",
-        "waiter.future = None  =>  pass",
+        "waiter.turn = None  =>  pass",
     ): "a future that is done is not woken",
     (
         "aiohooks/session/signals.py",
