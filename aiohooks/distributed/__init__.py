@@ -1,6 +1,6 @@
 """Launchers: start a chief and its workers, restart those that die, and collect the results.
 
-task        Task, the argument of each `main`; what travels to a process and back; restarts
+task        Task, the argument of each `main`; specs and results of tasks; restarts
 local       tasks of one event loop, processes of one machine
 ray         tasks on a Ray cluster
 

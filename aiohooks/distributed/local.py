@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import functools
+import io
 import multiprocessing
 import os
 import shutil
@@ -13,12 +13,13 @@ import signal
 import struct
 import tempfile
 import threading
-from collections.abc import Callable, Coroutine, Generator, Mapping
+import traceback
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from multiprocessing import connection
 from multiprocessing.context import SpawnProcess
-from multiprocessing.process import parent_process
+from multiprocessing.process import BaseProcess, parent_process
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from aiohooks._aio.cancel import shielded, to_thread
 from aiohooks._aio.clock import wake
@@ -33,9 +34,10 @@ from aiohooks.distributed.task import (
     supervise,
     until_sigterm,
     unwrap_result,
+    with_process_options,
 )
 from aiohooks.errors import InvalidArgumentError, TaskDiedError, UnsupportedSystemError
-from aiohooks.stores import MemoryStepStore, open_step_store
+from aiohooks.stores import MemoryStepStore
 
 __all__ = ["run_processes", "run_tasks"]
 
@@ -50,11 +52,11 @@ async def run_tasks(
     run: str = "default",
     checkpoint_dir: str | os.PathLike[str] | None = None,
 ) -> list[T]:
-    """Run `main(task, *args)` for the chief and each worker, as tasks of this event loop that share
-    a `MemoryStepStore`.
+    """Run `main(task, *args)` for the chief and each worker, as tasks of this event loop.
 
-    When one fails the others are cancelled. There are no restarts: a session recovers by itself
-    from all that a restart in the same process could help with.
+    They share a `MemoryStepStore`. When a task fails the others are cancelled. There are no
+    restarts: a session recovers by itself from all errors that a restart in the same process could
+    help with.
 
     Args:
         main: a coroutine function that takes the `Task`.
@@ -71,7 +73,7 @@ async def run_tasks(
     """
     spec = make_spec(main, args, num_workers, run, checkpoint_dir)
     async with MemoryStepStore(run=run) as store:
-        return await supervise(lambda task: task.call(store), spec)
+        return await supervise(lambda task: task.call(store), spec, store)
 
 
 async def run_processes(
@@ -87,18 +89,17 @@ async def run_processes(
     stop_grace_secs: float = 10.0,
     store_options: Mapping[str, Any] | None = None,
 ) -> list[T]:
-    """Run `main(task, *args)` for the chief and each worker, each in a process of its own on this
-    machine.
+    """Run `main(task, *args)` for the chief and each worker, in processes of this machine.
 
     A process that dies (by a signal, with an exit code other than 0, or before `main` has ended) is
     restarted after a growing pause, with the next `attempt`; so is a worker that ends while a chief
     is dead. An exception of `main` is final: the other processes get SIGTERM, which a session with
     `handle_signals=True` takes as a stop, and SIGKILL `stop_grace_secs` later. They also end when
-    this process does, however it ends. Whatever a process that dies has started itself, and has
-    left in its process group, is killed.
+    this process does, however it ends. The processes that a dying process has started, and has left
+    in its process group, are killed.
 
-    Unless the program handles SIGTERM, it ends the processes in this way, and then the program by
-    `SystemExit`.
+    Unless the program handles SIGTERM, the signal ends the processes in this way, and then the
+    program by `SystemExit`.
 
     `main`, `args` and the results are pickled: `main` is a function of a module, or of a script
     that starts its own work under `if __name__ == "__main__":`. The processes also find the run's
@@ -121,7 +122,7 @@ async def run_processes(
         The results: the chief's, then the workers'.
 
     Raises:
-        ExceptionGroup: of what `main` raised, or `TaskDiedError`, for each task that failed.
+        ExceptionGroup: of the error of `main`, or a `TaskDiedError`, for each task that failed.
         SystemExit: SIGTERM was received; the exit code is 143, as in shells.
         InvalidArgumentError: an argument is invalid; nothing was started.
         UnsupportedSystemError: the system has no groups of processes as Unix has them; nothing was
@@ -133,38 +134,34 @@ async def run_processes(
             " use run_tasks, or start the processes yourself, with a store that all of them reach"
             " (redis://)"
         )
-    spec = make_spec(
-        *(main, args, num_workers, run, checkpoint_dir),
-        max_restarts=max_restarts,
-        backoff=backoff,
-        stop_grace_secs=stop_grace_secs,
-        store_options=store_options,
-    )
+    spec = make_spec(main, args, num_workers, run, checkpoint_dir)
+    spec = with_process_options(spec, max_restarts, backoff, stop_grace_secs, store_options)
     if str(store).startswith("memory:"):
         raise InvalidArgumentError(
             f"store={store!r} is for one process; leave it out, or give local:///directory"
         )
-    # Made here as well, so that invalid options are refused once, before any process is started.
-    open_step_store("local://" if store is None else store, run=spec.run, **spec.store_options)
+    spec = dataclasses.replace(spec, url="local://" if store is None else store)
+    # Opened before any process is started, so that invalid options are reported once.
+    observer = spec.open_store()
 
     async def run_all() -> list[T]:
-        own_dir = None
-        if store is None:
-            own_dir = await to_thread(
-                lambda: tempfile.mkdtemp(prefix="aiohooks-"), grace_secs=stop_grace_secs
-            )
-        own = dataclasses.replace(spec, url=store or f"local://{own_dir}")
-        observer = open_step_store(own.url, run=spec.run, **spec.store_options)
-        try:
-            run_attempt = functools.partial(_run_in_process, own_dir=own_dir)
-            return await launch(run_attempt, own, observer, forgets=run is None and own_dir is None)
-        finally:
-            if own_dir is not None:
-                await to_thread(
-                    lambda: shutil.rmtree(own_dir, ignore_errors=True), grace_secs=stop_grace_secs
-                )
+        if store is not None:
+            return await launch(_run_in_process, spec, observer, forgets=run is None)
+        async with _new_directory(stop_grace_secs) as path:
+            own = dataclasses.replace(spec, url=f"local://{path}", own_dir=path)
+            return await launch(_run_in_process, own, own.open_store(), forgets=False)
 
     return await until_sigterm(run_all(), f"the launcher of the run {spec.run}")
+
+
+@contextlib.asynccontextmanager
+async def _new_directory(grace_secs: float) -> AsyncGenerator[str]:
+    """Make a temporary directory, and remove it after the block."""
+    path = await to_thread(lambda: tempfile.mkdtemp(prefix="aiohooks-"), grace_secs=grace_secs)
+    try:
+        yield path
+    finally:
+        await to_thread(lambda: shutil.rmtree(path, ignore_errors=True), grace_secs=grace_secs)
 
 
 _spawn = multiprocessing.get_context("spawn")
@@ -173,46 +170,40 @@ _spawn = multiprocessing.get_context("spawn")
 _start_lock = threading.Lock()
 
 
-async def _run_in_process(spec: TaskSpec, own_dir: str | None) -> Any:
+async def _run_in_process(spec: TaskSpec) -> Any:
     """Run a task in a new process, which has ended when this returns or raises.
-
-    If this process is killed, the last of those that it has started removes the directory
-    `own_dir`.
 
     Raises:
         TaskDiedError: the process ended without a result.
     """
+    grace_secs = spec.stop_grace_secs
     receiver, sender = _spawn.Pipe(duplex=False)
     process = _spawn.Process(
-        target=_process_main, args=(sender, spec, own_dir), name=f"aiohooks {spec.name}"
+        target=_process_main, args=(sender, spec), name=f"aiohooks {spec.name}"
     )
-    grace_secs = spec.stop_grace_secs
-    sent: bytes | None = None
-    pid = code = None
     try:
-        try:
+        with sender:
             await to_thread(_start_process, process, grace_secs=grace_secs)
-        finally:
-            sender.close()
-            pid = process.pid
-        sent = await _receive_result(receiver.fileno(), process)
+        data = await _receive_result(receiver.fileno(), process)
     except BaseException:
-        if pid is not None:
+        if process.pid is not None:
             process.terminate()
         raise
     finally:
+        # Before the end of the process, which may be blocked in writing.
         receiver.close()
-        if pid is not None:
-            ending = _end_process(process, pid, grace_secs)
-            code = await shielded(ending, grace_secs=2 * grace_secs + 1, what=process.name)
-    if sent is not None:
-        unpickle: Callable[[bytes], TaskResult] = cast("Any", ForkingPickler).loads
-        return unwrap_result(await to_thread(unpickle, sent, grace_secs=grace_secs), spec)
-    raise TaskDiedError(
-        f"the {spec.name} (process {pid}, attempt {spec.attempt}) {_describe_exit(code)}",
-        task_id=spec.task_id,
-        exit_code=code,
-    )
+        pid = process.pid
+        code = await shielded(
+            _end_process(process, grace_secs), grace_secs=2 * grace_secs + 1, what=process.name
+        )
+    if data is None:
+        raise TaskDiedError(
+            f"the {spec.name} (process {pid}, attempt {spec.attempt}) {_describe_exit(code)}",
+            task_id=spec.task_id,
+            exit_code=code,
+        )
+    pickler: Any = ForkingPickler  # its `loads` has no types
+    return unwrap_result(await to_thread(pickler.loads, data, grace_secs=grace_secs), spec)
 
 
 def _start_process(process: SpawnProcess) -> None:
@@ -230,12 +221,13 @@ _LENGTH = struct.Struct("!Q")
 
 
 async def _receive_result(pipe: int, process: SpawnProcess) -> bytes | None:
-    """Return the pickled result of a process, or None if the process ends without one.
+    """Return the pickled result of a process, or None if the process ends without a result.
 
-    The end of the pipe alone does not say that: whatever the process has forked holds it open.
+    The process may end without an end of the pipe: processes that it has forked hold the pipe open.
     """
     os.set_blocking(pipe, False)
-    received, ended = bytearray(), False
+    received = bytearray()
+    ended = False
     with _open_process(process.pid, process.sentinel) as end:
         while True:
             try:
@@ -244,26 +236,21 @@ async def _receive_result(pipe: int, process: SpawnProcess) -> bytes | None:
                 ended = True
             except BlockingIOError:
                 pass
-            if (
-                len(received) >= _LENGTH.size
-                and len(received) - _LENGTH.size >= _LENGTH.unpack_from(received)[0]
-            ):
+            size = len(received) - _LENGTH.size
+            if size >= 0 and size >= _LENGTH.unpack_from(received)[0]:
                 return bytes(received[_LENGTH.size :])
             if ended:
                 return None
             await _wait_readable(pipe, end)
-            ended = bool(
-                connection.wait([end], 0)
-            )  # before the pipe is read: all that was sent is in it then
+            # Asked before the pipe is read: a process that has ended has written everything.
+            ended = bool(connection.wait([end.fileno()], 0))
 
 
-async def _end_process(process: SpawnProcess, pid: int, grace_secs: float) -> int | None:
-    """Wait for the end of a process, which it comes to by itself or was asked for; kill it after
-    the grace period.
-
-    Returns:
-        Its exit code.
-    """
+async def _end_process(process: SpawnProcess, grace_secs: float) -> int | None:
+    """Wait until a process has ended, and return its exit code; kill it after the grace period."""
+    pid = process.pid
+    if pid is None:  # it could not be started
+        return None
     with _open_process(pid, process.sentinel) as end:
         try:
             await limited(_wait_readable(end), grace_secs, process.name)
@@ -275,70 +262,82 @@ async def _end_process(process: SpawnProcess, pid: int, grace_secs: float) -> in
     code = process.exitcode
     process.close()
     if code != 0:
+        # The processes that it has started, and has not ended.
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)  # what it has started itself, and has not ended
+            os.killpg(pid, signal.SIGKILL)
     return code
 
 
-@contextlib.contextmanager
-def _open_process(pid: int | None, sentinel: int) -> Generator[int]:
-    """Open a process as a file that is readable once it has ended.
-
-    A sentinel of multiprocessing is a pipe, which whatever the process has forked holds open. It is
-    used where the system has nothing better: other systems than Linux.
-    """
-    fd = -1
+def _open_process(pid: int | None, sentinel: int) -> io.FileIO:
+    """Open a process as a file that is readable once the process has ended."""
     if hasattr(os, "pidfd_open") and pid is not None:
         try:
-            fd = os.pidfd_open(pid)
-        except ProcessLookupError:  # it has ended, and its exit code was taken
-            fd, writer = os.pipe()
+            return io.FileIO(os.pidfd_open(pid))
+        except ProcessLookupError:
+            # It has ended, and its exit code was taken: open a file that is readable already.
+            reader, writer = os.pipe()
             os.close(writer)
+            return io.FileIO(reader)
         except OSError:  # an old kernel, or a sandbox
             pass
-    if fd == -1:
-        fd = os.dup(sentinel)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+    # The last choice: the sentinel is a pipe, which processes forked by this one hold open.
+    return io.FileIO(os.dup(sentinel))
 
 
-async def _wait_readable(*fds: int) -> None:
-    """Wait until one of the files has data or is at its end."""
+async def _wait_readable(*files: int | io.FileIO) -> None:
+    """Wait until a file has data or is at its end."""
     loop = asyncio.get_running_loop()
     readable: asyncio.Future[None] = loop.create_future()
-    for fd in fds:
-        loop.add_reader(fd, wake, readable)
+    for file in files:
+        loop.add_reader(file, wake, readable)
     try:
         await readable
     finally:
-        for fd in fds:
-            loop.remove_reader(fd)
+        for file in files:
+            loop.remove_reader(file)
 
 
 def _describe_exit(code: int | None) -> str:
     if code is not None and code < 0:
         names = {number.value: number.name for number in signal.Signals}
         return f"was killed by {names.get(-code, f'signal {-code}')}"
-    return f"ended with exit code {code}" + ("" if code else ", before main had ended")
+    early = "" if code else ", before main had ended"
+    return f"ended with exit code {code}{early}"
 
 
 # In the new process.
 
 
-def _lock_directory(path: str) -> Callable[[], None]:
-    """Lock the launcher's directory, together with its other processes; return what gives that up,
-    and is called at the end.
+def _process_main(sender: connection.Connection[Any, Any], spec: TaskSpec) -> None:
+    # A process group of its own, or Ctrl-C would reach this process twice: from the terminal and
+    # from the launcher.
+    os.setpgrp()
+    launcher = parent_process()
+    assert launcher is not None, "multiprocessing has started this process"
+    leave = _lock_directory(spec.own_dir)
+    threading.Thread(
+        target=_end_with_launcher,
+        args=(launcher, spec.stop_grace_secs, leave),
+        name="aiohooks: parent's end",
+        daemon=True,
+    ).start()
+    _send_result(sender, run_task(spec))
+    if os.getppid() != launcher.pid:
+        leave()
 
-    The last one removes the directory of a launcher that was killed. The lock is one of POSIX: no
-    fork inherits it.
+
+def _lock_directory(path: str | None) -> Callable[[], None]:
+    """Lock the launcher's directory, if there is one; return the function that gives the lock up.
+
+    The launcher's processes share the lock. The last process to give it up removes the directory:
+    the launcher was killed and cannot. No fork inherits the lock, which is a POSIX lock.
     """
+    if path is None:
+        return lambda: None
     import fcntl  # every system with groups of processes has it
 
-    fd = os.open(
-        os.path.join(path, ".processes"), os.O_RDWR | os.O_CREAT, 0o600
-    )  # no run has a file of this name
+    # No run has a file of this name.
+    fd = os.open(os.path.join(path, ".processes"), os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.lockf(fd, fcntl.LOCK_SH)
 
     def leave() -> None:
@@ -350,54 +349,31 @@ def _lock_directory(path: str) -> Callable[[], None]:
     return leave
 
 
-def _process_main(
-    sender: connection.Connection[Any, Any], spec: TaskSpec, own_dir: str | None
-) -> None:
-    # A process group of its own, or Ctrl-C would reach this process twice: from the terminal and
-    # from the launcher.
-    os.setpgrp()
-    leave = _lock_directory(own_dir) if own_dir is not None else bool
-    watching = threading.Thread(
-        target=_end_with_parent,
-        args=(spec.stop_grace_secs, leave),
-        name="aiohooks: parent's end",
-        daemon=True,
-    )
-    watching.start()
-    result = run_task(spec)
+def _send_result(sender: connection.Connection[Any, Any], result: TaskResult) -> None:
     try:
         data = ForkingPickler.dumps(result)
     except Exception as error:
-        data = ForkingPickler.dumps(
-            TaskResult(
-                None, TypeError(f"what main returned cannot be sent to another process: {error}")
-            )
-        )
+        unsent = TypeError(f"what main returned cannot be sent to another process: {error}")
+        data = ForkingPickler.dumps(TaskResult(None, unsent, traceback.format_exc()))
     # The view is released here: an error refers to this frame, and Python 3.13 complains when it
-    # collects both with a view.
+    # collects both with a view. The pipe is broken if the launcher has ended.
     with (
         data,
         contextlib.suppress(BrokenPipeError),
         open(sender.fileno(), "wb", closefd=False) as pipe,
     ):
-        pipe.write(_LENGTH.pack(len(data)))  # the launcher may have ended
+        pipe.write(_LENGTH.pack(len(data)))
         pipe.write(data)
     sender.close()
-    if (parent := parent_process()) is not None and parent.pid != os.getppid():
-        leave()
 
 
-def _end_with_parent(grace_secs: float, leave: Callable[[], object]) -> None:
-    """End this process when its parent ends, which may be killed before it can end its
-    processes.
-    """
-    parent = parent_process()
-    if parent is None:
-        return
-    with _open_process(parent.pid, parent.sentinel) as end:
-        connection.wait([end])
+def _end_with_launcher(launcher: BaseProcess, grace_secs: float, leave: Callable[[], None]) -> None:
+    """End this process after its launcher, which may be killed before it can end its processes."""
+    with _open_process(launcher.pid, launcher.sentinel) as end:
+        connection.wait([end.fileno()])
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         os.kill(os.getpid(), signal.SIGTERM)
         threading.Event().wait(grace_secs)
     leave()
-    os.killpg(0, signal.SIGKILL)  # with what this process has started itself
+    # With the processes that this process has started.
+    os.killpg(0, signal.SIGKILL)

@@ -20,9 +20,9 @@ from aiohooks.distributed.task import (
     run_task,
     until_sigterm,
     unwrap_result,
+    with_process_options,
 )
 from aiohooks.errors import InvalidArgumentError, TaskDiedError
-from aiohooks.stores import open_step_store
 from aiohooks.stores.ray import _cluster
 
 __all__ = ["run"]
@@ -46,29 +46,28 @@ async def run(
     init_options: Mapping[str, Any] | None = None,
     store_options: Mapping[str, Any] | None = None,
 ) -> list[T]:
-    """Run `main(task, *args)` for the chief and each worker, as tasks on a Ray cluster, with a
-    `RayStepStore`.
+    """Run `main(task, *args)` for the chief and each worker, as tasks on a Ray cluster.
 
-    A task whose process or node dies is restarted, where there is room, with the next `attempt`. An
-    exception of `main` is final, and ends the other tasks. Ray ends them also when this process
-    ends.
+    They share a `RayStepStore`. A task whose process or node dies is restarted, where there is
+    room, with the next `attempt`. An exception of `main` is final, and ends the other tasks. Ray
+    ends them also when this process ends.
 
-    Unless the program handles SIGTERM, it ends the tasks as an interrupt would, and then the
-    program by `SystemExit`.
+    Unless the program handles SIGTERM, the signal ends the tasks as an interrupt would, and then
+    the program by `SystemExit`.
 
     Args:
         main: see `aiohooks.distributed.local.run_processes`.
-        num_workers: see there.
-        args: see there.
+        num_workers: see `run_processes`.
+        args: see `run_processes`.
         address: `host:port` of a cluster; None takes RAY_ADDRESS or the cluster on this machine;
             "local" starts one for the duration of the run, which listens on the loopback interface
             only. A process that is part of a cluster uses that one.
         namespace: the Ray namespace of the run's actor.
-        run: see there.
+        run: see `run_processes`.
         checkpoint_dir: the value of `Task.checkpoint_dir`; on several machines a directory that all
             of them share.
-        max_restarts: see there.
-        backoff: see there.
+        max_restarts: see `run_processes`.
+        backoff: see `run_processes`.
         stop_grace_secs: how long a task may take to end after it was interrupted.
         task_options: options of `ray.remote`: `num_cpus`, `num_gpus`, `resources`, `runtime_env`,
             ...
@@ -79,45 +78,33 @@ async def run(
         The results: the chief's, then the workers'.
 
     Raises:
-        ExceptionGroup: of what `main` raised, or `TaskDiedError`, for each task that failed.
+        ExceptionGroup: of the error of `main`, or a `TaskDiedError`, for each task that failed.
         SystemExit: SIGTERM was received; the exit code is 143, as in shells.
         StoreUnavailableError: there is no such cluster.
     """
-    spec = make_spec(
-        *(main, args, num_workers, run, checkpoint_dir),
-        max_restarts=max_restarts,
-        backoff=backoff,
-        stop_grace_secs=stop_grace_secs,
-        store_options=store_options,
-    )
+    spec = make_spec(main, args, num_workers, run, checkpoint_dir)
+    spec = with_process_options(spec, max_restarts, backoff, stop_grace_secs, store_options)
+    spec = dataclasses.replace(spec, url=f"ray://{namespace}")
     check_mapping(task_options, "task_options")
     check_mapping(init_options, "init_options")
-    spec = dataclasses.replace(spec, url=f"ray://{namespace}")
-    store = open_step_store(spec.url, run=spec.run, **spec.store_options)
+    store = spec.open_store()
     resources = {"num_cpus": 1, **(task_options or {})}
     for reserved in ("max_retries", "retry_exceptions", "num_returns"):
         if reserved in resources:
             raise InvalidArgumentError(
                 f"task_options has {reserved!r}, which the launcher sets: see max_restarts"
             )
-    own_cluster = {}
+    init = {**(init_options or {})}
     if address == "local":
-        cpus = (num_workers + 1) * resources["num_cpus"]
-        own_cluster = {
-            "num_cpus": max(os.cpu_count() or 1, int(cpus + 1)),
-            "include_dashboard": False,
-        }
-    init = {**own_cluster, **(init_options or {})}
+        cpus = (spec.num_workers + 1) * resources["num_cpus"]
+        init.setdefault("num_cpus", max(os.cpu_count() or 1, int(cpus + 1)))
+        init.setdefault("include_dashboard", False)
 
     async def run_all() -> list[T]:
         await to_thread(lambda: _cluster.join(address, timeout=60.0, **init), grace_secs=60.0)
         try:
-            return await launch(
-                functools.partial(_run_on_cluster, resources=resources),
-                spec,
-                store,
-                forgets=run is None,
-            )
+            run_attempt = functools.partial(_run_on_cluster, resources=resources)
+            return await launch(run_attempt, spec, store, forgets=run is None)
         finally:
             await to_thread(_cluster.leave, grace_secs=stop_grace_secs)
 
@@ -125,6 +112,11 @@ async def run(
 
 
 async def _run_on_cluster(spec: TaskSpec, resources: Mapping[str, Any]) -> Any:
+    """Run a task on the cluster; it has ended when this returns or raises.
+
+    Raises:
+        TaskDiedError: the process of the task, or its node, died.
+    """
     task = _cluster.submit(_run_in_ray, spec, f"aiohooks {spec.name}", resources)
     reply = _cluster.result_of(task)
     try:
@@ -139,17 +131,17 @@ async def _run_on_cluster(spec: TaskSpec, resources: Mapping[str, Any]) -> Any:
         ) from error
     finally:
         if not reply.done() or reply.cancelled():
-            ending = _end_task(task, spec.stop_grace_secs)
             await shielded(
-                ending, grace_secs=2 * spec.stop_grace_secs + 1, what=f"ending the {spec.name}"
+                _end_task(task, spec.stop_grace_secs),
+                grace_secs=2 * spec.stop_grace_secs + 1,
+                what=f"ending the {spec.name}",
             )
     return unwrap_result(result, spec)
 
 
 def _run_in_ray(spec: TaskSpec) -> TaskResult:
-    """Run a task in a process of Ray's, with the default SIGTERM, so that a session with
-    `handle_signals` can handle it.
-    """
+    """Run a task in a process of Ray's, where a session with `handle_signals` gets SIGTERM."""
+    # A session handles the signal only where nothing else does, and Ray has a handler.
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         return run_task(spec)

@@ -1,6 +1,4 @@
-"""The chief and the workers of a run: what each is given, what it returns, and when it is
-restarted.
-"""
+"""The chief and the workers of a run: their arguments, their results, and their restarts."""
 
 from __future__ import annotations
 
@@ -9,11 +7,11 @@ import os
 import secrets
 import signal
 import traceback
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 from aiohooks._aio.cancel import current_task, shielded, wait_done
 from aiohooks._aio.clock import sleep, wake
@@ -50,14 +48,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One of the tasks of a run: the chief, or a worker.
+    """A task of a run: the chief, or a worker.
 
     Attributes:
         task_id: 0 for the chief, 1 to `num_workers` for the workers.
         num_workers: the number of workers besides the chief.
         store: the step store of the run, open; closed by the launcher.
         checkpoint_dir: the directory of the run's checkpoints; None if the launcher was given none.
-        attempt: 1, and one more after each restart of the task.
+        attempt: 1 at first, then higher by 1 after each restart of the task.
     """
 
     task_id: int
@@ -87,8 +85,9 @@ def task_name(task_id: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
-    """What another process needs to run a task, and the launcher to end and restart it; all of it
-    can be pickled.
+    """A task, with the options of its launcher; it can be pickled.
+
+    Another process runs the task with it, and the launcher ends and restarts the task.
     """
 
     main: Callable[..., Coroutine[Any, Any, Any]]
@@ -96,11 +95,13 @@ class TaskSpec:
     num_workers: int
     run: str
     checkpoint_dir: Path | None
-    store_options: Mapping[str, Any]
-    max_restarts: int
-    backoff: Backoff
-    stop_grace_secs: float
+    store_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    max_restarts: int = 0
+    backoff: Backoff = Backoff()
+    stop_grace_secs: float = 2.5
     url: str = ""
+    own_dir: str | None = None
+    """The directory of the store, if the launcher has made one."""
     task_id: int = 0
     attempt: int = 1
 
@@ -108,6 +109,10 @@ class TaskSpec:
     def name(self) -> str:
         """The name of the task in messages."""
         return task_name(self.task_id)
+
+    def open_store(self) -> StepStore:
+        """Return a step store of the run."""
+        return open_step_store(self.url, run=self.run, **self.store_options)
 
     def call(self, store: StepStore) -> Coroutine[Any, Any, Any]:
         """Call `main`."""
@@ -118,25 +123,18 @@ class TaskSpec:
 
 
 def make_spec(
-    main: object,
-    args: object,
-    num_workers: object,
+    main: Callable[..., Coroutine[Any, Any, Any]],
+    args: tuple[Any, ...],
+    num_workers: int,
     run: str | None,
-    checkpoint_dir: object,
-    *,
-    max_restarts: object = 0,
-    backoff: object = Backoff(),
-    stop_grace_secs: float = 2.5,
-    store_options: Mapping[str, Any] | None = None,
+    checkpoint_dir: str | os.PathLike[str] | None,
 ) -> TaskSpec:
-    """Return the spec of the tasks of a run; the parameters are those of the launchers, and the
-    defaults those of tasks.
+    """Return the spec of the tasks of a run; without a name the run gets a random name.
 
-    Without a name the run gets a random one. By default waiters in its stores keep waiting for a
-    task that is restarted.
+    The parameters are those of all launchers.
 
     Raises:
-        InvalidArgumentError: one is invalid.
+        InvalidArgumentError: an argument is invalid.
     """
     check_callable(main, "main")
     if not is_coroutine_function(main):
@@ -144,35 +142,52 @@ def make_spec(
             f"main is {main!r}; give a coroutine function (`async def`) that takes the Task"
         )
     check_instance(args, tuple, "args")
-    if (error := call_error(cast("Any", main), None, *cast("Any", args))) is not None:
+    error = call_error(main, None, *args)
+    if error is not None:
         given = f"the Task and the arguments {args!r}" if args else "the Task"
         raise InvalidArgumentError(
             f"main is {main!r}, which is called with {given}: {error}"
         ) from error
     num_workers = checked_int(num_workers, "num_workers", expected="a whole number, 0 for none")
+    if run is None:
+        run = f"run-{secrets.token_hex(4)}"
+    if checkpoint_dir is not None:
+        check_checkpoint_dir(checkpoint_dir)
+        # Absolute, because other processes may have another working directory.
+        checkpoint_dir = Path(os.path.abspath(checkpoint_dir))
+    return TaskSpec(main, args, num_workers, run, checkpoint_dir)
+
+
+def with_process_options(
+    spec: TaskSpec,
+    max_restarts: int,
+    backoff: Backoff,
+    stop_grace_secs: float,
+    store_options: Mapping[str, Any] | None,
+) -> TaskSpec:
+    """Return the spec with the options of launchers that start processes.
+
+    By default waiters in the stores of the run keep waiting for a task that is restarted.
+
+    Raises:
+        InvalidArgumentError: an option is invalid.
+    """
     max_restarts = checked_int(max_restarts, "max_restarts", expected="a whole number, 0 for none")
     check_instance(backoff, Backoff, "backoff")
     check_secs(stop_grace_secs, "stop_grace_secs")
     check_mapping(store_options, "store_options")
+    options = {"on_lost": "keep", **(store_options or {})}
     for reserved in ("url", "run"):
-        if reserved in (store_options or {}):
+        if reserved in options:
             raise InvalidArgumentError(
                 f"store_options has {reserved!r}, which is an argument of the launcher"
             )
-    if checkpoint_dir is not None:
-        check_checkpoint_dir(checkpoint_dir)
-        # Absolute, because other processes may have another working directory.
-        checkpoint_dir = Path(os.path.abspath(cast("str | os.PathLike[str]", checkpoint_dir)))
-    return TaskSpec(
-        main=cast("Any", main),
-        args=cast("Any", args),
-        num_workers=cast("int", num_workers),
-        run=f"run-{secrets.token_hex(4)}" if run is None else run,
-        checkpoint_dir=checkpoint_dir,
-        store_options={"on_lost": "keep", **(store_options or {})},
-        max_restarts=cast("int", max_restarts),
-        backoff=cast("Backoff", backoff),
+    return replace(
+        spec,
+        max_restarts=max_restarts,
+        backoff=backoff,
         stop_grace_secs=stop_grace_secs,
+        store_options=options,
     )
 
 
@@ -180,7 +195,7 @@ def make_spec(
 
 
 class TaskResult(NamedTuple):
-    """What a task returned or raised, as its process sends it back."""
+    """The value or the error of a task, as its process sends it back."""
 
     value: Any
     error: BaseException | None = None
@@ -189,8 +204,9 @@ class TaskResult(NamedTuple):
 
 def run_task(spec: TaskSpec) -> TaskResult:
     """Run a task in a new event loop of this process."""
-    before = {name: os.environ.get(name) for name in (URL_VARIABLE, RUN_VARIABLE)}
-    os.environ[URL_VARIABLE], os.environ[RUN_VARIABLE] = spec.url, spec.run
+    variables = {URL_VARIABLE: spec.url, RUN_VARIABLE: spec.run}
+    previous = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         return TaskResult(run(_call_main, spec))
     except SystemExit as end:
@@ -199,8 +215,9 @@ def run_task(spec: TaskSpec) -> TaskResult:
         return TaskResult(None)
     except Exception as error:
         return TaskResult(None, _picklable(error), traceback.format_exc())
-    finally:  # a process of Ray's runs other tasks later
-        for name, value in before.items():
+    finally:
+        # A process of Ray's runs other tasks later.
+        for name, value in previous.items():
             if value is None:
                 del os.environ[name]
             else:
@@ -208,17 +225,16 @@ def run_task(spec: TaskSpec) -> TaskResult:
 
 
 async def _call_main(spec: TaskSpec) -> Any:
-    # The asyncio task gets the name because it is part of a session's messages, and each process
-    # has a Task-1.
+    # The name is part of a session's messages, and each process has a Task-1.
     current_task().set_name(spec.name)
-    async with open_step_store(spec.url, run=spec.run, **spec.store_options) as store:
+    async with spec.open_store() as store:
         return await spec.call(store)
 
 
 def _picklable(error: Exception) -> Exception:
-    """Return the error, or one with its text if it does not survive pickling."""
+    """Return the error, or an error with its text if it does not survive pickling."""
+    pickler: Any = ForkingPickler  # its `loads` has no types
     try:
-        pickler: Any = ForkingPickler  # its `loads` has no types
         pickler.loads(pickler.dumps(error))
     except Exception:
         return AiohooksError(f"{type(error).__name__}: {safe_str(error)}")
@@ -229,8 +245,7 @@ def unwrap_result(result: TaskResult, spec: TaskSpec) -> Any:
     """Return the value of a result, or raise its error with a note that names the task."""
     if result.error is None:
         return result.value
-    trace = f":\n{result.trace}" if result.trace else ""
-    add_note(result.error, f"in the {spec.name}, attempt {spec.attempt}{trace}")
+    add_note(result.error, f"in the {spec.name}, attempt {spec.attempt}:\n{result.trace}")
     raise result.error
 
 
@@ -244,8 +259,9 @@ async def launch(
     *,
     forgets: bool,
 ) -> list[T]:
-    """Like `supervise`; at the end the run is deleted if its name was random, and the store is
-    closed.
+    """Run the tasks as `supervise` does, and close the store at the end.
+
+    `forgets` deletes the run then, because its name is random.
     """
     try:
         return await supervise(run_attempt, spec, store)
@@ -263,43 +279,38 @@ async def launch(
 
 
 async def supervise(
-    run_attempt: Callable[[TaskSpec], Coroutine[Any, Any, T]],
-    spec: TaskSpec,
-    store: StepStore | None = None,
+    run_attempt: Callable[[TaskSpec], Coroutine[Any, Any, T]], spec: TaskSpec, store: StepStore
 ) -> list[T]:
-    """Run the chief and all workers, restart those that die, and return their results, the chief's
-    first.
+    """Run the chief and all workers, restart tasks that die, and return the results in order.
 
-    A worker that ends while the chief is dead is restarted as well: the next one restores a
-    checkpoint, and the run is not done. When one fails the others are cancelled.
+    A worker that ends while the chief is dead is restarted as well: the next chief restores a
+    checkpoint, and the run is not done. When a task fails the others are cancelled.
 
     Args:
         run_attempt: runs one attempt of a task. It raises `TaskDiedError` if the process of the
             task ends without a result; cancelled, it ends that process.
         spec: the spec of all tasks.
-        store: that of the run, to see whether a chief that has died has a successor; closed by the
-            caller.
+        store: the store of the run, to see whether a dead chief has a successor.
 
     Raises:
         ExceptionGroup: of the errors of the tasks that failed.
     """
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[None] = loop.create_future()
     dead_chiefs_term = 0
+
+    async def chief_is_missing() -> bool:
+        if not dead_chiefs_term or tasks[0].done():
+            return False
+        return await _last_term(store) <= dead_chiefs_term
 
     async def run_with_restarts(task_id: int) -> T:
         nonlocal dead_chiefs_term
-        attempt, deaths = 1, 0
+        attempt = 1
+        deaths = 0
         results: list[T] = []
         while True:
             try:
                 results.append(await run_attempt(replace(spec, task_id=task_id, attempt=attempt)))
-                if (
-                    task_id == 0
-                    or tasks[0].done()
-                    or not dead_chiefs_term
-                    or await _term_of(store) > dead_chiefs_term
-                ):
+                if task_id == 0 or not await chief_is_missing():
                     return results[-1]
                 reason = (
                     f"the {task_name(task_id)} has ended while the chief is dead and the run is not"
@@ -312,41 +323,31 @@ async def supervise(
                     raise
                 reason = str(error)
                 if task_id == 0:
-                    dead_chiefs_term = await _term_of(store)
+                    dead_chiefs_term = await _last_term(store)
             except Exception as error:
+                # A worker whose earlier attempt has a result: the next chief has finished.
                 if results and is_clean_end(error):
-                    return results[-1]  # the next chief has finished meanwhile
+                    return results[-1]
                 raise
             secs = spec.backoff.pause_secs(attempt)
             logger.warning("%s; restarting it in %.1f s, attempt %d", reason, secs, attempt + 1)
             await sleep(secs)
             attempt += 1
 
-    def task_done(task: asyncio.Task[T]) -> None:
-        failed = task.cancelled() or task.exception() is not None
-        if failed or all(one.done() for one in tasks):
-            wake(ended)
-
     tasks = [
-        loop.create_task(run_with_restarts(number), name=task_name(number))
+        asyncio.create_task(run_with_restarts(number), name=task_name(number))
         for number in range(spec.num_workers + 1)
     ]
-    for task in tasks:
-        task.add_done_callback(task_done)
-    try:
-        await ended
-    finally:
-        for task in tasks:
-            task.cancel()
-        await shielded(
-            wait_done(tasks, None),
-            grace_secs=2 * spec.stop_grace_secs + 5.0,
-            what="ending the tasks of a run",
-        )
+    await _wait_ended_or_failed(tasks, spec.stop_grace_secs)
+    return _results_of(tasks)
+
+
+def _results_of(tasks: Sequence[asyncio.Task[T]]) -> list[T]:
+    """Return the results of tasks that have ended, or raise their errors as a group."""
     errors = [
         error for task in tasks if not task.cancelled() and (error := task.exception()) is not None
     ]
-    if not errors and any(task.cancelled() for task in tasks):
+    if not errors:
         errors = [
             TaskDiedError(f"the {task.get_name()} was cancelled from outside")
             for task in tasks
@@ -357,19 +358,43 @@ async def supervise(
     return [task.result() for task in tasks]
 
 
-async def _term_of(store: StepStore | None) -> int:
-    """Return the term of the run's last chief; 0 if it has had none, or that cannot be read."""
-    report = None
+async def _wait_ended_or_failed(tasks: Sequence[asyncio.Task[Any]], grace_secs: float) -> None:
+    """Wait until all tasks have ended; cancel the others when a task fails, or at a cancel."""
+    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def on_done(task: asyncio.Task[Any]) -> None:
+        failed = task.cancelled() or task.exception() is not None
+        if failed or all(other.done() for other in tasks):
+            wake(ended)
+
+    for task in tasks:
+        task.add_done_callback(on_done)
     try:
-        report = None if store is None else await store.inspect()
+        await ended
+    finally:
+        for task in tasks:
+            task.cancel()
+        await shielded(
+            wait_done(tasks, None),
+            grace_secs=2 * grace_secs + 5.0,
+            what="ending the tasks of a run",
+        )
+
+
+async def _last_term(store: StepStore) -> int:
+    """Return the term of the run's last chief; 0 without a chief, or if it cannot be read."""
+    try:
+        report = await store.inspect()
     except StoreUnavailableError as error:
         logger.warning("cannot read whether the chief has a successor: %s", error)
+        return 0
     return 0 if report is None else report.term
 
 
 async def until_sigterm(running: Coroutine[Any, Any, T], label: str) -> T:
-    """Await `running`; SIGTERM cancels it and then ends the program, unless the program handles
-    that signal itself.
+    """Await `running`; SIGTERM cancels it and then ends the program.
+
+    Not if the program handles that signal itself.
     """
     if not may_handle(signal.SIGTERM):
         return await running

@@ -20,7 +20,7 @@ import pytest
 from aiohooks import Backoff
 from aiohooks.distributed import Task, local
 from aiohooks.distributed.local import run_processes, run_tasks
-from aiohooks.distributed.task import make_spec, supervise
+from aiohooks.distributed.task import TaskResult, make_spec, supervise, with_process_options
 from aiohooks.errors import InvalidArgumentError, PublisherFinishedError, TaskDiedError
 from aiohooks.stores import MemoryStepStore
 from tests.support import tasks as distributed_tasks
@@ -115,9 +115,7 @@ async def test_a_worker_that_ends_while_the_chief_is_dead(successor: str, result
     async with MemoryStepStore() as store:
         found = await supervise(
             lambda spec: worker(spec.attempt) if spec.task_id else chief(spec.attempt),
-            make_spec(
-                _no_task, (), 1, None, None, max_restarts=1, backoff=NO_PAUSES, stop_grace_secs=1.0
-            ),
+            with_process_options(make_spec(_no_task, (), 1, None, None), 1, NO_PAUSES, 1.0, None),
             store,
         )
     assert found == [2, result]
@@ -443,11 +441,9 @@ def test_the_view_of_what_is_sent_is_released(monkeypatch: pytest.MonkeyPatch) -
             return views[-1]
 
     monkeypatch.setattr(local, "ForkingPickler", Pickler)
-    monkeypatch.setattr(local, "run_task", bool)  # whatever it returns
-    monkeypatch.setattr(os, "setpgrp", lambda: None)
     receiver, sender = multiprocessing.Pipe(duplex=False)
     with receiver:
-        local._process_main(sender, make_spec(_no_task, (), 0, None, None), None)
+        local._send_result(sender, TaskResult(7))
         assert os.read(receiver.fileno(), 100).endswith(b"a result")
     with pytest.raises(ValueError, match="released"):
         len(views[0])

@@ -21,6 +21,7 @@ from aiohooks.distributed.task import (
     supervise,
     until_sigterm,
     unwrap_result,
+    with_process_options,
 )
 from aiohooks.errors import (
     AiohooksError,
@@ -49,16 +50,9 @@ async def _end(task: Task, how: Any) -> Any:
     return how, task.name, os.environ["AIOHOOKS_STEP_STORE"], os.environ["AIOHOOKS_RUN"]
 
 
-def spec_of(how: Any = 7, **options: Any) -> TaskSpec:
-    backoff = Backoff(initial_secs=0)
-    return make_spec(
-        _end,
-        (how,),
-        1,
-        "r",
-        None,
-        **{"max_restarts": 1, "backoff": backoff, "stop_grace_secs": 1.0, **options},
-    )
+def spec_of(how: Any = 7, stop_grace_secs: float = 1.0) -> TaskSpec:
+    spec = make_spec(_end, (how,), 1, "r", None)
+    return with_process_options(spec, 1, Backoff(initial_secs=0), stop_grace_secs, None)
 
 
 def run(how: Any) -> Any:
@@ -125,7 +119,7 @@ async def test_a_task_that_dies_too_often() -> None:
     """Its last error says how often it was restarted, and the others are ended."""
     attempts = Attempts({(1, 1): die, (1, 2): die})
     with pytest.raises(ExceptionGroup, match="1 of 2 tasks failed") as raised:
-        await supervise(attempts, spec_of())
+        await supervise(attempts, spec_of(), MemoryStepStore())
     assert [error.__notes__ for error in raised.value.exceptions] == [
         ["not restarted again after 1 restarts"]
     ]
@@ -139,7 +133,7 @@ async def test_a_clean_end_is_an_error() -> None:
         raise PublisherFinishedError("chief finished at step 7")
 
     with pytest.raises(ExceptionGroup, match="1 of 2 tasks failed") as raised:
-        await supervise(Attempts({(1, 1): end}), spec_of())
+        await supervise(Attempts({(1, 1): end}), spec_of(), MemoryStepStore())
     assert isinstance(raised.value.exceptions[0], PublisherFinishedError)
 
 
@@ -152,7 +146,7 @@ async def test_a_task_that_others_cancel() -> None:
         task.cancel()
 
     with pytest.raises(ExceptionGroup) as raised:
-        await supervise(Attempts({(1, 1): cancel}), spec_of())
+        await supervise(Attempts({(1, 1): cancel}), spec_of(), MemoryStepStore())
     assert "was cancelled from outside" in str(raised.value.exceptions[0])
 
 
@@ -203,7 +197,9 @@ async def test_tasks_that_do_not_end(clock: ManualClock) -> None:
     """
     released = asyncio.Event()
     launcher = await parked(
-        supervise(lambda spec: uncancellable(released), spec_of(stop_grace_secs=1.5))
+        supervise(
+            lambda spec: uncancellable(released), spec_of(stop_grace_secs=1.5), MemoryStepStore()
+        )
     )
     try:
         for _ in range(2):
