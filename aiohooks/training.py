@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from aiohooks.session.recovery import RecoveryPolicy
 
     class TrainingOptions(SessionOptions, total=False):
-        """What a session and its creator take."""
+        """The options of a session and of its creator."""
 
         session_factory: Callable[..., Session]
         max_wait_secs: float | None
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 Hooks = Iterable[SessionRunHook | HookRegistration]
-_OF_CREATORS = ("global_step", "variables", "session_factory")
+_CREATOR_OPTIONS = ("global_step", "variables", "session_factory")
 _MAX_WAIT_SECS = 7200.0
 
 
@@ -67,10 +67,10 @@ def monitored_training_session(
 
     Args:
         source: a graph, or a coroutine function that is the step.
-        is_chief: whether it initialises, restores and saves, or waits for the chief that does.
+        is_chief: whether it initializes, restores and saves, or waits for the chief that does.
         checkpoint_dir: the directory from which checkpoints are restored and to which they are
             saved; None for neither.
-        scaffold: how sessions are initialised, and what is tracked in checkpoints.
+        scaffold: how sessions are initialized, and which objects checkpoints track.
         hooks: of chief and workers.
         chief_only_hooks: of the chief; they come first.
         save_checkpoint: when to save.
@@ -88,43 +88,37 @@ def monitored_training_session(
         InvalidArgumentError: an argument is invalid, summaries have no directory, or a worker has
             no connection to its chief.
     """
-    periods = {
-        "save_checkpoint": save_checkpoint,
-        "save_summaries": save_summaries,
-        "log_step_count": log_step_count,
-    }
-    for what, every in periods.items():
-        check_instance(every, Every, what, optional=True)
+    check_instance(save_checkpoint, Every, "save_checkpoint", optional=True)
+    check_instance(save_summaries, Every, "save_summaries", optional=True)
+    check_instance(log_step_count, Every, "log_step_count", optional=True)
     graph = graph_of(source)
     options: dict[str, Any] = {**session}
     max_wait_secs = options.pop("max_wait_secs", _MAX_WAIT_SECS)
-    of_creator = {name: options.pop(name) for name in _OF_CREATORS if name in options}
+    creator_options = {name: options.pop(name) for name in _CREATOR_OPTIONS if name in options}
     creator: SessionCreator
     if not is_chief:
         creator = WorkerSessionCreator(
-            graph, scaffold=scaffold, max_wait_secs=max_wait_secs, **of_creator
+            graph, scaffold=scaffold, max_wait_secs=max_wait_secs, **creator_options
         )
         return AsyncMonitoredSession(creator, hooks, **options)
     creator = ChiefSessionCreator(
-        graph, scaffold=scaffold, checkpoint_dir=checkpoint_dir, **of_creator
+        graph, scaffold=scaffold, checkpoint_dir=checkpoint_dir, **creator_options
     )
     usual: list[SessionRunHook] = []
     if log_step_count is not None:
         usual.append(StepCounterHook(log_step_count))
     if summaries is not None and save_summaries is not None:
-        where = summary_dir
-        if where is None:
-            where = (
-                checkpoint_dir.checkpoint_dir
-                if isinstance(checkpoint_dir, Saver)
-                else checkpoint_dir
-            )
-        if where is None:
+        if summary_dir is None:
+            if isinstance(checkpoint_dir, Saver):
+                summary_dir = checkpoint_dir.checkpoint_dir
+            else:
+                summary_dir = checkpoint_dir
+        if summary_dir is None:
             raise InvalidArgumentError(
                 "summaries are given and no directory for them; give summary_dir= or"
                 " checkpoint_dir="
             )
-        usual.append(SummarySaverHook(where, summaries, every=save_summaries))
+        usual.append(SummarySaverHook(summary_dir, summaries, every=save_summaries))
     if checkpoint_dir is not None and save_checkpoint is not None:
         usual.append(CheckpointSaverHook(every=save_checkpoint))
     return AsyncMonitoredSession(creator, [*chief_only_hooks, *usual, *hooks], **options)

@@ -1,5 +1,4 @@
-"""A session in OpenTelemetry: a span for each run, with a span for each hook and operation that
-waited in it.
+"""A session in OpenTelemetry: a span for each run, and for each hook and operation that waited.
 
     session = AsyncMonitoredSession(step, [OpenTelemetryHook(), ...], name="trainer")
 
@@ -41,11 +40,11 @@ class OpenTelemetryHook(SessionRunHook):
     Each attempt of a run is a span "run", a child of the span that is current where `run` was
     called. It begins in the hook's `before_run`, before that of hooks with a higher order, and ends
     with the run. A hook's method and an operation that suspend are children of it, from their first
-    suspension on. An attempt that fails has the error, unless that is a clean end.
+    suspension on. The span of an attempt that fails has the error, unless that is a clean end.
 
-    If its span is sampled, the session announces it to those that share its step store, whose runs
-    link to it: the first one immediately, later ones to other processes when it begins or ends a
-    wait.
+    If the span is sampled, the session announces it to the sessions that share its step store,
+    whose runs link to it: the first span immediately, later spans to other processes when it begins
+    or ends a wait.
     """
 
     order: ClassVar[int] = -1000
@@ -59,16 +58,16 @@ class OpenTelemetryHook(SessionRunHook):
         """Create the hook.
 
         Args:
-            tracer_provider: makes the spans; by default that of the process.
-            meter_provider: makes the metrics; by default that of the process.
+            tracer_provider: makes the spans; by default the provider of the process.
+            meter_provider: makes the metrics; by default the provider of the process.
         """
         meter = metrics.get_meter("aiohooks", meter_provider=meter_provider)
-        self._makers = _Makers(
-            trace.get_tracer("aiohooks", tracer_provider=tracer_provider),
-            meter.create_histogram(
+        self._instruments = _Instruments(
+            tracer=trace.get_tracer("aiohooks", tracer_provider=tracer_provider),
+            run_secs=meter.create_histogram(
                 "aiohooks.run.duration", "s", "Duration of the attempts of runs."
             ),
-            meter.create_histogram(
+            wait_secs=meter.create_histogram(
                 "aiohooks.wait.duration", "s", "How long hooks and operations waited."
             ),
         )
@@ -77,30 +76,34 @@ class OpenTelemetryHook(SessionRunHook):
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Take the names of the session and, if processes share its step store, of the run."""
-        status, steps = coord.status(), session.global_step
+        status = coord.status()
+        steps = session.global_step
         self._publishers = publishers_of(steps)
-        self._session = (
-            {} if status is None or status.name is None else {"aiohooks.session": status.name}
-        )
+        self._session = {}
+        if status is not None and status.name is not None:
+            self._session["aiohooks.session"] = status.name
         if not steps.inline:
             self._session["aiohooks.run"] = steps.run
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Begin the span of the run, and make it the current one."""
+        """Begin the span of the run, and make it the current span."""
         scope = current_run()
-        if scope is not None:
-            publisher = current_publisher()
-            traces = {} if self._publishers is None else self._publishers.traces(without=publisher)
+        if scope is None:
+            return None
+        publisher = current_publisher()
+        links: list[trace.Link] = []
+        if self._publishers is not None:
+            traces = self._publishers.traces(without=publisher)
             links = [_link(traceparent, name) for traceparent, name in traces.items()]
-            span = _RunSpan(self._makers, self._session, run_context, links)
-            scope.observers += (span,)
-            if publisher is not None and (traceparent := span.traceparent):
-                publisher.set_trace(traceparent)
+        span = _RunSpan(self._instruments, self._session, run_context, links)
+        scope.observers += (span,)
+        if publisher is not None and (traceparent := span.traceparent):
+            publisher.set_trace(traceparent)
         return None
 
 
-class _Makers(NamedTuple):
-    """What makes spans, and measures runs and waits."""
+class _Instruments(NamedTuple):
+    """The tracer, and the histograms of runs and waits."""
 
     tracer: trace.Tracer
     run_secs: metrics.Histogram
@@ -108,23 +111,27 @@ class _Makers(NamedTuple):
 
 
 class _RunSpan:
-    """The span of one attempt of a run, with those of its waits."""
+    """The span of an attempt of a run, with the spans of its waits."""
 
     def __init__(
         self,
-        makers: _Makers,
+        instruments: _Instruments,
         session: Mapping[str, str],
         run_context: SessionRunContext,
         links: Sequence[trace.Link],
     ) -> None:
-        self._makers = makers
+        self._instruments = instruments
         self._session = session
-        run: dict[str, str | int] = {
-            "aiohooks.step": run_context.global_step,
-            "aiohooks.attempt": run_context.attempt,
-        }
         self._began = time.perf_counter()
-        self._span = makers.tracer.start_span("run", attributes={**session, **run}, links=links)
+        self._span = instruments.tracer.start_span(
+            "run",
+            attributes={
+                **session,
+                "aiohooks.step": run_context.global_step,
+                "aiohooks.attempt": run_context.attempt,
+            },
+            links=links,
+        )
         self._outside = context.get_current()
         self._inside = trace.set_span_in_context(self._span, self._outside)
         self._waiting: dict[trace.Span, None] = {}
@@ -132,7 +139,7 @@ class _RunSpan:
 
     @property
     def traceparent(self) -> str:
-        """What others need to link to the span; empty if it is not collected."""
+        """The header with which others link to the span; empty if the span is not collected."""
         carrier: dict[str, str] = {}
         if self._span.get_span_context().trace_flags.sampled:
             _W3C.inject(carrier, self._inside)
@@ -142,17 +149,19 @@ class _RunSpan:
         return _Wait(self, what)
 
     def wait_started(self, what: str) -> trace.Span:
-        span = self._makers.tracer.start_span(what, context=self._inside)
+        span = self._instruments.tracer.start_span(what, context=self._inside)
         self._waiting[span] = None
         return span
 
     def wait_ended(
         self, span: trace.Span, what: str, secs: float, error: BaseException | None
     ) -> None:
-        if span in self._waiting:  # otherwise it was left running when the run ended
-            del self._waiting[span]
-            self._makers.wait_secs.record(secs, {**self._session, "aiohooks.wait": what})
-            _end(span, error)
+        # A wait that is still running when the run ends has no span any more.
+        if span not in self._waiting:
+            return
+        del self._waiting[span]
+        self._instruments.wait_secs.record(secs, {**self._session, "aiohooks.wait": what})
+        _end(span, error)
 
     def attempt_ended(self, error: BaseException | None) -> None:
         for span in self._waiting:
@@ -161,11 +170,10 @@ class _RunSpan:
         # Not `detach`, whose token belongs to one context: a hook may be called in a copy of the
         # caller's.
         context.attach(self._outside)
-        failed = error is not None and not is_clean_end(error)
-        outcome = {"error.type": type(error).__qualname__} if failed else {}
-        self._makers.run_secs.record(
-            time.perf_counter() - self._began, {**self._session, **outcome}
-        )
+        attributes = dict(self._session)
+        if error is not None and not is_clean_end(error):
+            attributes["error.type"] = type(error).__qualname__
+        self._instruments.run_secs.record(time.perf_counter() - self._began, attributes)
         _end(self._span, error)
 
 
@@ -189,6 +197,7 @@ class _Wait:
             self._run.wait_ended(self._span, self._what, time.perf_counter() - self._began, error)
 
 
+# Cached, because each run links to the same spans until their publishers announce others.
 @functools.lru_cache(maxsize=1024)
 def _link(traceparent: str, publisher: str) -> trace.Link:
     """Return a link to the span of a publisher."""
@@ -198,9 +207,8 @@ def _link(traceparent: str, publisher: str) -> trace.Link:
 
 def _end(span: trace.Span, error: BaseException | None) -> None:
     if error is not None and not is_clean_end(error) and span.is_recording():
+        name = type(error).__qualname__
         span.record_exception(error)
-        span.set_status(
-            trace.Status(trace.StatusCode.ERROR, f"{type(error).__qualname__}: {error}")
-        )
-        span.set_attribute("error.type", type(error).__qualname__)
+        span.set_status(trace.Status(trace.StatusCode.ERROR, f"{name}: {error}"))
+        span.set_attribute("error.type", name)
     span.end()

@@ -1,5 +1,4 @@
-"""A session in Prometheus: its state is read when Prometheus asks for it, so a run does no work for
-it.
+"""A session in Prometheus: its state is read when Prometheus asks for it, not in each run.
 
     timing = HookTimingHook()
     hooks = [PrometheusHook(timing=timing), *timing.watch([saver, MyHook()])]
@@ -13,7 +12,7 @@ import asyncio
 import threading
 import weakref
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from itertools import accumulate
 from typing import Any
@@ -55,11 +54,10 @@ _SCRAPE_TIMEOUT_SECS = 5.0
 class PrometheusHook(SessionRunHook):
     """Shows a session in a registry of `prometheus_client`, from its creation to its end.
 
-    Values are read when the registry is scraped, in the session's event loop, from what the session
-    and the given hooks know of themselves; a run costs two readings of the clock. A scrape in
-    another thread waits for the event loop; if the loop is blocked for longer than five seconds,
-    that scrape goes without the session. Several sessions may share a registry: the label `session`
-    has the name of each.
+    Values are read when the registry is scraped, in the session's event loop, from the session and
+    the given hooks; a run costs two readings of the clock. A scrape in another thread waits for the
+    event loop; if the loop is blocked for longer than five seconds, that scrape goes without the
+    session. Several sessions may share a registry: the label `session` has the name of the session.
     """
 
     def __init__(
@@ -73,7 +71,7 @@ class PrometheusHook(SessionRunHook):
         """Create the hook; the given hooks are registered in the same session.
 
         Args:
-            registry: where the metrics are shown; by default that of the process.
+            registry: where the metrics are shown; by default the registry of the process.
             timing: the hook whose measurements of the other hooks are shown.
             saver: the hook whose checkpoints are shown.
             gates: the hooks whose lag behind the versions is shown.
@@ -90,8 +88,9 @@ class PrometheusHook(SessionRunHook):
         self._sessions: _Sessions | None = None
 
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
-        """Return all metrics of the registry as text, and its content type, for a request with the
-        header `Accept: accept`.
+        """Return all metrics of the registry as text, and its content type.
+
+        `accept` is the header `Accept` of the request.
         """
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
@@ -113,14 +112,18 @@ class PrometheusHook(SessionRunHook):
             InvalidArgumentError: the registry shows another session of this name.
         """
         self._coord = coord
-        self._began = None  # of a run that has failed
-        if self._sessions is None:
-            status = coord.status()
-            self._name = "" if status is None or status.name is None else status.name
-            sessions = _sessions_of(self._registry)
-            sessions.add(self._name, self._samples)
-            self._sessions = sessions
-            self._rate.update(current_clock().now(), session.global_step.latest)
+        # A run that failed has left its start, and has no `after_run`.
+        self._began = None
+        if self._sessions is not None:
+            return
+        status = coord.status()
+        self._name = ""
+        if status is not None and status.name is not None:
+            self._name = status.name
+        sessions = _sessions_of(self._registry)
+        sessions.add(self._name, self._samples)
+        self._sessions = sessions
+        self._rate.update(current_clock().now(), session.global_step.latest)
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Note when the run begins."""
@@ -143,15 +146,16 @@ class PrometheusHook(SessionRunHook):
     def _samples(self) -> list[_Sample]:
         """Return the current values, in any thread; none if the event loop does not answer."""
         if threading.get_ident() == self._thread:
-            return self._read_samples()
+            return list(self._read_samples())
         answer: Future[list[_Sample]] = Future()
 
         def read() -> None:
             try:
-                answer.set_result(self._read_samples())
+                answer.set_result(list(self._read_samples()))
             except BaseException as error:
                 answer.set_exception(error)
 
+        # The session changes only in its event loop, so the values are read there.
         try:
             self._loop.call_soon_threadsafe(read)
             return answer.result(_SCRAPE_TIMEOUT_SECS)
@@ -162,50 +166,60 @@ class PrometheusHook(SessionRunHook):
                 raise
             return []
 
-    def _read_samples(self) -> list[_Sample]:
+    def _read_samples(self) -> Iterator[_Sample]:
         status = self._coord.status()
         assert status is not None, "the coordinator is that of a session"
         assert status.steps is not None, "the session has been created"
-        steps, saver, labels = status.steps, self._saver, (self._name,)
-        found: list[_Sample] = [
-            ("runs", labels, status.runs),
-            ("recoveries", labels, status.recoveries),
-            ("global_step", labels, steps.latest.step),
-            ("step_waiters", labels, steps.waiting),
-            ("step_seconds", labels, _histogram(self._step_counts, self._step_secs)),
-            ("steps_per_second", labels, self._rate.update(current_clock().now(), steps.latest)),
-        ]
+        steps = status.steps
+        session = (self._name,)
+        yield "runs", session, status.runs
+        yield "recoveries", session, status.recoveries
+        yield "global_step", session, steps.latest.step
+        yield "step_waiters", session, steps.waiting
+        yield "step_seconds", session, _histogram(self._step_counts, self._step_secs)
+        rate = self._rate.update(current_clock().now(), steps.latest)
+        yield "steps_per_second", session, rate
         for hook in status.hooks:
-            counts = ("calls", "failures", "dropped", "pending", "disabled")
-            found += [
-                (f"hook_{what}", (*labels, hook.name), getattr(hook, what)) for what in counts
-            ]
-        for phase in () if self._timing is None else self._timing.statistics().phases:
-            of_method = (*labels, phase.hook, phase.phase)
-            secs = phase.blocking_secs + phase.waiting_secs
-            found.append(("hook_seconds", of_method, _histogram(phase.histogram, secs)))
-            found.append(("hook_blocking_seconds", of_method, phase.blocking_secs))
-        if saver is not None:
-            found += [
-                ("checkpoints_saved", labels, saver.saved),
-                ("checkpoints_failed", labels, saver.failed),
-            ]
-            if saver.latest is not None:
-                found.append(("checkpoint_age_seconds", labels, saver.latest_age_secs))
-                found.append(("checkpoint_size_bytes", labels, saver.latest.size))
-                found.append(("checkpoint_step", labels, saver.latest.step))
+            labels = (self._name, hook.name)
+            yield "hook_calls", labels, hook.calls
+            yield "hook_failures", labels, hook.failures
+            yield "hook_dropped", labels, hook.dropped
+            yield "hook_pending", labels, hook.pending
+            yield "hook_disabled", labels, hook.disabled
+        if self._timing is not None:
+            yield from self._timing_samples(self._timing)
+        if self._saver is not None:
+            yield from self._checkpoint_samples(self._saver)
         for gate in self._gates:
-            of_gate = (*labels, gate.versions.run)
-            found += [("version_lag", of_gate, gate.lag), ("versions_ahead", of_gate, gate.ahead)]
-        return found
+            labels = (self._name, gate.versions.run)
+            yield "version_lag", labels, gate.lag
+            yield "versions_ahead", labels, gate.ahead
+
+    def _timing_samples(self, timing: HookTimingHook) -> Iterator[_Sample]:
+        for phase in timing.statistics().phases:
+            labels = (self._name, phase.hook, phase.phase)
+            secs = phase.blocking_secs + phase.waiting_secs
+            yield "hook_seconds", labels, _histogram(phase.histogram, secs)
+            yield "hook_blocking_seconds", labels, phase.blocking_secs
+
+    def _checkpoint_samples(self, saver: CheckpointSaverHook) -> Iterator[_Sample]:
+        session = (self._name,)
+        yield "checkpoints_saved", session, saver.saved
+        yield "checkpoints_failed", session, saver.failed
+        if saver.latest is not None:
+            yield "checkpoint_age_seconds", session, saver.latest_age_secs
+            yield "checkpoint_size_bytes", session, saver.latest.size
+            yield "checkpoint_step", session, saver.latest.step
 
     def __repr__(self) -> str:
         shown = "without a session" if self._sessions is None else f"showing {self._name!r}"
         return f"<PrometheusHook {shown}>"
 
 
-_OF_SESSION, _OF_HOOK = ["session"], ["session", "hook"]
-_OF_METHOD, _OF_GATE = ["session", "hook", "method"], ["session", "versions"]
+_OF_SESSION = ["session"]
+_OF_HOOK = ["session", "hook"]
+_OF_METHOD = ["session", "hook", "method"]
+_OF_GATE = ["session", "versions"]
 _METRICS: list[tuple[type[Metric], str, str, list[str]]] = [
     (CounterMetricFamily, "runs", "Runs begun.", _OF_SESSION),
     (CounterMetricFamily, "recoveries", "Raw sessions replaced.", _OF_SESSION),
@@ -213,36 +227,26 @@ _METRICS: list[tuple[type[Metric], str, str, list[str]]] = [
     (GaugeMetricFamily, "steps_per_second", "Steps over the last 10 s.", _OF_SESSION),
     (HistogramMetricFamily, "step_seconds", "Successful runs.", _OF_SESSION),
     (HistogramMetricFamily, "hook_seconds", "Calls of hooks.", _OF_METHOD),
-    (
-        CounterMetricFamily,
-        "hook_blocking_seconds",
-        "How long hooks held the event loop.",
-        _OF_METHOD,
-    ),
+    (CounterMetricFamily, "hook_blocking_seconds", "Event loop blocked by hooks.", _OF_METHOD),
     (CounterMetricFamily, "hook_calls", "Calls of a hook.", _OF_HOOK),
-    (CounterMetricFamily, "hook_failures", "Those that failed.", _OF_HOOK),
-    (CounterMetricFamily, "hook_dropped", "Those it did not get.", _OF_HOOK),
-    (GaugeMetricFamily, "hook_pending", "Its background calls.", _OF_HOOK),
-    (GaugeMetricFamily, "hook_disabled", "1 while it is disabled.", _OF_HOOK),
+    (CounterMetricFamily, "hook_failures", "Calls that failed.", _OF_HOOK),
+    (CounterMetricFamily, "hook_dropped", "Calls that the hook did not get.", _OF_HOOK),
+    (GaugeMetricFamily, "hook_pending", "Background calls of the hook.", _OF_HOOK),
+    (GaugeMetricFamily, "hook_disabled", "1 while the hook is disabled.", _OF_HOOK),
     (GaugeMetricFamily, "step_waiters", "Waits for a step.", _OF_SESSION),
     (CounterMetricFamily, "checkpoints_saved", "Checkpoints written.", _OF_SESSION),
     (CounterMetricFamily, "checkpoints_failed", "Saves that failed.", _OF_SESSION),
-    (
-        GaugeMetricFamily,
-        "checkpoint_age_seconds",
-        "Time since the last checkpoint was written.",
-        _OF_SESSION,
-    ),
+    (GaugeMetricFamily, "checkpoint_age_seconds", "Age of the last checkpoint.", _OF_SESSION),
     (GaugeMetricFamily, "checkpoint_size_bytes", "Size of the last checkpoint.", _OF_SESSION),
-    (GaugeMetricFamily, "checkpoint_step", "Step of that checkpoint.", _OF_SESSION),
+    (GaugeMetricFamily, "checkpoint_step", "Step of the last checkpoint.", _OF_SESSION),
     (GaugeMetricFamily, "version_lag", "Versions published during the last run.", _OF_GATE),
     (GaugeMetricFamily, "versions_ahead", "Versions ahead when the last run began.", _OF_GATE),
 ]
-
+"""The type, the name, the description and the labels of each metric."""
 
 _Buckets = tuple[list[tuple[str, float]], float]
 _Sample = tuple[str, Sequence[str], float | _Buckets | None]
-"""The name of a metric, the values of its labels, and its value: a number, a histogram, or none."""
+"""A metric's name, the values of its labels, and its value: a number, a histogram, or None."""
 
 
 def _histogram(counts: Iterable[int], total_secs: float) -> _Buckets:
@@ -251,7 +255,7 @@ def _histogram(counts: Iterable[int], total_secs: float) -> _Buckets:
 
 
 class _Sessions(Collector):
-    """The sessions that one registry shows, by name: each is what reads its values."""
+    """The sessions that a registry shows: functions that read their values, by name."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, Callable[[], list[_Sample]]] = {}
@@ -265,17 +269,18 @@ class _Sessions(Collector):
         self.by_name[name] = read
 
     def describe(self) -> Iterable[Metric]:
-        """Return the metrics without samples: the registry refuses other metrics of these names."""
+        """Return the metrics without samples: the registry rejects other metrics of these names."""
         return self._families().values()
 
     def collect(self) -> Iterable[Metric]:
         families = self._families()
+        # A copy, because sessions begin and end in other threads meanwhile.
         for read in tuple(self.by_name.values()):
             for name, labels, value in read():
-                if value is not None:
-                    families[name].add_metric(
-                        labels, *(value if isinstance(value, tuple) else (value,))
-                    )
+                if isinstance(value, tuple):
+                    families[name].add_metric(labels, *value)
+                elif value is not None:
+                    families[name].add_metric(labels, value)
         return families.values()
 
     def _families(self) -> dict[str, Any]:
@@ -285,14 +290,17 @@ class _Sessions(Collector):
         }
 
 
-_known: weakref.WeakKeyDictionary[CollectorRegistry, _Sessions] = weakref.WeakKeyDictionary()
-_known_lock = threading.Lock()  # sessions of several threads may share a registry
+_sessions_by_registry: weakref.WeakKeyDictionary[CollectorRegistry, _Sessions] = (
+    weakref.WeakKeyDictionary()
+)
+# Sessions of several threads may share a registry.
+_registry_lock = threading.Lock()
 
 
 def _sessions_of(registry: CollectorRegistry) -> _Sessions:
-    with _known_lock:
-        sessions = _known.get(registry)
+    with _registry_lock:
+        sessions = _sessions_by_registry.get(registry)
         if sessions is None:
-            sessions = _known[registry] = _Sessions()
+            sessions = _sessions_by_registry[registry] = _Sessions()
             registry.register(sessions)
         return sessions

@@ -108,6 +108,7 @@ class AdmissionQueue(Waiting):
         if self.waiters or ledger.room <= 0:
             await self.wait(secs, until)
             ledger.sync()
+            # The ticket takes the place that was kept for this caller since its admission.
             ledger.entering -= 1
         return ledger.issue_ticket()
 
@@ -133,6 +134,7 @@ class AdmissionQueue(Waiting):
             else:
                 await until(admission)
         except BaseException:
+            # It may have been admitted and cancelled in the same turn of the loop.
             if waiter.admitted:
                 self.ledger.return_place()
             raise
@@ -141,6 +143,7 @@ class AdmissionQueue(Waiting):
             self._log.end(waiter)
             self.waited_secs += self._clock.now() - since
             self.waiters.pop(waiter, None)
+            # If this caller has watched the store, the next waiter watches it now.
             if self.waiters and not self._store_is_watched:
                 next(iter(self.waiters)).wake()
 
@@ -217,7 +220,8 @@ class AdmissionQueue(Waiting):
             publishers=publishers,
         )
         if publishers:
-            from aiohooks._why.builder import why  # seldom needed
+            # Imported here, because it is seldom needed.
+            from aiohooks._why.builder import why
 
             if note := why(versions.awaited_step(seen + 1)):
                 add_note(error, note)

@@ -276,6 +276,7 @@ class AdmissionLedger:
         if ticket is not None:
             ticket.settled_at = self.position
             ticket.state = state
+        # Versions without open tickets are removed, or the counter would grow without end.
         self._open_by_version[entry.version] -= 1
         if not self._open_by_version[entry.version]:
             del self._open_by_version[entry.version]
@@ -297,14 +298,16 @@ class AdmissionLedger:
     def lose_ticket(self, number: int) -> None:
         """Abandon soon the item of an open ticket that was collected."""
         assert self._loop is not None, "it has admitted the item"
-        # Not now: tickets are collected in any thread, in the middle of anything.
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and so is the gate
+        # Not now: tickets are collected in any thread, in the middle of anything. If the loop is
+        # closed, so is the gate.
+        with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._abandon_lost, number)
 
     def _abandon_lost(self, number: int) -> None:
         self.sync()
         lost = self.open.get(number)
-        if lost is None:  # invalidated meanwhile
+        # A reset may have invalidated it meanwhile.
+        if lost is None:
             return
         if not self._warned:
             self._warned = True
