@@ -102,11 +102,13 @@ class RunLock(Waiting):
     def watch_loop(self) -> None:
         """Notice whether the loop has a turn from now on; while the session is paused, a turn is
         due before every run.
+
+        A pause calls this from any thread, and then again in the loop.
         """
         self.turn_due = math.inf
         if self._state.pause_reason is not None:
             self.turn_due = -math.inf
-        elif self._yield_secs < math.inf:
+        elif self._yield_secs < math.inf and get_ident() == self.thread:
             self._loop_turned = False
             self.turn_due = self.now() + self._yield_secs
             asyncio.get_running_loop().call_soon(self._note_turn)

@@ -323,6 +323,9 @@ class SessionState:
         check_instance(reason, str, "reason", optional=True)
         if self.pause_reason is None:
             self.pause_reason = reason or "a pause was requested"
+            # The next run must wait even if the loop has no turn before it: Python 3.15 does not
+            # suspend for a call in a thread that has already ended.
+            self.on_pause()
             self.call_in_loop(self._pause_changed)
 
     def resume(self) -> None:

@@ -155,6 +155,17 @@ async def test_a_hook_pauses_the_session() -> None:
     assert session.status().runs == 2
 
 
+async def test_a_pause_by_a_thread_holds_the_next_run() -> None:
+    """It does so even if the loop has had no turn since the pause."""
+    async with ah.AsyncMonitoredSession(double) as session:
+        thread = threading.Thread(target=session.coord.pause, args=("no space",))
+        thread.start()
+        thread.join()
+        asyncio.get_running_loop().call_soon(session.resume)
+        await session.run("loss")
+        assert session.coord.pause_reason is None
+
+
 @pytest.mark.plain_tasks
 async def test_signals_pause_and_resume() -> None:
     """They stop nothing, however many come; the signals for a stop work as before, during a pause
