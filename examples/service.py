@@ -2,8 +2,8 @@
 
     POST /rows        [[x, y], ...]: data to train on
     GET  /predict?x=  a prediction of the current model
-    GET  /training/ the state of the training: a page, and health, ready, progress, events and
-         steps/N below it
+    GET  /training/   the state of the training: a page, and health, ready, progress, events
+                      and steps/N below it
 
 The model is a polynomial that is fitted to the rows; each batch of rows makes a step. With
 --simulate the service makes rows itself. On SIGTERM or SIGINT the session stops, also while it

@@ -2,9 +2,12 @@
 
 Work is admitted only a few versions ahead of the published version:
 
-    item 0   item 1 | item 2 item 3 | item 4 item 5 | per_version=2: a version uses up two items
+    item 0   item 1 | item 2   item 3 | item 4   item 5 |
     version 0 -> 1  | version 1 -> 2  | version 2 -> 3  |
-    not ahead         1 ahead 2 ahead max_lag=1: items 4 and 5 wait until version 1 is published
+    not ahead         1 ahead           2 ahead
+
+Here `per_version=2`, so that a version uses up two items, and `max_lag=1`: items 4 and 5 wait until
+version 1 is published.
 
 The count alone bounds the lag only of items that are used in the order of their admission. Where
 items overtake each other the ticket decides: it counts the versions published since, and `use`
