@@ -1,48 +1,46 @@
-"""The error tree, and what counts as a clean end.
+"""The tree of errors, and the errors that end a session cleanly.
 
     AiohooksError
-     ├─ OutOfRangeError                     the input has ended: a clean end
-     ├─ StopRequestedError (RuntimeError)   a stop was requested: a clean end
-     │   ├─ ProducerFinishedError           the producers of a wait have finished
-     │   └─ PublisherFinishedError          no publisher is left that could reach the step
-     ├─ AbortedError                        the run was lost and can be repeated: recovered
-     │   └─ UpdateConflictError other runs kept replacing a variable that this one replaces
-     ├─ UnavailableError                    a service is temporarily unavailable: recovered
-     │   └─ StoreUnavailableError           the engine of a step store is unavailable
-     │       └─ StoreRefusedError           the engine refuses access: waiting does not help
-     ├─ StoreDamagedError                   the stored data of a run cannot be read: not recovered
-     ├─ RecoveryExhaustedError              the session was used after recovery gave up
-     ├─ FeedsLostError                      a recovery has undone steps whose feeds do not come
-                                            again
-     ├─ SessionClosedError (RuntimeError)   the session is not open
-     ├─ NestedRunError (RuntimeError)       `run`, `aclose` or `join` was called in what it waits
-                                            for
-     ├─ WrongLoopError (RuntimeError)       used from another event loop or thread
-     ├─ NotReadyError (RuntimeError)        initialisation left something missing
-     ├─ SessionNotReadyError (TimeoutError) a worker waited too long for the chief
-     ├─ UnsupportedSystemError (RuntimeError) the system lacks what a part of the library needs
-     ├─ InvalidArgumentError (ValueError)   an argument is invalid
-     ├─ InvalidHookError (TypeError)        not a hook, or not a coroutine where one is needed
-     ├─ HookCancelledError                  a hook was cancelled by other code
-     ├─ HookGroupClosedError (RuntimeError) the hook group is not entered, or was left
-     ├─ HookTimeoutError (TimeoutError)     a hook took longer than its `timeout`
-     ├─ EffectError (RuntimeError)          an effect was recorded where none can be
-     ├─ SessionStalledError (TimeoutError)  an activity exceeded a watchdog's limit
-     ├─ GraphError (ValueError)             a graph cannot be built or planned
-     ├─ GraphFinalizedError (RuntimeError)  a graph was changed after `begin`
-     ├─ FetchError (ValueError)             a fetch or feed is unknown to the graph
-     ├─ FeedConflictError (RuntimeError)    one node was fed twice
+     ├─ OutOfRangeError                       the input has ended: a clean end
+     ├─ StopRequestedError (RuntimeError)     a stop was requested: a clean end
+     │   ├─ ProducerFinishedError             the producers of a wait have finished
+     │   └─ PublisherFinishedError            no publisher is left that could reach the step
+     ├─ AbortedError                          the run was lost and can be repeated: recovered
+     │   └─ UpdateConflictError               other runs kept replacing the run's variable
+     ├─ UnavailableError                      a service is temporarily unavailable: recovered
+     │   └─ StoreUnavailableError             the engine of a step store is unavailable
+     │       └─ StoreRefusedError             the engine denies access: waiting does not help
+     ├─ StoreDamagedError                     the stored data of a run cannot be read
+     ├─ RecoveryExhaustedError                the session was used after recovery gave up
+     ├─ FeedsLostError                        a recovery has undone steps and lost their feeds
+     ├─ SessionClosedError (RuntimeError)     the session is not open
+     ├─ NestedRunError (RuntimeError)         `run`, `aclose` or `join` would wait for its caller
+     ├─ WrongLoopError (RuntimeError)         used from another event loop or thread
+     ├─ NotReadyError (RuntimeError)          something is missing after initialization
+     ├─ SessionNotReadyError (TimeoutError)   a worker waited too long for the chief
+     ├─ UnsupportedSystemError (RuntimeError) the operating system lacks a feature
+     ├─ InvalidArgumentError (ValueError)     an argument is invalid
+     ├─ InvalidHookError (TypeError)          not a hook, or not a coroutine where one is needed
+     ├─ HookCancelledError                    other code than its caller cancelled a hook
+     ├─ HookGroupClosedError (RuntimeError)   the hook group is not entered, or was left
+     ├─ HookTimeoutError (TimeoutError)       a hook took longer than its `timeout`
+     ├─ EffectError (RuntimeError)            an effect was recorded at the wrong time or place
+     ├─ SessionStalledError (TimeoutError)    an activity exceeded a watchdog's limit
+     ├─ GraphError (ValueError)               a graph cannot be built or planned
+     ├─ GraphFinalizedError (RuntimeError)    a graph was changed after `begin`
+     ├─ FetchError (ValueError)               a fetch or feed is unknown to the graph
+     ├─ FeedConflictError (RuntimeError)      one node was fed twice
      ├─ NanLossDuringTrainingError (RuntimeError)
-     ├─ StepTimeoutError (TimeoutError)     a step was not reached in time
-     ├─ PublisherFailedError                the publisher that should have reached the step failed
-     ├─ StepResetError                      the step was reset during a wait
-     ├─ StoreClosedError                    the step store was closed
-     ├─ StaleTermError                      another chief has taken over
-     ├─ TaskDiedError                       the process of a chief or worker died
-     └─ CheckpointError (OSError)           a checkpoint could not be written or read
-         ├─ CorruptCheckpointError          it does not verify
-         ├─ CheckpointBusyError             another writer has the directory
-         └─ CheckpointMismatchError         it belongs to another graph or other tracked objects
+     ├─ StepTimeoutError (TimeoutError)       a step was not reached in time
+     ├─ PublisherFailedError                  the publisher that should reach the step failed
+     ├─ StepResetError                        the step was reset during a wait
+     ├─ StoreClosedError                      the step store was closed
+     ├─ StaleTermError                        another chief has taken over
+     ├─ TaskDiedError                         the process of a chief or worker died
+     └─ CheckpointError (OSError)             a checkpoint could not be written or read
+         ├─ CorruptCheckpointError            the checkpoint does not verify
+         ├─ CheckpointBusyError               another writer has the directory
+         └─ CheckpointMismatchError           it belongs to another graph or other tracked objects
 
 A class also derives from the builtin that a caller would expect. No other module defines public
 errors.
@@ -51,13 +49,13 @@ errors.
 from __future__ import annotations
 
 import copy
-import itertools
 import reprlib
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 if TYPE_CHECKING:
-    from pathlib import Path  # takes longer to import than all of this module
+    # Its import takes longer than all of this module.
+    from pathlib import Path
 
 __all__ = [
     "AbortedError",
@@ -106,98 +104,100 @@ __all__ = [
 
 
 class AiohooksError(Exception):
-    """Base of everything that this library raises on its own account. All of it can be pickled and
-    copied.
+    """Base class of all errors that this library raises itself.
 
-    A message of more than 2,000 characters is shortened: no value in it, however large, hides what
-    is said.
+    They can be pickled and copied. A message of more than 2,000 characters is shortened in its
+    middle, so that a large value does not hide the rest.
     """
 
     def __str__(self) -> str:
         return shortened(super().__str__(), 2_000)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as any exception, except that it is made again without the class's own `__init__`.
-
-        That takes other arguments than `args` has, such as keyword-only ones.
-        """
+        # The default calls `cls(*args)`, which fails for a class with keyword-only parameters.
         reduced: Any = super().__reduce__()
         cls, args, *state = reduced
-        return (_remake, (cls, args), *state)
+        return (_restore, (cls, args), *state)
 
 
-def _remake(cls: type[AiohooksError], args: tuple[Any, ...]) -> AiohooksError:
-    """Return an error with these `args` and without attributes, which follow."""
+def _restore(cls: type[AiohooksError], args: tuple[Any, ...]) -> AiohooksError:
+    """Return an error with these `args`, without a call of the `__init__` of its class.
+
+    `copy` and `pickle` then set its attributes.
+    """
     error = cls.__new__(cls, *args)
+    # Like `OSError`, which sets `errno` there, a builtin may need the call of its own `__init__`.
     builtin: Any = next(base for base in cls.__mro__ if base.__module__ == "builtins")
     builtin.__init__(error, *args)
     return error
 
 
 class OutOfRangeError(AiohooksError):
-    """Raised by the user's code when its input has ended; leaves the session cleanly, `end` is
-    called.
+    """Raised by user code when its input has ended.
+
+    The session then ends cleanly and calls `end`.
     """
 
 
 class StopRequestedError(AiohooksError, RuntimeError):
-    """Raised by a `run` that begins after a stop was requested, and by waits that the stop ends;
-    leaves the session cleanly.
+    """Raised by a `run` that begins after a stop request, and by waits that the stop ends.
+
+    It ends the session cleanly.
     """
 
 
 class ProducerFinishedError(StopRequestedError):
-    """Raised by `until(..., producer=)` when the producers have finished or were cancelled, and
-    what they left is used up.
+    """Raised by `until(..., producer=)` when the producers have ended and nothing is left to use.
 
-    A background task that ends with it has finished, too: it does not stop the session, whose other
-    tasks and steps use what it has produced. A producer that failed gives its own error instead.
+    They have finished or were cancelled; an error of a producer is raised instead. A background
+    task that ends with this error has finished, too: the session continues, so that other tasks and
+    steps can use its output.
     """
 
 
 class PublisherFinishedError(StopRequestedError):
-    """Raised by a wait for a step when every publisher that could reach it has finished cleanly.
+    """Raised by a wait for a step when all publishers that could reach it have finished cleanly.
 
-    A publisher that failed gives `PublisherFailedError` instead.
+    If a publisher failed, the wait raises `PublisherFailedError` instead.
     """
 
 
 class AbortedError(AiohooksError):
-    """Raised by the user's code when a run was lost and can be repeated; the session recovers."""
+    """Raised by user code when a run was lost and can be repeated; the session recovers."""
 
 
 class UpdateConflictError(AbortedError):
-    """Raised by a run when, attempt after attempt, another run replaced a variable that it had read
-    and replaces itself.
+    """Raised by a run that reads and replaces a variable which other runs kept replacing.
 
-    Nothing was changed. Operations that only add to a variable (`adds_to=`) never conflict.
+    All attempts of the run have failed, and nothing was changed. Operations that only add to a
+    variable (`adds_to=`) never conflict.
     """
 
 
 class UnavailableError(AiohooksError):
-    """Raised by the user's code when a service is temporarily unavailable; the session recovers."""
+    """Raised by user code when a service is temporarily unavailable; the session recovers."""
 
 
 class StoreUnavailableError(UnavailableError):
-    """Raised when the engine of a step store cannot be reached or refuses access; caused by the
-    error of its client.
+    """Raised when the engine of a step store is unreachable or denies access.
+
+    The error of the engine's client is the cause.
     """
 
 
 class StoreRefusedError(StoreUnavailableError):
-    """Raised when the engine of a step store refuses access: a password, permission, version or
-    path.
+    """Raised when the engine of a step store denies access.
 
-    A first connection and a first session do not retry; a session that has run recovers, as from
-    any `UnavailableError`.
+    The reason is a password, a permission, a version or a path. A first connection and a first
+    session do not retry; a session that has run recovers, as from any `UnavailableError`.
     """
 
 
 class StoreDamagedError(AiohooksError):
-    """Raised when the stored data of a run is damaged, foreign or of another version; the session
-    does not recover.
+    """Raised when the stored data of a run is damaged, foreign or of another version.
 
-    The message says what to do: stop the processes of the run, then restore it or delete it.
+    The session does not recover. The message says what to do: stop the processes of the run, then
+    restore or delete it.
 
     Attributes:
         path: the file, key, subject or actor.
@@ -209,38 +209,37 @@ class StoreDamagedError(AiohooksError):
         self, message: str, *, path: str = "", found: str = "", expected: str = ""
     ) -> None:
         super().__init__(message)
-        self.path: str = path
-        self.found: str = found
-        self.expected: str = expected
+        self.path = path
+        self.found = found
+        self.expected = expected
 
 
 class RecoveryExhaustedError(AiohooksError):
     """Raised when a session is used again after its recovery gave up.
 
-    The call in which recovery gave up raised the last error itself, with the history as notes; it
-    is the cause of this one.
+    The call in which recovery gave up raised the last error itself, with the history as notes. That
+    error is the cause.
     """
 
 
 class FeedsLostError(AiohooksError):
-    """Raised by a recovery that went back to a checkpoint, with
-    `RecoveryPolicy(on_lost_feeds="raise")`.
+    """Raised by a recovery that cannot repeat feeds, with `RecoveryPolicy(on_lost_feeds="raise")`.
 
-    The steps since then are undone, and their feeds do not come again: start the program again, and
-    feed it from the step of the checkpoint on. Its cause is the error from which the session
-    recovered.
+    The recovery went back to a checkpoint, which undoes the steps since then, and their feeds do
+    not come again. Restart the program, and feed it from the step of the checkpoint. The cause is
+    the error from which the session recovered.
     """
 
 
 class SessionClosedError(AiohooksError, RuntimeError):
-    """Raised when a session is used before it was entered or after it was closed."""
+    """Raised when a session is used before it is entered or after it is closed."""
 
 
 class NestedRunError(AiohooksError, RuntimeError):
-    """Raised by a call that would wait for its own caller, which would deadlock.
+    """Raised by a call that would wait for its own caller, a deadlock.
 
-    That is `run` or `aclose` of a session in one of its hooks, and `aclose` or `join` in a
-    background task that it waits for.
+    Examples are `run` or `aclose` of a session in one of its hooks, and `aclose` or `join` in a
+    background task for which it waits.
     """
 
 
@@ -249,18 +248,17 @@ class WrongLoopError(AiohooksError, RuntimeError):
 
 
 class NotReadyError(AiohooksError, RuntimeError):
-    """Raised when something is still missing after a session was initialised, by the scaffold's
-    check.
-    """
+    """Raised by the check of a scaffold when something is missing after initialization."""
 
 
 class SessionNotReadyError(AiohooksError, TimeoutError):
-    """Raised when a worker waited `max_wait_secs` for the chief to initialise the variables."""
+    """Raised when the chief has not initialized the variables after `max_wait_secs` of a worker."""
 
 
 class UnsupportedSystemError(AiohooksError, RuntimeError):
-    """The operating system lacks what a part of the library needs; the message says what, and what
-    to use instead.
+    """Raised when the operating system lacks a feature that a part of the library needs.
+
+    The message names the feature and an alternative.
     """
 
 
@@ -269,19 +267,18 @@ class InvalidArgumentError(AiohooksError, ValueError):
 
 
 class InvalidHookError(AiohooksError, TypeError):
-    """Raised when something in `hooks` is not a hook, or a method that must be a coroutine is
-    not.
-    """
+    """Raised for an object in `hooks` that is no hook, or has a plain method for a coroutine."""
 
 
 class HookCancelledError(AiohooksError):
-    """Raised when a hook was cancelled by other code than its caller; caused by its
-    `CancelledError`.
+    """Raised when other code than its caller cancelled a hook.
+
+    The hook's `CancelledError` is the cause.
     """
 
 
 class HookGroupClosedError(AiohooksError, RuntimeError):
-    """Raised when a `HookGroup` is used that has to be entered before, or that has been left."""
+    """Raised when a `HookGroup` that must be entered is used before that, or after it was left."""
 
 
 class HookTimeoutError(AiohooksError, TimeoutError):
@@ -289,43 +286,51 @@ class HookTimeoutError(AiohooksError, TimeoutError):
 
 
 class EffectError(AiohooksError, RuntimeError):
-    """An effect was recorded outside of a run, in a session that delivers none, or after those of
-    its step were taken.
+    """Raised when an effect is recorded at the wrong time or in the wrong place.
+
+    That is outside of a run, in a session that delivers no effects, or after the session has taken
+    the effects of the step.
     """
 
 
 class SessionStalledError(AiohooksError, TimeoutError):
-    """Raised by `WatchdogHook` when an activity of a session exceeds its limit; the message names
-    the waiting calls and tasks.
+    """Raised by `WatchdogHook` when an activity of a session exceeds its limit.
+
+    The message names the waiting calls and tasks.
     """
 
 
 class GraphError(AiohooksError, ValueError):
-    """Raised for a graph that cannot be built or planned: a duplicate name, a cycle, two owners of
-    a value.
+    """Raised for a graph that cannot be built or planned.
+
+    Examples are a duplicate name, a cycle, and a value with two owners.
     """
 
 
 class GraphFinalizedError(AiohooksError, RuntimeError):
-    """Raised when a node is added to a graph that a session has finalized; only `begin` may add."""
+    """Raised when a node is added to a finalized graph; add nodes in `begin`."""
 
 
 class FetchError(AiohooksError, ValueError):
-    """Raised for a fetch or a feed that the graph does not know, a placeholder left unfed, or a run
-    that would run nothing.
+    """Raised for fetches or feeds that do not fit the graph.
+
+    A fetch or feed is unknown to the graph, a placeholder has no feed, or there is nothing to run.
 
     Attributes:
-        name: the name that is fetched or fed, if it does not fit a step function and its result;
-            otherwise None.
+        name: the fetched or fed name, if it does not fit a step function and its result; otherwise
+            None.
     """
 
     def __init__(self, message: str, *, name: str | None = None) -> None:
         super().__init__(message)
-        self.name: str | None = name
+        self.name = name
 
 
 class FeedConflictError(AiohooksError, RuntimeError):
-    """Raised when two hooks, or a hook and the caller, feed the same node; lists every conflict."""
+    """Raised when two hooks, or a hook and the caller, feed the same node.
+
+    The message lists all conflicts.
+    """
 
 
 class NanLossDuringTrainingError(AiohooksError, RuntimeError):
@@ -336,7 +341,7 @@ class StepTimeoutError(AiohooksError, TimeoutError):
     """Raised when a step was not reached in time.
 
     Attributes:
-        wanted: the step that was waited for.
+        wanted: the step of the wait.
         seen: the latest step seen.
         waited_secs: the duration of the wait.
     """
@@ -349,8 +354,9 @@ class StepTimeoutError(AiohooksError, TimeoutError):
 
 
 class PublisherFailedError(AiohooksError):
-    """Raised by a wait when the publisher that should have reached the step failed; caused by its
-    error.
+    """Raised by a wait when the publisher that should have reached the step failed.
+
+    The error of the publisher is the cause.
     """
 
 
@@ -369,12 +375,13 @@ class StepResetError(AiohooksError):
 
 
 class StoreClosedError(AiohooksError):
-    """Raised by a closed step store, and by the waits that were pending when it was closed."""
+    """Raised by a closed step store, and by waits that are pending when it is closed."""
 
 
 class StaleTermError(AiohooksError):
-    """Raised by a write of a chief whose lease has expired, after another chief has taken over;
-    nothing was written.
+    """Raised by a write of a chief after its lease has expired and another chief has taken over.
+
+    Nothing was written.
 
     Attributes:
         term: the number of the term that has ended.
@@ -383,14 +390,14 @@ class StaleTermError(AiohooksError):
 
     def __init__(self, message: str, *, term: int, newest: int) -> None:
         super().__init__(message)
-        self.term: int = term
-        self.newest: int = newest
+        self.term = term
+        self.newest = newest
 
 
 class TaskDiedError(AiohooksError):
-    """Raised by a launcher when the process of a task died and is not restarted (again).
+    """Raised by a launcher when the process of a task died and will not be restarted.
 
-    An error that the task's function raised is raised as it is.
+    An error that the function of the task raised reaches the caller unchanged instead.
 
     Attributes:
         task_id: the number of the task.
@@ -399,21 +406,21 @@ class TaskDiedError(AiohooksError):
 
     def __init__(self, message: str, *, task_id: int = -1, exit_code: int | None = None) -> None:
         super().__init__(message)
-        self.task_id: int = task_id
-        self.exit_code: int | None = exit_code
+        self.task_id = task_id
+        self.exit_code = exit_code
 
 
 class CheckpointError(AiohooksError, OSError):
-    """Raised when a checkpoint could not be written or read, with the `errno` of the failed system
-    call.
+    """Raised when a checkpoint could not be written or read.
 
-    Earlier checkpoints are unchanged.
+    It has the `errno` of the failed system call. Earlier checkpoints are unchanged.
     """
 
 
 class CorruptCheckpointError(CheckpointError):
-    """Raised when a checkpoint, or every existing checkpoint, does not verify; the message names
-    the file and the damage.
+    """Raised when a checkpoint, or every existing checkpoint, does not verify.
+
+    The message names the file and the damage.
 
     Attributes:
         path: the directory of the checkpoint.
@@ -422,52 +429,55 @@ class CorruptCheckpointError(CheckpointError):
 
     def __init__(self, message: str, *, path: Path | None = None, reason: str = "") -> None:
         super().__init__(message)
-        self.path: Path | None = path
-        self.reason: str = reason
+        self.path = path
+        self.reason = reason
 
 
 class CheckpointBusyError(CheckpointError):
     """Raised when another writer has the directory.
 
     Attributes:
-        pid: the process that holds the directory, if known.
+        pid: the process that holds the directory; None if unknown.
     """
 
     def __init__(self, message: str, *, pid: int | None = None) -> None:
         super().__init__(message)
-        self.pid: int | None = pid
+        self.pid = pid
 
 
 class CheckpointMismatchError(CheckpointError):
-    """Raised when an intact checkpoint does not fit this session: other variables, shapes or
-    tracked objects.
+    """Raised when an intact checkpoint does not fit this session.
+
+    It has other variables, shapes or tracked objects.
     """
 
 
 E = TypeVar("E", bound=AiohooksError)
 T = TypeVar("T")
 
-_CLEAN = (OutOfRangeError, StopRequestedError, StopAsyncIteration, StopIteration)
+_CLEAN_ENDS = (OutOfRangeError, StopRequestedError, StopAsyncIteration, StopIteration)
 
 
 def is_clean_end(error: BaseException) -> bool:
-    """Return whether leaving a session with `error` is a clean end: `end` is called and the error
-    is swallowed.
+    """Return whether a session that `error` leaves calls `end` and suppresses the error.
 
-    These are `OutOfRangeError`, `StopAsyncIteration`, `StopIteration`, `StopRequestedError`, their
-    subclasses, and groups that contain only these. The `RuntimeError` that Python makes of a
-    `StopIteration` inside a coroutine or a generator is a failure: somewhere a `next()` without a
-    default has found nothing, which says nothing about the input of the session.
+    These errors are `OutOfRangeError`, `StopAsyncIteration`, `StopIteration`, `StopRequestedError`,
+    their subclasses, and groups that contain no others.
+
+    A `StopIteration` inside a coroutine or a generator is a failure, as Python replaces it by a
+    `RuntimeError`: a `next()` without a default found nothing, which need not be the end of the
+    session's input.
     """
     if isinstance(error, BaseExceptionGroup):
         group = cast("BaseExceptionGroup[BaseException]", error)
         return all(map(is_clean_end, group.exceptions))
-    return isinstance(error, _CLEAN)
+    return isinstance(error, _CLEAN_ENDS)
 
 
 def failure_of(error: BaseException, what: str) -> BaseException:
-    """Return the error of a plain function that is called where Python's own rule for coroutines
-    does not reach (PEP 479).
+    """Return `error`, or for a `StopIteration` a `RuntimeError` that is caused by it.
+
+    Python does this itself for coroutines and generators (PEP 479), but not for plain functions.
     """
     if not isinstance(error, StopIteration):
         return error
@@ -477,10 +487,10 @@ def failure_of(error: BaseException, what: str) -> BaseException:
 
 
 def next_feed(function: Callable[..., T], *args: Any) -> T:
-    """Return what a plain function gives as the next feed.
+    """Return the next feed, which is the result of a plain function.
 
     Raises:
-        OutOfRangeError: it has raised `StopIteration`, the end of the feeds.
+        OutOfRangeError: the function raised `StopIteration`, the end of the feeds.
     """
     try:
         return function(*args)
@@ -489,8 +499,9 @@ def next_feed(function: Callable[..., T], *args: Any) -> T:
 
 
 def copy_error(error: E, message: str | None = None) -> E:
-    """Return a copy of an error, without its notes, for another caller: one object raised twice
-    would collect both tracebacks.
+    """Return a copy of an error for another caller, with its cause and without its notes.
+
+    A single object that is raised twice would collect the tracebacks of both callers.
     """
     twin = copy.copy(error)
     vars(twin).pop("__notes__", None)
@@ -501,68 +512,71 @@ def copy_error(error: E, message: str | None = None) -> E:
 
 
 def did_you_mean(name: str, known: Iterable[Any]) -> str:
-    """Return the end of a message about an unknown `name`: the nearest known name, and all known
-    names.
-    """
+    """Return the end of a message about an unknown name: the nearest name, and the known names."""
     names = sorted(map(str, known))
     if not names:
         return "nothing is known by name here"
-    import difflib  # only for a message
+    # Only a message needs this module, which takes a while to import.
+    import difflib
 
-    near = difflib.get_close_matches(name, names, n=1)
-    listed = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-    return (f"did you mean {near[0]!r}? " if near else "") + f"known are: {listed}"
+    listed = ", ".join(names[:20])
+    if len(names) > 20:
+        listed += ", ..."
+    hint = f"known are: {listed}"
+    if nearest := difflib.get_close_matches(name, names, n=1):
+        hint = f"did you mean {nearest[0]!r}? {hint}"
+    return hint
 
 
 def missing_extra(feature: str, extra: str) -> ImportError:
-    """Return the error that says which extra to install; raised by the one module that imports the
-    extra's package.
+    """Return the error that names the extra to install.
+
+    Only the module that imports the package of the extra raises it.
     """
     return ImportError(
         f"{feature} needs a package that is not installed; pip install 'aiohooks[{extra}]'"
     )
 
 
-class _Shortened(reprlib.Repr):
-    """Shows a part of large containers, without making the text of all of them."""
+class _ShortRepr(reprlib.Repr):
+    """Represent only the first items of large containers, and other objects in full."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = 8
+        self.maxlevel = 3
+        self.maxstring = 150
+        self.maxlong = 100
 
     def repr_instance(self, x: object, level: int) -> str:
         return repr(x)
 
 
-_shortened = _Shortened()
-_shortened.maxlist = _shortened.maxtuple = _shortened.maxdict = _shortened.maxset = (
-    _shortened.maxfrozenset
-) = 8
-_shortened.maxlevel, _shortened.maxstring, _shortened.maxlong = 3, 150, 100
+_short_repr = _ShortRepr()
 
 
 def safe_repr(value: object) -> str:
-    """Return `repr(value)` for a message, shortened: a batch of data, or a number of thousands of
-    digits, would hide the message.
+    """Return a shortened `repr(value)` for a message, even if `repr` raises.
 
-    Without it if it raises, as what the message is about matters more.
+    In full, a batch of data or a number of thousands of digits would hide the message.
     """
     try:
-        text = _shortened.repr(value)
+        text = _short_repr.repr(value)
     except Exception as error:
         return f"<{type(value).__name__}, whose repr raises {type(error).__name__}>"
     return shortened(text, 1_000 if isinstance(value, BaseException) else 300)
 
 
 def shortened(text: str, most: int) -> str:
-    """Return a text without its middle, if it is longer than `most`: a message says at its end what
-    to do.
-    """
-    return (
-        text
-        if len(text) <= most
-        else f"{text[: most // 2]} ... ({len(text):,} characters) ... {text[-most // 3 :]}"
-    )
+    """Return a text, without its middle if it is longer than `most` characters."""
+    if len(text) <= most:
+        return text
+    # The end stays, too: it is where a message says what to do.
+    return f"{text[: most // 2]} ... ({len(text):,} characters) ... {text[-most // 3 :]}"
 
 
 def safe_str(value: object) -> str:
-    """Return `str(value)` for a message; see `safe_repr`."""
+    """Return `str(value)` for a message, even if `str` raises."""
     try:
         return str(value)
     except Exception as error:
@@ -570,37 +584,39 @@ def safe_str(value: object) -> str:
 
 
 def printable(text: str, max_length: int = 200) -> str:
-    """Return text of another process or of a file as one line of limited length, without what a
-    terminal would obey.
+    """Return text of a file or another process as one line of at most `max_length` characters.
+
+    Control characters, which a terminal would obey, are escaped.
     """
-    escaped = (
-        each if each.isprintable() else each.encode("unicode_escape").decode("ascii")
-        for each in text[: max_length + 1]
+    line = "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
+        for char in text[: max_length + 1]
     )
-    line = "".join(escaped)
-    return line if len(line) <= max_length else f"{line[: max_length - 3]}..."
+    if len(line) <= max_length:
+        return line
+    return f"{line[: max_length - 3]}..."
 
 
 def raise_unchanged(error: BaseException) -> NoReturn:
-    """Raise an error that came from elsewhere, such as another task, with the cause and the context
-    that it has.
+    """Raise an error of other code, such as another task, and keep its cause and its context.
 
-    A plain `raise` replaces the context by the exception that is being handled, and `raise ... from
-    None` also the cause.
+    A plain `raise` would replace the context by the exception that is being handled, and
+    `raise ... from None` also the cause.
     """
     context = error.__context__
     try:
         raise error
     finally:
         set_context(error, context)
-        del error, context  # its traceback refers to this frame
+        # The traceback of the error refers to this frame, which would be a reference cycle.
+        del error, context
 
 
 def set_context(error: BaseException, context: BaseException | None) -> None:
-    """Set the context of an error, also of one that refuses attributes, such as a frozen dataclass.
+    """Set the context of an error, even of a frozen dataclass that rejects attributes.
 
-    A link that would make a circle is cut, as the interpreter does: whoever follows the contexts
-    would never come to an end.
+    As in the interpreter, a link of the context back to the error is cut, so that the chain of
+    contexts has an end.
     """
     for link in contexts(context):
         if link.__context__ is error:
@@ -609,8 +625,9 @@ def set_context(error: BaseException, context: BaseException | None) -> None:
 
 
 def contexts(error: BaseException | None) -> list[BaseException]:
-    """Return an error, its context, the context of that and so on."""
+    """Return an error, its context, the context of that, and so on."""
     chain: dict[int, BaseException] = {}
+    # Other libraries can make a circle of contexts.
     while error is not None and id(error) not in chain:
         chain[id(error)] = error
         error = error.__context__
@@ -618,8 +635,9 @@ def contexts(error: BaseException | None) -> list[BaseException]:
 
 
 def hook_cancelled_error(who: str, cause: BaseException) -> HookCancelledError:
-    """Return the error for a call that was cancelled by a third party: it must not vanish, nor look
-    like the caller's.
+    """Return the error of a call that a third party cancelled.
+
+    A bare `CancelledError` would look like a cancellation by the caller.
     """
     error = HookCancelledError(
         f"{who} was cancelled, and not by its caller; to end a call return or raise an error, to"
@@ -630,17 +648,15 @@ def hook_cancelled_error(who: str, cause: BaseException) -> HookCancelledError:
 
 
 def add_note(error: BaseException, text: str) -> bool:
-    """Add a note to a passing error. Unlike its own `add_note` this never raises, as the error
-    matters more than the note.
+    """Add a note to a passing error, and return whether the error has the note now.
 
-    Returns:
-        Whether the error has the note now.
+    Unlike the method of the error this never raises: the error matters more than the note.
     """
     try:
         error.add_note(text)
     except Exception:
-        # A frozen dataclass takes the entry, though not the attribute. `__notes__` that are no list
-        # stay as they are.
+        # A frozen dataclass rejects the attribute, but not the entry. Existing `__notes__` that are
+        # no list stay unchanged.
         vars(error).setdefault("__notes__", [text])
     return text in notes_of(error)
 
@@ -652,25 +668,29 @@ def notes_of(error: BaseException) -> list[str]:
 
 
 def add_origin(error: BaseException, origin: str) -> None:
-    """Add the origin of a passing error as a note, once."""
-    note = f"raised by {origin}"
-    if note not in notes_of(error):
-        add_note(error, note)
+    """Note the origin of a passing error, unless it is noted already."""
+    _add_note_once(error, f"raised by {origin}")
+
+
+def _add_note_once(error: BaseException, text: str) -> None:
+    if text not in notes_of(error):
+        add_note(error, text)
 
 
 def flattened(errors: Iterable[BaseException]) -> list[BaseException]:
-    """Return the errors, with the members of groups in place of the groups; a group's notes go to
-    its members.
+    """Return the errors, with the members of each group in place of the group.
+
+    The notes of a group are added to its members.
     """
-    found: list[BaseException] = []
+    flat: list[BaseException] = []
     for error in errors:
-        if isinstance(error, BaseExceptionGroup):
-            group = cast("BaseExceptionGroup[BaseException]", error)
-            members = flattened(group.exceptions)
-            for member, note in itertools.product(members, notes_of(group)):
-                if note not in notes_of(member):
-                    add_note(member, note)
-            found.extend(members)
-        else:
-            found.append(error)
-    return found
+        if not isinstance(error, BaseExceptionGroup):
+            flat.append(error)
+            continue
+        group = cast("BaseExceptionGroup[BaseException]", error)
+        members = flattened(group.exceptions)
+        for member in members:
+            for note in notes_of(group):
+                _add_note_once(member, note)
+        flat += members
+    return flat
