@@ -1,13 +1,11 @@
-"""The command line, `aiohooks` or `python -m aiohooks`: the commands, their arguments and their
-help.
-"""
+"""The command line, `aiohooks` or `python -m aiohooks`: its commands, arguments and help."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import os
+import pkgutil
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -37,14 +35,14 @@ example:
 
 exit codes:
   0    all tasks have returned
-  1    a task has failed, or the step store or the cluster is not there
+  1    a task has failed, or the step store or the cluster is unavailable
   2    the arguments are invalid: nothing was started
   130  ended by Ctrl-C: every process got SIGTERM and the grace period
   143  ended by SIGTERM, in the same way
 """
 
 _CHECKPOINTS = """\
-list and verify checkpoints, and say which one a restore would read
+list and verify checkpoints, and show which of them a restore would read
 
 example:
   %(prog)s model
@@ -57,10 +55,10 @@ exit codes:
 """
 
 _STEPS = """\
-show a run in a step store: step, chief, publishers, waiters, how the last one left
+show a run in a step store: step, chief, publishers, waiters, last exit
 
-The run is read from outside: nothing is registered, made or changed. A member that has died is
-shown until another process of the run notices that its lease has expired. local:// shows only
+The run is read from outside: nothing is registered, created or changed. A dead member is shown
+until another process of the run notices that its lease has expired. local:// shows only
 living members.
 
 example:
@@ -68,18 +66,18 @@ example:
   %(prog)s redis://127.0.0.1:6379 --run digits --json
 
 exit codes:
-  0    the run is there
-  1    it is not, or the store cannot be read
+  0    the run exists
+  1    it does not exist, or the store cannot be read
   2    the arguments are invalid
 """
 
 _WHY = """\
-say why a process, a service or a run waits: for which task, hook, lock, queue, step or process,
+show why a process, a service or a run waits: for which task, hook, lock, queue, step or process,
 at which line, and since when
 
 A process can be asked if it was started with AIOHOOKS_WHY=1, or runs in ah.run(main, why=True); a
 service if it has controls, with its token in AIOHOOKS_SERVICE_TOKEN. Name a run by its name or by
-the URL of its step store: all of its processes on this machine are asked, and their answers
+the URL of its step store: all of its processes on this machine are asked, and their answers are
 connected. For a process that cannot answer, the system's view of it is shown.
 
 example:
@@ -89,86 +87,52 @@ example:
   %(prog)s http://127.0.0.1:8000/training
 
 exit codes:
-  0    all have answered
-  1    one has not, or there is none
+  0    all processes have answered
+  1    a process has not answered, or there is none
   2    the arguments are invalid
 """
-
-_RUN_OPTION = {
-    "metavar": "NAME",
-    "help": "the name of the run (default: $AIOHOOKS_RUN, or `default`)",
-}
-_ADDRESS_OPTION = {
-    "metavar": "HOST:PORT",
-    "help": "of the cluster of a ray:// URL (default: $RAY_ADDRESS, or that of this machine)",
-}
-
-# ArgumentTypeError also for what is no number: for a ValueError argparse names these functions in
-# its message.
 
 
 def _count(text: str) -> int:
     with contextlib.suppress(ValueError):
-        if (count := int(text)) >= 0:
+        count = int(text)
+        if count >= 0:
             return count
+    # For a ValueError, argparse would show the name of this function.
     raise argparse.ArgumentTypeError("give a number of at least 0")
 
 
 def _secs(text: str) -> float:
     with contextlib.suppress(ValueError):
-        if 0 <= (secs := float(text)) < float("inf"):
+        secs = float(text)
+        if 0 <= secs < float("inf"):
             return secs
     raise argparse.ArgumentTypeError("give seconds, 0 or more")
 
 
-def _imported(module: str, name: str) -> Callable[..., int]:
-    """Return a function that is imported when it is called: no command loads the packages of
-    another.
+def _add_command(commands: Any, name: str, execute: str, text: str) -> Callable[..., object]:
+    """Add a command, and return the method that adds its arguments.
+
+    Args:
+        commands: the subparsers of the program.
+        name: the name of the command.
+        execute: its function in this package, as `module:function`.
+        text: its help, which begins with a summary.
     """
-
-    def call(**arguments: Any) -> Any:
-        return getattr(importlib.import_module(f"aiohooks.{module}"), name)(**arguments)
-
-    return call
-
-
-def _add_command(
-    commands: Any, name: str, execute: Callable[..., int], text: str
-) -> Callable[..., object]:
-    """Add a command, and return what adds its arguments; the first line of the text is its help."""
-    summary, _, more = text.partition("\n\n")
+    summary, _, details = text.partition("\n\n")
     command: argparse.ArgumentParser = commands.add_parser(
         name,
         help=summary,
         description=f"{summary[0].upper()}{summary[1:]}.",
-        epilog=more,
+        epilog=details,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.set_defaults(execute=execute)
+    command.set_defaults(execute=f"aiohooks.{execute}")
     return command.add_argument
 
 
-def _add_run_options(add: Callable[..., object]) -> None:
-    """Add what chooses a run of a step store, and how it is printed."""
-    add("--run", **_RUN_OPTION)
-    add("--address", **_ADDRESS_OPTION)
-    add("--json", dest="as_json", action="store_true", help="print it as JSON")
-
-
-def make_parser(prog: str) -> argparse.ArgumentParser:
-    """Return the parser of all commands. What it returns has `execute`, which takes the arguments
-    and returns the exit code.
-    """
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        description="Start runs, and show what they have written or are doing.",
-        epilog=f"`{prog} COMMAND --help` has examples of each.\n\n{_EXIT_CODES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=f"aiohooks {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-
-    add = _add_command(commands, "run", _imported("_command_line.run", "run_function"), _RUN)
+def _add_run_command(commands: Any) -> None:
+    add = _add_command(commands, "run", "_command_line.run:run_function", _RUN)
     add("function", metavar="MODULE:FUNCTION", help="a coroutine function that takes the task")
     add(
         "--workers",
@@ -178,15 +142,22 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
         metavar="N",
         help="besides the chief (default: 3)",
     )
-    engines = "processes of this machine, or tasks on a Ray cluster (default: local)"
-    add("--engine", choices=("local", "ray"), default="local", help=engines)
+    add(
+        "--engine",
+        choices=("local", "ray"),
+        default="local",
+        help="processes of this machine, or tasks on a Ray cluster (default: local)",
+    )
     add(
         "--store",
         metavar="URL",
         help="the step store of the processes (default: one of this machine, for this run only)",
     )
-    clusters = "of a Ray cluster, `auto` for that of this machine (default: one for this run only)"
-    add("--address", metavar="HOST:PORT", help=clusters)
+    add(
+        "--address",
+        metavar="HOST:PORT",
+        help="of a Ray cluster, `auto` for that of this machine (default: one for this run only)",
+    )
     add(
         "--run",
         metavar="NAME",
@@ -200,43 +171,75 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
         metavar="N",
         help="of each process that dies (default: 3)",
     )
-    grace = "how long a process may take to end (default: 10)"
-    add("--grace-secs", dest="stop_grace_secs", type=_secs, default=10.0, metavar="S", help=grace)
+    add(
+        "--grace-secs",
+        dest="stop_grace_secs",
+        type=_secs,
+        default=10.0,
+        metavar="S",
+        help="how long a process may take to end (default: 10)",
+    )
 
-    add = _add_command(
-        commands, "checkpoints", _imported("checkpoint.cli", "checkpoints"), _CHECKPOINTS
+
+def _add_store_options(add: Callable[..., object]) -> None:
+    """Add the options of the commands that show a run in a step store."""
+    add(
+        "--run",
+        metavar="NAME",
+        help="the name of the run (default: $AIOHOOKS_RUN, or `default`)",
     )
     add(
+        "--address",
+        metavar="HOST:PORT",
+        help="of the cluster of a ray:// URL (default: $RAY_ADDRESS, or that of this machine)",
+    )
+    add("--json", dest="as_json", action="store_true", help="print it as JSON")
+
+
+def make_parser(prog: str) -> argparse.ArgumentParser:
+    """Return the parser of all commands.
+
+    Its result has the options of a command, and `execute`, the name of the command's function.
+    """
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Start runs, and show what they have written or are doing.",
+        epilog=f"`{prog} COMMAND --help` has examples of each.\n\n{_EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"aiohooks {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    _add_run_command(commands)
+
+    add = _add_command(commands, "checkpoints", "checkpoint.cli:checkpoints", _CHECKPOINTS)
+    add(
         "directory",
-        help=(
-            "the directory, or the URL of a mirror; it is only read, and a session may be writing"
-            " to it"
-        ),
+        help="the directory, or the URL of a mirror; a session may write to it meanwhile",
     )
 
-    add = _add_command(commands, "steps", _imported("_command_line.steps", "print_run"), _STEPS)
+    add = _add_command(commands, "steps", "_command_line.steps:print_run", _STEPS)
     add(
         "url",
         metavar="URL",
         help="of the step store: local:///directory, redis://, ray://namespace",
     )
-    _add_run_options(add)
+    _add_store_options(add)
 
-    add = _add_command(commands, "why", _imported("_command_line.why", "print_why"), _WHY)
+    add = _add_command(commands, "why", "_command_line.why:print_why", _WHY)
     add(
         "target",
         metavar="URL|PID|RUN",
         help="the URL of a service or a step store, the id of a process, or the name of a run",
     )
-    _add_run_options(add)
+    _add_store_options(add)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit code: the program `aiohooks`.
+    """Run a command and return the exit code: the program `aiohooks`.
 
     Args:
-        arguments: the command and its arguments; those of this process, if left out.
+        arguments: the command and its arguments; by default the arguments of this process.
 
     Raises:
         SystemExit: the arguments are invalid (2), help was asked for (0), or a run was ended by
@@ -244,25 +247,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     name = os.path.basename(sys.argv[0])
     prog = "python -m aiohooks" if name == "__main__.py" else name
-    parser = make_parser(prog)
-    given = vars(parser.parse_args(arguments))
+    options = vars(make_parser(prog).parse_args(arguments))
     try:
-        code: int = given.pop("execute")(**given)
+        # Import only the packages of this command: the import of all takes long.
+        execute = pkgutil.resolve_name(options.pop("execute"))
+        code: int = execute(**options)
+        # Raise the error of a closed pipe here, not when the interpreter ends.
         sys.stdout.flush()
-    except InvalidArgumentError as error:
-        print(f"{prog}: {error}", file=sys.stderr)
-        return 2
+        return code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Who reads the output has seen enough; without this the interpreter would complain when it
-        # closes the output.
+        # The reader has seen enough. When the interpreter closes the output, it would complain
+        # about the text that is left in its buffer.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (AiohooksError, OSError, ImportError) as error:
         print(f"{prog}: {error}", file=sys.stderr)
-        return 1
-    return code
+        return 2 if isinstance(error, InvalidArgumentError) else 1
 
 
 if __name__ == "__main__":

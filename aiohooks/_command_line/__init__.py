@@ -2,8 +2,8 @@
 
     run             start a function as a chief and its workers
     steps           show a run in a step store
-    why             say why processes wait, and for whom
+    why             show why processes wait, and for which others
 
-`checkpoints` is in `aiohooks.checkpoint`, whose files it shows. A command's module is imported when
-it is called.
+`checkpoints` is in `aiohooks.checkpoint`, whose files it shows. The module of a command is imported
+when the command is called.
 """

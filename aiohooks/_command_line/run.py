@@ -12,12 +12,16 @@ from types import ModuleType
 from typing import Any
 
 from aiohooks._validate import is_coroutine_function
+from aiohooks.distributed.local import run_processes
 from aiohooks.distributed.task import task_name
-from aiohooks.errors import InvalidArgumentError, did_you_mean, safe_str
+from aiohooks.errors import InvalidArgumentError, did_you_mean, flattened, notes_of, safe_str
 from aiohooks.session.program import run as run_program
 from aiohooks.stores import open_step_store
 
 Main = Callable[..., Coroutine[Any, Any, Any]]
+
+_RAY_ADDRESSES = {None: "local", "auto": None}
+"""The `address` of `ray.run` for an `--address`, where they differ."""
 
 
 def run_function(
@@ -29,14 +33,14 @@ def run_function(
     run: str | None,
     **options: Any,
 ) -> int:
-    """Start `module:function` as a chief and its workers, wait for them, and print what they
-    return.
+    """Start `module:function` as a chief and its workers, and print their results.
 
     Args:
         function: `module:function`.
         engine: `"local"` or `"ray"`.
         store: the URL of the step store of local processes.
-        address: that of a Ray cluster; `"auto"` is one of this machine, None one for this run.
+        address: the address of a Ray cluster; `"auto"` for the cluster of this machine, None for a
+            new cluster.
         run: the name of the run.
         options: more arguments of the launchers, such as `num_workers`.
 
@@ -45,7 +49,7 @@ def run_function(
 
     Raises:
         InvalidArgumentError: an argument is invalid; nothing was started.
-        StoreUnavailableError: the step store or the cluster is not there.
+        StoreUnavailableError: the step store or the cluster is unavailable.
         SystemExit: SIGTERM was received (143), or the module could not be imported (1).
     """
     if engine == "ray" and store is not None:
@@ -55,21 +59,19 @@ def run_function(
     if engine == "local" and address is not None:
         raise InvalidArgumentError(f"--address {address} is for --engine ray")
     main = load_function(function)
-    # Ray gives its processes the directory of the program, and that of this package has modules of
-    # its own.
+    # Ray adds the directory of the program to the import path of its processes. That of this
+    # package has modules which would hide others.
     sys.argv[0] = sys.modules[main.__module__].__file__ or sys.argv[0]
 
     async def launch() -> list[Any]:
         if engine == "ray":
-            from aiohooks.distributed import ray  # needs an extra
+            # This import needs an extra.
+            from aiohooks.distributed import ray
 
-            where = "local" if address is None else None if address == "auto" else address
-            return await ray.run(main, address=where, run=run, **options)
-        from aiohooks.distributed.local import run_processes
-
+            cluster = _RAY_ADDRESSES.get(address, address)
+            return await ray.run(main, address=cluster, run=run, **options)
         if store is not None:
-            # Raise now what otherwise each process would raise: that the store is not there, or
-            # that the run is damaged.
+            # Raise the errors of an unavailable store or a damaged run here, not in all processes.
             async with contextlib.aclosing(open_step_store(store, run=run)) as opened:
                 await opened.inspect()
         return await run_processes(main, store=store, run=run, **options)
@@ -77,7 +79,11 @@ def run_function(
     try:
         results = run_program(launch)
     except BaseExceptionGroup as group:
-        _print_failures(group)
+        for error in flattened([group]):
+            # The notes name the task and have the traceback of its process. The traceback of the
+            # error shows only the launcher.
+            summary = f"{type(error).__name__}: {safe_str(error)}"
+            print(summary, *notes_of(error), sep="\n", file=sys.stderr)
         return 1
     for task_id, result in enumerate(results):
         if result is not None:
@@ -85,34 +91,15 @@ def run_function(
     return 0
 
 
-def _print_failures(group: BaseExceptionGroup[BaseException]) -> None:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            _print_failures(error)  # pyright: ignore[reportUnknownArgumentType]
-            continue
-        # The notes name the task and have the traceback of its process; that of this one shows the
-        # launcher only.
-        print(
-            "\n".join(
-                (f"{type(error).__name__}: {safe_str(error)}", *getattr(error, "__notes__", ()))
-            ),
-            file=sys.stderr,
-        )
-
-
 def load_function(target: str) -> Main:
-    """Import the coroutine function that `module:function` names.
+    """Import the coroutine function of the name `module:function`.
 
     Raises:
-        InvalidArgumentError: there is none.
+        InvalidArgumentError: there is no such function.
         SystemExit: the module raised an error, whose traceback is printed.
     """
     module_name, _, name = target.partition(":")
-    if (
-        not module_name
-        or not name
-        or not all(part.isidentifier() for part in (*module_name.split("."), name))
-    ):
+    if not all(part.isidentifier() for part in (*module_name.split("."), name)):
         raise InvalidArgumentError(
             f"{target!r} does not name a function; give module:function, such as train:main"
         )
@@ -120,33 +107,31 @@ def load_function(target: str) -> Main:
         raise InvalidArgumentError(
             f"{target!r} has the name of a file; give that of the module: {module_name[:-3]}:{name}"
         )
-    if os.getcwd() not in sys.path:  # an installed program does not have it there
+    # Python adds this directory for `python -m aiohooks`, but not for the installed program.
+    if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     module = _import_module(module_name)
     function: Any = getattr(module, name, None)
-    if not is_coroutine_function(function):
-        known = [each for each, value in vars(module).items() if is_coroutine_function(value)]
-        found = (
-            "has no function of this name"
-            if function is None
-            else f"has {name!r}, which is {function!r}"
-        )
-        hint = did_you_mean(name, known) if known else "write one: async def main(task)"
-        raise InvalidArgumentError(
-            f"{target}: {module_name} {found}; give a coroutine function that takes the task;"
-            f" {hint}"
-        )
-    loaded: Main = function
-    return loaded
+    if is_coroutine_function(function):
+        main: Main = function
+        return main
+    problem = f"has {name!r}, which is {function!r}"
+    if function is None:
+        problem = "has no function of this name"
+    hint = "write one: async def main(task)"
+    if known := [key for key, value in vars(module).items() if is_coroutine_function(value)]:
+        hint = did_you_mean(name, known)
+    raise InvalidArgumentError(
+        f"{target}: {module_name} {problem}; give a coroutine function that takes the task; {hint}"
+    )
 
 
 def _import_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(
-            f"{error.name}."
-        ):  # itself, or a package above it
+        # The missing module may also be a package above this one, or one that the module imports.
+        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
             raise InvalidArgumentError(
                 f"there is no module {name!r} in {os.getcwd()}, and none is installed; start in its"
                 " directory"

@@ -5,23 +5,19 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import sys
 from collections.abc import Iterator
 
-from aiohooks.errors import InvalidArgumentError, printable
+from aiohooks.errors import AiohooksError, InvalidArgumentError, printable
 from aiohooks.stores import ExitReport, PublisherReport, RunReport, open_step_store
 
 
 def print_run(url: str, run: str | None, *, address: str | None, as_json: bool) -> int:
-    """Print what the engine has of a run.
+    """Print the report of a run, and return the exit code.
 
-    Returns:
-        The exit code: 0, or 1 if there is no such run.
+    Raises:
+        AiohooksError: there is no such run.
     """
-    name, report = asyncio.run(inspect_run(url, run, address))
-    if report is None:
-        print(no_run(name), file=sys.stderr)
-        return 1
+    report = asyncio.run(inspect_run(url, run, address))
     if as_json:
         print(json.dumps(dataclasses.asdict(report), indent=2))
     else:
@@ -29,16 +25,14 @@ def print_run(url: str, run: str | None, *, address: str | None, as_json: bool) 
     return 0
 
 
-def no_run(name: str) -> str:
-    """Return the message for a run that a step store does not have."""
-    return f"there is no run {name!r} in this step store; give the name of another one with --run"
-
-
 async def inspect_run(
     url: str, run: str | None, address: str | None, *, secs: float | None = None
-) -> tuple[str, RunReport | None]:
-    """Return the name of a run, and what the engine has of it; raise `TimeoutError` if it does not
-    answer within `secs`.
+) -> RunReport:
+    """Return the report of the engine about a run.
+
+    Raises:
+        AiohooksError: there is no such run, or the engine is unavailable.
+        TimeoutError: the engine has not answered within `secs`.
     """
     if url.startswith("memory:"):
         raise InvalidArgumentError(
@@ -48,18 +42,20 @@ async def inspect_run(
     store = open_step_store(url, run=run, **options)
     try:
         async with asyncio.timeout(secs):
-            return store.run, await store.inspect()
+            report = await store.inspect()
     finally:
         await store.aclose()
+    if report is None:
+        raise AiohooksError(
+            f"there is no run {store.run!r} in this step store; give the name of another one with"
+            " --run"
+        )
+    return report
 
 
 def _lines(report: RunReport) -> Iterator[str]:
     yield f"run {printable(report.run)}: step {report.step} of epoch {report.epoch}"
-    term = f"term {report.term}, {'initialised' if report.initialised else 'not initialised yet'}"
-    chief = f"{printable(report.chief)}, {term}" if report.chief is not None else "none"
-    if report.chief is None and report.term:
-        chief += f"; the last one had term {report.term}"
-    yield f"  chief       {chief}"
+    yield f"  chief       {_describe_chief(report)}"
     for publisher in report.publishers:
         yield f"  publisher   {describe_publisher(publisher)}"
     if not report.publishers:
@@ -71,16 +67,23 @@ def _lines(report: RunReport) -> Iterator[str]:
         yield f"  failure     {printable(report.failure)}"
 
 
+def _describe_chief(report: RunReport) -> str:
+    if report.chief is not None:
+        state = "initialised" if report.initialised else "not initialised yet"
+        return f"{printable(report.chief)}, term {report.term}, {state}"
+    if report.term:
+        return f"none; the last one had term {report.term}"
+    return "none"
+
+
 def describe_publisher(publisher: PublisherReport) -> str:
-    """Return what the engine has of a publisher."""
+    """Return the name, the process and the state of a publisher."""
     text = f"{printable(publisher.name)}, {printable(publisher.process)}"
     if publisher.lease_secs is not None:
         text += f", lease of {publisher.lease_secs:g} s, renewed {publisher.renewals} times"
-    return (
-        text
-        if publisher.waits_for is None
-        else f"{text}, waits for step {publisher.waits_for} itself"
-    )
+    if publisher.waits_for is not None:
+        text += f", waits for step {publisher.waits_for} itself"
+    return text
 
 
 def _describe_waiting(steps: tuple[int, ...] | None) -> str:
@@ -88,13 +91,16 @@ def _describe_waiting(steps: tuple[int, ...] | None) -> str:
         return "the engine does not know the waiters"
     if not steps:
         return "no process"
-    wanted = ["any change" if step == 0 else f"step {step}" for step in steps]
-    return f"{len(steps)} {'process' if len(steps) == 1 else 'processes'}: for {', '.join(wanted)}"
+    # Step 0 has been reached in any run: a wait for it ends at any change.
+    wanted = ", ".join(f"step {step}" if step else "any change" for step in steps)
+    processes = "1 process" if len(steps) == 1 else f"{len(steps)} processes"
+    return f"{processes}: for {wanted}"
 
 
-def _describe_exit(left: ExitReport) -> str:
-    if left.lost:
-        return f"{printable(left.name)} was found dead at step {left.step}"
-    if left.error is None:
-        return f"{printable(left.name)} finished at step {left.step}"
-    return f"{printable(left.name)} failed at step {left.step}: {printable(left.error)}"
+def _describe_exit(last_exit: ExitReport) -> str:
+    name = printable(last_exit.name)
+    if last_exit.lost:
+        return f"{name} was found dead at step {last_exit.step}"
+    if last_exit.error is None:
+        return f"{name} finished at step {last_exit.step}"
+    return f"{name} failed at step {last_exit.step}: {printable(last_exit.error)}"

@@ -1,9 +1,10 @@
-"""`aiohooks why URL|PID|RUN`: why processes wait, and for whom."""
+"""`aiohooks why URL|PID|RUN`: show why processes wait, and for which others."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import http.client
 import json
 import os
@@ -11,177 +12,215 @@ import socket
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from aiohooks._command_line.steps import describe_publisher, inspect_run, no_run
+from aiohooks._command_line.steps import describe_publisher, inspect_run
 from aiohooks._diagnostics import process_state
 from aiohooks._why.graph import WaitGraph
 from aiohooks.errors import AiohooksError, InvalidArgumentError, printable
 from aiohooks.session.why import unanswered, why_folder
-from aiohooks.stores import RunReport
+from aiohooks.stores import PublisherReport, RunReport
 from aiohooks.stores._protocol import local_pid
 
 _SECS = 1.5
-"""How long a process may take to answer: all of them are asked at the same time."""
+"""How long a process may take to answer. All processes are asked at the same time."""
+_MAX_LINE_LENGTH = 10_000
+_MAX_REPLY_BYTES = 1 << 24
 _TOKEN_VARIABLE = "AIOHOOKS_SERVICE_TOKEN"
-_MOST_SHOWN, _MOST_BYTES = 10_000, 1 << 24
+_SERVICE_HINTS = {
+    401: f"set {_TOKEN_VARIABLE} to its token",
+    404: "it answers that only with SessionService(controls=True)",
+}
+"""The advice for a status code of a service."""
 _HOW = "start it with AIOHOOKS_WHY=1, or run it with ah.run(main, why=True)"
 
 
 def print_why(target: str, run: str | None, *, address: str | None, as_json: bool) -> int:
-    """Ask processes why they wait, and print their answers as one graph; return the exit code: 1 if
-    one has not answered.
+    """Ask processes why they wait, and print their answers as one graph.
 
-    `target` is the id of a process, the URL of a service or of a step store, which has the `run`,
-    or the name of a run.
+    Args:
+        target: the id of a process, the URL of a service or of a step store, or the name of a run.
+        run: the name of the run in the step store.
+        address: the address of the Ray cluster of the step store.
+        as_json: whether to print the graph as JSON.
+
+    Returns:
+        The exit code: 0, or 1 if a process has not answered.
     """
-    if target.isdecimal():
-        graph = _ask(int(target))
-    elif target.startswith(("http://", "https://")):
-        graph = _ask_service(target)
-    elif "://" in target:
-        try:
-            name, report = asyncio.run(inspect_run(target, run, address, secs=_SECS))
-        except TimeoutError:
-            hint = "ask by the name of the run instead"
-            raise AiohooksError(
-                f"the engine of {target} has not answered in {_SECS} s; {hint}"
-            ) from None
-        if report is None:
-            raise AiohooksError(no_run(name))
-        graph = _ask_run(name, report)
+    graph = _ask_target(target, run, address)
+    if as_json:
+        print(graph.to_json())
     else:
-        graph = _ask_run(target, None)
-    print(
-        graph.to_json()
-        if as_json
-        else "\n".join(printable(line, _MOST_SHOWN) for line in str(graph).splitlines())
-    )
+        print("\n".join(printable(line, _MAX_LINE_LENGTH) for line in str(graph).splitlines()))
+    # The notes are about processes that have not answered.
     return 1 if graph.notes else 0
 
 
+def _ask_target(target: str, run: str | None, address: str | None) -> WaitGraph:
+    if target.isdecimal():
+        return _ask(int(target))
+    if target.startswith(("http://", "https://")):
+        return _ask_service(target)
+    if "://" not in target:
+        return _ask_run(target, None)
+    try:
+        report = asyncio.run(inspect_run(target, run, address, secs=_SECS))
+    except TimeoutError:
+        raise AiohooksError(
+            f"the engine of {target} has not answered in {_SECS} s; ask by the name of the run"
+            " instead"
+        ) from None
+    return _ask_run(report.run, report)
+
+
 def _ask_run(run: str, report: RunReport | None) -> WaitGraph:
-    """Ask all processes of a run on this machine that can be asked; what the step store has says
-    the rest.
+    """Ask all processes of a run on this machine, and note the publishers on other machines.
+
+    Processes register for their runs on this machine; `report` has the publishers on all machines.
     """
-    published = () if report is None else report.publishers
-    here = [pid for one in published if (pid := local_pid(one.process)) is not None]
-    processes = dict.fromkeys((*_registered(run), *here))
-    if not processes and report is None:
+    pids = list(_registered_pids(run))
+    remote: list[PublisherReport] = []
+    if report is not None:
+        for publisher in report.publishers:
+            pid = local_pid(publisher.process)
+            if pid is None:
+                remote.append(publisher)
+            elif pid not in pids:
+                pids.append(pid)
+    elif not pids:
         raise AiohooksError(f"no process of a run {run!r} can be asked on this machine; {_HOW}")
-    graphs = _ask_all([*processes])
-    known = {node.id for graph in graphs for node in graph.nodes}
-    remote = [one for one in published if local_pid(one.process) is None]
-    unknown = [
-        one for one in remote if not any(f"publisher {one.process}/" in node for node in known)
+    graph = WaitGraph.join(_ask_all(pids))
+    notes = [
+        f"{describe_publisher(publisher)}; it is on another machine: ask there"
+        for publisher in remote
+        if not any(f"publisher {publisher.process}/" in node.id for node in graph.nodes)
     ]
-    notes = tuple(
-        f"{describe_publisher(one)}; it is on another machine: ask there" for one in unknown
-    )
-    return WaitGraph.join([*graphs, WaitGraph((), (), notes)])
+    return dataclasses.replace(graph, notes=(*graph.notes, *notes))
 
 
-def _ask_all(ahead: list[int]) -> list[WaitGraph]:
-    """Ask processes, and then those that can be asked and have what these wait for: they may take
-    part in other runs.
-    """
-    asked: dict[int, WaitGraph] = {}
-    while ahead:
-        with ThreadPoolExecutor(len(ahead)) as threads:
-            asked |= zip(ahead, threads.map(_ask, ahead), strict=True)
-        nodes = (node for graph in asked.values() for node in graph.nodes if node.kind == "process")
-        awaited = {
-            local_pid(node.id.removeprefix("publisher ").rpartition("/")[0]) for node in nodes
-        }
-        others = [
-            pid
-            for pid in awaited
-            if pid is not None and pid not in asked and process_state(pid) is None
-        ]
-        ahead = [pid for pid in others if (why_folder() / f"{pid}.sock").exists()]
-    return [*asked.values()]
+def _ask_all(pids: list[int]) -> list[WaitGraph]:
+    """Ask processes, and the processes for which they wait, which may be part of other runs."""
+    answers: dict[int, WaitGraph] = {}
+    while pids:
+        with ThreadPoolExecutor(len(pids)) as threads:
+            answers |= zip(pids, threads.map(_ask, pids), strict=True)
+        awaited = {pid for graph in answers.values() for pid in _awaited_pids(graph)}
+        pids = [pid for pid in awaited.difference(answers) if _can_be_asked(pid)]
+    return list(answers.values())
 
 
-def _registered(run: str) -> Iterable[int]:
-    """Yield the processes of this user that have registered for a run, without those that do not
-    exist any more.
-    """
-    for path in sorted(why_folder().glob("*.sock")):
-        pid = int(path.stem) if path.stem.isdecimal() else 0
-        if not os.path.isdir(f"/proc/{pid}") and os.path.isdir("/proc/self"):  # it was killed
-            path.unlink(missing_ok=True)
-            path.with_suffix(".json").unlink(missing_ok=True)
-            continue
-        with contextlib.suppress(OSError, ValueError):
-            if run in json.loads(path.with_suffix(".json").read_text())["runs"]:
+def _awaited_pids(graph: WaitGraph) -> Iterator[int]:
+    """Yield the processes on this machine that a process waits for."""
+    for node in graph.nodes:
+        if node.kind == "process":
+            process, _, _ = node.id.removeprefix("publisher ").rpartition("/")
+            pid = local_pid(process)
+            if pid is not None:
                 yield pid
 
 
+def _can_be_asked(pid: int) -> bool:
+    return process_state(pid) is None and _socket_path(pid).exists()
+
+
+def _socket_path(pid: int) -> Path:
+    return why_folder() / f"{pid}.sock"
+
+
+def _registered_pids(run: str) -> Iterator[int]:
+    """Yield the processes of this user that have registered for a run."""
+    has_proc = os.path.isdir("/proc/self")
+    for path in sorted(why_folder().glob("*.sock")):
+        registration = path.with_suffix(".json")
+        if has_proc and not os.path.isdir(f"/proc/{path.stem}"):
+            # The process was killed, and could not remove its files.
+            path.unlink(missing_ok=True)
+            registration.unlink(missing_ok=True)
+            continue
+        # There is no registration if the process takes part in no run, or just ends.
+        with contextlib.suppress(OSError, ValueError):
+            if run in json.loads(registration.read_text())["runs"]:
+                yield int(path.stem)
+
+
 def _ask(pid: int) -> WaitGraph:
-    """Return the answer of one process, or why there is none."""
-    if (state := process_state(pid)) is not None:
+    """Return the answer of a process, or a graph with the reason why there is none."""
+    state = process_state(pid)
+    if state is not None:
         return unanswered(pid, state)
-    path, until = why_folder() / f"{pid}.sock", time.monotonic() + _SECS
-    parts: list[bytes] = []
-    with socket.socket(socket.AF_UNIX) as connection:
-        try:
-            connection.settimeout(_SECS)
-            connection.connect(str(path))
-            while part := connection.recv(1 << 16):
-                parts.append(part)
-                connection.settimeout(max(until - time.monotonic(), 0.001))
-        except TimeoutError:
-            busy = "it has too many tasks, or the machine is busy: ask again"
-            stuck, kernel = (
-                busy if parts else "it is in C code that does not let Python's other threads run",
-                "",
-            )
-            with contextlib.suppress(OSError):
-                where = Path(f"/proc/{pid}/wchan").read_text()
-                kernel = "" if where in ("", "0") else f"; in the kernel: {where}"
-            return unanswered(
-                pid, f"has not answered in {_SECS} s: {process_state(pid) or stuck}{kernel}"
-            )
-        except (FileNotFoundError, ConnectionRefusedError):
-            return unanswered(
-                pid,
-                f"cannot be asked: it has no socket in {path.parent}; {_HOW}, and ask as its user",
-            )
-        except OSError as error:
-            return unanswered(pid, f"cannot be asked by {path}: {error}")
+    path = _socket_path(pid)
+    answer = b""
     try:
-        return WaitGraph.from_json(b"".join(parts))
-    except ValueError:  # nothing, or a part of it
+        for part in _receive(path):
+            answer += part
+    except TimeoutError:
+        # The answer begins with a space, before the graph is made.
+        reason = "it has too many tasks, or the machine is busy: ask again"
+        if not answer:
+            reason = "it is in C code that does not let Python's other threads run"
+        # The system may show more by now.
+        reason = process_state(pid) or reason
+        return unanswered(pid, f"has not answered in {_SECS} s: {reason}{_kernel_wait(pid)}")
+    except (FileNotFoundError, ConnectionRefusedError):
+        return unanswered(
+            pid, f"cannot be asked: it has no socket in {path.parent}; {_HOW}, and ask as its user"
+        )
+    except OSError as error:
+        return unanswered(pid, f"cannot be asked by {path}: {error}")
+    try:
+        return WaitGraph.from_json(answer)
+    except ValueError:
+        # It is empty or incomplete.
         return unanswered(pid, "it has ended meanwhile")
+
+
+def _receive(path: Path) -> Iterator[bytes]:
+    """Yield the parts of an answer; raise `TimeoutError` if it is incomplete after `_SECS`."""
+    end = time.monotonic() + _SECS
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_SECS)
+        connection.connect(str(path))
+        while part := connection.recv(1 << 16):
+            yield part
+            # A timeout of 0 would make the socket non-blocking.
+            connection.settimeout(max(end - time.monotonic(), 0.001))
+
+
+def _kernel_wait(pid: int) -> str:
+    """Return the function of the kernel in which a process waits, as the end of a message."""
+    with contextlib.suppress(OSError):
+        function = Path(f"/proc/{pid}/wchan").read_text()
+        if function not in ("", "0"):
+            return f"; in the kernel: {function}"
+    return ""
 
 
 def _ask_service(target: str) -> WaitGraph:
     url = _service_url(target)
-    headers = (
-        {"Authorization": f"Bearer {token}"} if (token := os.environ.get(_TOKEN_VARIABLE)) else {}
-    )
+    headers: dict[str, str] = {}
+    if token := os.environ.get(_TOKEN_VARIABLE):
+        headers["Authorization"] = f"Bearer {token}"
     request = urllib.request.Request(f"{url.rstrip('/')}/why", headers=headers)
-    opener = urllib.request.build_opener(
-        urllib.request.ProxyHandler({})
-    )  # a proxy would be another machine for the service
+    # Use no proxy: to the service it would be another machine, and not this one.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request, timeout=_SECS) as reply:
-            graph = WaitGraph.from_json(reply.read(_MOST_BYTES))
-            graph.lines()  # raises if it is none
+            graph = WaitGraph.from_json(reply.read(_MAX_REPLY_BYTES))
+            # JSON of another service may have fields of other types, which raise here.
+            graph.lines()
             return graph
     except urllib.error.HTTPError as error:
-        hint = {
-            401: f"set {_TOKEN_VARIABLE} to its token",
-            404: "it answers that only with SessionService(controls=True)",
-        }
-        text = hint.get(error.code, printable(error.read(1_000).decode(errors="replace")))
-        raise AiohooksError(f"the service answers {error.code}: {text}") from None
+        reply_text = printable(error.read(1_000).decode(errors="replace"))
+        hint = _SERVICE_HINTS.get(error.code, reply_text)
+        raise AiohooksError(f"the service answers {error.code}: {hint}") from None
     except TimeoutError:
-        advice = "its loop is blocked; ask its process by its id"
-        raise AiohooksError(f"the service has not answered in {_SECS} s: {advice}") from None
+        raise AiohooksError(
+            f"the service has not answered in {_SECS} s: its loop is blocked; ask its process by"
+            " its id"
+        ) from None
     except urllib.error.URLError as error:
         raise AiohooksError(
             f"no service answers at {url}: {error.reason}; start it, or correct the URL"
@@ -191,7 +230,7 @@ def _ask_service(target: str) -> WaitGraph:
 
 
 def _service_url(target: str) -> str:
-    """Return the URL of a service, without a user and a password, which messages must not show."""
+    """Return the URL of a service without user and password, which messages must not show."""
     try:
         url = urlsplit(target)
     except ValueError as error:
