@@ -32,6 +32,7 @@ async def inspect_run(
 
     Raises:
         AiohooksError: there is no such run, or the engine is unavailable.
+        InvalidArgumentError: the URL is invalid, or its store is within one process.
         TimeoutError: the engine has not answered within `secs`.
     """
     if url.startswith("memory:"):

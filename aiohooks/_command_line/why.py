@@ -107,7 +107,9 @@ def _ask_all(pids: list[int]) -> list[WaitGraph]:
     while pids:
         with ThreadPoolExecutor(len(pids)) as threads:
             answers |= zip(pids, threads.map(_ask, pids), strict=True)
-        awaited = {pid for graph in answers.values() for pid in _awaited_pids(graph)}
+        awaited: set[int] = set()
+        for graph in answers.values():
+            awaited.update(_awaited_pids(graph))
         pids = [pid for pid in awaited.difference(answers) if _can_be_asked(pid)]
     return list(answers.values())
 
