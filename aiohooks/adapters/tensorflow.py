@@ -1,15 +1,18 @@
-"""TensorFlow 1.x (`tf.compat.v1`): its graph as the graph of a session, and hooks that were written
-for it, unchanged.
+"""TensorFlow 1.x (`tf.compat.v1`): its graph as the graph of a session, and its hooks, unchanged.
 
     creator = TensorFlowSessionCreator(tf.train.ChiefSessionCreator(checkpoint_dir="checkpoints"))
-    hooks = TensorFlowHooks([tf.train.StopAtStepHook(last_step=1000),
-    tf.train.LoggingTensorHook(["loss:0"], every_n_iter=100)]) async with
-    AsyncMonitoredSession(creator, [hooks, *hooks_of_this_library]) as session:
+    hooks = TensorFlowHooks(
+        [
+            tf.train.StopAtStepHook(last_step=1000),
+            tf.train.LoggingTensorHook(["loss:0"], every_n_iter=100),
+        ]
+    )
+    async with AsyncMonitoredSession(creator, [hooks, *hooks_of_this_library]) as session:
         while not session.should_stop():
             await session.run(train_op)
 
-TensorFlow creates, restores, runs and closes its session, and its hooks are called, in worker
-threads; the event loop continues.
+TensorFlow creates, restores, runs and closes its session, and calls its hooks, in worker threads.
+The event loop continues meanwhile.
 """
 
 # The package has no types.
@@ -59,39 +62,41 @@ __all__ = [
 
 tf: Any = tensorflow.compat.v1
 
-if TYPE_CHECKING:  # it has no types
-    _OpError = Exception
+if TYPE_CHECKING:
+    # TensorFlow's classes have no types, which the classes below would inherit.
     _OutOfRangeError = Exception
     _AbortedError = Exception
     _UnavailableError = Exception
 else:
-    _AbortedError = tf.errors.AbortedError
-    _OpError = tf.errors.OpError
     _OutOfRangeError = tf.errors.OutOfRangeError
+    _AbortedError = tf.errors.AbortedError
     _UnavailableError = tf.errors.UnavailableError
 
 _reduce: Any = tf.errors.OpError.__reduce__
 
 
 class OutOfRangeError(errors.OutOfRangeError, _OutOfRangeError):
-    """TensorFlow's error of that name, by which a session ends cleanly: raised in its place, caused
-    by it.
+    """The end of the input, which ends a session cleanly.
+
+    It is raised instead of TensorFlow's error of the same name, which is its cause.
     """
 
     __reduce__: Any = _reduce
 
 
 class AbortedError(errors.AbortedError, _AbortedError):
-    """TensorFlow's error of that name, from which a session recovers: raised in its place, caused
-    by it.
+    """The loss of a run, from which a session recovers.
+
+    It is raised instead of TensorFlow's error of the same name, which is its cause.
     """
 
     __reduce__: Any = _reduce
 
 
 class UnavailableError(errors.UnavailableError, _UnavailableError):
-    """TensorFlow's error of that name, from which a session recovers: raised in its place, caused
-    by it.
+    """An unavailable service, from which a session recovers.
+
+    It is raised instead of TensorFlow's error of the same name, which is its cause.
     """
 
     __reduce__: Any = _reduce
@@ -99,45 +104,46 @@ class UnavailableError(errors.UnavailableError, _UnavailableError):
 
 @contextlib.contextmanager
 def _errors_of_both() -> Generator[None]:
-    """Raise errors that a session knows as those of TensorFlow and of this library in one."""
+    """Replace TensorFlow's errors that a session handles by errors of both libraries."""
     try:
         yield
-    except _OpError as caught:
-        error: Any = caught
+    except tf.errors.OpError as error:
         for kind in (OutOfRangeError, AbortedError, UnavailableError):
-            if isinstance(caught, kind.__bases__[1]) and not isinstance(caught, kind):
-                both: Any = kind(error.node_def, error.op, error.message)
-                both.args = (error.message,)  # for its repr in log lines
-                raise both from caught
+            tensorflow_kind: Any = kind.__bases__[1]
+            if isinstance(error, tensorflow_kind) and not isinstance(error, kind):
+                replacement: Any = kind(error.node_def, error.op, error.message)
+                # Log lines show the `repr`, which has only these.
+                replacement.args = (error.message,)
+                raise replacement from error
         raise
 
 
 class _Element(Node):
-    """A tensor or an operation of TensorFlow, or a whole structure of fetches, which TensorFlow
-    takes apart itself.
-    """
+    """A tensor or operation of TensorFlow, or a structure of fetches that TensorFlow flattens."""
 
     __slots__ = ("element",)
 
     def __init__(self, graph: Graph, name: str, element: Any) -> None:
         super().__init__(graph, name)
-        self.element: Any = element
+        self.element = element
 
     @property
     def feed_key(self) -> Any:
-        return (
-            self.name if isinstance(self.element, tf.Tensor) else self.element
-        )  # tensors may not be hashable
+        """The key of the element in a feed dict of TensorFlow."""
+        # Tensors may not be hashable.
+        return self.name if isinstance(self.element, tf.Tensor) else self.element
 
 
 class TensorFlowGraph(Graph):
-    """A `tf.Graph` as the graph of a session: its tensors, operations and variables are fetched and
-    fed, as such or by name.
+    """A `tf.Graph` as the graph of a session.
+
+    Its tensors, operations and variables are fetched and fed as such or by name.
     """
 
     def __init__(self, graph: Any = None) -> None:
-        """Take `graph`, a `tf.Graph`, by default the current one. A session finalizes it; after the
-        session it is as it was.
+        """Create the graph of a session for `graph`, a `tf.Graph`, by default the current one.
+
+        A session finalizes it, and restores its state at the end.
         """
         super().__init__()
         self.tf_graph: Any = tf.get_default_graph() if graph is None else graph
@@ -147,12 +153,10 @@ class TensorFlowGraph(Graph):
             self.finalize()
 
     def node(self, key: object) -> Node:
+        if key is self.global_step:
+            return self.element(tf.train.get_global_step(self.tf_graph))
         if isinstance(key, Node):
-            return (
-                self.element(tf.train.get_global_step(self.tf_graph))
-                if key is self.global_step
-                else super().node(key)
-            )
+            return super().node(key)
         return self.element(key)
 
     def element(self, key: object) -> Node:
@@ -165,41 +169,38 @@ class TensorFlowGraph(Graph):
             FetchError: the graph does not have it, or the operation has several outputs.
         """
         try:
-            found = self.tf_graph.as_graph_element(
-                self._value_of(key) if isinstance(key, str) else key
-            )
+            value = self._value_of(key) if isinstance(key, str) else key
+            element = self.tf_graph.as_graph_element(value)
         except (KeyError, TypeError, ValueError) as error:
-            if not isinstance(key, str) and tf.is_tensor(
-                key
-            ):  # a sparse or a ragged one, which has several tensors
+            # A sparse or a ragged tensor is no element of a graph: it has several tensors.
+            if tf.is_tensor(key):
                 return _Element(self, str(key), key)
             raise FetchError(f"{key!r} is not in the graph of TensorFlow: {error}") from error
-        return self._elements.setdefault(found.name, _Element(self, found.name, found))
+        return self._elements.setdefault(element.name, _Element(self, element.name, element))
 
     def _value_of(self, name: str) -> Any:
-        """Return what a name means: a variable or a tensor, or an operation that has no value."""
-        if (
-            name == self.global_step.name
-            and (step := tf.train.get_global_step(self.tf_graph)) is not None
-        ):
-            return step
-        found = self.tf_graph.as_graph_element(name)
-        outputs = () if isinstance(found, tf.Tensor) else found.outputs
-        if len(outputs) > 1:
+        """Return the tensor or the variable of a name, or an operation that has no value."""
+        if name == self.global_step.name:
+            step = tf.train.get_global_step(self.tf_graph)
+            if step is not None:
+                return step
+        element = self.tf_graph.as_graph_element(name)
+        if isinstance(element, tf.Tensor) or not element.outputs:
+            return element
+        if len(element.outputs) > 1:
             raise FetchError(
-                f"{name!r} is an operation with {len(outputs)} outputs; name one, such as"
+                f"{name!r} is an operation with {len(element.outputs)} outputs; name one, such as"
                 f" '{name}:0'"
             )
-        if (
-            outputs and outputs[0].dtype == tf.resource
-        ):  # the handle of a variable, or of something without a value
-            variables = (
-                one
-                for key in ("variables", "local_variables")
-                for one in self.tf_graph.get_collection(key)
-            )
-            return next((variable for variable in variables if variable.op is found), found)
-        return outputs[0] if outputs else found
+        [output] = element.outputs
+        if output.dtype != tf.resource:
+            return output
+        # A resource is the handle of a variable, or of an object without a value.
+        for collection in ("variables", "local_variables"):
+            for variable in self.tf_graph.get_collection(collection):
+                if variable.op is element:
+                    return variable
+        return element
 
     @property
     def trains(self) -> bool:
@@ -207,7 +208,8 @@ class TensorFlowGraph(Graph):
 
     def _released(self) -> None:
         if not self.finalized:
-            self.tf_graph._unsafe_unfinalize()  # as TensorFlow's own sessions do at their end
+            # TensorFlow's own sessions do this at their end, too.
+            self.tf_graph._unsafe_unfinalize()
 
     def _add(self, node: Any) -> Any:
         raise GraphError(
@@ -217,52 +219,53 @@ class TensorFlowGraph(Graph):
 
 
 class _Coordinator(tf.train.Coordinator):  # type: ignore[misc]
-    """TensorFlow's coordinator of one session: what its hooks and their threads ask of it is passed
-    on to the library's.
+    """TensorFlow's coordinator of one session, connected to the library's.
+
+    TensorFlow's hooks and their threads request stops of this coordinator.
     """
 
     def __init__(self) -> None:
         super().__init__(clean_stop_exception_types=())
         self._loop = asyncio.get_running_loop()
         self._requested = asyncio.Event()
-        self._passed_on = False
+        self._error_was_raised = False
 
     def request_stop(self, ex: Any = None) -> None:
         super().request_stop(ex)
         self._loop.call_soon_threadsafe(self._requested.set)
 
     async def watch(self, coord: Coordinator) -> None:
-        """Stop both when one of them stops; raise the error of a thread, which ends the run or the
-        session.
+        """Stop both coordinators when one of them stops.
+
+        Raise the error of a thread, which ends the run or the session.
         """
         try:
             await coord.until(self._requested.wait())
         finally:
             super().request_stop()
-        self._passed_on = True
+        self._error_was_raised = True
         with _errors_of_both():
             self.raise_requested_exception()
         coord.request_stop("TensorFlow's coordinator was requested to stop")
 
     def end(self, grace_secs: float) -> None:
-        """Wait for the threads, and raise the error of one that reached no one."""
+        """Wait for the threads, and raise the error of a thread unless `watch` has raised it."""
         super().request_stop()
         try:
             self.join(stop_grace_period_secs=grace_secs, ignore_live_threads=True)
         except Exception:
-            if not self._passed_on:
+            if not self._error_was_raised:
                 raise
 
 
 _READ_SECS = 0.5
-"""How often the global step is read while something waits for it: as often as TensorFlow's own hook
-does.
-"""
+"""The time between two reads of the global step during a wait, as in TensorFlow's own hook."""
 
 
 class _GlobalStep(MemoryStepStore):
-    """The step store of a TensorFlow graph, which reports no step of other sessions: while there
-    are waits, it is read.
+    """The step store of a TensorFlow graph, which reads the global step while there are waits.
+
+    TensorFlow reports no steps of other sessions.
     """
 
     def __init__(self) -> None:
@@ -271,16 +274,15 @@ class _GlobalStep(MemoryStepStore):
         self._reader: asyncio.Task[None] | None = None
 
     def follow(self, read_step: Callable[[], int], grace_secs: float) -> None:
-        """Read the step of a session whenever it is waited for, until `unfollow`."""
-        self._waits.holds = (
-            True  # sessions of other processes may advance the step, and are no publishers here
-        )
+        """Read the step of a session whenever there are waits for it, until `unfollow`."""
+        # Sessions of other processes may advance the step, and are no publishers here.
+        self._waits.holds = True
         self._reader = asyncio.create_task(
             self._read(read_step, grace_secs), name="reader of TensorFlow's global step"
         )
 
     async def unfollow(self) -> None:
-        """Read no more: waits end when no publisher is left."""
+        """Stop reading the step: waits end when no publisher is left."""
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.wait([self._reader])
@@ -288,13 +290,18 @@ class _GlobalStep(MemoryStepStore):
         self._waits.fail_unreachable()
 
     async def take(self, step: int, known: int) -> None:
-        """Follow a step that was read when `known` was the latest one: a lower one was restored,
-        and is not just an old one.
-        """
-        await (self.reset(step) if step < known else self.raise_to(step))
+        """Set the step to a value that was read when `known` was the latest step."""
+        # A step below one that was known before the read is not outdated: it was restored.
+        if step < known:
+            await self.reset(step)
+        else:
+            await self.raise_to(step)
 
     def _subscribe(self, step: int | None) -> None:
-        (self._wanted.clear if step is None else self._wanted.set)()
+        if step is None:
+            self._wanted.clear()
+        else:
+            self._wanted.set()
 
     async def _read(self, read_step: Callable[[], int], grace_secs: float) -> None:
         while True:
@@ -303,23 +310,24 @@ class _GlobalStep(MemoryStepStore):
             try:
                 await self.take(await to_thread(read_step, grace_secs=grace_secs), known)
             except Exception as error:
-                if isinstance(
-                    error, errors.AiohooksError
-                ):  # a session recovers from it, such as the end of a server
+                # A session can recover from an error of this library, such as the end of a server.
+                if isinstance(error, errors.AiohooksError):
                     self._waits.abort(error)
                 else:
                     self.fail(error)
-                self._waits.clear_failure()  # a wait that begins later reads again
+                # Waits that begin later read the step again.
+                self._waits.clear_failure()
             await sleep(_READ_SECS)
 
 
 class TensorFlowSession(Session):
-    """The raw session over a `tf.Session`, made by `TensorFlowSessionCreator`. Its global step is
-    that of the TensorFlow graph.
+    """The raw session over a `tf.Session`, created by `TensorFlowSessionCreator`.
 
-    It is read after each run, and while something waits for a step every half a second as well:
-    other sessions of a cluster advance it. A run that is cancelled is waited for, as it cannot be
-    stopped; its changes of TensorFlow's variables stay.
+    Its global step is that of the TensorFlow graph. It is read after each run, and every half a
+    second during waits for a step, as other sessions of a cluster advance it.
+
+    TensorFlow cannot stop a run: its cancellation waits for its end, and changes of TensorFlow's
+    variables stay.
     """
 
     def __init__(
@@ -334,9 +342,9 @@ class TensorFlowSession(Session):
         self._steps = global_step
         self._read_step = read_step
         self.tf_session: Any = tf_session
-        """The `tf.Session`: what TensorFlow's hooks get."""
+        """The `tf.Session`, which TensorFlow's hooks get."""
         self.tf_coord: Any = tf_coord
-        """The `tf.train.Coordinator`: what TensorFlow's hooks get."""
+        """The `tf.train.Coordinator`, which TensorFlow's hooks get."""
 
     async def run(
         self,
@@ -346,13 +354,13 @@ class TensorFlowSession(Session):
         options: Mapping[str, Any] | None = None,
         run_metadata: dict[str, Any] | None = None,
     ) -> Any:
-        """Run what `fetches` needs and return its values in the same shape.
+        """Run the operations for `fetches`, and return their values in the same shape.
 
         Args:
-            fetches: tensors, operations, variables or names, nested at will.
+            fetches: tensors, operations, variables or names, nested as you like.
             feed_dict: values by tensor or name.
-            options: `{"run_options": [tf.RunOptions(...)]}`; those of the hooks are merged with it
-                as TensorFlow does. With `"run_metadata": [tf.RunMetadata()]` that object is filled.
+            options: `{"run_options": [tf.RunOptions(...)]}`, merged with the options of the hooks
+                as in TensorFlow. `"run_metadata": [tf.RunMetadata()]` gives the object to fill.
             run_metadata: gets the `tf.RunMetadata` as `"run_metadata"`, if there are options.
         """
         self._check_open()
@@ -361,11 +369,9 @@ class TensorFlowSession(Session):
         feeds = canonical_feeds(self.graph, feed_dict)
         arguments: dict[str, Any] = {}
         if options is not None:
-            metadata = [*options.get("run_metadata", ()), tf.RunMetadata()]
-            arguments = {
-                "options": _merged(options.get("run_options", ())),
-                "run_metadata": metadata[0],
-            }
+            metadata = options.get("run_metadata") or [tf.RunMetadata()]
+            arguments["options"] = _merged(options.get("run_options", ()))
+            arguments["run_metadata"] = metadata[0]
         known = self._steps.latest.step
         values, step = await to_thread(
             self._run_in_thread, leaves.nodes, feeds, arguments, grace_secs=self.grace_secs
@@ -385,9 +391,7 @@ class TensorFlowSession(Session):
         return values, self._read_step()
 
     async def aclose(self) -> None:
-        """Wait for the threads of TensorFlow's coordinator, at most the grace period, and close the
-        `tf.Session`.
-        """
+        """Close the `tf.Session` after its threads have ended, or after the grace period."""
         if not self.closed:
             await super().aclose()
             await self._steps.unfollow()
@@ -400,33 +404,30 @@ class TensorFlowSession(Session):
             self.tf_session.close()
 
 
-def _merged(given: Iterable[Any]) -> Any:
-    """Merge `RunOptions` as TensorFlow does: of numbers the larger one is taken, flags are joined
-    by "or", and lists to one.
-    """
+_NUMBERS = ("trace_level", "timeout_in_ms", "inter_op_thread_pool")
+
+
+def _merged(run_options: Iterable[Any]) -> Any:
+    """Merge `RunOptions` as TensorFlow does: the larger number, flags by "or", lists joined."""
     merged = tf.RunOptions()
-    for one in given:
-        larger = {name: max(getattr(merged, name), getattr(one, name)) for name in _NUMBERS}
-        merged.MergeFrom(one)
+    for options in run_options:
+        larger = {name: max(getattr(merged, name), getattr(options, name)) for name in _NUMBERS}
+        # It joins flags and lists, but takes numbers from the latter.
+        merged.MergeFrom(options)
         for name, value in larger.items():
             setattr(merged, name, value)
     return merged
 
 
-_NUMBERS = ("trace_level", "timeout_in_ms", "inter_op_thread_pool")
-
-
 class TensorFlowSessionCreator:
-    """Creates the raw sessions of a monitored session over a TensorFlow graph, by a session creator
-    of TensorFlow.
-    """
+    """Creates the raw sessions of a monitored session by a session creator of TensorFlow."""
 
     def __init__(self, creator: Any = None, *, graph: Any = None) -> None:
         """Create no session yet.
 
         Args:
-            creator: a `tf.train.ChiefSessionCreator`, which initialises or restores the variables,
-                or another one of TensorFlow; by default a chief without checkpoints.
+            creator: a `tf.train.ChiefSessionCreator`, which initializes or restores the variables,
+                or another creator of TensorFlow; by default a chief without checkpoints.
             graph: the `tf.Graph`, by default the current one.
         """
         self._creator = tf.train.ChiefSessionCreator() if creator is None else creator
@@ -436,9 +437,7 @@ class TensorFlowSessionCreator:
         """The step store of the sessions, which follows the global step of the graph."""
 
     async def create_session(self) -> TensorFlowSession:
-        """Create a session in a thread, restored and initialised by TensorFlow, and start its queue
-        runners.
-        """
+        """Create a session that TensorFlow restores or initializes, and start its queue runners."""
         tf_coord = _Coordinator()
         tf_session, read_step, step = await to_thread(self._create, tf_coord)
         session = TensorFlowSession(self.graph, self._steps, tf_session, tf_coord, read_step)
@@ -453,13 +452,16 @@ class TensorFlowSessionCreator:
             tf_session = self._creator.create_session()
             if tf.get_collection(tf.GraphKeys.QUEUE_RUNNERS):
                 tf.train.start_queue_runners(sess=tf_session, coord=tf_coord)
-            read_step = _reader_of_step(tf_session)
+            read_step = _make_step_reader(tf_session)
         return tf_session, read_step, read_step()
 
 
-def _reader_of_step(tf_session: Any) -> Callable[[], int]:
+def _make_step_reader(tf_session: Any) -> Callable[[], int]:
+    """Return a function that reads the global step; 0 if the graph has none."""
     step = tf.train.get_global_step()
-    read: Callable[[], Any] = (lambda: 0) if step is None else tf_session.make_callable(step)
+    if step is None:
+        return lambda: 0
+    read = tf_session.make_callable(step)
 
     @_errors_of_both()
     def read_step() -> int:
@@ -469,22 +471,24 @@ def _reader_of_step(tf_session: Any) -> Callable[[], int]:
 
 
 class TensorFlowHooks(BlockingHook):
-    """Hooks that were written for TensorFlow (`tf.train.SessionRunHook`), unchanged, in a session
-    over a TensorFlow graph.
+    """Hooks that were written for TensorFlow (`tf.train.SessionRunHook`), unchanged.
 
-    They are called one after the other, in the order of the list and in one thread, as TensorFlow
-    does; what they get is TensorFlow's own: session, coordinator, context, options and metadata. A
-    stop that one of them requests is recorded immediately, and `end` is called for all of them,
-    also after one that fails. Other hooks of the session run concurrently.
+    They need a session over a TensorFlow graph, and get TensorFlow's own session, coordinator,
+    context, options and metadata. As in TensorFlow they are called one after another in the order
+    of the list, in one thread. Other hooks of the session run concurrently.
+
+    A stop that a hook requests is recorded immediately. `end` is called for all hooks, even after
+    the `end` of a hook fails.
     """
 
     def __init__(self, hooks: Iterable[Any], *, grace_secs: float = DEFAULT_GRACE_SECS) -> None:
-        """Take `hooks`; a cancellation waits for a call of one at most `grace_secs`."""
+        """Create a hook of `hooks`; a cancellation waits at most `grace_secs` for their calls."""
         self._calls_in_order = _CallsInOrder(hooks)
         super().__init__(self._calls_in_order, grace_secs=grace_secs)
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        if isinstance(session, TensorFlowSession):  # else `begin` has failed
+        # In any other session, `begin` has failed.
+        if isinstance(session, TensorFlowSession):
             coord.start_soon(session.tf_coord.watch, coord, name="TensorFlow's coordinator")
         await self._call(
             "after_create_session", self._calls_in_order.session_created, session, coord
@@ -501,7 +505,6 @@ class _CallsInOrder:
         self.hooks = checked_objects(hooks, tf.train.SessionRunHook, "hooks")
         self._graph: Any = None
         self._context: Any = None
-        self._asking: list[bool] = []
 
     def begin(self) -> None:
         self._graph = get_default_graph()
@@ -517,31 +520,25 @@ class _CallsInOrder:
             self._call(hook, "after_create_session", session.tf_session, session.tf_coord)
 
     def before_run(self, run_context: Any) -> SessionRunArgs:
-        original, tf_session = run_context.original_args, run_context.session.tf_session
+        original = run_context.original_args
         self._context = tf.train.SessionRunContext(
-            tf.train.SessionRunArgs(original.fetches, original.feed_dict), tf_session
+            tf.train.SessionRunArgs(original.fetches, original.feed_dict),
+            run_context.session.tf_session,
         )
-        fetches: list[Any] = []
+        fetches: dict[int, Any] = {}
         feeds: dict[Any, Any] = {}
         options: list[Any] = []
-        self._asking = []
-        for hook in self.hooks:
-            args = (
-                self._call(hook, "before_run", self._context, run_context=run_context)
-                or SessionRunArgs()
-            )
-            self._asking.append(args.fetches is not None)
+        for number, hook in enumerate(self.hooks):
+            args = self._call_in_run(run_context, hook, "before_run") or SessionRunArgs()
+            name = type(hook).__name__
             if args.fetches is not None:
-                fetches.append(
-                    _Element(self._graph, f"the fetches of {type(hook).__name__}", args.fetches)
-                )
-            own = canonical_feeds(self._graph, args.feed_dict)
-            if twice := [node.name for node in own if node in feeds]:
+                fetches[number] = _Element(self._graph, f"the fetches of {name}", args.fetches)
+            own_feeds = canonical_feeds(self._graph, args.feed_dict)
+            if conflicts := [node.name for node in own_feeds if node in feeds]:
                 raise FeedConflictError(
-                    f"{type(hook).__name__} feeds {', '.join(twice)}, which another hook feeds as"
-                    " well"
+                    f"{name} feeds {', '.join(conflicts)}, which another hook feeds as well"
                 )
-            feeds.update(own)
+            feeds.update(own_feeds)
             if args.options is not None:
                 options.append(args.options)
         return SessionRunArgs(
@@ -549,14 +546,15 @@ class _CallsInOrder:
         )
 
     def after_run(self, run_context: Any, run_values: SessionRunValues) -> None:
+        # TensorFlow's hooks expect both objects, also of a run without options.
         ran_with = run_values.run_metadata or {
             "options": tf.RunOptions(),
             "run_metadata": tf.RunMetadata(),
         }
-        results = iter(run_values.results or ())
-        for hook, has_asked in zip(self.hooks, self._asking, strict=True):
-            values = tf.train.SessionRunValues(next(results) if has_asked else None, **ran_with)
-            self._call(hook, "after_run", self._context, values, run_context=run_context)
+        results = run_values.results or {}
+        for number, hook in enumerate(self.hooks):
+            values = tf.train.SessionRunValues(results.get(number), **ran_with)
+            self._call_in_run(run_context, hook, "after_run", values)
 
     def end(self, session: Any) -> None:
         failures: list[Exception] = []
@@ -570,15 +568,18 @@ class _CallsInOrder:
         if failures:
             raise failures[0]
 
-    def _call(
-        self, hook: Any, method: str, *args: Any, run_context: SessionRunContext | None = None
+    def _call_in_run(
+        self, run_context: SessionRunContext, hook: Any, method: str, *args: Any
     ) -> Any:
+        result = self._call(hook, method, self._context, *args)
+        if self._context.stop_requested:
+            run_context.request_stop(f"{type(hook).__name__} has requested it")
+        return result
+
+    def _call(self, hook: Any, method: str, *args: Any) -> Any:
         try:
             with self._graph.tf_graph.as_default(), _errors_of_both():
-                answer = getattr(hook, method)(*args)
+                return getattr(hook, method)(*args)
         except BaseException as error:
             add_origin(error, f"{type(hook).__name__}.{method}")
             raise
-        if run_context is not None and self._context.stop_requested:
-            run_context.request_stop(f"{type(hook).__name__} has requested it")
-        return answer
