@@ -8,6 +8,7 @@ import dataclasses
 import io
 import multiprocessing
 import os
+import pickle
 import shutil
 import signal
 import struct
@@ -210,7 +211,8 @@ def _start_process(process: SpawnProcess) -> None:
     try:
         with _start_lock:
             process.start()
-    except (AttributeError, TypeError, ValueError) as error:
+    # A local function is an AttributeError up to Python 3.13, and then a PicklingError.
+    except (AttributeError, TypeError, ValueError, pickle.PicklingError) as error:
         raise InvalidArgumentError(
             f"main or its args cannot be sent to another process ({error}): give a function of a"
             " module, and plain values"
