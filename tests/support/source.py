@@ -1,7 +1,4 @@
-"""The project's own files, read and not imported: what the tests of its shape look at.
-
-The library is the one of this checkout, unless `root` is another folder that holds one.
-"""
+"""The project's own files, read and not imported: what the tests of its shape look at."""
 
 from __future__ import annotations
 
@@ -36,9 +33,9 @@ class Import:
         return f"{self.importer}:{self.line}: {what}"
 
 
-def python_files(*folders: str, root: Path = ROOT) -> list[Path]:
+def python_files(*folders: str) -> list[Path]:
     """Every Python file below these folders of the repository."""
-    return sorted(path for folder in folders for path in (root / folder).rglob("*.py"))
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 
 def tree(path: Path) -> ast.Module:
@@ -47,21 +44,21 @@ def tree(path: Path) -> ast.Module:
 
 
 @functools.cache
-def modules(root: Path = ROOT) -> dict[str, Path]:
+def modules() -> dict[str, Path]:
     """The library's modules by dotted name."""
     found: dict[str, Path] = {}
-    for path in python_files(PACKAGE, root=root):
-        parts = path.relative_to(root).with_suffix("").parts
+    for path in python_files(PACKAGE):
+        parts = path.relative_to(ROOT).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
 
 @functools.cache
-def imports(importer: str, root: Path = ROOT) -> tuple[Import, ...]:
+def imports(importer: str) -> tuple[Import, ...]:
     """Every import of a module of the library; names of modules are distinguished from names inside
     them.
     """
-    return tuple(_imports(importer, tree(modules(root)[importer]), "top", modules(root)))
+    return tuple(_imports(importer, tree(modules()[importer]), "top", modules()))
 
 
 def _imports(importer: str, node: ast.AST, kind: Kind, known: Collection[str]) -> Iterator[Import]:
