@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -79,536 +79,375 @@ def remote_store(**options: Any) -> FakeStepStore:
     return FakeStepStore(FakeEngine(), **options)
 
 
-Case = tuple[Callable[..., Any], dict[str, Any], str, str]
+class Case(NamedTuple):
+    """What is made, with which arguments, and what the message says."""
 
-RECORDS: list[tuple[dict[str, Any], str, str]] = [
-    ({}, "nothing to write", ""),
-    ({"values": {"step": "loss"}}, "tag 'step'", "another tag"),
-    ({"path": 3, "values": ["loss"]}, "path is 3", ""),
-    ({"values": ["loss"], "every": "often"}, "every is 'often'", ""),
-    ({"values": ["loss"], "max_queue": True}, "max_queue is True", ""),
-]
-SUMMARIES: list[tuple[dict[str, Any], str]] = [
-    ({"output_dir": ""}, "output_dir is ''"),
-    ({"max_queue": 0}, "max_queue is 0"),
-    ({"on_write_error": "ignore"}, "on_write_error is 'ignore'"),
-]
+    make: Callable[..., Any]
+    arguments: dict[str, Any]
+    says: tuple[str, ...]
 
-# What is made, with which arguments, and what the message says: the offender, and the way out.
-VALUES: list[Case] = [
-    (
+
+Refusal = tuple[dict[str, Any], tuple[str, ...]]
+
+
+def value(*says: str, **arguments: Any) -> Refusal:
+    """The last argument is invalid: its name and value are in the message, with these words."""
+    name, wrong = [*arguments.items()][-1]
+    return arguments, (f"{name} is {wrong!r}", *says)
+
+
+def other(*says: str, **arguments: Any) -> Refusal:
+    """The message has these words."""
+    return arguments, says
+
+
+def refusals(make: Callable[..., Any], *cases: Refusal) -> list[Case]:
+    return [Case(make, *case) for case in cases]
+
+
+VALUES = [
+    *refusals(
         monitored,
-        {"stop_grace_period_secs": -1},
-        "stop_grace_period_secs is -1",
-        "seconds, 0 or more",
+        value("seconds, 0 or more", stop_grace_period_secs=-1),
+        value("seconds, 0 or more", stop_grace_period_secs=math.inf),
+        value("seconds, 0 or more", stop_grace_period_secs=NAN),
+        value("seconds, 0 or more", stop_grace_period_secs="1"),
+        value("seconds, 0 or more", stop_grace_period_secs=True),
+        value("give a StepStore", global_step=5),
+        value("give a Variables", variables={"w": 1}),
+        value("RecoveryPolicy", recovery=None),
+        other("name", "5", name=5),
+        other("name", "''", name=""),
     ),
-    (
-        monitored,
-        {"stop_grace_period_secs": math.inf},
-        "stop_grace_period_secs is inf",
-        "seconds, 0 or more",
-    ),
-    (
-        monitored,
-        {"stop_grace_period_secs": NAN},
-        "stop_grace_period_secs is nan",
-        "seconds, 0 or more",
-    ),
-    (
-        monitored,
-        {"stop_grace_period_secs": "1"},
-        "stop_grace_period_secs is '1'",
-        "seconds, 0 or more",
-    ),
-    (
-        monitored,
-        {"stop_grace_period_secs": True},
-        "stop_grace_period_secs is True",
-        "seconds, 0 or more",
-    ),
-    (monitored, {"global_step": 5}, "global_step is 5", "give a StepStore"),
-    (monitored, {"global_step": ah.MemoryStepStore}, "global_step is <class", "give a StepStore"),
-    (monitored, {"variables": {"w": 1}}, "variables is {'w': 1}", "give a Variables"),
-    (monitored, {"recovery": None}, "recovery is None", "RecoveryPolicy"),
-    (monitored, {"recovery": ah.AbortedError}, "recovery is <class", "RecoveryPolicy"),
-    (monitored, {"name": 5}, "name", "5"),
-    (monitored, {"name": ""}, "name", "''"),
-    (
+    *refusals(
         ah.AsyncSingularMonitoredSession,
-        {"source": double, "global_step": 5},
-        "global_step is 5",
-        "give a StepStore",
+        value("give a StepStore", source=double, global_step=5),
     ),
-    (
+    *refusals(
         ah.AsyncMonitoredSession,
-        {"source": 5},
-        "5 cannot be run",
-        "give a Graph, a SessionCreator, or an `async def`",
+        other("5 cannot be run", "give a Graph, a SessionCreator, or an `async def`", source=5),
+        other("the class Graph cannot be run", "an object of it: Graph(...)", source=ah.Graph),
+        other("plain", "not a coroutine function; write the step as `async def`", source=plain),
+        other("print", "give in_thread(...) of one that blocks", source=print),
+        other("NoGraph object", "graph", source=NoGraph()),
+        other("PlainCreator", "async def", source=PlainCreator()),
+        other(
+            "a SessionCreator has its own step store and variables",
+            "give them to it",
+            source=worker(),
+            global_step=ah.MemoryStepStore(),
+        ),
+        other("SessionCreator", "give them to it", source=worker(), variables=ah.Variables()),
     ),
-    (
-        ah.AsyncMonitoredSession,
-        {"source": None},
-        "None cannot be run",
-        "give a Graph, a SessionCreator",
+    *refusals(
+        ah.Session,
+        value("give a Graph", graph="graph"),
+        value("give a StepStore", graph=GRAPH, global_step=5),
+        value("give a Variables", graph=GRAPH, variables={}),
+        value("seconds, 0 or more", graph=GRAPH, grace_secs=-1),
     ),
-    (
-        ah.AsyncMonitoredSession,
-        {"source": ah.Graph},
-        "the class Graph cannot be run",
-        "an object of it: Graph(...)",
-    ),
-    (
-        ah.AsyncMonitoredSession,
-        {"source": plain},
-        "plain",
-        "not a coroutine function; write the step as `async def`",
-    ),
-    (
-        ah.AsyncMonitoredSession,
-        {"source": print},
-        "print",
-        "give in_thread(...) of one that blocks",
-    ),
-    (ah.AsyncMonitoredSession, {"source": NoGraph()}, "NoGraph object", "graph"),
-    (ah.AsyncMonitoredSession, {"source": PlainCreator()}, "PlainCreator", "async def"),
-    (
-        ah.AsyncMonitoredSession,
-        {"source": worker(), "global_step": ah.MemoryStepStore()},
-        "a SessionCreator has its own step store and variables",
-        "give them to it",
-    ),
-    (
-        ah.AsyncMonitoredSession,
-        {"source": worker(), "variables": ah.Variables()},
-        "SessionCreator",
-        "give them to it",
-    ),
-    (ah.Session, {"graph": "graph"}, "graph is 'graph'", "give a Graph"),
-    (ah.Session, {"graph": GRAPH, "global_step": 5}, "global_step is 5", "give a StepStore"),
-    (ah.Session, {"graph": GRAPH, "variables": {}}, "variables is {}", "give a Variables"),
-    (ah.Session, {"graph": GRAPH, "grace_secs": -1}, "grace_secs is -1", "seconds, 0 or more"),
-    (
+    *refusals(
         ah.ChiefSessionCreator,
-        {"graph": None},
-        "None cannot be run",
-        "give a Graph or an `async def`",
+        other("None cannot be run", "give a Graph or an `async def`", graph=None),
+        value("give a Scaffold", graph=GRAPH, scaffold=3),
+        value("give a StepStore", graph=GRAPH, global_step=3),
+        value("give a Variables", graph=GRAPH, variables={}),
     ),
-    (ah.ChiefSessionCreator, {"graph": GRAPH, "scaffold": 3}, "scaffold is 3", "give a Scaffold"),
-    (
-        ah.ChiefSessionCreator,
-        {"graph": GRAPH, "global_step": 3},
-        "global_step is 3",
-        "give a StepStore",
-    ),
-    (
-        ah.ChiefSessionCreator,
-        {"graph": GRAPH, "variables": {}},
-        "variables is {}",
-        "give a Variables",
-    ),
-    (
+    *refusals(
         ah.WorkerSessionCreator,
-        {"graph": GRAPH},
-        "a worker waits for a chief's variables",
-        "give both the same Variables()",
+        other(
+            "a worker waits for a chief's variables", "give both the same Variables()", graph=GRAPH
+        ),
+        other(
+            "3 cannot be run", "give a Graph or an `async def`", graph=3, variables=ah.Variables()
+        ),
     ),
-    (
-        ah.WorkerSessionCreator,
-        {"graph": 3, "variables": ah.Variables()},
-        "3 cannot be run",
-        "give a Graph or an `async def`",
+    *refusals(
+        worker,
+        value("give a Variables", variables={}),
+        value("give a Scaffold", scaffold="s"),
+        value("give a StepStore", global_step=3),
+        value("seconds", max_wait_secs=-1),
     ),
-    (worker, {"variables": {}}, "variables is {}", "give a Variables"),
-    (worker, {"scaffold": "s"}, "scaffold is 's'", "give a Scaffold"),
-    (worker, {"global_step": 3}, "global_step is 3", "give a StepStore"),
-    (worker, {"max_wait_secs": -1}, "max_wait_secs is -1", "seconds"),
-    (worker, {"max_wait_secs": NAN}, "max_wait_secs is nan", "seconds"),
-    (worker, {"max_wait_secs": "1"}, "max_wait_secs is '1'", "seconds"),
-    (ah.Scaffold, {"init_fn": 5}, "init_fn is 5", "give a coroutine function"),
-    (ah.Scaffold, {"ready_fn": plain}, "ready_fn is <function plain", "give a coroutine function"),
-    (
+    *refusals(
         ah.Scaffold,
-        {"local_init_fn": plain},
-        "local_init_fn is <function plain",
-        "give a coroutine function",
+        value("give a coroutine function", init_fn=5),
+        other("ready_fn is <function plain", "give a coroutine function", ready_fn=plain),
+        other("local_init_fn is <function plain", "give a coroutine function", local_init_fn=plain),
+        value("give a coroutine function", ready_for_local_init_fn="x"),
+        value("give a mapping", tracked=["model"]),
+        other("tracked['model'] is 5", "state_dict()", tracked={"model": 5}),
+        value("give a Scaffold", copy_from_scaffold=3),
     ),
-    (
-        ah.Scaffold,
-        {"ready_for_local_init_fn": "x"},
-        "ready_for_local_init_fn is 'x'",
-        "give a coroutine function",
+    *refusals(
+        ah.Backoff,
+        value("seconds, 0 or more", initial_secs=-0.1),
+        value("seconds, 0 or more", max_secs=math.inf),
     ),
-    (ah.Scaffold, {"tracked": ["model"]}, "tracked is ['model']", "give a mapping"),
-    (ah.Scaffold, {"tracked": {"model": 5}}, "tracked['model'] is 5", "state_dict()"),
-    (ah.Scaffold, {"copy_from_scaffold": 3}, "copy_from_scaffold is 3", "give a Scaffold"),
-    (ah.Backoff, {"initial_secs": -0.1}, "initial_secs is -0.1", "seconds, 0 or more"),
-    (ah.Backoff, {"initial_secs": True}, "initial_secs is True", "seconds, 0 or more"),
-    (ah.Backoff, {"max_secs": math.inf}, "max_secs is inf", "seconds, 0 or more"),
-    (ah.Backoff, {"max_secs": None}, "max_secs is None", "seconds, 0 or more"),
-    (
+    *refusals(
         ah.RecoveryPolicy,
-        {"max_attempts": -1},
-        "max_attempts is -1",
-        "give a whole number, 0 for never",
+        value("give a whole number, 0 for never", max_attempts=-1),
+        value("give a whole number", no_progress_limit=-1),
+        value("Backoff", backoff=3),
+        value("give a tuple of exception classes", on=OSError),
+        value("give a tuple of exception classes", on=(OSError("x"),)),
+        other("CancelledError", "cancellation is never recovered", on=(asyncio.CancelledError,)),
+        other("KeyboardInterrupt", "give a tuple of exception classes", on=(KeyboardInterrupt,)),
     ),
-    (ah.RecoveryPolicy, {"max_attempts": 1.5}, "max_attempts is 1.5", "give a whole number"),
-    (ah.RecoveryPolicy, {"max_attempts": True}, "max_attempts is True", "give a whole number"),
-    (
-        ah.RecoveryPolicy,
-        {"no_progress_limit": -1},
-        "no_progress_limit is -1",
-        "give a whole number",
-    ),
-    (
-        ah.RecoveryPolicy,
-        {"no_progress_limit": None},
-        "no_progress_limit is None",
-        "give a whole number",
-    ),
-    (ah.RecoveryPolicy, {"backoff": 3}, "backoff is 3", "Backoff"),
-    (
-        ah.RecoveryPolicy,
-        {"on": OSError},
-        "on is <class 'OSError'>",
-        "give a tuple of exception classes",
-    ),
-    (
-        ah.RecoveryPolicy,
-        {"on": (OSError("x"),)},
-        "on is (OSError('x'),)",
-        "give a tuple of exception classes",
-    ),
-    (
-        ah.RecoveryPolicy,
-        {"on": (asyncio.CancelledError,)},
-        "CancelledError",
-        "cancellation is never recovered",
-    ),
-    (
-        ah.RecoveryPolicy,
-        {"on": (KeyboardInterrupt,)},
-        "KeyboardInterrupt",
-        "give a tuple of exception classes",
-    ),
-    (
+    *refusals(
         ah.Coordinator,
-        {"clean_stop_exception_types": 5},
-        "clean_stop_exception_types is 5",
-        "tuple of exception classes",
+        value("tuple of exception classes", clean_stop_exception_types=5),
+        other(
+            "clean_stop_exception_types is (<class",
+            "tuple",
+            clean_stop_exception_types=(OSError, int),
+        ),
     ),
-    (
-        ah.Coordinator,
-        {"clean_stop_exception_types": OSError},
-        "clean_stop_exception_types is <class",
-        "tuple",
+    *refusals(
+        ah.MemoryStepStore,
+        other("step -1", "give a whole number from 0", step=-1),
+        other("step True", "give a whole number from 0", step=True),
+        other(f"step {2**53}", "give a whole number from 0", step=2**53),
+        other("run=''", "give a printable name", run=""),
+        other("run=5", "give a printable name", run=5),
+        other(r"run='a\nb'", "give a printable name", run="a\nb"),
     ),
-    (
-        ah.Coordinator,
-        {"clean_stop_exception_types": (OSError, int)},
-        "clean_stop_exception_types is (<class",
-        "tuple",
+    *refusals(
+        ah.Every,
+        other("Every() is never due", "give steps=, secs= or at="),
+        other("steps of Every is 0", "at least 1", steps=0),
+        other("steps of Every is True", "a whole number of steps", steps=True),
+        other("secs of Every is 0", "give seconds, above 0", secs=0),
+        other("secs of Every is inf", "give seconds, above 0", secs=math.inf),
+        other("at of Every is 5", "give a sequence of steps", at=5),
+        other("at of Every is (5, 5)", "rising order", at=(5, 5)),
+        other("a step in at of Every is 0", "at least 1", at=(0,)),
+        other("after of Every is -1", "at least 0", steps=1, after=-1),
+        other("is never due", "give steps=, secs= or at=", after=5),
+        other("is never due", "give steps=, secs= or at=", at=()),
+        other("at of Every is True", "at least 1", at=(True,)),
     ),
-    (ah.MemoryStepStore, {"step": -1}, "step -1", "give a whole number from 0"),
-    (ah.MemoryStepStore, {"step": 1.0}, "step 1.0", "give a whole number from 0"),
-    (ah.MemoryStepStore, {"step": True}, "step True", "give a whole number from 0"),
-    (ah.MemoryStepStore, {"step": 2**53}, f"step {2**53}", "give a whole number from 0"),
-    (ah.MemoryStepStore, {"run": ""}, "run=''", "give a printable name"),
-    (ah.MemoryStepStore, {"run": 5}, "run=5", "give a printable name"),
-    (ah.MemoryStepStore, {"run": "a\nb"}, r"run='a\nb'", "give a printable name"),
-    (ah.Every, {}, "Every() is never due", "give steps=, secs= or at="),
-    (ah.Every, {"steps": 0}, "steps of Every is 0", "at least 1"),
-    (ah.Every, {"steps": 1.5}, "steps of Every is 1.5", "a whole number of steps"),
-    (ah.Every, {"steps": True}, "steps of Every is True", "a whole number of steps"),
-    (ah.Every, {"secs": 0}, "secs of Every is 0", "give seconds, above 0"),
-    (ah.Every, {"secs": NAN}, "secs of Every is nan", "give seconds, above 0"),
-    (ah.Every, {"secs": math.inf}, "secs of Every is inf", "give seconds, above 0"),
-    (ah.Every, {"secs": "1"}, "secs of Every is '1'", "give seconds, above 0"),
-    (ah.Every, {"at": 5}, "at of Every is 5", "give a sequence of steps"),
-    (ah.Every, {"at": (5, 5)}, "at of Every is (5, 5)", "rising order"),
-    (ah.Every, {"at": (0,)}, "a step in at of Every is 0", "at least 1"),
-    (ah.Every, {"steps": 1, "after": -1}, "after of Every is -1", "at least 0"),
-    (ah.Every, {"steps": 1, "after": True}, "after of Every is True", "at least 0"),
-    (ah.Every, {"steps": 1, "after": 0.5}, "after of Every is 0.5", "at least 0"),
-    (ah.Every, {"after": 5}, "is never due", "give steps=, secs= or at="),
-    (ah.Every, {"at": ()}, "is never due", "give steps=, secs= or at="),
-    (ah.Every, {"at": (True,)}, "at of Every is True", "at least 1"),
-    (ah.StopAtStepHook, {}, "one of num_steps or last_step must be given", ""),
-    (
+    *refusals(
         ah.StopAtStepHook,
-        {"num_steps": 1, "last_step": 2},
-        "only one of num_steps (1) or last_step (2)",
-        "",
+        other("one of num_steps or last_step must be given"),
+        other("only one of num_steps (1) or last_step (2)", num_steps=1, last_step=2),
+        value("give a whole number, 0 or more", num_steps=-1),
+        value("give a whole number, 0 or more", last_step=-1),
     ),
-    (ah.StopAtStepHook, {"num_steps": -1}, "num_steps is -1", "give a whole number, 0 or more"),
-    (ah.StopAtStepHook, {"last_step": -1}, "last_step is -1", "give a whole number, 0 or more"),
-    (ah.StopAtStepHook, {"last_step": 1.0}, "last_step is 1.0", "give a whole number"),
-    (ah.StopAtStepHook, {"num_steps": True}, "num_steps is True", "give a whole number"),
-    (ah.GlobalStepWaiterHook, {"wait_until_step": -1}, "wait_until_step is -1", "0 for no wait"),
-    (
+    *refusals(
         ah.GlobalStepWaiterHook,
-        {"wait_until_step": 2.5},
-        "wait_until_step is 2.5",
-        "give a whole number",
+        value("0 for no wait", wait_until_step=-1),
+        value("give a whole number", wait_until_step=2.5),
+        value("None for no limit", wait_until_step=1, timeout=0),
     ),
-    (
-        ah.GlobalStepWaiterHook,
-        {"wait_until_step": True},
-        "wait_until_step is True",
-        "give a whole number",
-    ),
-    (
-        ah.GlobalStepWaiterHook,
-        {"wait_until_step": 1, "timeout": 0},
-        "timeout is 0",
-        "None for no limit",
-    ),
-    (
-        ah.GlobalStepWaiterHook,
-        {"wait_until_step": 1, "timeout": NAN},
-        "timeout is nan",
-        "None for no limit",
-    ),
-    (
-        ah.GlobalStepWaiterHook,
-        {"wait_until_step": 1, "timeout": "1"},
-        "timeout is '1'",
-        "give seconds",
-    ),
-    (ah.LoggingHook, {"values": "loss", "at_end": True}, "values is the str 'loss'", "['loss']"),
-    (ah.LoggingHook, {"values": [], "at_end": True}, "values is empty", "give a mapping"),
-    (ah.LoggingHook, {"values": ["loss"]}, "it would never log", "every=Every(...), at_end=True"),
-    (ah.LoggingHook, {"values": 5, "at_end": True}, "values is 5", "give a mapping"),
-    (ah.LoggingHook, {"values": ["loss"], "every": 100}, "every is 100", "Every"),
-    (
+    *refusals(
         ah.LoggingHook,
-        {"values": ["loss"], "at_end": True, "formatter": "%s"},
-        "formatter is '%s'",
-        "function",
+        other("values is the str 'loss'", "['loss']", values="loss", at_end=True),
+        other("values is empty", "give a mapping", values=[], at_end=True),
+        other("it would never log", "every=Every(...), at_end=True", values=["loss"]),
+        other("values is 5", "give a mapping", values=5, at_end=True),
+        value("Every", values=["loss"], every=100),
+        value("function", values=["loss"], at_end=True, formatter="%s"),
     ),
-    (ah.NanHook, {"value": None}, "value is None", "give the node or name to watch"),
-    (ah.NanHook, {"value": "loss", "check": "inf"}, "check is 'inf'", '"nan" or "non-finite"'),
-    (ah.StepCounterHook, {"every": 100}, "every is 100", "Every"),
-    (ah.StepCounterHook, {"on_rate": 5}, "on_rate is 5", "function"),
-    (ah.FeedFnHook, {"feed_fn": {"x": 1}}, "feed_fn is {'x': 1}", "give a function"),
-    (ah.FinalOpsHook, {"final_ops": "loss", "feed_dict": 5}, "feed_dict is 5", "give a mapping"),
-    (
+    *refusals(
+        ah.NanHook,
+        value("give the node or name to watch", value=None),
+        value('"nan" or "non-finite"', value="loss", check="inf"),
+    ),
+    *refusals(
+        ah.StepCounterHook,
+        value("Every", every=100),
+        value("function", on_rate=5),
+    ),
+    *refusals(
+        ah.FeedFnHook,
+        value("give a function", feed_fn={"x": 1}),
+    ),
+    *refusals(
+        ah.FinalOpsHook,
+        value("give a mapping", final_ops="loss", feed_dict=5),
+    ),
+    *refusals(
         ah.hooks.BlockingHook,
-        {"obj": Observer(), "grace_secs": -1},
-        "grace_secs is -1",
-        "seconds, 0 or more",
+        value("seconds, 0 or more", obj=Observer(), grace_secs=-1),
     ),
-    (evaluator, {"eval_fn": 5}, "eval_fn is 5", "give a function"),
-    (evaluator, {"every": 5}, "every is 5", "give an Every: Every(steps=5) or Every(secs=5)"),
-    (
+    *refusals(
         evaluator,
-        {"every": "5s"},
-        "every is '5s'",
-        "give an Every: Every(steps=...) or Every(secs=...)",
+        value("give a function", eval_fn=5),
+        value("give an Every: Every(steps=5) or Every(secs=5)", every=5),
+        value("give an Every: Every(steps=...) or Every(secs=...)", every="5s"),
+        value('give "inline" or "background"', mode="process"),
+        value("give seconds, above 0", timeout_secs=0),
+        value("give a whole number, 1 or more", max_pending=0),
+        value("give a whole number", max_results=True),
+        value("give a function", snapshot=5),
+        value("give a function", on_result=5),
+        other("on_result is 5", "give a function", on_result=[print, 5]),
     ),
-    (evaluator, {"mode": "process"}, "mode is 'process'", 'give "inline" or "background"'),
-    (evaluator, {"timeout_secs": 0}, "timeout_secs is 0", "give seconds, above 0"),
-    (evaluator, {"max_pending": 0}, "max_pending is 0", "give a whole number, 1 or more"),
-    (evaluator, {"max_results": True}, "max_results is True", "give a whole number"),
-    (evaluator, {"snapshot": 5}, "snapshot is 5", "give a function"),
-    (evaluator, {"on_result": 5}, "on_result is 5", "give a function"),
-    (evaluator, {"on_result": [print, 5]}, "on_result is 5", "give a function"),
-    (ah.StopAtTimeHook, {}, "give one of them", ""),
-    (ah.StopAtTimeHook, {"secs": 1, "deadline": 1}, "give one of them", ""),
-    (ah.StopAtTimeHook, {"secs": -1}, "secs is -1", "give seconds"),
-    (ah.StopAtTimeHook, {"secs": 1, "margin_secs": NAN}, "margin_secs is nan", "give seconds"),
-    (ah.StopAtTimeHook, {"deadline": 1, "keep_elapsed": True}, "keep_elapsed is for secs=", ""),
-    (ah.StopAtTimeHook, {"deadline": math.inf}, "deadline is inf", "give a datetime"),
-    (ah.StopAtTimeHook, {"deadline": "noon"}, "deadline is 'noon'", "give a datetime"),
-    (ah.StopAtTimeHook, {"deadline": datetime(2030, 1, 1)}, "has no time zone", ""),
-    (ah.EarlyStoppingHook, {"monitor": "loss"}, "it would never stop", "use NanHook"),
-    (ah.EarlyStoppingHook, {"patience": 0}, "patience is 0", "give observations, 1 or more"),
-    (ah.EarlyStoppingHook, {"patience": 1.5}, "patience is 1.5", "give observations"),
-    (
+    *refusals(
+        ah.StopAtTimeHook,
+        other("give one of them"),
+        other("give one of them", secs=1, deadline=1),
+        value("give seconds", secs=-1),
+        value("give seconds", secs=1, margin_secs=NAN),
+        other("keep_elapsed is for secs=", deadline=1, keep_elapsed=True),
+        value("give a datetime", deadline=math.inf),
+        value("give a datetime", deadline="noon"),
+        other("has no time zone", deadline=datetime(2030, 1, 1)),
+    ),
+    *refusals(
         ah.EarlyStoppingHook,
-        {"patience": ah.Every(at=(5,))},
-        "patience is Every(",
-        "give an Every of steps, secs",
+        other("it would never stop", "use NanHook", monitor="loss"),
+        value("give observations, 1 or more", patience=0),
+        other("patience is Every(", "give an Every of steps, secs", patience=ah.Every(at=(5,))),
+        other(
+            "patience is Every(",
+            "give an Every of steps, secs",
+            patience=ah.Every(steps=5, after=1),
+        ),
+        value('give "min" or "max"', patience=1, mode="auto"),
+        value("give a finite number, 0 or more", patience=1, min_delta=-1),
+        value("give a finite number", stopping_threshold=NAN),
+        value("give an Every", monitor="loss", patience=1, every=100),
     ),
-    (
-        ah.EarlyStoppingHook,
-        {"patience": ah.Every(steps=5, after=1)},
-        "patience is Every(",
-        "give an Every of steps, secs",
-    ),
-    (
-        ah.EarlyStoppingHook,
-        {"patience": 1, "mode": "auto"},
-        "mode is 'auto'",
-        'give "min" or "max"',
-    ),
-    (
-        ah.EarlyStoppingHook,
-        {"patience": 1, "min_delta": -1},
-        "min_delta is -1",
-        "give a finite number, 0 or more",
-    ),
-    (
-        ah.EarlyStoppingHook,
-        {"patience": 1, "min_delta": None},
-        "min_delta is None",
-        "give a finite number",
-    ),
-    (
-        ah.EarlyStoppingHook,
-        {"stopping_threshold": NAN},
-        "stopping_threshold is nan",
-        "give a finite number",
-    ),
-    (
-        ah.EarlyStoppingHook,
-        {"monitor": "loss", "patience": 1, "every": 100},
-        "every is 100",
-        "give an Every",
-    ),
-    (ah.ProfilerHook, {"output_dir": "profiles", "every": None}, "every is None", ""),
-    (ah.ProfilerHook, {"output_dir": "profiles", "window_steps": 0}, "window_steps is 0", ""),
-    (ah.ProfilerHook, {"output_dir": "profiles", "max_captures": 1.5}, "max_captures is 1.5", ""),
-    (ah.ProfilerHook, {"output_dir": "profiles", "max_events": 0}, "max_events is 0", ""),
-    (
+    *refusals(
         ah.ProfilerHook,
-        {"output_dir": "profiles", "on_write_error": "ignore"},
-        "on_write_error is 'ignore'",
-        '"log"',
+        value(output_dir="profiles", every=None),
+        value(output_dir="profiles", window_steps=0),
+        value(output_dir="profiles", max_captures=1.5),
+        value(output_dir="profiles", max_events=0),
+        value('"log"', output_dir="profiles", on_write_error="ignore"),
+        value(output_dir=None),
     ),
-    (ah.ProfilerHook, {"output_dir": None}, "output_dir is None", ""),
-    (ah.ProgressHook, {"total": 0}, "total is 0", ""),
-    (ah.ProgressHook, {"total": 1.5}, "total is 1.5", ""),
-    (ah.ProgressHook, {"description": None}, "description is None", ""),
-    (ah.ProgressHook, {"values": "loss"}, "values is the str 'loss'", ""),
-    *(
-        (ah.JSONLinesHook, {"path": "run", **options}, says, way_out)
-        for options, says, way_out in RECORDS
+    *refusals(
+        ah.ProgressHook,
+        value(total=0),
+        value(description=None),
+        other("values is the str 'loss'", values="loss"),
     ),
-    (ah.SummarySaverHook, {"output_dir": "runs"}, "nothing to write", ""),
-    (ah.SummarySaverHook, {"output_dir": "runs", "values": {}}, "values is empty", ""),
-    (
+    *refusals(
         ah.SummarySaverHook,
-        {"output_dir": "runs", "values": "loss"},
-        "values is the str 'loss'",
-        "['loss']",
+        other("nothing to write", output_dir="runs"),
+        other("values is empty", output_dir="runs", values={}),
+        other("values is the str 'loss'", "['loss']", output_dir="runs", values="loss"),
+        other("tag 3", output_dir="runs", values={3: "loss"}),
+        value(output_dir="runs", values=["loss"], every=5),
+        value(output_dir="runs", summary_fn=3),
     ),
-    (ah.SummarySaverHook, {"output_dir": "runs", "values": {3: "loss"}}, "tag 3", ""),
-    (ah.SummarySaverHook, {"output_dir": "runs", "values": ["loss"], "every": 5}, "every is 5", ""),
-    (ah.SummarySaverHook, {"output_dir": "runs", "summary_fn": 3}, "summary_fn is 3", ""),
-    *(
-        (make, {"output_dir": "runs", **values, **options}, says, "")
-        for make, values in ((ah.SummarySaverHook, {"values": ["loss"]}), (SummaryWriter, {}))
-        for options, says in SUMMARIES
+    *refusals(
+        ah.hooks.HookTimingHook,
+        value(warn_secs=0),
+        value(every=3),
     ),
-    (ah.hooks.HookTimingHook, {"warn_secs": 0}, "warn_secs is 0", ""),
-    (ah.hooks.HookTimingHook, {"every": 3}, "every is 3", ""),
-    (ah.LambdaHook, {}, "no function was given", ""),
-    (ah.LambdaHook, {"end": 5}, "end is 5", "give a function"),
-    (
+    *refusals(
         ah.LambdaHook,
-        {"end": print, "every": ah.Every(steps=1)},
-        "neither before_run nor after_run",
-        "",
+        other("no function was given"),
+        value("give a function", end=5),
+        other("neither before_run nor after_run", end=print, every=ah.Every(steps=1)),
+        value("give an Every", after_run=print, every=5),
+        other("goes with after_run and without before_run", end=print, fetches="loss"),
+        other("goes with after_run and without", after_run=print, before_run=print, fetches="loss"),
     ),
-    (ah.LambdaHook, {"after_run": print, "every": 5}, "every is 5", "give an Every"),
-    (
-        ah.LambdaHook,
-        {"end": print, "fetches": "loss"},
-        "goes with after_run and without before_run",
-        "",
+    *refusals(
+        ah.WatchdogHook,
+        value(step_secs=0),
+        value(step_secs=1, first_step_secs=-1),
+        value(step_secs=1, save_secs="1"),
+        value(step_secs=1, evaluation_secs=NAN),
+        value(step_secs=1, wait_secs=0),
+        value(step_secs=1, blocked_secs=0),
+        value(step_secs=1, on_stall="abort"),
     ),
-    (
-        ah.LambdaHook,
-        {"after_run": print, "before_run": print, "fetches": "loss"},
-        "goes with after_run and without",
-        "",
-    ),
-    (ah.WatchdogHook, {"step_secs": 0}, "step_secs is 0", ""),
-    (ah.WatchdogHook, {"step_secs": math.inf}, "step_secs is inf", ""),
-    (ah.WatchdogHook, {"step_secs": 1, "first_step_secs": -1}, "first_step_secs is -1", ""),
-    (ah.WatchdogHook, {"step_secs": 1, "save_secs": "1"}, "save_secs is '1'", ""),
-    (ah.WatchdogHook, {"step_secs": 1, "evaluation_secs": NAN}, "evaluation_secs is nan", ""),
-    (ah.WatchdogHook, {"step_secs": 1, "wait_secs": 0}, "wait_secs is 0", ""),
-    (ah.WatchdogHook, {"step_secs": 1, "blocked_secs": 0}, "blocked_secs is 0", ""),
-    (ah.WatchdogHook, {"step_secs": 1, "on_stall": "abort"}, "on_stall is 'abort'", ""),
-    (ah.VersionGateHook, {"versions": ah.MemoryStepStore(), "max_lag": -1}, "max_lag -1", ""),
-    (ah.VersionGateHook, {"versions": ah.MemoryStepStore(), "max_lag": None}, "max_lag None", ""),
-    (
+    *refusals(
         ah.VersionGateHook,
-        {"versions": ah.MemoryStepStore(), "max_lag": 1, "timeout": 0},
-        "timeout is 0",
-        "",
+        other("max_lag -1", versions=ah.MemoryStepStore(), max_lag=-1),
+        other("max_lag None", versions=ah.MemoryStepStore(), max_lag=None),
+        value(versions=ah.MemoryStepStore(), max_lag=1, timeout=0),
+        other("give a StepStore", versions=7, max_lag=1),
     ),
-    (ah.VersionGateHook, {"versions": 7, "max_lag": 1}, "give a StepStore", ""),
-    (saver_hook, {"every": 10}, "every is 10", ""),
-    (saver_hook, {"metrics": ["loss"]}, "metrics is ['loss']", ""),
-    (saver_hook, {"on_busy": "drop"}, "on_busy is 'drop'", 'give "wait" or "skip"'),
-    (saver_hook, {"on_save_error": "ignore"}, "on_save_error is 'ignore'", ""),
-    (saver_hook, {"on_save_error": 0}, "on_save_error is 0", ""),
-    (saver_hook, {"on_save_error": True}, "on_save_error is True", ""),
-    (saver_hook, {"listeners": [ah.CheckpointSaverListener]}, "a listener", ""),
-    (saver_hook, {"checkpoint_dir": 7}, "checkpoint_dir is 7", ""),
-    (saver_hook, {"checkpoint_dir": ""}, "checkpoint_dir is ''", ""),
-    (
+    *refusals(
         saver_hook,
-        {"checkpoint_dir": "s3://bucket/run"},
-        "checkpoint_dir is 's3://bucket/run'",
-        "the URL is for `mirror=`",
+        value(every=10),
+        value(metrics=["loss"]),
+        value('give "wait" or "skip"', on_busy="drop"),
+        value(on_save_error="ignore"),
+        value(on_save_error=0),
+        value(on_save_error=True),
+        other("a listener", listeners=[ah.CheckpointSaverListener]),
+        value(checkpoint_dir=""),
+        value("the URL is for `mirror=`", checkpoint_dir="s3://bucket/run"),
+        value("give os.path.expanduser('~/run')", checkpoint_dir="~/run"),
     ),
-    (
-        saver_hook,
-        {"checkpoint_dir": "~/run"},
-        "checkpoint_dir is '~/run'",
-        "give os.path.expanduser('~/run')",
+    *refusals(
+        ah.Saver,
+        value(checkpoint_dir=""),
+        value(checkpoint_dir="run", keep=5),
+        value(checkpoint_dir="run", min_free_bytes=-1),
     ),
-    (ah.Saver, {"checkpoint_dir": ""}, "checkpoint_dir is ''", ""),
-    (ah.Saver, {"checkpoint_dir": 3}, "checkpoint_dir is 3", ""),
-    (ah.Saver, {"checkpoint_dir": "run", "keep": 5}, "keep is 5", ""),
-    (ah.Saver, {"checkpoint_dir": "run", "keep": None}, "keep is None", ""),
-    (ah.Saver, {"checkpoint_dir": "run", "min_free_bytes": -1}, "min_free_bytes is -1", ""),
-    (ah.Saver, {"checkpoint_dir": "run", "min_free_bytes": 1.5}, "min_free_bytes is 1.5", ""),
-    (KeepNewest, {"n": 0}, " is 0", "give "),
-    (KeepNewest, {"n": True}, " is True", "give "),
-    (KeepNewest, {"n": 1.5}, " is 1.5", "give "),
-    (KeepEvery, {"steps": -1}, " is -1", "give "),
-    (KeepEvery, {"steps": "5"}, " is '5'", "give "),
-    (KeepBest, {"k": 0, "metric": "loss"}, " is 0", "give "),
-    (KeepBest, {"k": 1, "metric": ""}, " is ''", "give "),
-    (KeepBest, {"k": 1, "metric": None}, " is None", "give "),
-    (KeepBest, {"k": 1, "metric": "loss", "mode": "least"}, " is 'least'", "give "),
-    (remote_store, {"on_lost": "ask"}, "on_lost is 'ask'", ""),
-    (remote_store, {"lease_secs": 0}, "lease_secs", ""),
-    (remote_store, {"join_grace_secs": -1}, "join_grace_secs", ""),
-    (remote_store, {"heartbeat": 0}, "heartbeat", ""),
-    (remote_store, {"connect_timeout": "x"}, "connect_timeout", ""),
-    (remote_store, {"max_outage_secs": -3}, "max_outage_secs", ""),
-    (remote_store, {"run": ""}, "run=", ""),
+    *refusals(
+        KeepNewest,
+        other(" is 0", "give ", n=0),
+    ),
+    *refusals(
+        KeepEvery,
+        other(" is -1", "give ", steps=-1),
+        other(" is '5'", "give ", steps="5"),
+    ),
+    *refusals(
+        KeepBest,
+        other(" is 0", "give ", k=0, metric="loss"),
+        other(" is ''", "give ", k=1, metric=""),
+        other(" is 'least'", "give ", k=1, metric="loss", mode="least"),
+    ),
+    *refusals(
+        remote_store,
+        value(on_lost="ask"),
+        other("lease_secs", lease_secs=0),
+        other("join_grace_secs", join_grace_secs=-1),
+        other("heartbeat", heartbeat=0),
+        other("connect_timeout", connect_timeout="x"),
+        other("max_outage_secs", max_outage_secs=-3),
+        other("run=", run=""),
+    ),
+    *refusals(
+        FaultInjectionHook,
+        other("('run', 1) is no call", "give a method (begin,", faults={("run", 1): OSError()}),
+        other("('begin', 0) is no call", "from 1 on", faults={("begin", 0): OSError()}),
+    ),
+    *refusals(
+        ah.JSONLinesHook,
+        other("nothing to write", path="run"),
+        other("tag 'step'", "another tag", path="run", values={"step": "loss"}),
+        value(values=["loss"], path=3),
+        value(path="run", values=["loss"], every="often"),
+        value(path="run", values=["loss"], max_queue=True),
+    ),
     *(
-        (LocalStepStore, {"directory": bad}, "give the path of a directory", "")
-        for bad in ("", 3, b"", "local:///run")
+        case
+        for make in (partial(ah.SummarySaverHook, values=["loss"]), SummaryWriter)
+        for case in refusals(
+            make,
+            value(output_dir=""),
+            value(output_dir="runs", max_queue=0),
+            value(output_dir="runs", on_write_error="ignore"),
+        )
     ),
-    (
-        FaultInjectionHook,
-        {"faults": {("run", 1): OSError()}},
-        "('run', 1) is no call",
-        "give a method (begin,",
-    ),
-    (
-        FaultInjectionHook,
-        {"faults": {("begin", 0): OSError()}},
-        "('begin', 0) is no call",
-        "from 1 on",
+    *refusals(
+        LocalStepStore,
+        *(
+            other("give the path of a directory", directory=bad)
+            for bad in ("", 3, b"", "local:///run")
+        ),
     ),
 ]
 
 
 def case_id(case: Case) -> str:
-    make, arguments, *_ = case
     shown = ",".join(
         f"{name}={re.sub(r' object.*| at 0x.*|^<Graph.*', '', repr(value))}"
-        for name, value in arguments.items()
+        for name, value in case.arguments.items()
     )
-    return f"{make.__name__}({shown})"
+    return f"{getattr(case.make, '__name__', case.make)}({shown})"
 
 
 @pytest.mark.parametrize("case", VALUES, ids=case_id)
@@ -616,9 +455,8 @@ def test_an_invalid_argument_is_refused(case: Case) -> None:
     """A constructor refuses an invalid value when it is given: a ValueError with the value and what
     to give instead.
     """
-    make, arguments, offender, way_out = case
-    with refused(ah.errors.InvalidArgumentError, offender, way_out) as caught:
-        make(**arguments)
+    with refused(ah.errors.InvalidArgumentError, *case.says) as caught:
+        case.make(**case.arguments)
     assert isinstance(caught.value, ValueError)
 
 
