@@ -17,7 +17,7 @@ from opentelemetry.instrumentation.httpx import HTTPXClientInstrumentor
 import aiohooks as ah
 from tests.adapters.test_opentelemetry import Telemetry
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import double, run_session
+from tests.support.sessions import doubling, run_session
 
 pytestmark = pytest.mark.every_python
 Work = Callable[[str], Awaitable[None]]
@@ -32,7 +32,7 @@ async def in_a_group(work: Work) -> None:
 async def in_a_session(work: Work) -> None:
     """Make a run with hooks that do the work before it."""
     hooks = [PhaseHook("before_run", lambda *_, name=name: work(name)) for name in NAMES]
-    await run_session(ah.AsyncMonitoredSession(double, hooks), 1, (), {"batch": 1})
+    await run_session(doubling(*hooks), 1, (), {"batch": 1})
 
 
 @pytest.mark.parametrize("call_hooks", [in_a_group, in_a_session])

@@ -20,7 +20,7 @@ from aiohooks.adapters.opentelemetry import OpenTelemetryHook
 from aiohooks.errors import AbortedError
 from aiohooks.stores.base import publishers_of
 from tests.support.hooks import Stubborn
-from tests.support.sessions import NO_BACKOFF, double
+from tests.support.sessions import NO_BACKOFF, doubling
 from tests.support.waiting import cancel_and_wait, parked, ticks
 
 pytestmark = pytest.mark.every_python
@@ -94,7 +94,7 @@ async def test_a_run_is_a_span(telemetry: Telemetry, tmp_path: Path, shared: boo
         f"local://{tmp_path}" if shared else "memory://", run="digits"
     ) as store:
         await store.advance(4)
-        async with ah.AsyncMonitoredSession(double, hooks, global_step=store, name="t") as session:
+        async with doubling(*hooks, global_step=store, name="t") as session:
             with telemetry.tracer.start_as_current_span("epoch") as outside:
                 await session.run("loss")
                 assert trace.get_current_span() is outside
@@ -113,15 +113,9 @@ async def test_runs_have_links_to_the_other_publishers(tmp_path: Path) -> None:
     async with (
         ah.open_step_store(f"local://{tmp_path}") as store,
         ah.open_step_store(f"local://{tmp_path}") as elsewhere,
-        ah.AsyncMonitoredSession(
-            double, [telemetry[0].hook], global_step=store, name="chief"
-        ) as chief,
-        ah.AsyncMonitoredSession(
-            double, [telemetry[1].hook], global_step=store, name="second"
-        ) as second,
-        ah.AsyncMonitoredSession(
-            double, [telemetry[2].hook], global_step=elsewhere, name="elsewhere"
-        ) as third,
+        doubling(telemetry[0].hook, global_step=store, name="chief") as chief,
+        doubling(telemetry[1].hook, global_step=store, name="second") as second,
+        doubling(telemetry[2].hook, global_step=elsewhere, name="elsewhere") as third,
     ):
         await chief.run("loss")
         await store.flush()
@@ -162,7 +156,7 @@ async def test_spans_that_are_not_collected_are_not_announced() -> None:
     ):
         store, waits = ah.MemoryStepStore(), Waits()
         hook = OpenTelemetryHook(tracer_provider=provider)
-        async with ah.AsyncMonitoredSession(double, [hook, waits], global_step=store) as session:
+        async with doubling(hook, waits, global_step=store) as session:
             run = await parked(session.run("loss"))
             assert publishers_of(store).traces(without=None) == {}
             assert await cancel_and_wait(run)
@@ -209,7 +203,7 @@ async def test_what_waited_is_a_span(telemetry: Telemetry) -> None:
     are measured.
     """
     hooks = [Waits(), Waits()]
-    async with ah.AsyncMonitoredSession(double, [telemetry.hook, *hooks], name="t") as session:
+    async with doubling(telemetry.hook, *hooks, name="t") as session:
         run = await parked(session.run("loss"))
         await ticks()
         hooks[1].event.set()
@@ -285,7 +279,7 @@ async def test_a_cancelled_run_ends_all_its_spans(telemetry: Telemetry) -> None:
     """After a cancellation the spans of the run and of its waits have ended, with the cancellation
     as their error.
     """
-    async with ah.AsyncMonitoredSession(double, [telemetry.hook, Waits(), Waits()]) as session:
+    async with doubling(telemetry.hook, Waits(), Waits()) as session:
         run = await parked(session.run("loss"))
         await ticks()
         run.cancel("enough")
@@ -306,7 +300,7 @@ async def test_runs_in_a_step_function(telemetry: Telemetry) -> None:
         await context.run_with_hooks("loss")
         await context.run_with_hooks("nothing of the kind")
 
-    async with ah.AsyncMonitoredSession(double, [telemetry.hook]) as session:
+    async with doubling(telemetry.hook) as session:
         with pytest.raises(ah.errors.FetchError):
             await session.run_step_fn(fn)
         assert trace.get_current_span() is trace.INVALID_SPAN
@@ -332,7 +326,7 @@ async def test_a_hook_that_is_left_running(telemetry: Telemetry) -> None:
         Yields(),
         ah.configure(stubborn, timeout=0.01, on_error="log"),
     ]
-    async with ah.AsyncMonitoredSession(double, hooks, stop_grace_period_secs=0.01) as session:
+    async with doubling(*hooks, stop_grace_period_secs=0.01) as session:
         await session.run("loss")
         spans = telemetry.tree()
         stubborn.released.set()

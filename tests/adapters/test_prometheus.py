@@ -22,7 +22,7 @@ from aiohooks.errors import AbortedError, InvalidArgumentError
 from aiohooks.testing import ManualClock
 from tests.support.asgi import ask
 from tests.support.services import FeedQueue, make_service, under_uvicorn
-from tests.support.sessions import NO_BACKOFF, double, make_runs
+from tests.support.sessions import NO_BACKOFF, double, doubling, make_runs
 from tests.support.waiting import ticks, until_true
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -229,7 +229,7 @@ async def test_sessions_share_a_registry(registry: CollectorRegistry) -> None:
     Counter("requests", "Another metric.", registry=registry)
     hook = PrometheusHook(registry=registry)
     for _ in range(2):  # a hook may be used again
-        async with ah.AsyncMonitoredSession(double, [hook], name="trainer") as session:
+        async with doubling(hook, name="trainer") as session:
             async with shown(registry, name="other") as other:
                 await session.run("loss")
                 await other.run("loss")
@@ -348,4 +348,4 @@ def test_invalid_arguments_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError, match="give"):
         PrometheusHook(**wrong)
     with pytest.raises(InvalidArgumentError, match="metrics"):
-        SessionService(ah.AsyncMonitoredSession(double), metrics=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        SessionService(doubling(), metrics=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

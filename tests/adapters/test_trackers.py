@@ -17,15 +17,15 @@ import pytest
 import aiohooks as ah
 from aiohooks.adapters.trackers import TrackerHook, TrackerStatistics
 from aiohooks.adapters.trackers.hook import Sender
-from aiohooks.errors import HookTimeoutError, InvalidArgumentError
+from aiohooks.errors import HookTimeoutError
 from aiohooks.hooks._fetching import Record
 from aiohooks.hooks._line_file import LineFile
 from aiohooks.testing import FaultInjectionHook, ManualClock
-from tests.support.checks import refused
+from tests.support.checks import invalid
 from tests.support.hooks import PhaseHook, RestoringHook
 from tests.support.sessions import (
     NO_BACKOFF,
-    counting_graph,
+    counting,
     going_back,
     make_runs,
     run_session,
@@ -101,7 +101,7 @@ async def test_values_and_metrics_of_due_runs_are_sent(path: Path, clock: Manual
     """
     tracker = ScriptedTracker()
     hook = TrackerHook(tracker, {"train/loss": "loss"}, every=ah.Every(steps=2), unsent_path=path)
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook, Adding()]) as session:
+    async with counting(hook, Adding()) as session:
         for _ in range(5):
             clock.advance(10)
             await session.run("train")
@@ -135,7 +135,7 @@ async def test_what_is_not_a_number_is_refused(path: Path) -> None:
     async def add(context: ah.SessionRunContext) -> None:
         context.metrics["gradient"] = np.zeros(3)
 
-    with refused(InvalidArgumentError, "'gradient'", "shape (3,)"):
+    with invalid("'gradient'", "shape (3,)"):
         await train(hook_of(ScriptedTracker(), path), PhaseHook("before_run", add), runs=1)
 
 
@@ -152,7 +152,7 @@ async def test_what_is_not_a_number_is_refused(path: Path) -> None:
 )
 def test_invalid_arguments_are_refused(options: dict[str, Any], says: str) -> None:
     """The error names the argument."""
-    with refused(InvalidArgumentError, says):
+    with invalid(says):
         TrackerHook(**{"tracker": ScriptedTracker(), **options})
 
 
@@ -349,9 +349,7 @@ async def test_what_cuts_the_end_loses_nothing(
     async def run() -> None:
         hooks = [hook, FaultInjectionHook({("before_run", 4): wait})]
         grace_secs = 1.0 if short else 10.0
-        async with ah.AsyncMonitoredSession(
-            counting_graph(), hooks, stop_grace_period_secs=grace_secs
-        ) as session:
+        async with counting(*hooks, stop_grace_period_secs=grace_secs) as session:
             await make_runs(session, 4, "train")
 
     session = asyncio.create_task(run())
@@ -538,9 +536,9 @@ async def test_a_process_that_resumes_continues_its_period(path: Path, clock: Ma
     tracker, state = ScriptedTracker(), dict[str, Any]()
     for start, secs in ((0, 6), (1, 5)):
         hook = hook_of(tracker, path, every=ah.Every(secs=10))
-        async with ah.AsyncMonitoredSession(
-            counting_graph(),
-            [hook, *([RestoringHook(hook, state)] if state else [])],
+        async with counting(
+            hook,
+            *([RestoringHook(hook, state)] if state else []),
             global_step=ah.MemoryStepStore(start),
         ) as session:
             clock.advance(secs)
@@ -581,7 +579,7 @@ async def test_a_recovery_before_the_tracker_is_reached_forgets_nothing(path: Pa
     state = {"pending": [[4, 1.0, {"loss": 40.0}], [5, 2.0, {"loss": 50.0}]]}
     hooks = [hook, RestoringHook(hook, state), FaultInjectionHook({("before_run", 3): back})]
     await run_session(
-        ah.AsyncMonitoredSession(counting_graph(), hooks, global_step=store, recovery=NO_BACKOFF),
+        counting(*hooks, global_step=store, recovery=NO_BACKOFF),
         4,
         "train",
     )
@@ -645,7 +643,7 @@ async def test_a_checkpoint_has_what_is_not_sent(
     )
 
     async def run() -> None:
-        async with ah.AsyncMonitoredSession(counting_graph(), [saver, hook]) as session:
+        async with counting(saver, hook) as session:
             await session.run("train")
             await until_true(lambda: hook.statistics().sent == 1)
             await make_runs(session, 2, "train")

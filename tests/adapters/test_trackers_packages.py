@@ -22,11 +22,10 @@ from aiohooks.adapters.trackers import TrackerHook, send_unsent
 from aiohooks.adapters.trackers.mlflow import MLflowTracker
 from aiohooks.adapters.trackers.tensorboard import TensorBoardTracker
 from aiohooks.adapters.trackers.wandb import WandbTracker
-from aiohooks.errors import InvalidArgumentError
 from aiohooks.testing import FaultInjectionHook
-from tests.support.checks import refused
+from tests.support.checks import invalid
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, counting_graph, make_runs
+from tests.support.sessions import NO_BACKOFF, counting, make_runs
 from tests.support.waiting import until_true
 
 # The packages are called in threads: which loop waits makes no difference to them.
@@ -78,12 +77,8 @@ async def train(
         raise ah.AbortedError("lost")
 
     faults = [] if back_to is None else [FaultInjectionHook({("before_run", 5): back})]
-    async with ah.AsyncMonitoredSession(
-        counting_graph(),
-        [*hooks, *faults],
-        global_step=store,
-        recovery=NO_BACKOFF,
-        stop_grace_period_secs=90,
+    async with counting(
+        *hooks, *faults, global_step=store, recovery=NO_BACKOFF, stop_grace_period_secs=90
     ) as session:
         await make_runs(session, runs, "train")
 
@@ -281,7 +276,7 @@ async def test_wandb_has_the_end_of_the_run_which_is_there_for_others(tmp_path: 
 @pytest.mark.parametrize("name", ["", "it's", 7])
 def test_names_that_mlflow_cannot_search_are_refused(name: Any) -> None:
     """The error names the argument."""
-    with refused(InvalidArgumentError, "run_name", repr(name)):
+    with invalid("run_name", repr(name)):
         MLflowTracker("digits", name)
 
 

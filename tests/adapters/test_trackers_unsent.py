@@ -10,9 +10,8 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.adapters.trackers import TrackerHook, send_unsent
-from aiohooks.errors import InvalidArgumentError
 from aiohooks.hooks._line_file import LineFile
-from tests.support.checks import refused
+from tests.support.checks import invalid
 from tests.support.sessions import run_session, train
 from tests.support.trackers import ScriptedTracker, kept
 
@@ -123,7 +122,7 @@ def test_a_file_that_a_session_writes_is_refused(path: Path) -> None:
     writer.open()
     tracker = ScriptedTracker()
     try:
-        with refused(InvalidArgumentError, str(path), "is being written"):
+        with invalid(str(path), "is being written"):
             send_unsent(path, tracker)
     finally:
         writer.close()

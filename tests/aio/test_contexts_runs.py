@@ -11,7 +11,7 @@ import pytest
 
 import aiohooks as ah
 from tests.support.hooks import BeforeRunHook, PhaseHook
-from tests.support.sessions import double, run_session
+from tests.support.sessions import doubling, run_session
 from tests.support.waiting import HANG_SECS, ticks
 
 pytestmark = pytest.mark.every_python
@@ -48,9 +48,7 @@ async def test_overlapping_hooks_run_one_other_session(turns: tuple[int, int], h
         if how == "group":
             await ah.compose(Calls, calls).on()
         elif how == "hooks":
-            async with ah.AsyncMonitoredSession(
-                double, [BeforeRunHook(one.on) for one in calls]
-            ) as session:
+            async with doubling(*[BeforeRunHook(one.on) for one in calls]) as session:
                 await session.run("double")
         else:
             graph = ah.Graph()
@@ -84,7 +82,7 @@ async def test_a_run_inside_a_hook_keeps_context_variables() -> None:
         seen.append(variable.get())
         return 1
 
-    async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", sets)]) as inner:
+    async with doubling(PhaseHook("before_run", sets)) as inner:
 
         async def runs_inner() -> None:
             await inner.run("double")
@@ -109,7 +107,7 @@ async def test_a_publisher_is_not_taken_for_one_that_waits() -> None:
             await other.run("loss")
 
         hooks = [BeforeRunHook(call) for call in (waits, runs, runs)]
-        async with ah.AsyncMonitoredSession(double, hooks) as session:
+        async with doubling(*hooks) as session:
             await session.run("double")
 
 

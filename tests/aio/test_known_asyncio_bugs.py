@@ -21,7 +21,7 @@ import aiohooks as ah
 from aiohooks.graph.variables import values_of
 from aiohooks.testing import no_leaks
 from tests.support.hooks import BeforeRunHook
-from tests.support.sessions import double, run_in_before_run
+from tests.support.sessions import doubling, run_in_before_run
 from tests.support.waiting import forever, raises_after, ticks
 
 Release = Callable[[], object]
@@ -144,8 +144,8 @@ async def test_tasks_referenced_only_by_the_library_survive() -> None:
             gc.collect()
         done.append(name)
 
-    async with ah.AsyncMonitoredSession(
-        double, [BeforeRunHook(lambda: collects("a")), BeforeRunHook(lambda: collects("b"))]
+    async with doubling(
+        BeforeRunHook(lambda: collects("a")), BeforeRunHook(lambda: collects("b"))
     ) as session:
         session.start_soon(collects, "background")
         await session.run("double")
@@ -158,7 +158,7 @@ async def test_iterations_left_by_break_leave_nothing() -> None:
     """
     store = ah.MemoryStepStore()
     async with no_leaks(stores=[store]):
-        async with ah.AsyncMonitoredSession(double, global_step=store) as session:
+        async with doubling(global_step=store) as session:
             steps = session.steps("double")
             async for _ in steps:
                 break
@@ -180,7 +180,7 @@ def test_keyboard_interrupt_closes_the_hooks(strikes: int) -> None:
     hooks = [BeforeRunHook(act) for act in acts]
 
     async def main() -> None:
-        async with ah.AsyncMonitoredSession(double, hooks) as session:
+        async with doubling(*hooks) as session:
             await session.run("double")
 
     with pytest.raises(KeyboardInterrupt):

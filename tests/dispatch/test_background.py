@@ -19,7 +19,7 @@ import aiohooks as ah
 from aiohooks.dispatch.calls import only_if
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import refused
-from tests.support.sessions import NO_BACKOFF, counting_graph, double
+from tests.support.sessions import NO_BACKOFF, counting, double, doubling
 from tests.support.waiting import fail, forever, parked, ticks, uncancellable, until_true
 
 pytestmark = pytest.mark.every_python
@@ -351,9 +351,7 @@ async def test_after_run_runs_beside_the_next_steps(fails: bool) -> None:
     """
     hook = Watching()
     with pytest.raises(OSError) if fails else ManualClock():  # noqa: PT011
-        async with ah.AsyncMonitoredSession(
-            double, [ah.configure(hook, background=True)]
-        ) as session:
+        async with doubling(ah.configure(hook, background=True)) as session:
             for batch in range(3):
                 await session.run("loss", {"batch": batch})
             assert hook.steps == []
@@ -373,9 +371,7 @@ async def test_after_run_runs_beside_the_next_steps(fails: bool) -> None:
 async def test_a_background_hook_is_called_after_a_recovery() -> None:
     """A recovery waits for the calls of the old session; the hook takes calls of the new one."""
     hook, lost = Watching(), FaultInjectionHook({("after_run", 1): ah.AbortedError("lost")})
-    async with ah.AsyncMonitoredSession(
-        double, [ah.configure(hook, background=True), lost], recovery=NO_BACKOFF
-    ) as session:
+    async with doubling(ah.configure(hook, background=True), lost, recovery=NO_BACKOFF) as session:
         run = await parked(session.run("double"))
         await ticks(20)
         assert not run.done()
@@ -428,7 +424,7 @@ async def test_a_checkpoint_has_the_state_of_a_background_hook(tmp_path: Path) -
         tmp_path, every=ah.Every(steps=1), save_on_end=False, listeners=[Listener()]
     )
     hooks: list[Any] = [ah.configure(hook, background=True), Foreground(), saver]
-    async with ah.AsyncMonitoredSession(counting_graph(), hooks) as session:
+    async with counting(*hooks) as session:
         run = asyncio.create_task(session.run("train"))
         await saving.wait()
         await ticks(20)

@@ -13,7 +13,7 @@ import aiohooks as ah
 from aiohooks.testing import ManualClock
 from tests.support.checks import without_collections
 from tests.support.hooks import HOOKS, five_hooks
-from tests.support.sessions import double, run_once
+from tests.support.sessions import doubling, run_once
 from tests.support.waiting import elapse, forever, parked, ticks
 
 pytestmark = pytest.mark.every_python
@@ -102,7 +102,7 @@ async def test_failed_runs_leave_no_reference_cycles(how: str) -> None:
         ah.configure(hook, timeout=5 if how == "time limit" else None) for hook in five_hooks(act)
     ]
     with without_collections(), ManualClock() as clock:
-        async with ah.AsyncMonitoredSession(double, hooks) as session:
+        async with doubling(*hooks) as session:
             for _ in range(3):
                 task = await parked(session.run("double"), 3)
                 if how == "cancelled":

@@ -15,7 +15,7 @@ from aiohooks.testing import ManualClock
 from tests.support import tools_of_hooks
 from tests.support.checks import refused
 from tests.support.hooks import BeforeRunHook, PhaseHook
-from tests.support.sessions import do_nothing, double
+from tests.support.sessions import do_nothing, doubling
 from tests.support.tools_of_hooks import Tool
 from tests.support.waiting import forever, ticks
 
@@ -44,7 +44,7 @@ def run_with(
     hooks[place] = ah.configure(BeforeRunHook(call), **options)
 
     async def run() -> Any:
-        async with ah.AsyncMonitoredSession(double, hooks) as session:
+        async with doubling(*hooks) as session:
             return await session.run("double")
 
     return run

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from tests.support.checks import refused
+from tests.support.checks import invalid, refused
 from tests.support.waiting import fail
 
 pytestmark = pytest.mark.every_python
@@ -232,9 +232,7 @@ async def test_hooks_are_added_and_removed() -> None:
     group.add(b)
     group.remove(a)
     assert await group.hooks.before_model("x") == "b"
-    with refused(
-        ah.errors.InvalidArgumentError, "is not a hook of <HookGroup AgentHooks: Answering#2>"
-    ):
+    with invalid("is not a hook of <HookGroup AgentHooks: Answering#2>"):
         group.remove(a)
     group.remove(b)
     assert type(group.hooks).before_model is AgentHooks.before_model
@@ -261,19 +259,13 @@ async def test_functions_are_hooks() -> None:
     await group.hooks.on_tool_start("y")
     assert events == ["second x", "first x", "first y"]
     assert repr(group) == "<HookGroup AgentHooks: first>"
-    with refused(ah.errors.InvalidArgumentError, "on_tool_begin is not a method of AgentHooks"):
+    with invalid("on_tool_begin is not a method of AgentHooks"):
         group.on(on_tool_begin, first)  # type: ignore[arg-type]
     undecorated: list[Any] = [on_tool_begin, of_the_same_name()]
     for fn in undecorated:
-        with refused(
-            ah.errors.InvalidArgumentError, f"{fn.__name__}", "is not a method of AgentHooks"
-        ):
+        with invalid(f"{fn.__name__}", "is not a method of AgentHooks"):
             group.on(fn)  # a decorator without a method: what it returned would be no hook
-    with refused(
-        ah.errors.InvalidArgumentError,
-        "'on_tool_start' is given for a method",
-        "AgentHooks.before_model",
-    ):
+    with invalid("'on_tool_start' is given for a method", "AgentHooks.before_model"):
         group.on("on_tool_start", first)  # type: ignore[call-overload]
     with refused(
         ah.errors.InvalidHookError,
@@ -299,9 +291,7 @@ def without_arguments() -> None: ...
 async def test_methods_that_have_no_list_of_answers_are_refused() -> None:
     """`call` takes coroutine methods whose hooks are independent of each other."""
     group = ah.HookGroup(AgentHooks, [Answering("a")])
-    with refused(
-        ah.errors.InvalidArgumentError, "call_tool has no list of results", "group.hooks.call_tool"
-    ):
+    with invalid("call_tool has no list of results", "group.hooks.call_tool"):
         await group.call(AgentHooks.call_tool, "x", tool)
 
 

@@ -9,8 +9,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.dispatch import HookRegistration
 from aiohooks.dispatch.hook import HookOptions
-from aiohooks.errors import InvalidArgumentError
-from tests.support.checks import refused
+from tests.support.checks import invalid
 
 
 class Observer:
@@ -47,5 +46,5 @@ def test_options_of_a_function_are_those_of_its_registration() -> None:
         ({"order": 1.5}, "order of log is 1.5"),
         ({"timeout": 0}, "timeout of log is 0"),
     ):
-        with refused(InvalidArgumentError, says):
+        with invalid(says):
             group.on(Observer.on, log, **options)

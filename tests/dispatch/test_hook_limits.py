@@ -10,7 +10,7 @@ import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import double
+from tests.support.sessions import doubling
 from tests.support.waiting import advance_clock, forever, parked
 
 PHASES = ("begin", "before_run", "end", "close")
@@ -18,7 +18,7 @@ PHASES = ("begin", "before_run", "end", "close")
 
 async def use(*hooks: ah.SessionRunHook | ah.dispatch.HookRegistration) -> None:
     """Run a session with these hooks once."""
-    async with ah.AsyncMonitoredSession(double, hooks) as session:
+    async with doubling(*hooks) as session:
         await session.run("loss")
 
 
@@ -62,9 +62,7 @@ async def test_close_is_always_limited() -> None:
             await forever()
 
         async def main() -> None:
-            async with ah.AsyncMonitoredSession(
-                double, [PhaseHook("close", hangs)], stop_grace_period_secs=7
-            ):
+            async with doubling(PhaseHook("close", hangs), stop_grace_period_secs=7):
                 pass
 
         closing = await parked(main(), 20)

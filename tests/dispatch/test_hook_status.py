@@ -15,7 +15,7 @@ import aiohooks as ah
 from aiohooks.dispatch.calls import is_logged
 from aiohooks.testing import ManualClock
 from tests.support.kinds import Kinds, Next, call
-from tests.support.sessions import double, make_runs
+from tests.support.sessions import doubling, make_runs
 from tests.support.waiting import forever, ticks, until_true
 
 pytestmark = pytest.mark.every_python
@@ -298,7 +298,7 @@ class Audit(ah.SessionRunHook):
 async def test_the_status_of_a_session_has_its_hooks() -> None:
     """Its text has those whose calls have failed or were dropped."""
     hooks: Any = [ah.SessionRunHook(), ah.configure(Audit(), on_error="log", disable_after=2)]
-    async with ah.AsyncMonitoredSession(double, hooks) as session:
+    async with doubling(*hooks) as session:
         assert "failed" not in str(session.status())
         await make_runs(session, 3, "loss")
         plain, audit = session.status().hooks

@@ -17,7 +17,7 @@ import aiohooks as ah
 from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import BeforeRunHook
-from tests.support.sessions import double
+from tests.support.sessions import doubling
 from tests.support.waiting import Uncancellable, advance_clock, fail, parked, ticks, until_true
 
 pytestmark = [pytest.mark.every_python, pytest.mark.may_leak]
@@ -49,7 +49,7 @@ async def test_a_cancel_that_is_ignored(
         options["on_error"] = "log"
     hooks.insert(place, ah.configure(BeforeRunHook(hook.wait), **options))
     with ManualClock() as clock:
-        async with ah.AsyncMonitoredSession(double, hooks, stop_grace_period_secs=9) as session:
+        async with doubling(*hooks, stop_grace_period_secs=9) as session:
             run = await parked(session.run("loss"), 5)
             if ended_by != "failure":
                 clock.advance(5)

@@ -18,7 +18,7 @@ import aiohooks as ah
 from tests.support.checks import without_collections
 from tests.support.hooks import PhaseHook
 from tests.support.kinds import Does, Kinds, call
-from tests.support.sessions import double
+from tests.support.sessions import doubling
 from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
@@ -151,14 +151,14 @@ async def test_of_a_run(phase: str, work: Work) -> None:
         ah.configure(PhaseHook(phase, lambda *_: work()), on_error="log"),
         PhaseHook(phase, lambda *_: a_turn() if work is fails else work()),
     ]
-    async with ah.AsyncMonitoredSession(double, hooks) as session:
+    async with doubling(*hooks) as session:
         await repeat(lambda: session.run((), {"batch": 1}), collect=work is fails)
 
 
 @pytest.mark.parametrize("what", [immediately, a_turn, a_future, fails])
 async def test_of_other_waits_in_a_session(what: Work) -> None:
     """`until`, a step function, and a task of the session."""
-    async with ah.AsyncMonitoredSession(double) as session:
+    async with doubling() as session:
 
         async def call() -> None:
             await session.run_step_fn(lambda _: what())

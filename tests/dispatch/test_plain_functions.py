@@ -15,9 +15,9 @@ from typing import Annotated, Any, ClassVar, TypeVar, Union
 import pytest
 
 import aiohooks as ah
-from aiohooks.errors import InvalidArgumentError, InvalidHookError
+from aiohooks.errors import InvalidHookError
 from aiohooks.testing import ManualClock
-from tests.support.checks import refused
+from tests.support.checks import invalid, refused
 from tests.support.waiting import HANG_SECS, forever, parked
 
 T = TypeVar("T")
@@ -336,7 +336,7 @@ async def test_functions_are_called_as_one() -> None:
     called.clear()
     await hooks(request="y")
     assert called == ["plain y", "plain y"]
-    with refused(InvalidArgumentError, "first", "is not a hook of <HookGroup on_request"):
+    with invalid("first", "is not a hook of <HookGroup on_request"):
         hooks.remove(first)
 
 

@@ -16,7 +16,7 @@ import aiohooks as ah
 from aiohooks.session.hook import HOOK_METHODS
 from aiohooks.testing import RecordingHook
 from tests.support.checks import refused
-from tests.support.sessions import counting_graph, double, run_session
+from tests.support.sessions import counting, counting_graph, doubling, run_session
 from tests.support.waiting import HANG_SECS, ticks, until_true
 
 
@@ -63,7 +63,7 @@ async def test_all_methods_are_called_in_worker_threads() -> None:
     hook = plain(
         **{name: called(name, asked if name == "before_run" else None) for name in HOOK_METHODS}
     )
-    async with ah.AsyncMonitoredSession(double, [hook]) as session:
+    async with doubling(hook) as session:
         assert await session.run("loss") == 42
     assert [name for name, _ in calls] == [*HOOK_METHODS]
     left = [
@@ -79,7 +79,7 @@ async def test_all_methods_are_called_in_worker_threads() -> None:
 async def test_missing_methods_are_not_called() -> None:
     """The object may have any of the methods; missing ones are skipped."""
     ended: list[object] = []
-    async with ah.AsyncMonitoredSession(double, [plain(end=ended.append)]) as session:
+    async with doubling(plain(end=ended.append)) as session:
         assert await session.run("loss") == 2
     assert len(ended) == 1
 
@@ -216,9 +216,7 @@ async def test_plain_methods_are_called_in_the_event_loop() -> None:
             run_context.session.variables.assign({"totl": 3})
 
     hooks = [plain(before_run=before_run)]
-    async with ah.AsyncMonitoredSession(
-        counting_graph(), hooks, variables=ThreadVariables()
-    ) as session:
+    async with counting(*hooks, variables=ThreadVariables()) as session:
         assert await session.run(["train", "total"]) == [1, 3]
     assert threads == [threading.current_thread()] * 2
 
@@ -309,7 +307,7 @@ async def test_a_plain_call_in_the_event_loops_thread_is_refused() -> None:
     """
     kept: list[Any] = []
     hook = plain(after_create_session=lambda session, coord: kept.extend([session, coord]))
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
+    async with counting(hook) as session:
         raw, coord = kept
         for call, name in (
             (lambda: raw.run("loss"), "Session.run"),
@@ -332,7 +330,7 @@ async def test_a_plain_run_of_the_monitored_session_is_refused() -> None:
     """
     hook = plain(before_run=lambda run_context: anyio.from_thread.run(session.run, "loss"))
     with pytest.raises(ah.errors.NestedRunError):
-        async with ah.AsyncMonitoredSession(double, [hook]) as session:
+        async with doubling(hook) as session:
             await session.run("loss")
 
 
@@ -349,9 +347,7 @@ async def test_errors_in_the_thread() -> None:
     """An error of a method is the hook's error: the same object, with a note that names it."""
     error = OSError("disk full")
     with pytest.raises(OSError, match="disk full") as caught:
-        await run_session(
-            ah.AsyncMonitoredSession(double, [plain(after_run=raising(error))]), 1, "loss"
-        )
+        await run_session(doubling(plain(after_run=raising(error))), 1, "loss")
     assert caught.value is error
     assert caught.value.__notes__ == ["raised by BlockingHook.after_run at step 1"]
 
@@ -360,9 +356,7 @@ async def test_errors_in_the_thread() -> None:
 async def test_the_end_of_input_in_a_thread_is_a_clean_end(error: Exception) -> None:
     """A plain method may end the session as plain code does, with `StopIteration`."""
     hook = RecordingHook()
-    async with ah.AsyncMonitoredSession(
-        double, [plain(before_run=raising(error)), hook]
-    ) as session:
+    async with doubling(plain(before_run=raising(error)), hook) as session:
         await session.run("loss")
         raise AssertionError("the run must not return")
     assert hook.phases()[-2:] == ["end", "close"]
@@ -378,7 +372,7 @@ async def test_a_cancel_waits_for_the_thread() -> None:
         assert leave.wait(HANG_SECS)
         left.set()
 
-    async with ah.AsyncMonitoredSession(double, [plain(before_run=before_run)]) as session:
+    async with doubling(plain(before_run=before_run)) as session:
         running = asyncio.create_task(session.run("loss"))
         await until_true(entered.is_set)
         running.cancel()
@@ -403,5 +397,5 @@ async def test_attributes_of_the_object() -> None:
     hook = ah.hooks.BlockingHook(Logs())
     assert (hook.order, hook.timeout, hook.on_error) == (-5, 30.0, "log")
     assert repr(hook) == "BlockingHook(Logs())"
-    async with ah.AsyncMonitoredSession(double, [hook]) as session:
+    async with doubling(hook) as session:
         assert await session.run("loss") == 2

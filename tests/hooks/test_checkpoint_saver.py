@@ -13,7 +13,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock
-from tests.support.checks import drop, refused
+from tests.support.checks import drop, invalid, refused
 from tests.support.hooks import RequestingHook
 from tests.support.saving_sessions import (
     EVERY_STEP,
@@ -299,7 +299,7 @@ async def test_a_metric_is_a_number(tmp_path: Path, value: Any) -> None:
     async def step() -> dict[str, Any]:
         return {"loss": value}
 
-    with refused(ah.errors.InvalidArgumentError, "'shown' is ", "give one number"):
+    with invalid("'shown' is ", "give one number"):
         await run_session(
             ah.AsyncMonitoredSession(step, [saving(tmp_path, metrics={"shown": "loss"})]), 1, "step"
         )
@@ -334,11 +334,7 @@ async def test_a_given_saver_keeps_its_policy_and_is_not_closed(tmp_path: Path) 
 
 async def test_no_directory_at_all() -> None:
     """If neither the hook nor the creator has one, the session does not begin."""
-    with refused(
-        ah.errors.InvalidArgumentError,
-        "CheckpointSaverHook has no directory",
-        "ChiefSessionCreator(checkpoint_dir=...)",
-    ):
+    with invalid("CheckpointSaverHook has no directory", "ChiefSessionCreator(checkpoint_dir=...)"):
         await train(array_graph(), [ah.CheckpointSaverHook()])
 
 

@@ -15,7 +15,7 @@ from aiohooks._aio import overlap
 from aiohooks.hooks.evaluator import EvaluatorHook
 from aiohooks.testing import ManualClock
 from tests.support.record_files import without_time
-from tests.support.sessions import counting_graph
+from tests.support.sessions import counting
 
 pytestmark = pytest.mark.every_python
 
@@ -56,7 +56,7 @@ async def test_no_task_is_made_between_saves(
             super().__init__(*args, **keywords)
 
     steps_with_tasks: list[int] = []
-    async with ah.AsyncMonitoredSession(counting_graph(), seldom_waiting(tmp_path)) as session:
+    async with counting(*seldom_waiting(tmp_path)) as session:
         await session.run("train")
         monkeypatch.setattr(asyncio, "Task", CountedTask)
         monkeypatch.setattr(overlap, "make_task", CountedTask)
@@ -98,7 +98,7 @@ async def test_a_condition_changes_nothing_else(tmp_path: Path) -> None:
         folder.mkdir()
         hooks: Any = seldom_waiting(folder, made_of)
         with ManualClock():
-            async with ah.AsyncMonitoredSession(counting_graph(), hooks) as session:
+            async with counting(*hooks) as session:
                 while not session.should_stop():
                     await session.run("train")
                     assert hooks[1].pending == ()

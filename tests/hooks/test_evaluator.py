@@ -17,10 +17,10 @@ import aiohooks as ah
 from aiohooks.hooks.evaluator import Evaluation, EvaluatorHook
 from aiohooks.hooks.stopping import EarlyStoppingHook
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
-from tests.support.checks import refused
+from tests.support.checks import invalid, refused
 from tests.support.evaluations import GatedEvaluation, both_modes, failing, results_of, total
 from tests.support.hooks import RestoringHook
-from tests.support.sessions import NO_BACKOFF, counting_graph, going_back
+from tests.support.sessions import NO_BACKOFF, counting, counting_graph, going_back
 from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
@@ -60,7 +60,7 @@ async def test_every_by_seconds() -> None:
     """Seconds are those of the current clock."""
     hook = EvaluatorHook(total, every=ah.Every(secs=10), at_end=False)
     with ManualClock() as clock:
-        async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
+        async with counting(hook) as session:
             for secs in (9, 1, 9, 2):
                 clock.advance(secs)
                 await session.run("train")
@@ -129,7 +129,7 @@ async def test_a_monitored_run_in_an_evaluation_is_refused(mode: Any, at_begin: 
         return await sessions[0].run("loss")
 
     hook = EvaluatorHook(again, every=ah.Every(steps=1), mode=mode, at_begin=at_begin, at_end=False)
-    sessions.append(ah.AsyncMonitoredSession(counting_graph(), [hook]))
+    sessions.append(counting(hook))
     kind = (
         ah.errors.SessionClosedError if at_begin and mode == "inline" else ah.errors.NestedRunError
     )
@@ -195,7 +195,7 @@ async def test_a_run_waits_while_too_many_are_pending(room: int) -> None:
     options: dict[str, Any] = {"mode": "background", "max_pending": room} if room else {}
     hook = EvaluatorHook(gate, every=ah.Every(steps=1), **options)
     store = ah.MemoryStepStore()
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook], global_step=store) as session:
+    async with counting(hook, global_step=store) as session:
 
         async def loop() -> None:
             for _ in range(6):
@@ -221,7 +221,7 @@ async def test_others_wait_for_evaluations_of_earlier_steps(mode: Any) -> None:
     """`finish_before` waits for those of steps before, and for no other; inline there are none."""
     gate = GatedEvaluation()
     hook = EvaluatorHook(gate, every=ah.Every(steps=1), mode=mode, max_pending=2, at_end=False)
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
+    async with counting(hook) as session:
         gate.release(2 if mode == "inline" else 0)
         for _ in range(2):
             await session.run("train")
@@ -277,7 +277,7 @@ async def test_it_feeds_early_stopping(mode: Any) -> None:
 
     stopping = EarlyStoppingHook("accuracy", mode="max", patience=2, every=None)
     hook = EvaluatorHook(evaluate, every=ah.Every(steps=1), mode=mode, on_result=stopping.report)
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook, stopping]) as session:
+    async with counting(hook, stopping) as session:
         while not session.should_stop():
             await session.run("train")
         assert (
@@ -333,7 +333,7 @@ async def test_a_lost_evaluation_is_repeated(mode: Any, at_begin: bool) -> None:
         mode=mode,
         at_begin=at_begin,
     )
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook], recovery=NO_BACKOFF) as session:
+    async with counting(hook, recovery=NO_BACKOFF) as session:
         for _ in range(7):
             await session.run("train")
         await session.run("loss")
@@ -350,7 +350,7 @@ async def test_a_lost_evaluation_is_repeated(mode: Any, at_begin: bool) -> None:
 async def test_a_creation_that_fails_evaluates_again() -> None:
     """An evaluation before the first run that is lost is made once after the recovery."""
     hook = EvaluatorHook(failing(ah.AbortedError("lost")), every=ah.Every(steps=9), at_begin=True)
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook], recovery=NO_BACKOFF) as session:
+    async with counting(hook, recovery=NO_BACKOFF) as session:
         assert hook.results == {0: 0}
         assert session.status().recoveries == 1
 
@@ -427,5 +427,5 @@ async def test_a_restored_state(mode: Any) -> None:
 
 def test_an_invalid_state_is_refused() -> None:
     """The state of another hook is refused, with the missing key."""
-    with refused(ah.errors.InvalidArgumentError, "the state of an EvaluatorHook has no 'timer'"):
+    with invalid("the state of an EvaluatorHook has no 'timer'"):
         EvaluatorHook(total, every=ah.Every(steps=1)).load_state_dict({"evaluated_step": 1})

@@ -15,7 +15,7 @@ from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.checks import refused
 from tests.support.evaluations import GatedEvaluation, both_modes, failing, results_of, total
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, counting_graph
+from tests.support.sessions import NO_BACKOFF, counting
 from tests.support.waiting import ticks, until_true
 from tests.tensorflow.blocks import run_block
 
@@ -41,7 +41,7 @@ async def test_a_failing_loop_cancels_pending_evaluations(caplog: pytest.LogCapt
         raise KeyError("body")
 
     with pytest.raises(KeyError, match="body"):
-        await run_block(ah.AsyncMonitoredSession(counting_graph(), [hook]), body)
+        await run_block(counting(hook), body)
     assert (gate.began, gate.cancelled, hook.results) == ([2], [2], {})
     assert (
         "not evaluated, because the session ended with KeyError('body'): steps [2, 4]"
@@ -123,7 +123,7 @@ async def test_a_function_that_ignores_its_cancellation(caplog: pytest.LogCaptur
 
 async def runs_of(hook: Any, runs: int, *others: Any, **options: Any) -> ah.AsyncMonitoredSession:
     """Make so many runs, with time for the background between them, and return the session."""
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook, *others], **options) as session:
+    async with counting(hook, *others, **options) as session:
         for _ in range(runs):
             await session.run("train")
             await ticks()
@@ -147,9 +147,7 @@ async def test_a_stop_ends_an_evaluation_that_waits(caplog: pytest.LogCaptureFix
         return evaluation.step
 
     hook = EvaluatorHook(evaluate, every=EVERY_STEP, mode="background")
-    async with ah.AsyncMonitoredSession(
-        counting_graph(), [hook, PhaseHook("after_create_session", created)]
-    ) as session:
+    async with counting(hook, PhaseHook("after_create_session", created)) as session:
         await session.run("train")
         await ticks()
         session.request_stop("enough")
@@ -262,9 +260,7 @@ async def test_pending_evaluations_continue_after_a_logged_error() -> None:
     hook = EvaluatorHook(
         gated, every=ah.Every(at=(1, 2, 3)), mode="background", max_pending=3, at_end=False
     )
-    async with ah.AsyncMonitoredSession(
-        counting_graph(), [ah.configure(hook, on_error="log")]
-    ) as session:
+    async with counting(ah.configure(hook, on_error="log")) as session:
         for _ in range(3):
             await session.run("train")
         gate.set()
@@ -286,7 +282,7 @@ async def test_an_error_that_is_not_raised_is_logged(caplog: pytest.LogCaptureFi
         raise KeyError("body")
 
     with pytest.raises(KeyError, match="body"):
-        await run_block(ah.AsyncMonitoredSession(counting_graph(), [hook]), body)
+        await run_block(counting(hook), body)
     assert "the evaluation at step 1 had failed" in caplog.text
     assert "KeyError: 'mine'" in caplog.text
 
@@ -298,9 +294,7 @@ async def test_the_step_sees_the_context_variables_of_an_evaluation() -> None:
     async def evaluate(evaluation: Evaluation) -> None:
         variable.set(evaluation.step)
 
-    async with ah.AsyncMonitoredSession(
-        counting_graph(), [EvaluatorHook(evaluate, every=ah.Every(steps=2))]
-    ) as session:
+    async with counting(EvaluatorHook(evaluate, every=ah.Every(steps=2))) as session:
         for _ in range(3):
             await session.run("train")
         assert variable.get() == 2

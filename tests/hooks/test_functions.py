@@ -12,7 +12,7 @@ from aiohooks.hooks.functions import LambdaHook, hook
 from aiohooks.session.hook import HOOK_METHODS
 from aiohooks.testing import ManualClock
 from tests.support.checks import refused
-from tests.support.sessions import counting_graph, going_back, make_runs
+from tests.support.sessions import counting, going_back, make_runs
 
 ARGUMENTS = dict(zip(HOOK_METHODS, (0, 2, 1, 2, 1, 1), strict=True))
 
@@ -20,9 +20,7 @@ ARGUMENTS = dict(zip(HOOK_METHODS, (0, 2, 1, 2, 1, 1), strict=True))
 async def run(*hooks: ah.SessionRunHook, times: int = 1, start: int = 0) -> list[Any]:
     """Return the values of `loss` in so many runs."""
     found: list[Any] = []
-    async with ah.AsyncMonitoredSession(
-        counting_graph(), hooks, global_step=ah.MemoryStepStore(start)
-    ) as session:
+    async with counting(*hooks, global_step=ah.MemoryStepStore(start)) as session:
         found += [await session.run(["train", "loss"]) for _ in range(times)]
     return found
 
@@ -49,7 +47,7 @@ async def test_methods_without_a_function_are_not_called() -> None:
     """A method without a function is not overridden, so the session has nothing to call."""
     quiet = LambdaHook(end=lambda session: None)
     assert {*HOOK_METHODS} & quiet.__dict__.keys() == {"end"}
-    session = ah.AsyncMonitoredSession(counting_graph(), [quiet])
+    session = counting(quiet)
     assert (session._hooks.before_run, session._hooks.after_run) == ((), ())
     await run(quiet)
 
@@ -119,7 +117,7 @@ async def test_every_over_time_and_recoveries() -> None:
         note = hook("after_run", every=ah.Every(secs=10))(
             lambda context, values: seen.append(context.global_step)
         )
-        async with ah.AsyncMonitoredSession(counting_graph(), [note]) as session:
+        async with counting(note) as session:
             for secs in (9, 1, 9, 2):
                 clock.advance(secs)
                 await session.run("train")

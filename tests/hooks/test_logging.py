@@ -9,7 +9,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import ManualClock
 from tests.support.hooks import RestoringHook
-from tests.support.sessions import counting_graph
+from tests.support.sessions import counting
 
 
 async def test_a_resumed_run_logs_as_an_uninterrupted_one(
@@ -23,9 +23,7 @@ async def test_a_resumed_run_logs_as_an_uninterrupted_one(
     for hook, others, start in ((first, [], 0), (second, [RestoringHook(second, None)], 4)):
         for restoring in others:
             restoring.state = first.state_dict()
-        async with ah.AsyncMonitoredSession(
-            counting_graph(), [hook, *others], global_step=ah.MemoryStepStore(start)
-        ) as session:
+        async with counting(hook, *others, global_step=ah.MemoryStepStore(start)) as session:
             for _ in range(4):
                 clock.advance(2.0)
                 await session.run("train")

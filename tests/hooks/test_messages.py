@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import aiohooks as ah
-from tests.support.checks import refused
-from tests.support.sessions import counting_graph, run_session, use_up
+from tests.support.checks import invalid, refused
+from tests.support.sessions import counting, run_session, use_up
 from tests.support.waiting import HANG_SECS
 
 pytestmark = pytest.mark.every_python
@@ -41,7 +41,7 @@ class Plain:
             ("Every(steps=100)", "Every(secs=100)"),
         ),
         (
-            lambda: ah.AsyncMonitoredSession(counting_graph(), [Plain()]),  # type: ignore[list-item]
+            lambda: counting(Plain()),
             ah.errors.InvalidHookError,
             ("an object of Plain",),
         ),
@@ -61,9 +61,7 @@ async def test_nanhook_refuses_what_is_no_number(value: Any) -> None:
     async def step() -> dict[str, Any]:
         return {"loss": value}
 
-    with refused(
-        ah.errors.InvalidArgumentError, "'loss' is ", "at step 1", "NanHook checks numbers"
-    ):
+    with invalid("'loss' is ", "at step 1", "NanHook checks numbers"):
         await run_session(ah.AsyncMonitoredSession(step, [ah.NanHook("loss")]), 1, "loss")
 
 
@@ -77,11 +75,11 @@ async def test_whole_numbers_of_other_libraries(number: Any) -> None:
     kept = ah.RecoveryPolicy(max_attempts=number).max_attempts, ah.checkpoint.KeepNewest(number).n
     assert list(map(type, kept)) == [int, int]
     assert type(ah.GlobalStepWaiterHook(number).wait_until_step) is int
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
+    async with counting(hook) as session:
         await use_up(session.steps("train"))
     assert session.global_step.latest.step == 3
     for wrong in (np.float64(3), np.bool_(True), True):
-        with refused(ah.errors.InvalidArgumentError, "last_step is ", "give a whole number"):
+        with invalid("last_step is ", "give a whole number"):
             ah.StopAtStepHook(last_step=wrong)  # type: ignore[arg-type]
 
 
@@ -92,7 +90,7 @@ async def test_the_line_of_a_failed_hook_has_its_error(caplog: pytest.LogCapture
         raise ConnectionError("down")
 
     hook = ah.configure(ah.LambdaHook(after_run=fail), on_error="log")
-    await run_session(ah.AsyncMonitoredSession(counting_graph(), [hook]), 1, "train")
+    await run_session(counting(hook), 1, "train")
     assert [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR] == [
         "LambdaHook.after_run at step 1 failed; continuing, as its on_error says:"
         " ConnectionError('down')"
@@ -125,7 +123,7 @@ async def test_a_blocked_loop_is_warned_of_once(
     logger.addHandler(handler)
     try:
         hooks = [ah.LambdaHook(after_run=block)] if where == "hook" else []
-        async with ah.AsyncMonitoredSession(counting_graph(), hooks) as session:
+        async with counting(*hooks) as session:
             await session.run("train")
             await block()
     finally:

@@ -23,7 +23,7 @@ from aiohooks.errors import AbortedError
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.hooks import Stubborn
 from tests.support.saving_sessions import HeldSaver, array_graph
-from tests.support.sessions import NO_BACKOFF, double, make_runs, use_up
+from tests.support.sessions import NO_BACKOFF, double, doubling, make_runs, use_up
 from tests.support.traces import Slow, Times, checked_events, played, trace_tracks
 from tests.support.waiting import cancel_and_wait, forever, parked, ticks, until_true
 
@@ -345,7 +345,7 @@ async def test_a_hook_that_is_left_running(clock: ManualClock, tmp_path: Path) -
     ]
 
     async def loop() -> None:
-        async with ah.AsyncMonitoredSession(double, hooks, stop_grace_period_secs=0.001) as session:
+        async with doubling(*hooks, stop_grace_period_secs=0.001) as session:
             await make_runs(session, 3, "loss")
             stubborn.released.set()
             await ticks()
@@ -387,7 +387,7 @@ async def test_by_steps(tmp_path: Path) -> None:
     """There is a file for each boundary that is crossed, named by the step, with its run alone."""
     hook = ah.ProfilerHook(tmp_path / "new" / "traces", every=ah.Every(steps=2))
     before = time.time()
-    async with ah.AsyncMonitoredSession(double, [hook]) as session:
+    async with doubling(hook) as session:
         for step in range(1, 6):
             await session.run("loss", {"batch": 1.0})
             await until_true(lambda count=step // 2: len(hook.captures) == count)  # type: ignore[misc]
@@ -417,7 +417,7 @@ async def test_by_time(tmp_path: Path) -> None:
     counts: list[int] = []
     with ManualClock() as clock:
         hook = ah.ProfilerHook(tmp_path, every=ah.Every(secs=2))
-        async with ah.AsyncMonitoredSession(double, [hook]) as session:
+        async with doubling(hook) as session:
             for secs, count in ((0, 0), (1.9, 0), (0.1, 1), (1.9, 1), (0.1, 2)):
                 clock.advance(secs)
                 await session.run("loss", {"batch": 1.0})
@@ -544,7 +544,7 @@ async def test_a_full_disk_does_not_end_the_run(
     """
     monkeypatch.setattr(os, "replace", failing(1))
     hook = ah.ProfilerHook(tmp_path, every=ah.Every(steps=3))
-    async with ah.AsyncMonitoredSession(double, [hook]) as session:
+    async with doubling(hook) as session:
         await make_runs(session, 4, "loss")
         await until_true(lambda: "No space left" in caplog.text)
         await make_runs(session, 4, "loss")
@@ -571,7 +571,7 @@ async def test_a_full_disk_can_end_the_run(tmp_path: Path, monkeypatch: pytest.M
     hook = ah.ProfilerHook(tmp_path, every=ah.Every(steps=2), on_write_error="raise")
 
     async def endless() -> None:
-        async with ah.AsyncMonitoredSession(double, [hook]) as session:
+        async with doubling(hook) as session:
             while True:
                 await session.run("loss", {"batch": 1.0})
                 await asyncio.sleep(0)
@@ -590,7 +590,7 @@ async def test_a_slow_disk_delays_no_run(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(os, "replace", slow)
     hook = ah.ProfilerHook(tmp_path, every=ah.Every(steps=2))
-    async with ah.AsyncMonitoredSession(double, [hook]) as session:
+    async with doubling(hook) as session:
         await make_runs(session, 7, "loss")
         held.set()
         await until_true(lambda: hook.captures)

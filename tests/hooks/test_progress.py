@@ -19,15 +19,13 @@ import pytest
 import aiohooks as ah
 from aiohooks.hooks.progress import ProgressHook
 from aiohooks.testing import ManualClock
-from tests.support.sessions import counting_graph, going_back, make_runs, run_session
+from tests.support.sessions import counting, counting_graph, going_back, make_runs, run_session
 from tests.support.waiting import until_true
 
 
 async def run(hook: ah.SessionRunHook, runs: int, clock: ManualClock, *, start: int = 0) -> None:
     """Make so many runs of a second each in a session that starts at a step."""
-    async with ah.AsyncMonitoredSession(
-        counting_graph(), [hook], global_step=ah.MemoryStepStore(start)
-    ) as session:
+    async with counting(hook, global_step=ah.MemoryStepStore(start)) as session:
         for _ in range(runs):
             clock.advance(1.0)
             await session.run("train")
@@ -35,7 +33,7 @@ async def run(hook: ah.SessionRunHook, runs: int, clock: ManualClock, *, start: 
 
 async def fail(hook: ah.SessionRunHook, error: BaseException) -> None:
     """Make one run in a session, and leave it with an error."""
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
+    async with counting(hook) as session:
         await session.run("train")
         raise error
 
@@ -69,9 +67,7 @@ async def test_a_run_without_a_total_or_a_step() -> None:
     starts.
     """
     file = io.StringIO()
-    async with ah.AsyncMonitoredSession(
-        counting_graph(), [ProgressHook(file=file)], global_step=ah.MemoryStepStore(7)
-    ):
+    async with counting(ProgressHook(file=file), global_step=ah.MemoryStepStore(7)):
         pass
     assert words(file.getvalue())[:2] == ["run", "7/?"]
 
@@ -233,7 +229,7 @@ async def test_other_output_appears_above(
     stdout = io.StringIO()
     monkeypatch.setattr(sys, "stderr", terminal.file)
     monkeypatch.setattr(sys, "stdout", stdout)
-    async with ah.AsyncMonitoredSession(counting_graph(), [ProgressHook(total=10)]) as session:
+    async with counting(ProgressHook(total=10)) as session:
         print("from a print", file=sys.stderr)
         print("a result")
         await session.run("train")
@@ -251,9 +247,7 @@ async def test_a_stopped_terminal_does_not_block_the_steps(
     """While the terminal blocks all writes, as after Ctrl-S, runs continue; the last state is shown
     once it is resumed.
     """
-    async with ah.AsyncMonitoredSession(
-        counting_graph(), [ProgressHook(total=5, file=terminal.file)]
-    ) as session:
+    async with counting(ProgressHook(total=5, file=terminal.file)) as session:
         await until_true(lambda: "0/5" in terminal.output())
         termios.tcflow(terminal.file, termios.TCOOFF)
         for _ in range(5):

@@ -19,9 +19,16 @@ from aiohooks.hooks._fetching import Record
 from aiohooks.hooks._line_file import LineFile
 from aiohooks.hooks.records import _RecordFile
 from aiohooks.testing import ManualClock
-from tests.support.checks import refused
+from tests.support.checks import invalid
 from tests.support.record_files import without_time
-from tests.support.sessions import counting_graph, going_back, make_runs, run_session, train
+from tests.support.sessions import (
+    counting,
+    counting_graph,
+    going_back,
+    make_runs,
+    run_session,
+    train,
+)
 
 
 @pytest.fixture
@@ -119,7 +126,7 @@ async def test_values_of_other_types(path: Path) -> None:
 )
 async def test_a_value_that_cannot_be_written(path: Path, record: Any, says: Any) -> None:
     """It is an error that names its tag; so is a record that is no mapping, or has a step."""
-    with refused(ah.errors.InvalidArgumentError, *says):
+    with invalid(*says):
         await train(JSONLinesHook(path, record_fn=returning(record)), runs=1)
 
 
@@ -187,10 +194,7 @@ async def test_two_writers_of_one_file(path: Path) -> None:
     """The second hook with the same path is an error before either has written; afterwards the file
     is free again.
     """
-    with refused(
-        ah.errors.InvalidArgumentError,
-        "is being written by another hook or process; give each of them",
-    ):
+    with invalid("is being written by another hook or process; give each of them"):
         await train(JSONLinesHook(path, ["loss"]), JSONLinesHook(path, ["total"]), runs=0)
     await train(JSONLinesHook(path, ["loss"]), runs=1)
     assert steps(path) == [1]
@@ -202,14 +206,9 @@ async def test_two_writers_of_one_file(path: Path) -> None:
 async def test_another_file_is_not_changed(path: Path, content: bytes) -> None:
     """A file with other contents is neither changed nor read; the error has its path."""
     write(path, content)
-    with refused(
-        ah.errors.InvalidArgumentError,
-        str(path),
-        "not a file of JSONLinesHook",
-        "give another path",
-    ):
+    with invalid(str(path), "not a file of JSONLinesHook", "give another path"):
         await train(JSONLinesHook(path, ["loss"]), runs=1)
-    with refused(ah.errors.InvalidArgumentError, str(path)):
+    with invalid(str(path)):
         read_records(path)
     assert contents(path) == content
 
@@ -224,7 +223,7 @@ def test_a_damaged_line(path: Path, damaged: str) -> None:
     path.write_text(
         '{"step": 1, "time": 1.0}\n' + damaged + '{"step": 3, "time": 1.0}\n', encoding="latin-1"
     )
-    with refused(ah.errors.InvalidArgumentError, f"{path}: line 2 is damaged"):
+    with invalid(f"{path}: line 2 is damaged"):
         read_records(path)
 
 
@@ -286,9 +285,7 @@ def test_records_that_were_not_written_when_the_process_died(path: Path) -> None
 
 async def test_a_line_that_is_being_written(path: Path) -> None:
     """A part of a line at the end is not read."""
-    await run_session(
-        ah.AsyncMonitoredSession(counting_graph(), [JSONLinesHook(path, ["loss"])]), 2, "train"
-    )
+    await run_session(counting(JSONLinesHook(path, ["loss"])), 2, "train")
     with path.open("a") as file:
         file.write('{"step": 3, "ti')
     assert without_time(path) == [{"step": 1, "loss": 10}, {"step": 2, "loss": 10}]

@@ -13,9 +13,9 @@ import aiohooks as ah
 from aiohooks._aio.clock import set_current_clock
 from aiohooks.hooks.stopping import StopAtTimeHook
 from aiohooks.testing import FaultInjectionHook, ManualClock
-from tests.support.checks import refused
+from tests.support.checks import invalid
 from tests.support.hooks import RestoringHook, SessionRecorder
-from tests.support.sessions import NO_BACKOFF, counting_graph
+from tests.support.sessions import NO_BACKOFF, counting
 from tests.support.waiting import parked
 
 EAST = datetime.timezone(datetime.timedelta(hours=5))
@@ -38,7 +38,7 @@ async def seconds_run(
 ) -> tuple[int, str | None]:
     """Return how many runs of one second each are made until the stop, and its reason."""
     runs = 0
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook, *others]) as session:
+    async with counting(hook, *others) as session:
         while not session.should_stop() and runs < most:
             runs += 1
             await session.run("train")
@@ -60,9 +60,7 @@ async def test_the_reason_of_a_stop_at_a_step(start: int, by: int, reason: str) 
     share the step.
     """
     steps = ah.MemoryStepStore(start)
-    async with ah.AsyncMonitoredSession(
-        counting_graph(), [ah.StopAtStepHook(last_step=60)], global_step=steps
-    ) as session:
+    async with counting(ah.StopAtStepHook(last_step=60), global_step=steps) as session:
         if by:
             await steps.raise_to(start + by - 1)
             await session.run("train")
@@ -163,7 +161,7 @@ async def test_no_run_begins_late_in_a_busy_loop() -> None:
     restore = set_current_clock(clock := BusyClock())
     try:
         late = StopAtTimeHook(secs=10)
-        async with ah.AsyncMonitoredSession(counting_graph(), [late]) as session:
+        async with counting(late) as session:
             await session.run("train")
             clock.advance(10)
             assert not session.should_stop()
@@ -189,9 +187,7 @@ async def test_a_recovery_does_not_restart_the_time() -> None:
     with ManualClock() as clock:
         hook, seen = StopAtTimeHook(secs=10, keep_elapsed=True), SessionRecorder()
         lost = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost")})
-        async with ah.AsyncMonitoredSession(
-            counting_graph(), [hook, lost, seen], recovery=NO_BACKOFF
-        ) as session:
+        async with counting(hook, lost, seen, recovery=NO_BACKOFF) as session:
             await session.run("train")
             clock.advance(6)
             hook.load_state_dict({"elapsed_secs": 3.0})
@@ -217,7 +213,7 @@ async def test_keep_elapsed(keep: bool, runs: int) -> None:
 
 def test_an_invalid_state_is_refused() -> None:
     """The state of another hook is refused, with a message that says what is wrong."""
-    with refused(ah.errors.InvalidArgumentError, "elapsed_secs in the state", "None"):
+    with invalid("elapsed_secs in the state", "None"):
         StopAtTimeHook(secs=1).load_state_dict({})
 
 

@@ -15,10 +15,17 @@ import pytest
 import aiohooks as ah
 from aiohooks.hooks.stopping import EarlyStoppingHook
 from aiohooks.testing import FaultInjectionHook, ManualClock
-from tests.support.checks import refused
+from tests.support.checks import invalid, refused
 from tests.support.evaluations import giving, stopped_at
 from tests.support.hooks import PhaseHook, RestoringHook
-from tests.support.sessions import NO_BACKOFF, counting_graph, going_back, run_session, use_up
+from tests.support.sessions import (
+    NO_BACKOFF,
+    counting,
+    counting_graph,
+    going_back,
+    run_session,
+    use_up,
+)
 
 pytestmark = pytest.mark.every_python
 
@@ -159,9 +166,7 @@ async def test_any_single_number_is_accepted(value: Any) -> None:
 @pytest.mark.parametrize("value", [None, "2", b"2", np.array([1, 2]), [1], 1j, 10**400])
 async def test_anything_but_one_number_is_an_error(value: Any) -> None:
     """Anything else is refused, with the value and the step."""
-    with refused(
-        ah.errors.InvalidArgumentError, "loss is", "at step 1; early stopping needs one number"
-    ):
+    with invalid("loss is", "at step 1; early stopping needs one number"):
         await stopped_at([value], EarlyStoppingHook("loss", patience=1))
 
 
@@ -196,7 +201,7 @@ async def test_reports_are_observations(
     requested immediately.
     """
     hook = EarlyStoppingHook(**options)
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
+    async with counting(hook) as session:
         for step, value in values:
             assert hook.report(step, value) == session.should_stop()
     assert session.stop_reason == hook.reason == f"early stopping {reason}"
@@ -210,12 +215,9 @@ async def test_invalid_reports() -> None:
         "'accuracy' is not in the mapping reported at step 3; did you mean 'acuracy'?",
     ):
         hook.report(3, {"acuracy": 1})
-    with refused(
-        ah.errors.InvalidArgumentError,
-        "got a mapping of loss, lr at step 3; say which: monitor=...",
-    ):
+    with invalid("got a mapping of loss, lr at step 3; say which: monitor=..."):
         EarlyStoppingHook(patience=1).report(3, {"loss": 1, "lr": 2})
-    with refused(ah.errors.InvalidArgumentError, "step is -1"):
+    with invalid("step is -1"):
         hook.report(-1, 1.0)
 
 
@@ -226,9 +228,7 @@ async def test_a_report_before_the_first_run() -> None:
     async def early(*_: object) -> None:
         assert hook.report(0, 0.5)
 
-    async with ah.AsyncMonitoredSession(
-        counting_graph(), [PhaseHook("after_create_session", early), hook]
-    ) as session:
+    async with counting(PhaseHook("after_create_session", early), hook) as session:
         assert session.should_stop()
         assert session.stop_reason == hook.reason
 
@@ -258,13 +258,11 @@ async def test_a_run_that_was_cut_after_its_stop_stops_again() -> None:
     first run.
     """
     first, second = (EarlyStoppingHook(stopping_threshold=1) for _ in range(2))
-    async with ah.AsyncMonitoredSession(counting_graph(), [first]):
+    async with counting(first):
         first.report(1, 0.5)
         state = first.state_dict()
     assert (state["ended"], first.state_dict()["ended"]) == (False, True)
-    async with ah.AsyncMonitoredSession(
-        counting_graph(), [second, RestoringHook(second, state)]
-    ) as session:
+    async with counting(second, RestoringHook(second, state)) as session:
         assert session.stop_reason == first.reason
 
 
@@ -273,7 +271,7 @@ async def test_what_is_observed_after_the_end_is_not_in_the_state() -> None:
     and no checkpoint.
     """
     hook = EarlyStoppingHook(patience=1)
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
+    async with counting(hook) as session:
         hook.report(1, 2.0)
         state = {**hook.state_dict(), "since_secs": None}
         assert not hook.end_run()
@@ -296,9 +294,7 @@ async def test_the_state_of_another_value_is_ignored(
     second.load_state_dict(hook.state_dict())
     assert second.best is None
     assert "early stopping starts its counts again" in caplog.text
-    with refused(
-        ah.errors.InvalidArgumentError, "the state of an EarlyStoppingHook has no", "best_step"
-    ):
+    with invalid("the state of an EarlyStoppingHook has no", "best_step"):
         second.load_state_dict({"best": 1})
 
 
@@ -358,7 +354,7 @@ async def test_steps_after_a_recovery_are_observed_again() -> None:
 async def test_the_reason_survives_a_recovery() -> None:
     """Once it has requested a stop, its reason is kept, whatever state a recovery restores."""
     hook = EarlyStoppingHook(stopping_threshold=1)
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
+    async with counting(hook) as session:
         before = hook.state_dict()
         hook.report(1, 0.5)
         hook.load_state_dict(before)
@@ -457,9 +453,9 @@ async def test_states_of_an_evaluation_elsewhere() -> None:
         async for _ in session.steps("loss", feeds=[1.0] * 5):
             stopping.report(1, 0.5, {"model": {"weights": np.array([1.0, 1.0])}})
             stopping.report(2, 0.75, {"model": {"weights": np.array([2.0, 2.0])}})
-        with refused(ah.errors.InvalidArgumentError, "states has 'weights'", "'model'"):
+        with invalid("states has 'weights'", "'model'"):
             stopping.report(1, 0.5, {"weights": {}})
-        with refused(ah.errors.InvalidArgumentError, "states is 5"):
+        with invalid("states is 5"):
             stopping.report(1, 0.5, 5)  # type: ignore[arg-type]
     assert model.weights.tolist() == [1, 1]
 
@@ -467,5 +463,5 @@ async def test_states_of_an_evaluation_elsewhere() -> None:
 def test_an_object_without_a_state_is_refused() -> None:
     """By its name."""
     wrong: Any = {"model": 3}
-    with refused(ah.errors.InvalidArgumentError, "restore_best['model'] is 3", "load_state_dict"):
+    with invalid("restore_best['model'] is 3", "load_state_dict"):
         EarlyStoppingHook("loss", patience=1, restore_best=wrong)

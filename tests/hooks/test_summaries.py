@@ -18,8 +18,15 @@ import aiohooks as ah
 from aiohooks._aio.thread_queue import ThreadQueue
 from aiohooks.hooks.summaries import SummarySaverHook, SummaryWriter
 from aiohooks.testing import FaultInjectionHook, ManualClock
-from tests.support.checks import refused
-from tests.support.sessions import counting_graph, going_back, make_runs, run_session, train
+from tests.support.checks import invalid
+from tests.support.sessions import (
+    counting,
+    counting_graph,
+    going_back,
+    make_runs,
+    run_session,
+    train,
+)
 from tests.support.waiting import parked
 
 
@@ -183,9 +190,7 @@ async def test_an_invalid_directory_is_an_error_before_the_first_run(tmp_path: P
     """
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(OSError, match="file"):
-        async with ah.AsyncMonitoredSession(
-            counting_graph(), [SummarySaverHook(tmp_path / "file" / "runs", ["loss"])]
-        ):
+        async with counting(SummarySaverHook(tmp_path / "file" / "runs", ["loss"])):
             raise AssertionError("it must not open")
 
 
@@ -247,9 +252,7 @@ async def test_failed_writes_are_logged_and_the_run_continues(
     values are written.
     """
     hook = SummarySaverHook(tmp_path, ["total"], every=ah.Every(steps=1), on_write_error="log")
-    await run_session(
-        ah.AsyncMonitoredSession(counting_graph(), [hook, on_full_disk(hook, 2, 2)]), 5, "train"
-    )
+    await run_session(counting(hook, on_full_disk(hook, 2, 2)), 5, "train")
     logged = [(record.levelno, record.getMessage()) for record in caplog.records]
     assert [level for level, _ in logged] == [logging.ERROR, logging.WARNING]
     assert "cannot be written; continuing" in logged[0][1]
@@ -302,7 +305,7 @@ async def test_what_is_not_a_number_is_refused(
     """A value that is not a single number is an error that names its tag and shape; so is a result
     that is no mapping.
     """
-    with refused(ah.errors.InvalidArgumentError, *says):
+    with invalid(*says):
         await run(
             SummarySaverHook(tmp_path, ["loss"], summary_fn=lambda values: result), "train", 1
         )
@@ -398,9 +401,9 @@ async def test_a_writer_is_closed_once(tmp_path: Path) -> None:
     await writer.aclose()
     await writer.aclose()
     for use in (writer.add(2, {"a": 1}), writer.open()):
-        with refused(ah.errors.InvalidArgumentError, f"SummaryWriter({str(tmp_path)!r}) is closed"):
+        with invalid(f"SummaryWriter({str(tmp_path)!r}) is closed"):
             await use
-    with refused(ah.errors.InvalidArgumentError, f"SummaryWriter({str(tmp_path)!r}) is closed"):
+    with invalid(f"SummaryWriter({str(tmp_path)!r}) is closed"):
         writer.restart(2)
     await writer.flush()  # nothing was queued that no thread would write
     assert scalars(tmp_path, "a") == [(1, 1)]
@@ -409,7 +412,7 @@ async def test_a_writer_is_closed_once(tmp_path: Path) -> None:
 async def test_a_value_that_is_no_number_is_refused(tmp_path: Path) -> None:
     """It is refused where it is added, and nothing of it is written."""
     async with SummaryWriter(tmp_path) as writer:
-        with refused(ah.errors.InvalidArgumentError, "'bad' is 'text'", "give one number"):
+        with invalid("'bad' is 'text'", "give one number"):
             await writer.add(1, {"good": 1, "bad": "text"})
     assert not [event for event in events(tmp_path) if event.HasField("summary")]
 

@@ -16,7 +16,13 @@ from aiohooks.hooks.timing import HookTimingHook
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, counting_graph, double, make_runs, run_session
+from tests.support.sessions import (
+    NO_BACKOFF,
+    counting,
+    doubling,
+    make_runs,
+    run_session,
+)
 from tests.support.waiting import cancel_and_wait, parked
 
 
@@ -61,7 +67,7 @@ async def test_blocking_and_waiting(clock: ManualClock) -> None:
     """
     timing = HookTimingHook(warn_secs=100)
     hooks = timing.watch([Busy(clock, 1.0, 8.0)])
-    await run_session(ah.AsyncMonitoredSession(double, hooks), 3, "loss")
+    await run_session(doubling(*hooks), 3, "loss")
     assert found(timing) == {
         "Busy.before_run": (3, 6.0, 24.0, 1.0),
         "Busy.after_run": (3, 1.5, 0.0, 0.5),
@@ -72,7 +78,7 @@ async def test_several_hooks_of_a_class_are_numbered(clock: ManualClock) -> None
     """Each hook is counted separately; the one that blocks longest comes first."""
     timing = HookTimingHook(warn_secs=100)
     await run_session(
-        ah.AsyncMonitoredSession(double, timing.watch([Busy(clock, 1.0), Busy(clock, 2.0)])),
+        doubling(*timing.watch([Busy(clock, 1.0), Busy(clock, 2.0)])),
         1,
         "loss",
     )
@@ -95,7 +101,7 @@ async def test_watched_hooks_work_as_before() -> None:
     hooks = timing.watch([ah.configure(plain, order=3), suspending, StopAtStepHook(num_steps=2)])
     assert hooks[0] is timing
     assert hooks[2] is suspending
-    async with ah.AsyncMonitoredSession(counting_graph(), hooks) as session:
+    async with counting(*hooks) as session:
         while not session.should_stop():
             await session.run("train")
     assert plain.results == [10, 10]
@@ -140,7 +146,7 @@ async def test_hooks_are_restored() -> None:
     for _ in range(2):
         hooks = timing.watch([own, special])
         assert vars(own) != before[0]
-        async with ah.AsyncMonitoredSession(double, hooks) as session:
+        async with doubling(*hooks) as session:
             await session.run("loss")
         assert (vars(own), vars(special)) == before
         assert found(timing)["special.before_run"][0] == 1
@@ -153,14 +159,14 @@ async def test_errors_and_cancels_pass_through() -> None:
     timing = HookTimingHook()
     hooks = timing.watch([FaultInjectionHook({("before_run", 1): error})])
     with pytest.raises(ValueError, match="no") as caught:
-        await run_session(ah.AsyncMonitoredSession(double, hooks), 1, "loss")
+        await run_session(doubling(*hooks), 1, "loss")
     assert caught.value is error
     assert [note.endswith(".before_run at step 1") for note in caught.value.__notes__] == [True]
     assert found(timing)["fault.before_run"][0] == 1
 
     never = asyncio.Event()
     waits = PhaseHook("before_run", lambda *_: never.wait())
-    async with ah.AsyncMonitoredSession(double, timing.watch([waits])) as session:
+    async with doubling(*timing.watch([waits])) as session:
         running = await parked(session.run("loss"), 5)
         assert await cancel_and_wait(running)
     assert found(timing)["PhaseHook.before_run"][0] == 1
@@ -178,9 +184,7 @@ async def test_watched_hooks_still_overlap() -> None:
         return PhaseHook("before_run", meet)
 
     timing = HookTimingHook()
-    async with ah.AsyncMonitoredSession(
-        double, timing.watch([meets(here, there), meets(there, here)])
-    ) as session:
+    async with doubling(*timing.watch([meets(here, there), meets(there, here)])) as session:
         assert await session.run("loss") == 2
 
 
@@ -191,7 +195,7 @@ async def test_hooks_that_block_are_warned_about(
     ones are not.
     """
     timing = HookTimingHook(warn_secs=0.4)
-    await run_session(ah.AsyncMonitoredSession(double, timing.watch([Busy(clock, 0.5)])), 8, "loss")
+    await run_session(doubling(*timing.watch([Busy(clock, 0.5)])), 8, "loss")
     warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert warned == [
         f"Busy.before_run blocked the event loop for 0.500 s at step {step}" for step in range(1, 6)
@@ -202,7 +206,7 @@ async def test_the_report_is_logged(clock: ManualClock, caplog: pytest.LogCaptur
     """The report is logged as a table on each crossing of `every` and at the end."""
     caplog.set_level(logging.INFO, logger="aiohooks.hooks")
     timing = HookTimingHook(every=ah.Every(steps=2), warn_secs=100)
-    await run_session(ah.AsyncMonitoredSession(double, timing.watch([Busy(clock, 0.5)])), 3, "loss")
+    await run_session(doubling(*timing.watch([Busy(clock, 0.5)])), 3, "loss")
     logged = [
         record.getMessage() for record in caplog.records if "hook times" in record.getMessage()
     ]
@@ -238,7 +242,7 @@ async def test_the_lag_of_the_loop() -> None:
     restore = set_current_clock(clock)
     try:
         timing = HookTimingHook(lag_interval_secs=0.5)
-        async with ah.AsyncMonitoredSession(double, timing.watch([])) as session:
+        async with doubling(*timing.watch([])) as session:
             for passed in (0.5, 0.75, 0.5, 2.5):
                 clock.time += passed
                 clock.calls.pop()()
@@ -278,8 +282,8 @@ async def test_the_hook_may_be_used_again(clock: ManualClock) -> None:
     timing = HookTimingHook(warn_secs=100)
     for runs in (3, 1):
         faults = FaultInjectionHook({("before_run", 1): ah.AbortedError("lost")})
-        async with ah.AsyncMonitoredSession(
-            double, [*timing.watch([Busy(clock, 1.0)]), faults], recovery=NO_BACKOFF
+        async with doubling(
+            *timing.watch([Busy(clock, 1.0)]), faults, recovery=NO_BACKOFF
         ) as session:
             await make_runs(session, runs, "loss")
         assert found(timing)["Busy.before_run"][:2] == (runs + 1, runs + 1.0)

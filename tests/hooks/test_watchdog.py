@@ -23,7 +23,7 @@ from aiohooks.session.hook import HOOK_METHODS
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, do_nothing, double, run_session
+from tests.support.sessions import NO_BACKOFF, do_nothing, doubling, run_session
 from tests.support.waiting import Gate, parked, ticks, until_true
 
 
@@ -48,7 +48,7 @@ async def test_a_hook_that_hangs_is_named_once(
         PhaseHook("before_run", do_nothing),
         PhaseHook("before_run", gate.pass_through),
     ]
-    async with ah.AsyncMonitoredSession(double, hooks, name="trainer") as session:
+    async with doubling(*hooks, name="trainer") as session:
         session.start_soon(refresh, name="refresh")
         run = asyncio.create_task(session.run("loss"), name="the run")
         stranger = await parked(gate.pass_through(), 20, name="a stranger")
@@ -88,7 +88,7 @@ async def test_every_phase_is_watched(phase: str, clock: ManualClock) -> None:
         # `begin` and `end` go in this order, `close` in reverse.
         watched = PhaseHook(phase, gate.pass_through)
         await run_session(
-            ah.AsyncMonitoredSession(double, [watchdog, watched], stop_grace_period_secs=60),
+            doubling(watchdog, watched, stop_grace_period_secs=60),
             1,
             "loss",
         )
@@ -174,7 +174,7 @@ async def test_hooks_with_limits_of_their_own(
     """
     gate = Gate()
     watchdog = WatchdogHook(10, **limits)
-    async with ah.AsyncMonitoredSession(double, [watchdog, make(gate, tmp_path)]) as session:
+    async with doubling(watchdog, make(gate, tmp_path)) as session:
         run = asyncio.create_task(session.run("loss"))
         await until_true(lambda: any("after_run" in one.what for one in session.status().doing))
         clock.advance(secs - 1)
@@ -192,9 +192,7 @@ async def test_waits_are_not_limited_by_default(secs: float | None, clock: Manua
     """A wait for a step, and the block between runs, have no limit unless `wait_secs` is given."""
     watchdog = WatchdogHook(10, wait_secs=secs)
     steps = ah.MemoryStepStore(run="digits")
-    async with ah.AsyncMonitoredSession(
-        double, [watchdog, GlobalStepWaiterHook(7)], global_step=steps
-    ) as session:
+    async with doubling(watchdog, GlobalStepWaiterHook(7), global_step=steps) as session:
         await ticks(20)
         clock.advance(200)  # in the block
         run = await parked(session.run("loss"), 20)
@@ -215,7 +213,7 @@ async def test_the_block_between_runs(clock: ManualClock) -> None:
     queue: asyncio.Queue[int] = asyncio.Queue()
 
     async def main() -> None:
-        async with ah.AsyncMonitoredSession(double, [watchdog]) as session:
+        async with doubling(watchdog) as session:
             await session.run("loss")
             await queue.get()
 
@@ -232,9 +230,7 @@ async def test_a_stop_ends_the_waits(clock: ManualClock) -> None:
     """With "stop" a wait that stalls ends cleanly, and the reason names the wait."""
     watchdog = WatchdogHook(10, wait_secs=20, on_stall="stop")
     steps = ah.MemoryStepStore(run="digits")
-    async with ah.AsyncMonitoredSession(
-        double, [watchdog, GlobalStepWaiterHook(7)], global_step=steps
-    ) as session:
+    async with doubling(watchdog, GlobalStepWaiterHook(7), global_step=steps) as session:
         run = await parked(session.run("loss"), 20)
         clock.advance(21)
         with pytest.raises(
@@ -262,9 +258,7 @@ async def test_an_error_ends_the_run(clock: ManualClock, recovers: bool) -> None
     on = (ah.errors.SessionStalledError,) if recovers else ()
     policy = ah.RecoveryPolicy(on, backoff=ah.Backoff(initial_secs=0, jitter=False))
 
-    session = ah.AsyncMonitoredSession(
-        double, [watchdog, PhaseHook("after_run", hang_once)], recovery=policy
-    )
+    session = doubling(watchdog, PhaseHook("after_run", hang_once), recovery=policy)
 
     async def main() -> None:
         async with session:
@@ -303,7 +297,7 @@ async def test_a_blocked_loop_is_reported_by_a_thread(start_watch: Callable[[], 
     handler = Listening()
     logger.addHandler(handler)
     try:
-        await run_session(ah.AsyncMonitoredSession(double, [watchdog, Blocking()]), 1, "loss")
+        await run_session(doubling(watchdog, Blocking()), 1, "loss")
     finally:
         logger.removeHandler(handler)
     stall = watchdog.stalls[0]
@@ -325,9 +319,7 @@ async def test_a_blocked_loop_may_end_the_session(start_watch: Callable[[], None
         await asyncio.Event().wait()
 
     with refused(ah.errors.SessionStalledError, "blocked loop", "PhaseHook.before_run"):
-        await run_session(
-            ah.AsyncMonitoredSession(double, [watchdog, PhaseHook("before_run", block)]), 1, "loss"
-        )
+        await run_session(doubling(watchdog, PhaseHook("before_run", block)), 1, "loss")
 
 
 async def test_the_hook_may_be_used_again(clock: ManualClock) -> None:
@@ -337,7 +329,7 @@ async def test_the_hook_may_be_used_again(clock: ManualClock) -> None:
     watchdog = WatchdogHook(10, wait_secs=10)
     await watchdog.close(None)  # before a session
     for _ in range(2):
-        async with ah.AsyncMonitoredSession(double, [watchdog]) as session:
+        async with doubling(watchdog) as session:
             await session.run("loss")
             clock.advance(25)
             assert len(watchdog.stalls) == 1

@@ -19,9 +19,9 @@ from aiohooks.checkpoint import KeepBest, KeepEvery, KeepNewest
 from aiohooks.hooks.summaries import SummaryWriter
 from aiohooks.stores.local import LocalStepStore
 from aiohooks.testing import FaultInjectionHook, ManualClock
-from tests.support.checks import refused
+from tests.support.checks import invalid, refused
 from tests.support.fake_engine import FakeEngine, FakeStepStore
-from tests.support.sessions import counting_graph, double
+from tests.support.sessions import counting_graph, double, doubling
 
 GRAPH = counting_graph()
 NAN = math.nan
@@ -58,7 +58,7 @@ def worker(**options: Any) -> ah.WorkerSessionCreator:
 
 
 def monitored(**options: Any) -> ah.AsyncMonitoredSession:
-    return ah.AsyncMonitoredSession(double, **options)
+    return doubling(**options)
 
 
 async def evaluate(evaluation: object) -> None:
@@ -455,7 +455,7 @@ def test_an_invalid_argument_is_refused(case: Case) -> None:
     """A constructor refuses an invalid value when it is given: a ValueError with the value and what
     to give instead.
     """
-    with refused(ah.errors.InvalidArgumentError, *case.says) as caught:
+    with invalid(*case.says) as caught:
         case.make(**case.arguments)
     assert isinstance(caught.value, ValueError)
 
@@ -484,7 +484,7 @@ def test_a_huge_number_is_refused(make: Callable[..., Any], name: str, number: i
     """An int that no float can stand for is refused like infinity, in a message that can be
     read.
     """
-    with refused(ah.errors.InvalidArgumentError, "give") as caught:
+    with invalid("give") as caught:
         make(**{name: number})
     assert len(str(caught.value)) < 300
 
@@ -526,7 +526,7 @@ def test_a_blocking_hook_wraps_an_object_with_plain_methods(
 def test_the_manual_clock_only_moves_forward(secs: float) -> None:
     """A manual clock is moved by a finite number of seconds, and not back."""
     clock = ManualClock()
-    with refused(ah.errors.InvalidArgumentError, f"advance({secs!r})", "seconds >= 0"):
+    with invalid(f"advance({secs!r})", "seconds >= 0"):
         clock.advance(secs)
     assert clock.now() == 0
 
@@ -542,7 +542,7 @@ async def test_timeouts_of_waits_are_checked(value: Any) -> None:
         lambda: store.wait_for(1, timeout=value),
     ]
     for wait in waits:
-        with refused(ah.errors.InvalidArgumentError, repr(value), "seconds"):
+        with invalid(repr(value), "seconds"):
             await wait()
 
 
@@ -550,11 +550,9 @@ async def test_timeouts_of_waits_are_checked(value: Any) -> None:
 async def test_steps_only_advance(by: Any) -> None:
     """A store advances by a whole number, at least 1, and stays where it was otherwise."""
     store = ah.MemoryStepStore(3)
-    with refused(
-        ah.errors.InvalidArgumentError, f"advance by {by!r}", "give a whole number from 1"
-    ):
+    with invalid(f"advance by {by!r}", "give a whole number from 1"):
         await store.advance(by)
-    with refused(ah.errors.InvalidArgumentError, f"advance by {by!r}"):
+    with invalid(f"advance by {by!r}"):
         store.advance_threadsafe(by)
     assert store.latest.step == 3
 
@@ -563,13 +561,9 @@ async def test_steps_only_advance(by: Any) -> None:
 async def test_steps_are_whole_numbers(step: Any) -> None:
     """A store is raised and reset to whole numbers from 0 on."""
     store = ah.MemoryStepStore(3)
-    with refused(
-        ah.errors.InvalidArgumentError, f"raise to step {step!r}", "give a whole number from 0"
-    ):
+    with invalid(f"raise to step {step!r}", "give a whole number from 0"):
         await store.raise_to(step)
-    with refused(
-        ah.errors.InvalidArgumentError, f"reset to step {step!r}", "give a whole number from 0"
-    ):
+    with invalid(f"reset to step {step!r}", "give a whole number from 0"):
         await store.reset(step)
     assert store.latest == (1, 3)
 
@@ -577,13 +571,13 @@ async def test_steps_are_whole_numbers(step: Any) -> None:
 async def test_arguments_of_store_methods_are_checked() -> None:
     """`wait_for`, `publisher` and `fail` refuse invalid arguments."""
     store: Any = ah.MemoryStepStore()
-    with refused(ah.errors.InvalidArgumentError, "wait for step 1.5", "give a whole number"):
+    with invalid("wait for step 1.5", "give a whole number"):
         await store.wait_for(1.5)
-    with refused(ah.errors.InvalidArgumentError, "on_reset='ignore'", '"keep" or "raise"'):
+    with invalid("on_reset='ignore'", '"keep" or "raise"'):
         await store.wait_for(1, on_reset="ignore")
-    with refused(ah.errors.InvalidArgumentError, "publisher ''", "give a printable name"):
+    with invalid("publisher ''", "give a printable name"):
         store.publisher("")
-    with refused(ah.errors.InvalidArgumentError, "fail('broken')", "give the exception"):
+    with invalid("fail('broken')", "give the exception"):
         store.fail("broken")
     assert store.statistics().waits == 0
 
@@ -591,7 +585,7 @@ async def test_arguments_of_store_methods_are_checked() -> None:
 @pytest.mark.parametrize("values", [5, ["w"], None], ids=repr)
 def test_variables_are_assigned_from_a_mapping(values: Any) -> None:
     """`Variables.assign` takes a mapping, and says so."""
-    with refused(ah.errors.InvalidArgumentError, repr(values), "give a mapping"):
+    with invalid(repr(values), "give a mapping"):
         ah.Variables().assign(values)
 
 

@@ -18,7 +18,7 @@ from types import FrameType
 import pytest
 
 import aiohooks as ah
-from tests.support.sessions import double
+from tests.support.sessions import doubling
 from tests.support.waiting import parked, ticks
 
 pytestmark = pytest.mark.every_python
@@ -80,7 +80,7 @@ async def test_a_run_with_hooks(hooks: list[type[Idle]], most: int) -> None:
     """Hooks that do not wait cost no calls of the library, however many there are; each that waits
     has a task of its own.
     """
-    async with ah.AsyncMonitoredSession(double, [kind() for kind in hooks]) as session:
+    async with doubling(*[kind() for kind in hooks]) as session:
         found = await calls_of(lambda: session.run("loss"))
     assert 10 < found <= most, found
 
@@ -92,7 +92,7 @@ async def test_a_recorded_run(count: int, most: int, tmp_path: Path) -> None:
         ah.ProfilerHook(tmp_path, every=ah.Every(at=(3,)), window_steps=99),
         *(Idle() for _ in range(count)),
     ]
-    async with ah.AsyncMonitoredSession(double, hooks) as session:
+    async with doubling(*hooks) as session:
         for _ in range(3):
             await session.run("loss", {"batch": 1.0})
         found = await calls_of(lambda: session.run("loss"))

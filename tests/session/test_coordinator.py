@@ -19,7 +19,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.session.coordinator import owner_of
 from aiohooks.testing import ManualClock
-from tests.support.checks import refused
+from tests.support.checks import invalid, refused
 from tests.support.sessions import put
 from tests.support.waiting import (
     advance_clock,
@@ -44,7 +44,7 @@ async def test_the_first_reason_is_kept() -> None:
     text or an error is refused.
     """
     coord = ah.Coordinator()
-    with refused(ah.errors.InvalidArgumentError, "reason is 5"):
+    with invalid("reason is 5"):
         coord.request_stop(5)  # type: ignore[arg-type]
     assert (coord.should_stop(), coord.stop_reason) == (False, None)
     coord.request_stop()
@@ -478,9 +478,7 @@ async def test_what_a_producer_leaves_reaches_the_wait() -> None:
 @pytest.mark.parametrize("producer", [[], 5, [5], "reader"], ids=repr)
 async def test_a_producer_is_a_task(producer: Any) -> None:
     """Anything else is refused, and a coroutine that was to be awaited is closed."""
-    with refused(
-        ah.errors.InvalidArgumentError, f"producer is {producer!r}", "what start_soon returns"
-    ):
+    with invalid(f"producer is {producer!r}", "what start_soon returns"):
         await ah.Coordinator().until(forever(), producer=producer)
 
 

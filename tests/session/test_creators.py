@@ -12,7 +12,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
-from tests.support.checks import refused
+from tests.support.checks import invalid, refused
 from tests.support.hooks import PhaseHook, RequestingHook
 from tests.support.sessions import NO_BACKOFF, counting_graph, double, outcome
 from tests.support.waiting import advance_clock, parked, raises_after, ticks
@@ -140,7 +140,7 @@ async def test_what_means_ready(answer: Any) -> None:
     )
     creator = ah.ChiefSessionCreator(counting_graph(), scaffold=scaffold)
     assert await (await creator.create_session()).run("total") == 0
-    with refused(ah.errors.InvalidArgumentError, "5", "None"):
+    with invalid("5", "None"):
         await creator.create_session()
 
 
@@ -464,7 +464,7 @@ def test_what_is_no_factory_is_refused() -> None:
         (factory, ["coroutine function", "Scaffold"]),
     ]
     for wrong, words in wrongs:
-        with refused(ah.errors.InvalidArgumentError, *words):
+        with invalid(*words):
             ah.ChiefSessionCreator(ah.Graph(), session_factory=wrong)
-        with refused(ah.errors.InvalidArgumentError, *words):
+        with invalid(*words):
             ah.WorkerSessionCreator(ah.Graph(), variables=ah.Variables(), session_factory=wrong)

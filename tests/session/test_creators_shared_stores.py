@@ -22,7 +22,7 @@ from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.fake_engine import FakeEngine, FakeStepStore
 from tests.support.hooks import EndRecorder, PhaseHook
-from tests.support.sessions import counting_graph, make_runs, outcome
+from tests.support.sessions import counting, counting_graph, make_runs, outcome
 from tests.support.waiting import advance_clock, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
@@ -124,9 +124,7 @@ async def test_end_of_a_session_is_known_in_other_processes() -> None:
     """
     engine = FakeEngine()
     async with FakeStepStore(engine) as steps, FakeStepStore(engine) as others:
-        waiting = ah.AsyncMonitoredSession(
-            counting_graph(), [ah.GlobalStepWaiterHook(100)], global_step=others
-        )
+        waiting = counting(ah.GlobalStepWaiterHook(100), global_step=others)
         works = await parked(outcome(waiting, lambda session: session.run("train")))
         hooks = [ah.StopAtStepHook(last_step=3)]
         assert (
@@ -150,7 +148,7 @@ async def test_name_of_a_session_in_other_processes(name: str | None, known_as: 
     assert task is not None
     task.set_name("main")
     here, there = FakeStepStore(engine), FakeStepStore(engine)
-    async with here, there, ah.AsyncMonitoredSession(counting_graph(), global_step=here, name=name):
+    async with here, there, counting(global_step=here, name=name):
         await here.flush()
         await there.value()
         assert str(there).partition("published by ")[2].startswith(known_as.format(pid=os.getpid()))

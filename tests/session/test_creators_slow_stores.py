@@ -14,7 +14,7 @@ import pytest
 import aiohooks as ah
 from aiohooks._aio.clock import sleep
 from aiohooks.testing import choose, explore
-from tests.support.sessions import counting_graph, use_up
+from tests.support.sessions import counting, counting_graph, use_up
 from tests.support.waiting import parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
@@ -100,9 +100,7 @@ async def test_a_monitored_session_on_a_slow_store() -> None:
     wait for it.
     """
     store, losses = SlowStore(), list[int]()
-    async with ah.AsyncMonitoredSession(
-        counting_graph(), [ah.StopAtStepHook(last_step=3)], global_step=store
-    ) as session:
+    async with counting(ah.StopAtStepHook(last_step=3), global_step=store) as session:
         assert (await session.run("loss"), store.asked) == (10, [])
         store.gate.set()
         await use_up(session.steps("train"), losses)

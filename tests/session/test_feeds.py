@@ -16,14 +16,14 @@ import pytest
 import aiohooks as ah
 from aiohooks._aio.clock import sleep
 from aiohooks.testing import ManualClock, RecordingHook, explore
-from tests.support.checks import refused
+from tests.support.checks import invalid
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import (
     NO_BACKOFF,
     Loader,
     Source,
-    counting_graph,
-    double,
+    counting,
+    doubling,
     outcome,
     same,
     use_up,
@@ -44,7 +44,7 @@ async def test_steps_of_a_graph_are_fed_by_mappings() -> None:
     async def add(first: int, second: int = 100) -> dict[str, int]:
         return {"sum": first + second}
 
-    async with ah.AsyncMonitoredSession(counting_graph()) as session:
+    async with counting() as session:
         feeds = [{"x": 1}, None, {session.graph.nodes["x"]: 5}]
         assert [loss async for loss in session.steps(["loss", "train"], feeds=feeds)] == [
             [10, 1],
@@ -75,7 +75,7 @@ async def test_steps_without_feeds_end_at_the_stop() -> None:
     """Without `feeds`, steps continue until a stop; the step during which it came is yielded, and
     none after it.
     """
-    async with ah.AsyncMonitoredSession(double, [ah.StopAtStepHook(last_step=4)]) as session:
+    async with doubling(ah.StopAtStepHook(last_step=4)) as session:
         assert [loss async for loss in session.steps("loss")] == [2, 2, 2, 2]
         assert [loss async for loss in session.steps("loss")] == []
     assert session.stop_reason == "step 4 reached the last step, 4"
@@ -86,7 +86,7 @@ async def test_the_loop_may_be_left_early() -> None:
     another loop.
     """
     feeds = iter([1, 2, 3])
-    async with ah.AsyncMonitoredSession(double) as session:
+    async with doubling() as session:
         async for loss in session.steps("loss", feeds=feeds):
             assert loss == 2
             break
@@ -152,16 +152,12 @@ async def test_another_loop_with_other_options() -> None:
     either.
     """
     feeds = iter([1, None, 3])
-    async with ah.AsyncMonitoredSession(double) as session:
+    async with doubling() as session:
         async for _ in session.steps("loss", feeds=feeds):
             break
         with pytest.raises(TypeError):
             await use_up(session.steps("loss", feeds=feeds), [])
-        with refused(
-            ah.errors.InvalidArgumentError,
-            "has taken 1 that no step has used",
-            "another loop without",
-        ):
+        with invalid("has taken 1 that no step has used", "another loop without"):
             session.steps("loss", feeds=feeds, prefetch=1)
         numbers = iter(range(9))
         async for _ in session.steps("loss", feeds=numbers, prefetch=2):
@@ -525,9 +521,9 @@ async def test_a_step_in_a_thread() -> None:
 
 def test_only_blocking_functions_go_into_a_thread() -> None:
     """A coroutine function is refused, and so is what cannot be called."""
-    with refused(ah.errors.InvalidArgumentError, "the step is 5"):
+    with invalid("the step is 5"):
         ah.in_thread(5)  # type: ignore[arg-type]
-    with refused(ah.errors.InvalidArgumentError, "is a coroutine function", "leave out in_thread"):
+    with invalid("is a coroutine function", "leave out in_thread"):
         ah.in_thread(same)
 
 
@@ -559,10 +555,10 @@ async def test_what_makes_no_sense_is_refused(options: dict[str, Any], says: str
     """The error has the values and says what to do: a mapping is one element and not many, batches
     are for queues.
     """
-    async with ah.AsyncMonitoredSession(counting_graph()) as session:
+    async with counting() as session:
         if "producer" in options:
             options = {**options, "producer": session.start_soon(ticks)}
-        with refused(ah.errors.InvalidArgumentError, says):
+        with invalid(says):
             session.steps("train", **options)
 
 
@@ -571,13 +567,13 @@ async def test_a_generator_that_has_ended_is_refused() -> None:
     async with ah.AsyncMonitoredSession(same) as session:
         for feeds in (Source(1).numbers(), Source(1).plain()):
             assert [one async for one in session.steps("same", feeds=feeds)] == [0]
-            with refused(ah.errors.InvalidArgumentError, "which has ended", "make a new one"):
+            with invalid("which has ended", "make a new one"):
                 session.steps("same", feeds=feeds)
 
 
 async def test_statements_without_async_say_what_to_write() -> None:
     """`with` on a session, `for` over its steps."""
-    session = ah.AsyncMonitoredSession(double)
+    session = doubling()
     with pytest.raises(TypeError, match="write `async with`"), session:
         pass
     async with session:

@@ -15,8 +15,9 @@ from tests.support.checks import refused
 from tests.support.hooks import PhaseHook, RequestingHook, SessionRecorder
 from tests.support.sessions import (
     NO_BACKOFF,
+    counting,
     counting_graph,
-    double,
+    doubling,
     failing_step,
     make_runs,
     outcome,
@@ -34,7 +35,7 @@ async def test_a_coroutine_function_is_a_session() -> None:
     """A coroutine function is the step: fed by its parameters, fetched by the keys it returns or as
     a whole, one step a run.
     """
-    async with ah.AsyncMonitoredSession(double) as session:
+    async with doubling() as session:
         assert await session.run("loss") == 2
         assert await session.run(["loss", "global_step"], {"batch": 5}) == [10, 1]
         assert await session.run("double", {"batch": 3}) == {"loss": 6, "batch": 3}
@@ -88,7 +89,7 @@ async def test_a_raw_run_reads_the_global_step_without_a_step() -> None:
     """A hook may read it, or fetch nothing, by a raw run; also after a run with the same
     fetches.
     """
-    async with ah.AsyncMonitoredSession(double, [recorder := SessionRecorder()]) as session:
+    async with doubling(recorder := SessionRecorder()) as session:
         for fetches, value in (("global_step", 1), ((), ()), (["global_step"], [3])):
             await session.run(fetches)
             assert await recorder.sessions[0].run(fetches) == value
@@ -138,14 +139,12 @@ async def test_a_run_of_a_graph_that_fetches_nothing_is_refused(fetches: Any) ->
         " ['loss', 'train']"
     )
     for hooks in ([], [RecordingHook()], [RecordingHook(fetches=[])]):
-        async with ah.AsyncMonitoredSession(counting_graph(), hooks) as session:
+        async with counting(*hooks) as session:
             with refused(ah.errors.FetchError, says):
                 await session.run(fetches)
             with refused(ah.errors.FetchError, says):
                 await anext(session.steps(fetches))
-    async with ah.AsyncMonitoredSession(
-        counting_graph(), [RecordingHook(fetches="train")]
-    ) as session:
+    async with counting(RecordingHook(fetches="train")) as session:
         assert await session.run(fetches) == fetches
         assert session.global_step.latest.step == 1
 
@@ -163,9 +162,7 @@ async def test_each_hook_gets_what_it_asked_for(requests: list[Any]) -> None:
         results.append(values.results)
 
     hooks = [RequestingHook(request) for request in requests]
-    async with ah.AsyncMonitoredSession(
-        double, [PhaseHook("after_run", silent), *hooks]
-    ) as session:
+    async with doubling(PhaseHook("after_run", silent), *hooks) as session:
         loss = await session.run("loss")
     results += [hook.values[0].results for hook in hooks]
     assert results == [
@@ -187,7 +184,7 @@ async def test_a_stop_before_the_first_run_is_not_lost(place: str) -> None:
         session.request_stop(place)
 
     losses: list[int] = []
-    session = ah.AsyncMonitoredSession(double, [PhaseHook(place, stop)])
+    session = doubling(PhaseHook(place, stop))
     if place == "before it":
         await stop()
     assert await outcome(session, lambda session: use_up(session.steps("loss"), losses)) is None
@@ -201,9 +198,7 @@ async def test_the_reason_of_a_wait_that_cannot_end_is_the_stops() -> None:
     steps = ah.MemoryStepStore()
     with steps.publisher("chief"):
         await steps.advance(3)
-    async with ah.AsyncMonitoredSession(
-        double, [ah.GlobalStepWaiterHook(5)], global_step=steps, name="worker"
-    ) as session:
+    async with doubling(ah.GlobalStepWaiterHook(5), global_step=steps, name="worker") as session:
         assert [loss async for loss in session.steps("loss")] == []
     assert session.stop_reason == "chief finished at step 3, wanted 5"
 
@@ -234,9 +229,7 @@ async def test_the_context_of_a_run() -> None:
     session's.
     """
     contexts = ContextRecorder()
-    async with ah.AsyncMonitoredSession(
-        counting_graph(), [contexts], global_step=ah.MemoryStepStore(10)
-    ) as session:
+    async with counting(contexts, global_step=ah.MemoryStepStore(10)) as session:
         await session.run("train")
         await session.run("loss")
         session.request_stop()
@@ -258,7 +251,7 @@ async def test_the_committed_step_is_the_runs_own() -> None:
         await steps.advance(100)
 
     hooks: list[Any] = [contexts, ah.configure(PhaseHook("after_run", elsewhere), order=-1)]
-    async with ah.AsyncMonitoredSession(double, hooks, global_step=steps) as session:
+    async with doubling(*hooks, global_step=steps) as session:
         await session.run("loss")
     assert contexts.seen == [("before", 1, 1, False), ("after", 1, 1, False)]
 
@@ -334,5 +327,5 @@ async def test_threads_add_to_the_same_metrics() -> None:
         *(ah.hooks.BlockingHook(BlockingMetrics(name)) for name in names),
         ah.configure(last, order=1),
     ]
-    await run_session(ah.AsyncMonitoredSession(double, hooks), 1, "loss")
+    await run_session(doubling(*hooks), 1, "loss")
     assert set(last.seen[0]) == set(names)

@@ -16,9 +16,9 @@ import pytest
 import aiohooks as ah
 from aiohooks.dispatch import HookRegistration
 from aiohooks.session.hook import HOOK_METHODS
-from tests.support.checks import drop, refused
+from tests.support.checks import drop, invalid, refused
 from tests.support.hooks import PhaseHook, RequestingHook
-from tests.support.sessions import counting_graph, do_nothing, double, outcome
+from tests.support.sessions import counting_graph, do_nothing, doubling, outcome
 from tests.support.waiting import raises_after, ticks
 
 
@@ -113,7 +113,7 @@ def test_anything_but_a_hook_is_refused(hooks: Any, says: tuple[str, ...]) -> No
     it.
     """
     with refused(ah.errors.InvalidHookError, *says) as caught:
-        ah.AsyncMonitoredSession(double, hooks)
+        doubling(*hooks)
     assert isinstance(caught.value, TypeError)
 
 
@@ -137,13 +137,13 @@ def test_attributes_of_hooks_are_checked(options: dict[str, Any], says: tuple[st
     """At `configure`, and of a class and a registration that was made by hand, when the session is
     made.
     """
-    with refused(ah.errors.InvalidArgumentError, *says) as caught:
+    with invalid(*says) as caught:
         ah.configure(Silent(), **options)
     assert isinstance(caught.value, ValueError)
     hooks = [HookRegistration(Silent(), **options)]
     for given in (hooks, hooks if "max_pending" in options else [hook_with(**options)]):
-        with refused(ah.errors.InvalidArgumentError, *says):
-            ah.AsyncMonitoredSession(double, given)
+        with invalid(*says):
+            doubling(*given)
 
 
 def test_a_registration_is_configured_again() -> None:
@@ -181,7 +181,7 @@ async def test_an_answer_of_before_run_of_another_type_is_refused(answer: Any) -
         repr(answer),
         "return SessionRunArgs(fetches, feed_dict) or None",
     )
-    async with ah.AsyncMonitoredSession(double, [Silent(), hook]) as session:
+    async with doubling(Silent(), hook) as session:
         await session.run("loss")
         hook.request = answer
         with refused(ah.errors.InvalidHookError, *says):
@@ -261,7 +261,7 @@ async def test_a_key_that_the_step_did_not_return_is_refused(fetches: Any) -> No
     quiet.request = None
     asking = [quiet, RequestingHook(fetches), Silent(), RequestingHook(None, {"batch": 2})]
     for hooks, asked, named in ((asking, "loss", True), ([RequestingHook("loss")], fetches, False)):
-        async with ah.AsyncMonitoredSession(double, hooks) as session:
+        async with doubling(*hooks) as session:
             with refused(ah.errors.FetchError, *says) as caught:
                 await session.run(asked)
             assert ("fetched by RequestingHook#2.before_run" in caught.value.__notes__) is named
@@ -339,7 +339,7 @@ async def test_a_misspelt_feed_of_a_step_function_is_refused(
         "'bach' is fed, and is neither a parameter of step 'double' nor fetched; did you mean"
         " 'batch'? known are: batch"
     )
-    async with ah.AsyncMonitoredSession(double, hooks) as session:
+    async with doubling(*hooks) as session:
         for _ in range(2):
             with refused(ah.errors.FetchError, says) as caught:
                 await session.run("loss", {"bach": 1})
@@ -347,9 +347,7 @@ async def test_a_misspelt_feed_of_a_step_function_is_refused(
         assert await session.run("loss", {"batch": 1}) == 2
         assert await session.run(["loss", "batch"], {"batch": 4, "loss": 5}) == [5, 4]
         assert session.global_step.latest.step == 1
-    async with ah.AsyncMonitoredSession(
-        double, [*hooks, RequestingHook(None, {"bach": 1})]
-    ) as session:
+    async with doubling(*hooks, RequestingHook(None, {"bach": 1})) as session:
         with refused(ah.errors.FetchError, says) as caught:
             await session.run("loss")
         assert "fed by RequestingHook" in caught.value.__notes__[-1]
@@ -377,8 +375,8 @@ async def test_options_are_a_mapping(options: Any) -> None:
         (Silent(), "options", options),
         (RequestingHook(None, None, options), "options of RequestingHook", None),
     ):
-        async with ah.AsyncMonitoredSession(double, [hook]) as session:
-            with refused(ah.errors.InvalidArgumentError, what, f"is {options!r}", "give a mapping"):
+        async with doubling(hook) as session:
+            with invalid(what, f"is {options!r}", "give a mapping"):
                 await session.run("loss", None, own)
 
 
@@ -450,16 +448,16 @@ async def test_tasks_are_started_from_coroutine_functions(
     called, is refused.
     """
     given = make()
-    async with ah.AsyncMonitoredSession(double) as session:
-        with refused(ah.errors.InvalidArgumentError, says):
+    async with doubling() as session:
+        with invalid(says):
             session.start_soon(given, *(["argument"] if given is repr else []))
 
 
 @pytest.mark.parametrize(("make", "says"), CALLED.values(), ids=CALLED)
 async def test_step_functions_are_coroutine_functions(make: Callable[[], Any], says: str) -> None:
     """`run_step_fn` takes an `async def` and refuses everything else."""
-    async with ah.AsyncMonitoredSession(double) as session:
-        with refused(ah.errors.InvalidArgumentError, "step function", says):
+    async with doubling() as session:
+        with invalid("step function", says):
             await session.run_step_fn(make())
 
 
@@ -473,10 +471,10 @@ REASONS: list[Callable[[ah.AsyncMonitoredSession, Any], object]] = [
 @pytest.mark.parametrize("ask", REASONS, ids=["stop", "drain", "pause"])
 def test_a_reason_is_a_text(ask: Callable[[Any, Any], object]) -> None:
     """Anything else is refused, and nothing is requested; so is a time that is negative."""
-    session = ah.AsyncMonitoredSession(double)
-    with refused(ah.errors.InvalidArgumentError, "reason is 3", "str"):
+    session = doubling()
+    with invalid("reason is 3", "str"):
         ask(session, 3)
-    with refused(ah.errors.InvalidArgumentError, "secs is -1"):
+    with invalid("secs is -1"):
         session.request_drain(secs=-1)
     assert (session.stop_reason, session.drain_reason, session.pause_reason) == (None, None, None)
 
@@ -484,9 +482,7 @@ def test_a_reason_is_a_text(ask: Callable[[Any, Any], object]) -> None:
 @pytest.mark.parametrize("secs", [-1, "soon", float("nan"), True])
 def test_other_values_of_yield_secs_are_refused(secs: Any) -> None:
     """It is a number of seconds or None."""
-    with refused(
-        ah.errors.InvalidArgumentError, f"yield_secs is {secs!r}; give seconds, 0 or more, or None"
-    ):
+    with invalid(f"yield_secs is {secs!r}; give seconds, 0 or more, or None"):
         ah.AsyncMonitoredSession(do_nothing, yield_secs=secs)
 
 
@@ -494,7 +490,7 @@ def test_other_values_of_yield_secs_are_refused(secs: Any) -> None:
 def test_other_choices_of_a_recovery_policy_are_refused(name: str) -> None:
     """There are two choices of each."""
     options: Any = {name: "none"}
-    with refused(ah.errors.InvalidArgumentError, f"{name} is 'none'"):
+    with invalid(f"{name} is 'none'"):
         ah.RecoveryPolicy(**options)
 
 
@@ -513,7 +509,7 @@ async def test_what_a_creator_makes_is_checked() -> None:
 
     creator = Creator()
     for creator.made, says in ((5, "created 5"), (ah.Session(counting_graph()), "graph")):
-        with refused(ah.errors.InvalidArgumentError, "<my creator>", says):
+        with invalid("<my creator>", says):
             await ah.AsyncMonitoredSession(creator).__aenter__()
 
 
@@ -526,9 +522,9 @@ async def test_a_hook_is_used_in_one_open_session() -> None:
     """
     hook = Silent()
     failing = [hook, PhaseHook("begin", raises_after(0, ValueError("no")))]
-    assert isinstance(await outcome(ah.AsyncMonitoredSession(double, failing)), ValueError)
-    second = ah.AsyncMonitoredSession(double, [hook])
-    async with ah.AsyncMonitoredSession(double, [hook], name="first") as first:
+    assert isinstance(await outcome(doubling(*failing)), ValueError)
+    second = doubling(hook)
+    async with doubling(hook, name="first") as first:
         with refused(
             ah.errors.InvalidHookError,
             "Silent object",
@@ -544,19 +540,19 @@ async def test_a_hook_is_used_in_one_open_session() -> None:
 async def test_a_hook_of_a_session_that_is_gone_is_free() -> None:
     """A session that was never closed, and is collected, holds its hooks no longer."""
     hook = Silent()
-    abandoned = [ah.AsyncMonitoredSession(double, [hook])]
+    abandoned = [doubling(hook)]
     await abandoned[0].__aenter__()
     await ticks(2)
     with warnings.catch_warnings(action="ignore"):  # a recorded warning would keep the session
         drop(abandoned)
-    async with ah.AsyncMonitoredSession(double, [hook]) as session:
+    async with doubling(hook) as session:
         assert await session.run("loss") == 2
 
 
 async def test_a_forked_child_uses_the_hooks_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sessions that are open in a process hold no hooks of its forked children."""
     hook = Silent()
-    async with ah.AsyncMonitoredSession(double, [hook]):
+    async with doubling(hook):
         monkeypatch.setattr(os, "getpid", lambda: -1)
-        async with ah.AsyncMonitoredSession(double, [hook]) as session:
+        async with doubling(hook) as session:
             assert await session.run("loss") == 2

@@ -16,7 +16,15 @@ import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, double, outcome, recovery_policy, run_session, use_up
+from tests.support.sessions import (
+    NO_BACKOFF,
+    double,
+    doubling,
+    outcome,
+    recovery_policy,
+    run_session,
+    use_up,
+)
 from tests.support.waiting import cancel_and_wait, forever, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
@@ -163,7 +171,7 @@ async def test_a_token_of_the_beginning_is_valid_at_the_end() -> None:
     """A variable that `begin` sets and `close` resets is set in the session's block, and not
     afterwards.
     """
-    async with ah.AsyncMonitoredSession(double, [Sets("begin", "close")]) as session:
+    async with doubling(Sets("begin", "close")) as session:
         assert variable.get() == "inside"
         await session.run("loss")
     assert variable.get() == "outside"
@@ -184,7 +192,7 @@ async def test_blocks_of_overlapping_hooks_are_their_own() -> None:
 
         return PhaseHook("before_run", call)
 
-    await run_session(ah.AsyncMonitoredSession(double, [hook(9), hook(7), hook(8)]), 1, "loss")
+    await run_session(doubling(hook(9), hook(7), hook(8)), 1, "loss")
     assert precisions == [(7, 7), (8, 8), (9, 9)]
     assert (decimal.getcontext().prec, variable.get()) == (28, "hook 8")
 
@@ -233,7 +241,7 @@ async def test_all_feeds_are_taken_in_one_task() -> None:
                 tasks.add(asyncio.current_task())
                 yield number
 
-    async with ah.AsyncMonitoredSession(double) as session:
+    async with doubling() as session:
         assert [loss async for loss in session.steps("loss", feeds=feeds())] == [0, 2, 4, 6]
     assert len(tasks) == 1
 

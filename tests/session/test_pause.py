@@ -14,7 +14,15 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import ManualClock
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, Source, counting_graph, double, outcome, same, use_up
+from tests.support.sessions import (
+    NO_BACKOFF,
+    Source,
+    counting,
+    doubling,
+    outcome,
+    same,
+    use_up,
+)
 from tests.support.waiting import advance_clock, cancel_and_wait, fail, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
@@ -25,7 +33,7 @@ async def test_no_run_begins_during_a_pause(yield_secs: float | None) -> None:
     """The first reason is kept and in the status; `resume` lets the next run begin, and a second
     pause holds again.
     """
-    session = ah.AsyncMonitoredSession(double, yield_secs=yield_secs)
+    session = doubling(yield_secs=yield_secs)
     session.pause("not open yet")
     async with session:
         for number in range(1, 4):
@@ -94,7 +102,7 @@ async def test_what_ends_the_wait(how: str) -> None:
         raised.extend(await asyncio.gather(*runs, return_exceptions=True))
 
     raised: list[BaseException] = []
-    session = ah.AsyncMonitoredSession(double)
+    session = doubling()
     assert isinstance(await outcome(session, use), ZeroDivisionError | None)
     expected = {"stop": (ah.StopRequestedError,), "failure": (ZeroDivisionError,)}
     ends = expected.get(how, (ah.StopRequestedError, ah.errors.SessionClosedError))
@@ -106,7 +114,7 @@ async def test_what_does_not_end_the_wait() -> None:
     """A cancellation ends that of its own task only; a failure that is recovered from waits for the
     end of the pause.
     """
-    async with ah.AsyncMonitoredSession(counting_graph(), recovery=NO_BACKOFF) as session:
+    async with counting(recovery=NO_BACKOFF) as session:
         session.pause()
         cancelled, other = (
             asyncio.ensure_future(session.run("train")),
@@ -140,7 +148,7 @@ async def test_a_hook_pauses_the_session() -> None:
         await asyncio.to_thread(run_context.coord.pause, "no space")
         run_context.coord.start_soon(wait, run_context.coord)
 
-    async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", pause)]) as session:
+    async with doubling(PhaseHook("before_run", pause)) as session:
         await session.run("loss")
         assert session.coord.pause_reason == "no space"
         again = await parked(session.run("loss"))
@@ -173,7 +181,7 @@ async def test_signals_pause_and_resume() -> None:
     """
     policy = ah.SignalPolicy(signals=(signal.SIGTERM,), pause=signal.SIGUSR1, resume=signal.SIGUSR2)
     before = [signal.getsignal(number) for number in policy.handled]
-    async with ah.AsyncMonitoredSession(double, handle_signals=policy) as session:
+    async with doubling(handle_signals=policy) as session:
         for _ in range(4):
             os.kill(os.getpid(), signal.SIGUSR1)
             await until_true(lambda: session.pause_reason == "SIGUSR1 received")
@@ -193,7 +201,7 @@ async def test_signals_pause_and_resume() -> None:
 async def test_a_pause_is_no_stall(clock: ManualClock) -> None:
     """A watchdog does not report what waits because of it."""
     watchdog = ah.WatchdogHook(10.0, wait_secs=10.0)
-    async with ah.AsyncMonitoredSession(double, [watchdog]) as session:
+    async with doubling(watchdog) as session:
         await session.run("loss")
         session.pause()
         run = await parked(session.run("loss"))

@@ -15,8 +15,8 @@ import aiohooks as ah
 from aiohooks.adapters.trackers import TrackerHook
 from aiohooks.adapters.trackers.tensorboard import TensorBoardTracker
 from aiohooks.session import program
-from tests.support.checks import refused
-from tests.support.sessions import counting_graph, do_nothing, double
+from tests.support.checks import invalid, refused
+from tests.support.sessions import counting_graph, do_nothing, doubling
 from tests.support.waiting import HANG_SECS, forever
 
 pytestmark = pytest.mark.every_python
@@ -49,7 +49,7 @@ def test_run_takes_a_coroutine_function(make: Callable[[], Any], says: list[str]
     """Anything else is refused before there is a loop; a coroutine is closed, not left
     un-awaited.
     """
-    with refused(ah.errors.InvalidArgumentError, *says):
+    with invalid(*says):
         ah.run(make())
 
 
@@ -97,9 +97,7 @@ def stopped_main(end: object) -> Callable[[], Coroutine[Any, Any, Any]]:
     """
 
     async def main() -> Any:
-        async with ah.AsyncMonitoredSession(
-            double, handle_signals=ah.SignalPolicy(signals=(USER,))
-        ) as session:
+        async with doubling(handle_signals=ah.SignalPolicy(signals=(USER,))) as session:
             signal.raise_signal(USER)
             assert session.should_stop()
         if isinstance(end, BaseException):

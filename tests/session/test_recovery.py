@@ -20,8 +20,8 @@ from tests.support.checks import refused
 from tests.support.hooks import PhaseHook, SessionRecorder
 from tests.support.sessions import (
     NO_BACKOFF,
-    counting_graph,
-    double,
+    counting,
+    doubling,
     failing_step,
     outcome,
     recovery_policy,
@@ -53,9 +53,7 @@ async def test_an_error_of_a_hook_is_recovered(phase: str, error: Exception, sus
     sessions, other = SessionRecorder(), RecordingHook(suspend=suspend)
     # At the creation, the first failure is in the session's own first one.
     fault = FaultInjectionHook({(phase, 1): error}, suspend=suspend)
-    async with ah.AsyncMonitoredSession(
-        double, [sessions, fault, other], recovery=NO_BACKOFF
-    ) as session:
+    async with doubling(sessions, fault, other, recovery=NO_BACKOFF) as session:
         assert await session.run("loss", {"batch": 4}) == 8
         assert [one.closed for one in sessions.sessions] == [True, False]
         assert len({*map(id, sessions.coords)}) == 2
@@ -74,9 +72,7 @@ async def test_a_store_that_refuses_from_the_start_is_not_retried(tmp_path: Path
     """
     (tmp_path / "file").write_text("")
     hook, store = RecordingHook(), open_step_store(f"local://{tmp_path}/file/runs")
-    raised = await outcome(
-        ah.AsyncMonitoredSession(counting_graph(), [hook], recovery=NO_BACKOFF, global_step=store)
-    )
+    raised = await outcome(counting(hook, recovery=NO_BACKOFF, global_step=store))
     assert isinstance(raised, ah.errors.StoreRefusedError)
     assert not hasattr(raised, "__notes__")
     assert hook.phases() == ["begin", "close"]
@@ -127,7 +123,7 @@ async def test_several_hooks_that_are_lost_are_recovered_together() -> None:
                 raise ah.AbortedError("lost")
 
     hooks = [PhaseHook("before_run", lose), PhaseHook("before_run", lose)]
-    async with ah.AsyncMonitoredSession(double, hooks, recovery=NO_BACKOFF) as session:
+    async with doubling(*hooks, recovery=NO_BACKOFF) as session:
         assert await session.run("loss") == 2
         assert session.status().recoveries == 1
 
@@ -361,9 +357,7 @@ async def test_a_clean_end_while_recovering_is_a_clean_end() -> None:
         ended.append((sessions.sessions.index(session), session.closed))
 
     faults = FaultInjectionHook({("before_run", 1): LOST, ("after_create_session", 2): END})
-    session = ah.AsyncMonitoredSession(
-        double, [sessions, faults, PhaseHook("end", end)], recovery=NO_BACKOFF
-    )
+    session = doubling(sessions, faults, PhaseHook("end", end), recovery=NO_BACKOFF)
     assert await outcome(session, lambda session: use_up(session.steps("loss"))) is None
     assert (ended, sessions.sessions[1].closed, session.status().runs) == ([(1, False)], True, 1)
 

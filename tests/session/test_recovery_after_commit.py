@@ -14,7 +14,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, RecordingHook
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import counting_graph, outcome, recovery_policy, use_up
+from tests.support.sessions import counting, outcome, recovery_policy, use_up
 from tests.support.waiting import forever, raises_after
 
 pytestmark = pytest.mark.every_python
@@ -71,7 +71,7 @@ async def test_a_background_task_fails_during_after_run() -> None:
             await forever()
 
     hooks = [PhaseHook("after_create_session", start), PhaseHook("after_run", wait)]
-    async with ah.AsyncMonitoredSession(counting_graph(), hooks, recovery=RETURN) as session:
+    async with counting(*hooks, recovery=RETURN) as session:
         assert await session.run("train") == 1
         assert await session.run("total") == 1
     assert (made, session.global_step.latest.step) == (2, 1)
@@ -110,7 +110,7 @@ async def test_a_hook_that_fails_after_every_commit_is_given_up() -> None:
     """
     lost, policy = ah.AbortedError("lost"), recovery_policy(after_commit="return", max_attempts=3)
     hooks = [PhaseHook("after_run", raises_after(0, lost))]
-    session = ah.AsyncMonitoredSession(counting_graph(), hooks, recovery=policy)
+    session = counting(*hooks, recovery=policy)
     assert await outcome(session, lambda session: use_up(session.steps("train"))) is lost
     assert session.global_step.latest.step == 4
     assert [note for note in lost.__notes__ if "the run of step" in note] == [
@@ -131,7 +131,7 @@ async def test_a_step_function_is_repeated(policy: ah.RecoveryPolicy) -> None:
         return await context.run_with_hooks("train")
 
     hooks = [FaultInjectionHook({("after_run", 1): LOST})]
-    async with ah.AsyncMonitoredSession(counting_graph(), hooks, recovery=policy) as session:
+    async with counting(*hooks, recovery=policy) as session:
         assert await session.run_step_fn(step_fn) == 1
     assert (attempts, session.global_step.latest.step) == (2, 2)
 
@@ -153,9 +153,7 @@ async def test_a_step_function_that_handles_the_error_keeps_nothing_of_it() -> N
         with contextlib.suppress(Lost):
             await context.run_with_hooks("train")
 
-    async with ah.AsyncMonitoredSession(
-        counting_graph(), [PhaseHook("after_run", lose)], recovery=RETURN
-    ) as session:
+    async with counting(PhaseHook("after_run", lose), recovery=RETURN) as session:
         await session.run_step_fn(step_fn)
         gc.collect()
         assert [one() for one in kept] == [None]

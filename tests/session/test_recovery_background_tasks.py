@@ -13,7 +13,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, double, outcome, recovery_policy, use_up
+from tests.support.sessions import NO_BACKOFF, doubling, outcome, recovery_policy, use_up
 from tests.support.waiting import cancels_left, forever, ticks
 
 pytestmark = pytest.mark.every_python
@@ -63,9 +63,7 @@ async def test_workers_that_crash_one_after_the_other(count: int, apart: int) ->
     cancel it.
     """
     workers = Workers(crash_after(*(8 + apart * number for number in range(count))), count)
-    session = ah.AsyncMonitoredSession(
-        double, [workers, ah.StopAtStepHook(last_step=3)], recovery=NO_BACKOFF
-    )
+    session = doubling(workers, ah.StopAtStepHook(last_step=3), recovery=NO_BACKOFF)
     assert await outcome(session, lambda session: use_up(session.steps("loss"))) is None
     assert (session.global_step.latest.step, workers.sessions) == (3, 2)
     assert session.stop_reason == "step 3 reached the last step, 3"
@@ -76,9 +74,7 @@ async def test_an_error_that_is_passed_on_is_one_error(caplog: pytest.LogCapture
     failure, nor logged.
     """
     workers = Workers(crash_after(8), 6)
-    session = ah.AsyncMonitoredSession(
-        double, [workers, ah.StopAtStepHook(last_step=3)], recovery=NO_BACKOFF
-    )
+    session = doubling(workers, ah.StopAtStepHook(last_step=3), recovery=NO_BACKOFF)
     assert await outcome(session, lambda session: use_up(session.steps("loss"))) is None
     assert (session.global_step.latest.step, workers.sessions) == (3, 2)
     messages = [record.getMessage() for record in caplog.records]
@@ -102,12 +98,7 @@ async def test_a_task_of_the_whole_session_fails_meanwhile(when: int) -> None:
         session.start_soon(fail)
         await use_up(session.steps("loss"))
 
-    assert (
-        await outcome(
-            ah.AsyncMonitoredSession(double, [Workers(crash_after(8))], recovery=NO_BACKOFF), use
-        )
-        is error
-    )
+    assert await outcome(doubling(Workers(crash_after(8)), recovery=NO_BACKOFF), use) is error
     assert cancels_left() == 0
 
 
@@ -124,7 +115,7 @@ async def test_a_run_that_begins_when_a_task_fails(later: int) -> None:
         raise ah.AbortedError("crash")
 
     workers = Workers(crash)
-    async with ah.AsyncMonitoredSession(double, [workers], recovery=NO_BACKOFF) as session:
+    async with doubling(workers, recovery=NO_BACKOFF) as session:
         await failing.wait()
         await ticks(later)
         await session.run("loss")
@@ -160,7 +151,7 @@ async def test_a_task_of_the_new_session_fails_while_hooks_get_it(error: Excepti
         PhaseHook("after_create_session", wait),
         lost,
     ]
-    session = ah.AsyncMonitoredSession(double, hooks, recovery=NO_BACKOFF)
+    session = doubling(*hooks, recovery=NO_BACKOFF)
     raised = await outcome(session, lambda session: session.run("loss"))
     if isinstance(error, ah.AbortedError):
         assert (raised, sessions, session.global_step.latest.step) == (None, 3, 1)
@@ -212,9 +203,7 @@ async def test_a_loss_during_the_wait_for_a_feed_is_recovered_meanwhile(
     hook = Producing(lost, sessions=failures)
     hooks = [hook, ah.StopAtStepHook(last_step=3)]
     feeds: Any = generated() if kind == "generator" else queue
-    async with ah.AsyncMonitoredSession(
-        double, hooks, recovery=recovery_policy(no_progress_limit=9)
-    ) as session:
+    async with doubling(*hooks, recovery=recovery_policy(no_progress_limit=9)) as session:
         async for loss in session.steps("loss", feeds=feeds):
             losses.append(loss)
             lost.fail.set()
@@ -235,7 +224,7 @@ async def test_a_loss_before_the_wait_for_a_feed_is_recovered_first() -> None:
             seen.append(hook.sessions)
             yield number
 
-    async with ah.AsyncMonitoredSession(double, [hook], recovery=NO_BACKOFF) as session:
+    async with doubling(hook, recovery=NO_BACKOFF) as session:
         async for loss in session.steps("loss", feeds=feeds()):
             if loss == 4:
                 lost.fail.set()
@@ -263,7 +252,7 @@ async def test_what_ends_the_wait_for_a_feed(how: str) -> None:
         await forever()
         yield 1
 
-    session = ah.AsyncMonitoredSession(double, [hook], recovery=policy)
+    session = doubling(hook, recovery=policy)
     training = asyncio.create_task(
         outcome(session, lambda session: use_up(session.steps("loss", feeds=feeds())))
     )

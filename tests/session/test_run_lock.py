@@ -18,7 +18,7 @@ from tests.support.sessions import (
     NO_BACKOFF,
     counting_graph,
     do_nothing,
-    double,
+    doubling,
     outcome,
     run_session,
 )
@@ -96,7 +96,7 @@ async def test_a_queued_run_that_finds_a_stop_does_not_begin() -> None:
         context.request_stop("enough")
         await gate.wait()
 
-    async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", stop)]) as session:
+    async with doubling(PhaseHook("before_run", stop)) as session:
         runs = [asyncio.create_task(session.run("loss")) for _ in range(3)]
         await ticks()
         with pytest.raises(ah.StopRequestedError, match="enough"):
@@ -122,7 +122,7 @@ async def test_a_step_function_is_one_turn() -> None:
         return "done"
 
     hook = RecordingHook()
-    async with ah.AsyncMonitoredSession(double, [hook]) as session:
+    async with doubling(hook) as session:
         running = await parked(session.run_step_fn(step_fn), 1)
         order.append(f"run {await session.run('loss')}")
         assert await running == "done"
@@ -153,7 +153,7 @@ async def test_runs_of_one_step_function_take_turns() -> None:
             await asyncio.gather(context.run_with_hooks("loss"), context.run_with_hooks("double"))
         )
 
-    async with ah.AsyncMonitoredSession(double, [Recording(), Recording()]) as session:
+    async with doubling(Recording(), Recording()) as session:
         assert await session.run_step_fn(both) == [2, {"loss": 2, "batch": 1}]
     assert events == 2 * ["before loss"] + 2 * ["after loss"] + 2 * ["before double"] + 2 * [
         "after double"
@@ -179,7 +179,7 @@ async def test_the_end_is_a_clean_one_for_background_tasks(use: Use, owner: str)
             ends.append(str(stopped))
             raise
 
-    async with ah.AsyncMonitoredSession(double) as session:
+    async with doubling() as session:
         (session if owner == "session" else session.coord).start_soon(background)
         await ticks()
     assert ends == ["the session has ended"]
@@ -190,7 +190,7 @@ async def test_a_closed_session_is_not_used(use: Use) -> None:
     """After its block a session refuses runs and tasks: a SessionClosedError, which is a
     RuntimeError.
     """
-    session = ah.AsyncMonitoredSession(double)
+    session = doubling()
     assert await outcome(session) is None
     with refused(ah.errors.SessionClosedError, "this session is closed") as caught:
         await use(session)
@@ -205,7 +205,7 @@ async def test_a_session_that_was_never_entered_is_not_used(use: Use) -> None:
     """A session refuses everything before `async with`, and says that this is missing; status and
     stop work.
     """
-    session = ah.AsyncMonitoredSession(double)
+    session = doubling()
     with refused(ah.errors.SessionClosedError, "`async with`"):
         await use(session)
     with refused(ah.errors.SessionClosedError, "the step store is known", "`async with`"):
@@ -231,7 +231,7 @@ async def test_a_session_is_entered_once(how: str) -> None:
         hook,
         PhaseHook("begin" if "failed" in how else "?", raises_after(0, OSError("no network"))),
     ]
-    session = ah.AsyncMonitoredSession(double, hooks)
+    session = doubling(*hooks)
     raised = await outcome(session, enter if how == "open" else do_nothing)
     if how != "open":
         await enter()
@@ -246,7 +246,7 @@ async def test_a_raw_session_that_was_replaced_says_so() -> None:
         SessionRecorder(),
         FaultInjectionHook({("before_run", 1): ah.AbortedError("lost")}),
     )
-    async with ah.AsyncMonitoredSession(double, [recorder, lost], recovery=NO_BACKOFF) as session:
+    async with doubling(recorder, lost, recovery=NO_BACKOFF) as session:
         await session.run("loss")
         assert [one.closed for one in recorder.sessions] == [True, False]
         with refused(
@@ -312,7 +312,7 @@ async def test_hooks_do_not_run_their_session_outside_of_runs(phase: str, says: 
     async def run(*_: object) -> None:
         await session.run("loss")
 
-    session = ah.AsyncMonitoredSession(double, [PhaseHook(phase, run)])
+    session = doubling(PhaseHook(phase, run))
     raised = await outcome(session)
     assert isinstance(raised, ah.errors.SessionClosedError)
     assert f"this session is {says}" in str(raised)
@@ -362,7 +362,7 @@ async def test_sessions_may_be_nested() -> None:
         if context.global_step == 2:
             await outer.run("step")
 
-    async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", run_outer)]) as inner:
+    async with doubling(PhaseHook("before_run", run_outer)) as inner:
 
         async def step() -> dict[str, int]:
             return {"loss": await inner.run("loss", {"batch": 7})}
@@ -384,12 +384,10 @@ async def test_a_session_that_a_hook_opens_holds_up_that_of_the_hook() -> None:
         await steps.wait_for(5)
 
     async def open_another(*_: object) -> None:
-        async with ah.AsyncMonitoredSession(double, [PhaseHook("begin", wait_for_step)]):
+        async with doubling(PhaseHook("begin", wait_for_step)):
             raise AssertionError("not reached")
 
-    session = ah.AsyncMonitoredSession(
-        double, [PhaseHook("before_run", open_another)], global_step=steps
-    )
+    session = doubling(PhaseHook("before_run", open_another), global_step=steps)
     running = asyncio.create_task(outcome(session, lambda session: session.run("loss")))
     await until_true(lambda: steps.statistics().waiting)
     other.close()
@@ -409,7 +407,7 @@ async def test_a_background_task_started_in_a_hook_may_run_the_session() -> None
             await ticks()
             assert session.status().queued == 1
 
-    async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", start)]) as session:
+    async with doubling(PhaseHook("before_run", start)) as session:
         assert await session.run("loss") == 2
         assert await started[0] == 100
 
@@ -430,7 +428,7 @@ async def test_a_session_stays_in_its_loop(use: Use) -> None:
     the session is unchanged.
     """
     hook = RecordingHook()
-    async with ah.AsyncMonitoredSession(double, [hook]) as session:
+    async with doubling(hook) as session:
         with refused(ah.errors.WrongLoopError, "event loop") as caught:
             await asyncio.to_thread(lambda: asyncio.run(use(session)))  # type: ignore[arg-type]
         assert isinstance(caught.value, RuntimeError)
@@ -446,7 +444,7 @@ def test_a_session_is_not_carried_to_the_next_loop() -> None:
     opened: list[ah.AsyncMonitoredSession] = []
 
     async def enter() -> None:
-        opened.append(await ah.AsyncMonitoredSession(double).__aenter__())
+        opened.append(await doubling().__aenter__())
 
     asyncio.run(enter())
     with refused(ah.errors.WrongLoopError, "belongs to another event loop"):

@@ -17,8 +17,8 @@ from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import (
     NO_BACKOFF,
-    counting_graph,
-    double,
+    counting,
+    doubling,
     forever_step,
     make_runs,
     outcome,
@@ -60,7 +60,7 @@ async def test_an_exception_that_ends_the_block_cleanly_leaves_a_reason(
         seen.append(session.coord.should_stop())
 
     caplog.set_level(logging.INFO, "aiohooks")
-    session = ah.AsyncMonitoredSession(double, [PhaseHook("end", see)], name="trainer")
+    session = doubling(PhaseHook("end", see), name="trainer")
     assert await outcome(session, error=end) is None
     reason = f"the block was left by {end!r}"
     assert (session.stop_reason, session.status().stop_reason) == (reason, reason)
@@ -97,7 +97,7 @@ async def test_the_first_reason_is_kept(
         await ticks()
         await stop("in the block")
 
-    session = ah.AsyncMonitoredSession(double, [PhaseHook("close", lambda _: stop("in close"))])
+    session = doubling(PhaseHook("close", lambda _: stop("in close")))
     assert await outcome(session, use, end) is (end if isinstance(end, OSError) else None)
     assert session.stop_reason == reason
 
@@ -143,7 +143,7 @@ async def test_a_step_function_that_settles_the_cancel_of_a_background_failure()
         await begun.wait()
         raise OSError("no disk")
 
-    async with ah.AsyncMonitoredSession(double) as session:
+    async with doubling() as session:
         session.start_soon(fail_then)
         assert await session.run_step_fn(settle) == "settled"
         assert cancels_left() == 0
@@ -156,7 +156,7 @@ async def test_a_step_function_that_settles_the_cancel_of_a_background_failure()
 async def test_a_clean_end_of_a_task_stops_the_session_cleanly(end: Exception) -> None:
     """End of input in a background task is a stop of the whole session, and no failure."""
     hook = RecordingHook()
-    async with ah.AsyncMonitoredSession(double, [hook]) as session:
+    async with doubling(hook) as session:
         session.start_soon(fail, end, name="reader")
         await ticks()
         assert [one async for one in session.steps("loss")] == []
@@ -180,7 +180,7 @@ async def test_a_task_that_is_started_in_the_grace_period_is_waited_for(
     """A background task may start others while the session closes; they have what is left of the
     same grace period.
     """
-    session, ended = ah.AsyncMonitoredSession(double, stop_grace_period_secs=9), list[str]()
+    session, ended = doubling(stop_grace_period_secs=9), list[str]()
 
     async def flush() -> None:
         await ticks(10)
@@ -236,7 +236,7 @@ async def test_no_task_is_started_after_the_background_tasks_have_ended(start: S
         await ticks()
         raise OSError("broken")
 
-    session = ah.AsyncMonitoredSession(double, [PhaseHook("close", starts)])
+    session = doubling(PhaseHook("close", starts))
     assert isinstance(await outcome(session, use), OSError)
     await starts()
     assert refusals == ["closing", "closing", "closing", "closed"]
@@ -257,7 +257,7 @@ async def test_background_tasks_get_the_reason_of_their_cancel(
     `stop_reason` has it, too.
     """
     messages: list[str] = []
-    session = ah.AsyncMonitoredSession(double)
+    session = doubling()
 
     async def generates(wait: Callable[[], Awaitable[Any]]) -> None:
         try:
@@ -292,7 +292,7 @@ async def test_groups_out_of_end_and_close_are_flat(phase: str) -> None:
     hooks = [
         FaultInjectionHook({(phase, 1): error}, str(error)) for error in (group, KeyError("b"))
     ]
-    raised = await outcome(ah.AsyncMonitoredSession(double, hooks))
+    raised = await outcome(doubling(*hooks))
     assert isinstance(raised, ExceptionGroup)
     assert f"2 failures in {phase}" in str(raised)
     rows = [error for error in raised.exceptions if isinstance(error, ValueError)]
@@ -325,7 +325,7 @@ async def test_closing_twice_is_harmless() -> None:
             assert session.should_stop()
             await session.aclose()
 
-        session = ah.AsyncMonitoredSession(double, [hook])
+        session = doubling(hook)
         assert await outcome(session, use, error) is (error if isinstance(error, OSError) else None)
         await session.aclose()
         assert hook.phases() == [
@@ -468,9 +468,7 @@ async def test_the_session_stays_readable_in_close(
         await make_runs(session, 3, "train")
 
     hook = LastStepHook()
-    session = ah.AsyncMonitoredSession(
-        counting_graph(), [hook, FaultInjectionHook(faults)], recovery=policy
-    )
+    session = counting(hook, FaultInjectionHook(faults), recovery=policy)
     assert isinstance(await outcome(session, train), kind or type(None))
     assert hook.closed_with == ([] if step is None else [(kind, step, step, True)])
 
@@ -480,9 +478,7 @@ async def test_the_session_stays_readable_in_close_after_a_cancel(phase: str) ->
     """Of a run, which has committed nothing, and of the opening: the step is the one before."""
     hook = LastStepHook()
     steps = ah.MemoryStepStore(7)
-    session = ah.AsyncMonitoredSession(
-        counting_graph(), [hook, PhaseHook(phase, forever)], global_step=steps
-    )
+    session = counting(hook, PhaseHook(phase, forever), global_step=steps)
     task = await parked(outcome(session, lambda session: session.run("train")))
     await ticks(20)
     task.cancel()

@@ -10,7 +10,7 @@ import aiohooks as ah
 from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import double, outcome
+from tests.support.sessions import doubling, outcome
 from tests.support.waiting import advance_clock, parked, raises_after, ticks
 
 pytestmark = pytest.mark.every_python
@@ -56,7 +56,7 @@ async def test_a_block_that_fails_while_another_task_closes(
         closing[0].add_done_callback(lambda _: hook.done.append("closed"))
         await hook.started.wait()
 
-    body = asyncio.create_task(outcome(ah.AsyncMonitoredSession(double, [hook]), use, error))
+    body = asyncio.create_task(outcome(doubling(hook), use, error))
     await hook.started.wait()
     await ticks(20)
     assert not body.done()
@@ -83,7 +83,7 @@ async def test_a_cancelled_second_closer_waits_for_the_grace_period_only(
     one takes.
     """
     hook = SlowEnd()
-    async with ah.AsyncMonitoredSession(double, [hook], stop_grace_period_secs=9) as session:
+    async with doubling(hook, stop_grace_period_secs=9) as session:
         closing = asyncio.create_task(session.aclose())
         await hook.started.wait()
         second = await parked(session.aclose())
@@ -104,9 +104,7 @@ async def test_closing_a_session_that_fails_to_open() -> None:
     complete.
     """
     hook, error = SlowEnd("close"), OSError("no data")
-    session = ah.AsyncMonitoredSession(
-        double, [hook, PhaseHook("after_create_session", raises_after(0, error))]
-    )
+    session = doubling(hook, PhaseHook("after_create_session", raises_after(0, error)))
     opening = asyncio.create_task(outcome(session))
     await hook.started.wait()
     assert session.status().state == "closing"
@@ -124,7 +122,7 @@ async def test_a_session_that_is_closed_inside_a_hook_of_another() -> None:
     the first one's closing.
     """
     hook, closed = SlowEnd(), list[list[str]]()
-    inner = ah.AsyncMonitoredSession(double, [hook])
+    inner = doubling(hook)
     await inner.__aenter__()
 
     async def closes(run_context: ah.SessionRunContext) -> None:
@@ -133,9 +131,7 @@ async def test_a_session_that_is_closed_inside_a_hook_of_another() -> None:
         await inner.aclose()
         closed.append(list(hook.done))
 
-    async with ah.AsyncMonitoredSession(
-        double, [PhaseHook("before_run", closes), PhaseHook("before_run", closes)]
-    ) as outer:
+    async with doubling(PhaseHook("before_run", closes), PhaseHook("before_run", closes)) as outer:
         await outer.run("loss")
     assert closed == [["end", "close"]] * 2
 
@@ -157,11 +153,9 @@ async def test_a_task_of_a_nested_end_does_not_hold_up_the_outer_session(
 
     async def nest(run_context: ah.SessionRunContext) -> None:
         if not waits:
-            await outcome(ah.AsyncMonitoredSession(double, [PhaseHook("end", start)]))
+            await outcome(doubling(PhaseHook("end", start)))
 
-    async with ah.AsyncMonitoredSession(
-        double, [PhaseHook("before_run", nest)], global_step=store
-    ) as outer:
+    async with doubling(PhaseHook("before_run", nest), global_step=store) as outer:
         await outer.run("loss")
         begun.set()
         await ticks()
@@ -187,7 +181,7 @@ async def test_a_hook_cannot_close_its_session(phase: str) -> None:
             await session.aclose()
         attempts.append(phase)
 
-    session = ah.AsyncMonitoredSession(double, [PhaseHook(phase, closes)])
+    session = doubling(PhaseHook(phase, closes))
     assert await outcome(session, lambda session: session.run("loss")) is None
     assert attempts == [phase]
 
@@ -209,7 +203,7 @@ async def test_a_background_task_cannot_close_its_session(clock: ManualClock) ->
             attempts.append(session.status().state)
             await session.coord.wait_for_stop()
 
-    async with ah.AsyncMonitoredSession(double) as session:
+    async with doubling() as session:
         session.start_soon(closes)
         session.coord.start_soon(closes)
         await ticks()

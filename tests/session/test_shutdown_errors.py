@@ -15,7 +15,7 @@ from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import (
     counting_graph,
-    double,
+    doubling,
     forever_step,
     outcome,
     recovery_policy,
@@ -113,7 +113,7 @@ async def test_of_several_errors_none_is_lost(
         await fail_in(BODY)
 
     hooks = [PhaseHook("end", lambda _: fail_in(END)), PhaseHook("close", close)]
-    session = ah.AsyncMonitoredSession(double, hooks, name="trainer")
+    session = doubling(*hooks, name="trainer")
     ending = asyncio.create_task(outcome(session, use))
     await closing.wait()
     if CANCEL in fails:
@@ -141,7 +141,7 @@ async def test_an_error_of_end_is_kept_when_a_later_end_is_cancelled(
         PhaseHook("end", raises_after(0, OSError("the last save failed"))),
         PhaseHook("end", forever),
     ]
-    ending = await parked(outcome(ah.AsyncMonitoredSession(double, hooks)))
+    ending = await parked(outcome(doubling(*hooks)))
     await ticks(20)
     ending.cancel()
     raised = await ending
@@ -167,7 +167,7 @@ async def test_errors_that_answer_a_cancel(ended: str, caplog: pytest.LogCapture
         session.start_soon(answers if ended == "by a cancel" else raises_after(9, OSError("lost")))
         await (forever() if ended == "by a cancel" else session.run_step_fn(answers))
 
-    body = await parked(outcome(ah.AsyncMonitoredSession(double), use), 20)
+    body = await parked(outcome(doubling(), use), 20)
     body.cancel()
     raised = await body
     if ended == "by a cancel":
@@ -208,7 +208,7 @@ async def test_an_error_that_ends_the_program_comes_out_of_close(
             )
         )
     body = ValueError("the body") if first == "body" else None
-    ending = asyncio.create_task(outcome(ah.AsyncMonitoredSession(double, hooks), error=body))
+    ending = asyncio.create_task(outcome(doubling(*hooks), error=body))
     await closing.wait()
     if first == "cancel":
         ending.cancel()
@@ -236,7 +236,7 @@ async def test_an_error_that_hides_another_one(own: bool, before: str) -> None:
         finally:
             sys.exit(3)
 
-    session = ah.AsyncMonitoredSession(double, [PhaseHook("close", ends)])
+    session = doubling(PhaseHook("close", ends))
     ending = await parked(
         outcome(session, forever)
         if before == "a cancel"
@@ -364,7 +364,7 @@ async def test_an_error_that_cannot_be_shown_is_one_like_any_other(wait: str) ->
     assert session.status().failure == "<OddError, whose repr raises AttributeError>"
     lost = FaultInjectionHook({("before_run", 1): OddError()})
     recovering = await run_session(
-        ah.AsyncMonitoredSession(double, [lost], recovery=recovery_policy(on=(OddError,))),
+        doubling(lost, recovery=recovery_policy(on=(OddError,))),
         1,
         "loss",
     )
@@ -386,7 +386,7 @@ async def test_a_task_that_fails_in_the_grace_period_makes_the_end_an_error(owne
         (session if owner == "session" else session.coord).start_soon(flush)
         await session.run("loss")
 
-    session = ah.AsyncMonitoredSession(double, [hook])
+    session = doubling(hook)
     assert await outcome(session, use) is error
     assert hook.closed_with == [error]
 
@@ -406,9 +406,7 @@ async def test_a_task_that_fails_after_its_session_has_ended_is_logged(
     async def use(session: ah.AsyncMonitoredSession) -> None:
         tasks.append(session.start_soon(stubborn))
 
-    ending = asyncio.create_task(
-        outcome(ah.AsyncMonitoredSession(double, stop_grace_period_secs=9), use)
-    )
+    ending = asyncio.create_task(outcome(doubling(stop_grace_period_secs=9), use))
     for _ in range(2):
         await ticks(20)
         assert not ending.done()
@@ -442,9 +440,7 @@ async def test_close_gets_the_error_with_which_recovery_gave_up(then: Exception 
     faults = [
         FaultInjectionHook({("before_run", 1): error, **({("close", 1): then} if then else {})})
     ]
-    session = ah.AsyncMonitoredSession(
-        double, [hook, *faults], recovery=recovery_policy(max_attempts=0)
-    )
+    session = doubling(hook, *faults, recovery=recovery_policy(max_attempts=0))
     assert await outcome(session, use) is then
     assert (hook.closed_with, "end" in hook.phases()) == ([error], False)
     assert messages == ["the session failed: AbortedError('lost')"]
@@ -455,7 +451,7 @@ async def test_a_background_failure_from_which_the_next_run_would_have_recovered
 ) -> None:
     """There is no next run: the session ends cleanly, and a warning has the error."""
     error = ah.errors.UnavailableError("gone")
-    async with ah.AsyncMonitoredSession(double, name="chief") as session:
+    async with doubling(name="chief") as session:
         session.coord.start_soon(fail, error, name="producer")
         await ticks()
     (record,) = [one for one in caplog.records if one.levelno == logging.WARNING]
@@ -474,7 +470,7 @@ async def test_a_background_failure_that_a_wait_has_raised_is_not_raised_again(
 ) -> None:
     """Whoever caught it has dealt with it: the end of the session is clean."""
     error, hook = ValueError("no"), RecordingHook()
-    async with ah.AsyncMonitoredSession(double, [hook]) as session:
+    async with doubling(hook) as session:
         (session if owner == "session" else session.coord).start_soon(fail, error)
         await ticks(later)
         with pytest.raises(ValueError, match="no") as raised:
@@ -503,9 +499,7 @@ async def test_an_error_that_meets_the_end_of_its_session_is_said(
         await ticks(passes)
 
     error = OSError("of the block")
-    session = ah.AsyncMonitoredSession(
-        double, [PhaseHook("before_run", fail_then)], recovery=recovery_policy()
-    )
+    session = doubling(PhaseHook("before_run", fail_then), recovery=recovery_policy())
     assert await outcome(session, use, error) is error
     await asyncio.wait(runs)
     assert "of the hook" in f"{caplog.text} {runs[0].exception()!r}"

@@ -13,7 +13,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import ManualClock
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, double, outcome
+from tests.support.sessions import NO_BACKOFF, doubling, outcome
 from tests.support.waiting import advance_clock, forever, parked, ticks
 
 pytestmark = pytest.mark.every_python
@@ -29,7 +29,7 @@ def closing(
     use: Callable[[ah.AsyncMonitoredSession], Awaitable[object]] = lambda _: ticks(),
 ) -> Any:
     """Open a session, use it, and leave it."""
-    return outcome(ah.AsyncMonitoredSession(double, hooks, name="trainer"), use)
+    return outcome(doubling(*hooks, name="trainer"), use)
 
 
 async def test_background_tasks_that_are_waited_for_are_logged(
@@ -139,7 +139,7 @@ async def test_a_recovery_that_waits_says_so(
             raise ah.AbortedError("lost")
 
     hooks = [PhaseHook("after_create_session", starts)]
-    session = ah.AsyncMonitoredSession(double, hooks, recovery=NO_BACKOFF, name="trainer")
+    session = doubling(*hooks, recovery=NO_BACKOFF, name="trainer")
     opening = await parked(outcome(session), 20)
     clock.advance(1)
     gate.set()
@@ -165,7 +165,7 @@ async def test_the_default_grace_period(
         ended.append("join")
 
     async def use() -> None:
-        async with ah.AsyncMonitoredSession(double) as session:
+        async with doubling() as session:
             session.start_soon(forever)
         ended.append("session")
 

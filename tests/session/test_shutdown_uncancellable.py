@@ -12,7 +12,7 @@ import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import counting_graph, double, outcome
+from tests.support.sessions import counting_graph, doubling, outcome
 from tests.support.waiting import (
     Uncancellable,
     advance_clock,
@@ -90,7 +90,7 @@ async def test_a_closing_that_takes_too_long_after_a_cancel(
     """
     uncancellable, hook = Uncancellable(OSError("too late")), RecordingHook()
     hooks: list[Any] = [hook, ah.configure(PhaseHook("close", uncancellable.wait), timeout=1000)]
-    session = ah.AsyncMonitoredSession(double, hooks, stop_grace_period_secs=9, name="trainer")
+    session = doubling(*hooks, stop_grace_period_secs=9, name="trainer")
     ending = await parked(outcome(session))
     await ticks(20)
     ending.cancel()
@@ -117,9 +117,7 @@ async def test_a_close_that_is_cut_off_does_not_keep_others_from_closing(
     """
     hook = RecordingHook()
     hooks: list[Any] = [hook, ah.configure(PhaseHook("close", forever), timeout=1000)]
-    ending = await parked(
-        outcome(ah.AsyncMonitoredSession(double, hooks, stop_grace_period_secs=9))
-    )
+    ending = await parked(outcome(doubling(*hooks, stop_grace_period_secs=9)))
     await ticks(20)
     ending.cancel()
     await ticks(20)
@@ -136,7 +134,7 @@ async def test_a_background_call_that_is_uncancellable_does_not_keep_hooks_from_
     """
     uncancellable, hook, error = Uncancellable(), RecordingHook(), OSError("broken")
     observer = ah.configure(PhaseHook("after_run", uncancellable.wait), background=True)
-    session = ah.AsyncMonitoredSession(double, [hook, observer], stop_grace_period_secs=9)
+    session = doubling(hook, observer, stop_grace_period_secs=9)
     ending = await parked(outcome(session, lambda session: session.run("loss"), error))
     await ticks(20)
     clock.advance(5)
@@ -204,9 +202,7 @@ async def test_a_failed_end_waits_for_a_task_that_ignores_its_cancel(
         session.start_soon(uncancellable.wait)
         await ticks()
 
-    ending = asyncio.create_task(
-        outcome(ah.AsyncMonitoredSession(double, stop_grace_period_secs=9), use, error)
-    )
+    ending = asyncio.create_task(outcome(doubling(stop_grace_period_secs=9), use, error))
     await until_true(lambda: uncancellable.cancels)
     await ticks(20)
     if cancelled:
@@ -232,7 +228,7 @@ async def test_background_tasks_are_waited_for_after_others_have_cancelled_the_w
     async def use(session: ah.AsyncMonitoredSession) -> None:
         session.start_soon(gate.wait)
 
-    ending = await parked(outcome(ah.AsyncMonitoredSession(double), use))
+    ending = await parked(outcome(doubling(), use))
     await ticks(20)
     (closing,) = [
         task for task in asyncio.all_tasks() if task.get_name().startswith("the end of session")
@@ -254,7 +250,7 @@ async def test_background_tasks_of_a_cancelled_end(task_ends: bool, clock: Manua
     async def use(session: ah.AsyncMonitoredSession) -> None:
         session.start_soon(gate.wait)
 
-    ending = await parked(outcome(ah.AsyncMonitoredSession(double, [hook]), use))
+    ending = await parked(outcome(doubling(hook), use))
     await ticks(20)
     assert not ending.done()
     if task_ends:
@@ -272,9 +268,7 @@ async def test_an_uncancellable_run_does_not_block_the_end(
     """
     uncancellable = Uncancellable()
     hooks = [PhaseHook("before_run", uncancellable.wait)]
-    async with ah.AsyncMonitoredSession(
-        double, hooks, stop_grace_period_secs=9, name="trainer"
-    ) as session:
+    async with doubling(*hooks, stop_grace_period_secs=9, name="trainer") as session:
         running = await parked(session.run("loss"))
         await ticks()
         closing = await parked(session.aclose())

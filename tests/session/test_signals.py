@@ -17,7 +17,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import ManualClock, RecordingHook
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import counting_graph, double, outcome
+from tests.support.sessions import counting, doubling, outcome
 from tests.support.waiting import advance_clock, forever, parked, raises_after, ticks, until_true
 
 pytestmark = pytest.mark.every_python
@@ -58,9 +58,7 @@ async def test_what_a_signal_waits_for_is_said(
         async def after_run(self, *_: object) -> None:
             await forever()
 
-    async with ah.AsyncMonitoredSession(
-        double, [Hangs()], name="trainer", handle_signals=True
-    ) as session:
+    async with doubling(Hangs(), name="trainer", handle_signals=True) as session:
         running = await parked(session.run("loss"))
         await send(signal.SIGTERM, lambda: clock.pending)
         assert "Hangs" not in caplog.text
@@ -123,7 +121,7 @@ async def test_the_second_signal_cancels(received: list[int]) -> None:
         assert (received, handlers() == before) == ([], False)
         await send(signal.SIGTERM)
 
-    session = ah.AsyncMonitoredSession(double, [hook], handle_signals=True)
+    session = doubling(hook, handle_signals=True)
     raised = await asyncio.create_task(outcome(session, use))
     assert repr(raised) == "CancelledError('SIGTERM received')"
     assert (received, handlers()) == ([signal.SIGTERM], before)
@@ -142,9 +140,7 @@ async def test_the_second_signal_does_not_wait_for_the_last_save(tmp_path: Path)
         await send(signal.SIGTERM)
 
     saver = ah.CheckpointSaverHook(tmp_path, save_on_begin=False)
-    session = ah.AsyncMonitoredSession(
-        counting_graph(), [PhaseHook("end", hang), saver, hook], handle_signals=True
-    )
+    session = counting(PhaseHook("end", hang), saver, hook, handle_signals=True)
     raised = await asyncio.create_task(outcome(session, lambda session: session.run("train")))
     assert isinstance(raised, asyncio.CancelledError)
     assert (hook.phases()[-2:], saver.saved) == (["after_run", "close"], 0)
@@ -155,13 +151,13 @@ async def test_a_session_opened_after_the_signal_is_stopped_too(later: int) -> N
     """A session that is opened while others end because of a signal makes no step; one that is
     opened later does.
     """
-    async with ah.AsyncMonitoredSession(double, handle_signals=True) as first:
+    async with doubling(handle_signals=True) as first:
         await send(signal.SIGTERM, first.should_stop)
         await ticks(later)
-        async with ah.AsyncMonitoredSession(double, handle_signals=True) as late:
+        async with doubling(handle_signals=True) as late:
             assert late.should_stop()
             assert (late.stop_reason, late.stop_signal) == ("SIGTERM received", signal.SIGTERM)
-    async with ah.AsyncMonitoredSession(double, handle_signals=True) as next_one:
+    async with doubling(handle_signals=True) as next_one:
         assert await next_one.run("loss") == 2
     assert next_one.stop_signal is None
 
@@ -171,16 +167,14 @@ async def test_a_session_opened_after_the_second_signal_is_cancelled() -> None:
     hook, ends = RecordingHook(), list[BaseException | None]()
 
     async def open_another(_: object) -> None:
-        late = ah.AsyncMonitoredSession(double, [hook], handle_signals=True)
+        late = doubling(hook, handle_signals=True)
         ends.append(await asyncio.create_task(outcome(late, forever)))
 
     async def use(session: ah.AsyncMonitoredSession) -> None:
         await send(signal.SIGTERM, session.should_stop)
         await send(signal.SIGTERM)
 
-    session = ah.AsyncMonitoredSession(
-        double, [PhaseHook("close", open_another)], handle_signals=True
-    )
+    session = doubling(PhaseHook("close", open_another), handle_signals=True)
     ends.append(await asyncio.create_task(outcome(session, use)))
     assert [type(one) for one in ends] == [asyncio.CancelledError] * 2
     assert (hook.phases()[-1], "end" in hook.phases()) == ("close", False)
@@ -190,21 +184,19 @@ async def test_a_session_opened_after_the_second_signal_is_cancelled() -> None:
 async def test_a_session_that_fails_restores_the_handlers(phase: str) -> None:
     """After a failure in any phase the previous handlers are installed again."""
     before, error = handlers(), OSError(phase)
-    session = ah.AsyncMonitoredSession(
-        double, [PhaseHook(phase, raises_after(1, error))], handle_signals=True
-    )
+    session = doubling(PhaseHook(phase, raises_after(1, error)), handle_signals=True)
     assert await outcome(session, lambda session: session.run("loss")) is error
     assert handlers() == before
 
 
 async def test_the_first_reason_stays() -> None:
     """Whichever comes first, a signal or another stop."""
-    async with ah.AsyncMonitoredSession(double, handle_signals=True) as session:
+    async with doubling(handle_signals=True) as session:
         session.request_stop("enough")
         signal.raise_signal(signal.SIGTERM)
         await ticks()
     assert (session.stop_reason, session.stop_signal) == ("enough", None)
-    async with ah.AsyncMonitoredSession(double, handle_signals=True) as session:
+    async with doubling(handle_signals=True) as session:
         signal.raise_signal(signal.SIGTERM)
         session.request_stop("enough")
         assert (session.stop_reason, session.stop_signal) == ("SIGTERM received", signal.SIGTERM)
@@ -213,7 +205,7 @@ async def test_the_first_reason_stays() -> None:
 async def test_without_it_signals_are_left_alone(received: list[int]) -> None:
     """By default a session installs no handler."""
     before = handlers()
-    async with ah.AsyncMonitoredSession(double) as session:
+    async with doubling() as session:
         assert handlers() == before
         await send(signal.SIGTERM, lambda: received)
         assert not session.should_stop()
@@ -223,7 +215,7 @@ async def test_outside_the_main_thread_it_has_no_effect(caplog: pytest.LogCaptur
     """Only the main thread gets signals; in another one a session logs a warning and works
     without.
     """
-    session = ah.AsyncMonitoredSession(double, handle_signals=True)
+    session = doubling(handle_signals=True)
     assert (
         await asyncio.to_thread(asyncio.run, outcome(session, lambda session: session.run("loss")))
         is None
@@ -277,9 +269,7 @@ def test_other_tasks_continue_until_the_session_has_ended(
     async def main() -> None:
         others.append(await parked(other()))
         try:
-            async with ah.AsyncMonitoredSession(
-                double, [PhaseHook("close", close)], handle_signals=True
-            ):
+            async with doubling(PhaseHook("close", close), handle_signals=True):
                 signal.raise_signal(signal.SIGTERM)
                 if not late:
                     signal.raise_signal(signal.SIGTERM)
@@ -313,9 +303,7 @@ def test_the_second_interrupt_while_the_runner_closes_the_sessions(
         events.append("close")
 
     async def other() -> None:
-        async with ah.AsyncMonitoredSession(
-            double, [PhaseHook("close", close)], handle_signals=True
-        ):
+        async with doubling(PhaseHook("close", close), handle_signals=True):
             await forever()
 
     async def main() -> None:
@@ -334,9 +322,7 @@ def test_the_second_signal_ends_a_program_whose_session_is_never_closed() -> Non
     """The task that entered it has ended: no end of a session would exit."""
 
     async def main() -> None:
-        await asyncio.create_task(
-            ah.AsyncMonitoredSession(double, handle_signals=True).__aenter__()
-        )
+        await asyncio.create_task(doubling(handle_signals=True).__aenter__())
         for _ in range(2):
             signal.raise_signal(signal.SIGTERM)
         await ticks()

@@ -19,9 +19,9 @@ import pytest
 import aiohooks as ah
 from aiohooks.session import signals
 from aiohooks.testing import ManualClock, RecordingHook
-from tests.support.checks import drop, refused
+from tests.support.checks import drop, invalid, refused
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import counting_graph, double, outcome
+from tests.support.sessions import counting_graph, double, doubling, outcome
 from tests.support.waiting import advance_clock, forever, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
@@ -249,7 +249,7 @@ def test_no_warning_without_a_handler_of_the_programs_own(caplog: pytest.LogCapt
     """
 
     async def main() -> Any:
-        return await outcome(ah.AsyncMonitoredSession(double, handle_signals=True))
+        return await outcome(doubling(handle_signals=True))
 
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for handler in (signal.SIG_DFL, signal.default_int_handler):
@@ -426,7 +426,7 @@ def test_request_stop_in_a_handler_of_ones_own_wakes_the_loop() -> None:
             return events
 
     async def main() -> None:
-        async with ah.AsyncMonitoredSession(double) as session:
+        async with doubling() as session:
             signal.signal(USER, lambda *_: session.request_stop("asked by a signal"))
             with pytest.raises(ah.StopRequestedError, match="asked by a signal"):
                 await session.until(forever())
@@ -459,14 +459,12 @@ def test_request_stop_in_a_handler_of_ones_own_wakes_the_loop() -> None:
 )
 def test_an_invalid_policy(options: dict[str, Any], message: str) -> None:
     """Invalid values are refused, with the value and what to give."""
-    with refused(ah.errors.InvalidArgumentError, message):
+    with invalid(message):
         ah.SignalPolicy(**options)
 
 
 @pytest.mark.parametrize("value", [None, 1, "SIGTERM", signal.SIGTERM])
 def test_handle_signals_is_a_bool_or_a_policy(value: Any) -> None:
     """Any other value is refused when the session is made."""
-    with refused(
-        ah.errors.InvalidArgumentError, "handle_signals is", "give True, False or a SignalPolicy"
-    ):
-        ah.AsyncMonitoredSession(double, handle_signals=value)
+    with invalid("handle_signals is", "give True, False or a SignalPolicy"):
+        doubling(handle_signals=value)

@@ -18,7 +18,7 @@ import aiohooks as ah
 from aiohooks.session.hook import HOOK_METHODS
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, counting_graph, do_nothing, double, outcome
+from tests.support.sessions import NO_BACKOFF, counting_graph, do_nothing, double, doubling, outcome
 from tests.support.waiting import Gate, parked, ticks
 
 pytestmark = pytest.mark.every_python
@@ -44,7 +44,7 @@ async def test_the_active_hook_is_named(phase: str, clock: ManualClock) -> None:
     clock.advance(100)
     gate = Gate()
     hook = PhaseHook(phase, gate.pass_through)
-    session = ah.AsyncMonitoredSession(double, [ah.SessionRunHook(), hook], name="chief")
+    session = doubling(ah.SessionRunHook(), hook, name="chief")
     task = await parked(outcome(session, lambda session: session.run("loss")), 20)
     clock.advance(3.5)
     status = session.status()
@@ -66,7 +66,7 @@ async def test_all_active_hooks_are_named(clock: ManualClock) -> None:
     """
     slow, quick = Gate(), Gate()
     hooks = [PhaseHook("before_run", gate.pass_through) for gate in (slow, quick, slow)]
-    async with ah.AsyncMonitoredSession(double, hooks) as session:
+    async with doubling(*hooks) as session:
         run = await parked(session.run("loss"))
         await ticks()
         clock.advance(1)
@@ -119,8 +119,8 @@ async def test_a_wait_for_a_step_says_which(clock: ManualClock) -> None:
     """A wait for a step is shown with the step, the latest step seen, and the publishers."""
     steps = ah.MemoryStepStore(3, run="digits")
     with steps.publisher("chief"):
-        async with ah.AsyncMonitoredSession(
-            double, [ah.GlobalStepWaiterHook(10)], global_step=steps, name="worker"
+        async with doubling(
+            ah.GlobalStepWaiterHook(10), global_step=steps, name="worker"
         ) as session:
             run = await parked(session.run("loss"))
             await ticks()
@@ -193,7 +193,7 @@ async def test_the_status_counts() -> None:
 
     gate, faults = Gate(), FaultInjectionHook({("before_run", 1): ah.AbortedError("lost")})
     hooks = [faults, PhaseHook("after_run", gate.pass_through)]
-    session = ah.AsyncMonitoredSession(double, hooks, recovery=NO_BACKOFF)
+    session = doubling(*hooks, recovery=NO_BACKOFF)
     assert counts() == ("new", None, 0, False, 0, None, 0, None)
     assert repr(session) == "<AsyncMonitoredSession new, <hooks: FaultInjectionHook, PhaseHook>>"
     assert (
@@ -230,9 +230,7 @@ async def test_a_coordinator_has_the_status_too(clock: ManualClock) -> None:
     async def see(session: ah.Session, coord: ah.Coordinator) -> None:
         seen.append(coord.status())
 
-    async with ah.AsyncMonitoredSession(
-        double, [PhaseHook("after_create_session", see)], name="me"
-    ) as session:
+    async with doubling(PhaseHook("after_create_session", see), name="me") as session:
         assert session.coord.status() == session.status()
     assert (seen[0].state, seen[0].name) == ("opening", "me")
 
@@ -241,7 +239,7 @@ async def test_a_status_outside_the_block_is_a_value() -> None:
     """Before and after the block a status has no tasks in it: it can be kept, compared and
     pickled.
     """
-    session = ah.AsyncMonitoredSession(double, [RecordingHook()])
+    session = doubling(RecordingHook())
     assert str(session.status()) == "session: new"
     assert await outcome(session, lambda session: session.run("loss")) is None
     status = session.status()
@@ -253,7 +251,7 @@ async def test_a_closed_session_refers_to_no_task() -> None:
     """It may be kept for its status: the task that had it, with all that this refers to, is
     freed.
     """
-    session = ah.AsyncMonitoredSession(double)
+    session = doubling()
     use: Callable[[Any], Awaitable[object]] = lambda session: session.run("loss")  # noqa: E731
     task = asyncio.create_task(outcome(session, use))
     freed = weakref.ref(task)

@@ -17,7 +17,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import RecordingHook
-from tests.support.checks import refused
+from tests.support.checks import invalid
 from tests.support.sessions import counting_graph, make_runs
 from tests.support.waiting import parked
 
@@ -137,7 +137,7 @@ async def test_a_function_as_the_step(tmp_path: Path) -> None:
     ) as session:
         assert await session.run("loss") == 0.5
     creator: Any = ah.ChiefSessionCreator(counting_graph())
-    with refused(ah.errors.InvalidArgumentError, "cannot be run; give a Graph or an `async def`"):
+    with invalid("cannot be run; give a Graph or an `async def`"):
         ah.monitored_training_session(creator)
 
 
@@ -163,5 +163,5 @@ async def test_a_function_as_the_step(tmp_path: Path) -> None:
 )
 async def test_invalid_arguments(arguments: dict[str, Any], words: str) -> None:
     """Each invalid argument is named with its value."""
-    with refused(ah.errors.InvalidArgumentError, words):
+    with invalid(words):
         ah.monitored_training_session(counting_graph(), **arguments)

@@ -25,7 +25,7 @@ from aiohooks.errors import InvalidArgumentError
 from aiohooks.session import why
 from tests.support.hangs import disable_why, unfolded
 from tests.support.processes import run_python
-from tests.support.sessions import double, use_up
+from tests.support.sessions import doubling, use_up
 from tests.support.waiting import HANG_SECS, forever, parked, ticks
 
 pytestmark = pytest.mark.every_python
@@ -88,7 +88,7 @@ async def test_a_wait_for_a_feed_leads_into_the_feeds() -> None:
         await arrived.wait()
         yield 1
 
-    async with ah.AsyncMonitoredSession(double) as session:
+    async with doubling() as session:
         loop = await parked(use_up(session.steps(feeds=feeds())), 10)
         pattern = (
             r" waits for next feed <- task 'feeds' <- next feed, .*\.feeds at .* <- event"

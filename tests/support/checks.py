@@ -43,3 +43,10 @@ def refused(
     with pytest.raises(error, match=pattern) as caught:
         yield caught
     assert caught.type is error
+
+
+def invalid(
+    *says: str,
+) -> contextlib.AbstractContextManager[pytest.ExceptionInfo[ah.AiohooksError]]:
+    """Check that the block refuses an argument, in a message that has all of these."""
+    return refused(ah.errors.InvalidArgumentError, *says)

@@ -57,6 +57,16 @@ async def double(batch: int = 1) -> dict[str, int]:
     return {"loss": 2 * batch, "batch": batch}
 
 
+def counting(*hooks: Any, **options: Any) -> ah.AsyncMonitoredSession:
+    """Make a session of a counting graph."""
+    return ah.AsyncMonitoredSession(counting_graph(), hooks, **options)
+
+
+def doubling(*hooks: Any, **options: Any) -> ah.AsyncMonitoredSession:
+    """Make a session of the step `double`."""
+    return ah.AsyncMonitoredSession(double, hooks, **options)
+
+
 def failing_step(*errors: BaseException | None) -> Callable[..., Any]:
     """Make a step that raises these, one a call; None, and every later call, succeeds."""
     left = list(errors)

@@ -18,7 +18,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.saving_sessions import Listener, on_disk, train
-from tests.support.sessions import NO_BACKOFF, counting_graph
+from tests.support.sessions import NO_BACKOFF, counting, counting_graph
 
 pytestmark = pytest.mark.every_python
 
@@ -72,7 +72,7 @@ async def test_saves_before_the_first_step(tmp_path: Path, every: ah.Every) -> N
     1 in a bare session (O52).
     """
     with ManualClock():
-        async with ah.AsyncMonitoredSession(counting_graph(), [saver(tmp_path, every)]) as session:
+        async with counting(saver(tmp_path, every)) as session:
             assert await on_disk(tmp_path) == [0]
             await session.run("train")
             assert await on_disk(tmp_path) == [0]

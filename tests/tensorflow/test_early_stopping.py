@@ -13,9 +13,9 @@ from aiohooks.hooks.evaluator import EvaluatorHook
 from aiohooks.hooks.functions import LambdaHook
 from aiohooks.hooks.stopping import EarlyStoppingHook, StopAtTimeHook
 from aiohooks.testing import ManualClock
-from tests.support.checks import refused
+from tests.support.checks import invalid
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import counting_graph
+from tests.support.sessions import counting
 
 pytestmark = pytest.mark.every_python
 
@@ -79,7 +79,7 @@ async def test_what_stops(hooks: list[EarlyStoppingHook], first: int, expected: 
     """A session stops when one of its hooks does, which receives the records as an evaluator passes
     them.
     """
-    async with ah.AsyncMonitoredSession(counting_graph(), hooks) as session:
+    async with counting(*hooks) as session:
         for step, record in RECORDS.items():
             for hook in hooks if step >= first else ():
                 hook.report(step, record)
@@ -117,9 +117,7 @@ async def test_any_function_may_decide(wanted: bool) -> None:
             context.request_stop(f"enough at {context.global_step}")
 
     hook = LambdaHook(after_run=decide, every=ah.Every(steps=100))
-    async with ah.AsyncMonitoredSession(
-        counting_graph(), [hook], global_step=ah.MemoryStepStore(98)
-    ) as session:
+    async with counting(hook, global_step=ah.MemoryStepStore(98)) as session:
         for _ in range(4):
             if not session.should_stop():
                 await session.run("train")
@@ -130,7 +128,7 @@ async def test_any_function_may_decide(wanted: bool) -> None:
 @pytest.mark.parametrize("not_a_hook", [5, None, "stop"])
 def test_what_decides_must_be_a_function(not_a_hook: Any) -> None:
     """Anything but a function is refused when the hook is made."""
-    with refused(ah.errors.InvalidArgumentError, "give"):
+    with invalid("give"):
         LambdaHook(after_run=not_a_hook)
 
 
@@ -171,9 +169,7 @@ async def test_workers_see_the_stop() -> None:
             seen.append(1)
 
     seen: list[int] = []
-    async with ah.AsyncMonitoredSession(
-        counting_graph(), [hook, PhaseHook("before_run", tell)]
-    ) as session:
+    async with counting(hook, PhaseHook("before_run", tell)) as session:
         assert await session.run("train") == 1
         assert session.should_stop()
     assert seen == [1]
@@ -188,9 +184,8 @@ async def test_a_resumed_run_does_not_stop_immediately() -> None:
         return 1.0
 
     first, second = (EarlyStoppingHook(patience=2) for _ in range(2))
-    async with ah.AsyncMonitoredSession(
-        counting_graph(),
-        [first, EvaluatorHook(evaluate, every=ah.Every(steps=1), on_result=first.report)],
+    async with counting(
+        first, EvaluatorHook(evaluate, every=ah.Every(steps=1), on_result=first.report)
     ) as session:
         while not session.should_stop():
             await session.run("train")
@@ -199,9 +194,7 @@ async def test_a_resumed_run_does_not_stop_immediately() -> None:
     async def restore() -> None:
         second.load_state_dict(first.state_dict())
 
-    async with ah.AsyncMonitoredSession(
-        counting_graph(), [second, PhaseHook("begin", restore)]
-    ) as session:
+    async with counting(second, PhaseHook("begin", restore)) as session:
         assert not session.should_stop()
         assert second.best == 1.0
         assert not second.report(4, 1.0)
@@ -215,7 +208,7 @@ async def test_stops_after_so_many_seconds() -> None:
     with ManualClock() as clock:
         hook = StopAtTimeHook(secs=1000)
         clock.advance(5000)
-        async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
+        async with counting(hook) as session:
             for secs in (0, 500, 400):
                 clock.advance(secs)
                 await session.run("train")

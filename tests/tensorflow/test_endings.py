@@ -12,7 +12,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, RecordingHook
 from tests.support.checks import refused
-from tests.support.sessions import counting_graph
+from tests.support.sessions import counting, counting_graph
 from tests.support.waiting import ticks
 from tests.tensorflow.blocks import ONE_RUN, MakeSession, boom, both_kinds, run_block
 
@@ -34,7 +34,7 @@ async def test_closing_stops_background_tasks(failed: bool) -> None:
         ended.append("task")
 
     hook = FaultInjectionHook({("before_run", 1): OSError("once")} if failed else {})
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
+    async with counting(hook) as session:
         coord = session.coord
         tasks = [coord.start_soon(wait, coord), session.start_soon(wait, coord)]
         if failed:
@@ -59,7 +59,7 @@ async def test_a_failed_block_cancels_background_tasks() -> None:
         raise OSError("boom")
 
     with pytest.raises(OSError, match="boom"):
-        await run_block(ah.AsyncMonitoredSession(counting_graph()), body)
+        await run_block(counting(), body)
     assert len(tasks) == 2
     assert all(task.cancelled() for task in tasks)
 
@@ -124,7 +124,7 @@ async def test_closing_inside_the_block_is_harmless() -> None:
     nothing is raised.
     """
     hook = RecordingHook()
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
+    async with counting(hook) as session:
         await session.run("train")
         await session.aclose()
         assert session.should_stop()

@@ -13,7 +13,7 @@ import aiohooks as ah
 from aiohooks.hooks.evaluator import Evaluation, EvaluatorHook
 from aiohooks.testing import FaultInjectionHook, RecordingHook
 from tests.support.evaluations import total
-from tests.support.sessions import NO_BACKOFF, counting_graph, make_runs, run_session
+from tests.support.sessions import NO_BACKOFF, counting, counting_graph, make_runs, run_session
 
 pytestmark = pytest.mark.every_python
 
@@ -97,7 +97,7 @@ async def test_evaluating_once(
 async def training(hook: EvaluatorHook, runs: int, *others: ah.SessionRunHook) -> dict[int, Any]:
     """Return the evaluations of a training of so many steps."""
     await run_session(
-        ah.AsyncMonitoredSession(counting_graph(), [hook, *others], recovery=NO_BACKOFF),
+        counting(hook, *others, recovery=NO_BACKOFF),
         runs,
         "train",
     )
@@ -133,7 +133,7 @@ async def test_a_nested_session_evaluates(mode: Any) -> None:
 
     outer = RecordingHook()
     hook = EvaluatorHook(evaluate, every=ah.Every(steps=2), mode=mode)
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook, outer]) as session:
+    async with counting(hook, outer) as session:
         await make_runs(session, 5, "train")
     assert hook.results == {
         step: {"accuracy": 1.0, "count": 3, "total": step} for step in (2, 4, 5)

@@ -15,7 +15,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.checks import refused
-from tests.support.sessions import NO_BACKOFF, counting_graph
+from tests.support.sessions import NO_BACKOFF, counting, counting_graph
 from tests.support.waiting import advance_clock, parked, ticks
 from tests.tensorflow.blocks import run_block, train
 
@@ -31,9 +31,7 @@ async def test_no_wait_for_step_zero(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     for wanted, start in ((0, 0), (1000, 1000), (1000, 2000)):
         hook = ah.GlobalStepWaiterHook(wanted)
-        async with ah.AsyncMonitoredSession(
-            counting_graph(), [hook], global_step=ah.MemoryStepStore(start)
-        ) as session:
+        async with counting(hook, global_step=ah.MemoryStepStore(start)) as session:
             assert await session.run("loss") == 10
         assert hook.started_at == start
     assert caplog.records == []
@@ -51,9 +49,7 @@ async def test_wait_for_a_step(caplog: pytest.LogCaptureFixture) -> None:
     hook = ah.GlobalStepWaiterHook(1000)
     lost = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost")})
     with ManualClock():
-        async with ah.AsyncMonitoredSession(
-            counting_graph(), [hook, lost], global_step=steps, recovery=NO_BACKOFF
-        ) as session:
+        async with counting(hook, lost, global_step=steps, recovery=NO_BACKOFF) as session:
             running = asyncio.create_task(session.run("train"))
             for step in (0, 500, 999):
                 await steps.raise_to(step)
@@ -77,9 +73,7 @@ async def test_one_waiter_waits_again_in_another_session() -> None:
     for _ in range(2):
         steps = ah.MemoryStepStore()
         with steps.publisher("chief"):
-            async with ah.AsyncMonitoredSession(
-                counting_graph(), [hook], global_step=steps
-            ) as session:
+            async with counting(hook, global_step=steps) as session:
                 running = await parked(session.run("loss"), 5)
                 assert not running.done()
                 await steps.raise_to(10)
@@ -90,9 +84,7 @@ async def test_a_stop_ends_the_wait() -> None:
     """A stop while it waits ends the block cleanly, before anything was run."""
     steps, hook = ah.MemoryStepStore(), RecordingHook()
     chief = steps.publisher("chief")
-    async with ah.AsyncMonitoredSession(
-        counting_graph(), [ah.GlobalStepWaiterHook(10), hook], global_step=steps
-    ) as session:
+    async with counting(ah.GlobalStepWaiterHook(10), hook, global_step=steps) as session:
         asyncio.get_running_loop().call_soon(session.request_stop, "enough")
         await session.run("train")
         raise AssertionError("the run must not begin")
@@ -107,9 +99,7 @@ async def test_a_wait_may_have_a_limit() -> None:
     with ManualClock() as clock:
         steps = ah.MemoryStepStore(3)
         chief = steps.publisher("chief")
-        session = ah.AsyncMonitoredSession(
-            counting_graph(), [ah.GlobalStepWaiterHook(10, timeout=60)], global_step=steps
-        )
+        session = counting(ah.GlobalStepWaiterHook(10, timeout=60), global_step=steps)
         running = await parked(run_block(session, train()), 5)
         await advance_clock(clock, 59.5)
         assert not running.done()
@@ -127,9 +117,7 @@ async def test_a_wait_without_a_publisher(error: BaseException | None) -> None:
     """
     steps, hook = ah.MemoryStepStore(), RecordingHook()
     chief = steps.publisher("chief")
-    session = ah.AsyncMonitoredSession(
-        counting_graph(), [ah.GlobalStepWaiterHook(10), hook], global_step=steps, name="worker"
-    )
+    session = counting(ah.GlobalStepWaiterHook(10), hook, global_step=steps, name="worker")
     running = await parked(run_block(session, train()), 5)
     await steps.advance(4)
     chief.close(error)
@@ -164,7 +152,7 @@ async def test_final_ops_have_a_shape_and_feeds() -> None:
     """Fetches of any shape, what to feed them, and the values as training left them."""
     hook = ah.FinalOpsHook({"t": ["total"], "l": "loss"}, feed_dict={"x": 7})
     nothing = ah.FinalOpsHook(None)
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook, nothing]) as session:
+    async with counting(hook, nothing) as session:
         await train(3)(session)
     assert hook.final_ops_values == {"t": [3], "l": 70}
     assert nothing.final_ops_values is None
@@ -213,9 +201,7 @@ async def test_a_function_feeds_each_run() -> None:
         return {"x": calls[-1]}
 
     lost = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost")})
-    async with ah.AsyncMonitoredSession(
-        counting_graph(), [ah.FeedFnHook(feed), lost], recovery=NO_BACKOFF
-    ) as session:
+    async with counting(ah.FeedFnHook(feed), lost, recovery=NO_BACKOFF) as session:
         assert [await session.run("loss") for _ in range(3)] == [10, 30, 40]
 
 
@@ -229,7 +215,7 @@ async def test_the_function_may_wait_and_may_feed_nothing(feeds: Any) -> None:
         await asyncio.sleep(0)
         return feeds
 
-    async with ah.AsyncMonitoredSession(counting_graph(), [ah.FeedFnHook(feed)]) as session:
+    async with counting(ah.FeedFnHook(feed)) as session:
         if feeds:
             assert await session.run("loss") == 50
             with refused(

@@ -13,7 +13,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, RecordingHook
 from tests.support.hooks import PhaseHook, RequestingHook
-from tests.support.sessions import counting_graph, run_session
+from tests.support.sessions import counting, counting_graph, run_session
 from tests.tensorflow.blocks import ONE_RUN, MakeSession, both_kinds
 
 pytestmark = pytest.mark.every_python
@@ -165,7 +165,7 @@ async def test_a_session_stops_when_a_hook_asks(phase: str) -> None:
         seen.append(run_context.stop_requested)
 
     hooks = [PhaseHook(phase, ask), PhaseHook("after_run", look)]
-    async with ah.AsyncMonitoredSession(counting_graph(), hooks) as session:
+    async with counting(*hooks) as session:
         values: list[int] = []
         while not session.should_stop():
             values.append(await session.run("train", {"x": len(values) + 1}))
@@ -187,7 +187,7 @@ async def test_should_stop_after_the_end(make: MakeSession) -> None:
 
 async def test_should_stop_when_the_coordinator_stops() -> None:
     """A stop of the coordinator is one of the session."""
-    async with ah.AsyncMonitoredSession(counting_graph()) as session:
+    async with counting() as session:
         assert not session.should_stop()
         session.coord.request_stop("seen enough")
         assert session.should_stop()
@@ -199,7 +199,7 @@ async def test_a_failed_run_is_no_stop() -> None:
     clean.
     """
     hook = FaultInjectionHook({("before_run", 1): OSError("once")})
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
+    async with counting(hook) as session:
         with pytest.raises(OSError, match="once"):
             await session.run("train")
         assert not session.should_stop()

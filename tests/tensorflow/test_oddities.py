@@ -17,7 +17,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, counting_graph, use_up
+from tests.support.sessions import NO_BACKOFF, counting, counting_graph, use_up
 from tests.support.waiting import parked, ticks
 from tests.tensorflow.blocks import DyingCreator, MakeSession, boom, both_kinds, lost, run_block
 
@@ -76,7 +76,7 @@ async def test_a_next_that_finds_nothing_is_a_failure(raised_in: str) -> None:
         await loop(feeds=queue, producer=session.start_soon(take_async))
 
     async def nested() -> None:
-        async with ah.AsyncMonitoredSession(counting_graph()):
+        async with counting():
             await take_async()
 
     uses: dict[str, Callable[[], Awaitable[Any]]] = {
@@ -129,9 +129,7 @@ async def test_the_idiom_of_the_original_is_a_clean_end(kind: str) -> None:
         "plain before_run": ah.hooks.BlockingHook(Reads()),
     }.get(kind)
     recorder = RecordingHook()
-    async with ah.AsyncMonitoredSession(
-        counting_graph(), [recorder, *([hook] if hook else [])]
-    ) as session:
+    async with counting(recorder, *([hook] if hook else [])) as session:
         if kind == "iterator":
             await use_up(session.steps("train", feeds=({"x": one} for one in left)))
         while kind != "iterator":
@@ -151,9 +149,7 @@ async def test_a_loop_says_which_error_of_a_run_has_ended_it(
         raise StopAsyncIteration("no more")
 
     caplog.set_level(logging.INFO, "aiohooks")
-    async with ah.AsyncMonitoredSession(
-        counting_graph(), [PhaseHook("before_run", no_more)]
-    ) as session:
+    async with counting(PhaseHook("before_run", no_more)) as session:
         await use_up(session.steps("train"))
     assert session.stop_reason == "a run ended with StopAsyncIteration('no more')"
     assert any(str(session.stop_reason) in message for message in caplog.messages)
@@ -188,9 +184,7 @@ async def test_a_run_after_the_stop_is_a_clean_end() -> None:
     no run.
     """
     hook = RecordingHook()
-    async with ah.AsyncMonitoredSession(
-        counting_graph(), [hook, ah.StopAtStepHook(last_step=2)]
-    ) as session:
+    async with counting(hook, ah.StopAtStepHook(last_step=2)) as session:
         while True:
             await session.run("train")
     assert session.global_step.latest.step == 2
@@ -216,7 +210,7 @@ async def test_a_stop_outlives_the_run_in_which_it_was_requested(asks: str, reco
         PhaseHook(asks, ask),
         FaultInjectionHook({("after_run", 1): lost() if recovers else OSError("broken")}),
     ]
-    async with ah.AsyncMonitoredSession(counting_graph(), hooks, recovery=NO_BACKOFF) as session:
+    async with counting(*hooks, recovery=NO_BACKOFF) as session:
         if recovers:
             assert await session.run("train") == 1
         else:
@@ -343,7 +337,7 @@ async def test_the_bodys_error_stays_the_first(caplog: pytest.LogCaptureFixture)
         raise error
 
     with pytest.raises(ValueError, match="body") as caught:
-        await run_block(ah.AsyncMonitoredSession(counting_graph()), body)
+        await run_block(counting(), body)
     assert caught.value is error
     assert error.__notes__ == ["a background task had failed: OSError('boom')"]
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
@@ -362,9 +356,7 @@ async def test_a_cancelled_session_ends_immediately() -> None:
         await asyncio.Event().wait()
 
     with ManualClock() as clock:
-        running = await parked(
-            run_block(ah.AsyncMonitoredSession(counting_graph(), [hook]), body), 20
-        )
+        running = await parked(run_block(counting(hook), body), 20)
         running.cancel("enough")
         with pytest.raises(asyncio.CancelledError):
             await running
@@ -383,7 +375,7 @@ async def test_a_keyboard_interrupt_ends_immediately() -> None:
         raise KeyboardInterrupt
 
     with ManualClock(), pytest.raises(KeyboardInterrupt):
-        await run_block(ah.AsyncMonitoredSession(counting_graph(), [hook]), body)
+        await run_block(counting(hook), body)
     assert hook.phases() == ["begin", "after_create_session", "close"]
 
 

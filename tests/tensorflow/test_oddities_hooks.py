@@ -9,7 +9,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, RecordingHook
 from tests.support.hooks import RequestingHook
-from tests.support.sessions import NO_BACKOFF, counting_graph, run_session
+from tests.support.sessions import NO_BACKOFF, counting, run_session
 from tests.tensorflow.blocks import ONE_RUN, DyingCreator, lost, run_block, train
 
 pytestmark = pytest.mark.every_python
@@ -33,10 +33,10 @@ async def test_every_end_is_called_whatever_the_others_do() -> None:
         ]
 
     with pytest.raises(OSError, match="a") as caught:
-        await run_block(ah.AsyncMonitoredSession(counting_graph(), hooks("a")), train())
+        await run_block(counting(*hooks("a")), train())
     assert caught.value is errors["a"]
     with pytest.raises(ExceptionGroup, match="2 failures in end") as several:
-        await run_block(ah.AsyncMonitoredSession(counting_graph(), hooks("ac")), train())
+        await run_block(counting(*hooks("ac")), train())
     assert several.value.exceptions == (errors["a"], errors["c"])
     ends = [(name, phase) for name, phase in record if phase in ("end", "close")]
     assert ends == [*[(name, "end") for name in "abc"], *[(name, "close") for name in "cba"]] * 2
@@ -54,9 +54,7 @@ async def test_an_error_of_end_is_an_error(kind: type[Exception]) -> None:
     error = kind("in end")
     hook = FaultInjectionHook({("end", 1): error})
     with pytest.raises(kind) as caught:
-        await run_block(
-            ah.AsyncMonitoredSession(counting_graph(), [hook], recovery=NO_BACKOFF), train()
-        )
+        await run_block(counting(hook, recovery=NO_BACKOFF), train())
     assert caught.value is error
     assert error.__notes__[0] == "raised by FaultInjectionHook.end"
     assert hook.closed_with == [error]
@@ -72,7 +70,7 @@ async def test_an_error_says_which_hook_raised_it(phase: str) -> None:
     error = OSError("no")
     with pytest.raises(OSError, match="no"):
         await run_block(
-            ah.AsyncMonitoredSession(counting_graph(), [FaultInjectionHook({(phase, 1): error})]),
+            counting(FaultInjectionHook({(phase, 1): error})),
             train(),
         )
     step = {
@@ -155,16 +153,16 @@ class Peculiar(RequestingHook):
 async def test_hooks_are_compared_by_identity() -> None:
     """O30, O68: hooks need no hash, and equal hooks each get what they fetched."""
     hooks = [Peculiar("loss"), Peculiar(["total"]), Peculiar(None)]
-    await run_session(ah.AsyncMonitoredSession(counting_graph(), hooks), 1, "train")
+    await run_session(counting(*hooks), 1, "train")
     assert [hook.values[0].results for hook in hooks] == [10, [0], None]
 
 
 async def test_hooks_may_come_from_an_iterator() -> None:
     """O31: the hooks are read once, from any iterable; later changes of a list change nothing."""
     hook = RecordingHook()
-    await run_block(ah.AsyncMonitoredSession(counting_graph(), iter([hook])), train())
+    await run_block(counting(*iter([hook])), train())
     given: list[ah.SessionRunHook] = [hook]
-    session = ah.AsyncMonitoredSession(counting_graph(), given)
+    session = counting(*given)
     given.clear()
     await run_block(session, train())
     assert hook.phases() == [*ONE_RUN, "end", "close"] * 2
@@ -175,9 +173,7 @@ async def test_options_do_not_grow_with_attempts() -> None:
     asking = RequestingHook(None, None, {"watch": ["b"]})
     loses = FaultInjectionHook({("before_run", 1): lost(), ("after_run", 1): lost()})
     options = {"watch": ["a"]}
-    async with ah.AsyncMonitoredSession(
-        counting_graph(), [asking, loses], recovery=NO_BACKOFF
-    ) as session:
+    async with counting(asking, loses, recovery=NO_BACKOFF) as session:
         await session.run("loss", options=options)
     assert [values.options for values in asking.values] == [{"watch": ["a", "b"]}] * 2
     assert options == {"watch": ["a"]}

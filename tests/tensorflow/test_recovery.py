@@ -11,7 +11,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, counting_graph
+from tests.support.sessions import NO_BACKOFF, counting, counting_graph
 from tests.support.waiting import ticks, until_true
 from tests.tensorflow.blocks import DyingCreator, run_block
 
@@ -82,7 +82,7 @@ async def test_recovery_keeps_variables_and_step() -> None:
     hook = FaultInjectionHook(
         {("before_run", 3): ah.AbortedError("lost"), ("after_run", 4): ah.UnavailableError("away")}
     )
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook], recovery=NO_BACKOFF) as session:
+    async with counting(hook, recovery=NO_BACKOFF) as session:
         seen = [(await session.run(["total", "train"], {"x": 10}))[0] for _ in range(4)]
         assert seen == [0, 10, 20, 40]
         assert session.global_step.latest.step == 5
@@ -200,9 +200,7 @@ async def test_what_a_run_raises_beside_a_lost_task_is_recovered_too() -> None:
             session.coord.request_stop(ah.AbortedError("the reader is gone"))
             raise OSError("nothing to read")
 
-    async with ah.AsyncMonitoredSession(
-        counting_graph(), [PhaseHook("before_run", lose)], recovery=NO_BACKOFF
-    ) as session:
+    async with counting(PhaseHook("before_run", lose), recovery=NO_BACKOFF) as session:
         assert await session.run("train") == 1
         assert session.status().recoveries == 1
 
@@ -233,9 +231,7 @@ async def test_tasks_end_with_the_session_they_belong_to() -> None:
         FaultInjectionHook({("before_run", 1): ah.AbortedError("lost")}),
     ]
     with ManualClock():
-        async with ah.AsyncMonitoredSession(
-            counting_graph(), hooks, recovery=NO_BACKOFF
-        ) as session:
+        async with counting(*hooks, recovery=NO_BACKOFF) as session:
             other = session.start_soon(asyncio.Event().wait)
             await session.run("train")
             assert record == ["created", "starts", "ends", "created", "starts"]

@@ -13,7 +13,7 @@ import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, RecordingHook
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook, RequestingHook
-from tests.support.sessions import NO_BACKOFF, counting_graph
+from tests.support.sessions import NO_BACKOFF, counting, counting_graph
 from tests.tensorflow.blocks import MakeSession, both_kinds, lost, run_block
 
 pytestmark = pytest.mark.every_python
@@ -46,7 +46,7 @@ async def test_request_stop_raises_in_the_caller() -> None:
     async def step_fn(context: ah.session.StepContext) -> None:
         context.request_stop()
 
-    async with ah.AsyncMonitoredSession(counting_graph()) as session:
+    async with counting() as session:
         with refused(ah.StopRequestedError, "the step function requested a stop"):
             await session.run_step_fn(step_fn)
         assert session.should_stop()
@@ -132,7 +132,7 @@ class Model:
 async def test_a_step_function_is_anything_that_is_called_with_a_context() -> None:
     """Methods, objects, partials, with a parameter of any name, and further ones with a default."""
     model = Model(7)
-    async with ah.AsyncMonitoredSession(counting_graph()) as session:
+    async with counting() as session:
         assert await session.run_step_fn(model.step) == 7
         assert await session.run_step_fn(model) == 7
         assert await session.run_step_fn(model.with_extra) == 14
@@ -148,7 +148,7 @@ async def test_a_function_with_other_parameters_is_no_step_function() -> None:
     async def one_too_many(context: ah.session.StepContext, extra: int) -> None: ...
 
     hook = RecordingHook()
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
+    async with counting(hook) as session:
         for fn in (none_at_all, one_too_many):
             with pytest.raises(ah.errors.InvalidArgumentError, match="the step context"):
                 await session.run_step_fn(fn)  # type: ignore[arg-type]
@@ -198,7 +198,7 @@ async def test_runs_with_hooks_take_all_arguments() -> None:
     async def step_fn(context: ah.session.StepContext) -> Any:
         return await context.run_with_hooks(["loss"], {"x": 3}, {"level": 1})
 
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
+    async with counting(hook) as session:
         assert await session.run_step_fn(step_fn) == [30]
     assert hook.values == [ah.SessionRunValues(30, {"level": 2}, {})]
 
@@ -253,7 +253,7 @@ async def test_the_context_has_the_current_session() -> None:
         assert contexts[0].session is context.session
         return await context.session.run("loss")
 
-    async with ah.AsyncMonitoredSession(counting_graph(), recovery=NO_BACKOFF) as session:
+    async with counting(recovery=NO_BACKOFF) as session:
         assert await session.run_step_fn(step_fn) == 10
         assert [one.closed for one in sessions] == [True, False]
     assert len(sessions) == 2
@@ -268,9 +268,7 @@ async def test_hooks_get_the_attempt() -> None:
         if run_context.attempt == 1:
             raise lost()
 
-    async with ah.AsyncMonitoredSession(
-        counting_graph(), [PhaseHook("before_run", look)], recovery=NO_BACKOFF
-    ) as session:
+    async with counting(PhaseHook("before_run", look), recovery=NO_BACKOFF) as session:
         await session.run_step_fn(use)
     assert seen == [(1, 1), (1, 2)]
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import aiohooks as ah
-from tests.support.checks import refused
+from tests.support.checks import invalid, refused
 from tests.support.hooks import RequestingHook
 from tests.support.sessions import counting_graph
 from tests.support.waiting import parked
@@ -207,10 +207,10 @@ async def test_every_graph_has_its_global_step() -> None:
 )
 async def test_the_global_step_is_one_whole_number(step: Any) -> None:
     """Another type, and more than one number, is no step, not to begin with and not later."""
-    with refused(ah.errors.InvalidArgumentError, "step", "whole number"):
+    with invalid("step", "whole number"):
         ah.MemoryStepStore(step)
     steps = ah.MemoryStepStore()
-    with refused(ah.errors.InvalidArgumentError, "step", "whole number"):
+    with invalid("step", "whole number"):
         await steps.raise_to(step)
     assert steps.latest.step == 0
 

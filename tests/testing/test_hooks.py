@@ -8,7 +8,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, RecordingHook
-from tests.support.sessions import NO_BACKOFF, counting_graph, double
+from tests.support.sessions import NO_BACKOFF, counting, doubling
 
 PHASES = ["begin", "after_create_session", "before_run", "after_run", "end", "close"]
 
@@ -17,7 +17,7 @@ PHASES = ["begin", "after_create_session", "before_run", "after_run", "end", "cl
 async def test_a_recording_hook_records(suspend: bool) -> None:
     """It records its calls in order, its results, and the argument of `close`."""
     hook = RecordingHook("mine", fetches=["loss"], feed_dict={"x": 5}, suspend=suspend)
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
+    async with counting(hook) as session:
         assert await session.run("train") == 5
     assert hook.phases() == PHASES
     assert hook.record == [("mine", phase) for phase in PHASES]
@@ -30,7 +30,7 @@ async def test_hooks_may_share_a_record() -> None:
     """Hooks that share one list record the order among them; `phases` has the calls of each."""
     record: list[tuple[str, str]] = []
     one, two = (RecordingHook(name, record=record) for name in ("one", "two"))
-    async with ah.AsyncMonitoredSession(double, [one, two]) as session:
+    async with doubling(one, two) as session:
         await session.run("loss")
     assert record == [
         (name, phase)
@@ -43,7 +43,7 @@ async def test_hooks_may_share_a_record() -> None:
 async def test_a_hook_without_fetches_has_no_results() -> None:
     """Without fetches and feeds it returns None from `before_run`."""
     hook = RecordingHook()
-    async with ah.AsyncMonitoredSession(double, [hook]) as session:
+    async with doubling(hook) as session:
         await session.run("loss")
     assert hook.results == [None]
 
@@ -55,7 +55,7 @@ async def test_a_fault_is_raised_at_its_call() -> None:
     )
 
     async def use() -> None:
-        async with ah.AsyncMonitoredSession(double, [hook], recovery=NO_BACKOFF) as session:
+        async with doubling(hook, recovery=NO_BACKOFF) as session:
             for _ in range(5):
                 await session.run("loss")
 
@@ -77,7 +77,7 @@ async def test_a_fault_may_be_a_call() -> None:
     hook = FaultInjectionHook(
         {("begin", 1): lambda: calls.append("plain"), ("end", 1): suspends}, "mine"
     )
-    async with ah.AsyncMonitoredSession(double, [hook]):
+    async with doubling(hook):
         assert calls == ["plain"]
     assert calls == ["plain", "async"]
     assert hook.name == "mine"

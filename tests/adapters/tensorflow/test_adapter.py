@@ -27,8 +27,8 @@ from aiohooks.adapters.tensorflow import (
     UnavailableError,
 )
 from aiohooks.testing import ManualClock, RecordingHook, check_hook, hook_checks
-from tests.support.checks import refused
-from tests.support.sessions import NO_BACKOFF, double
+from tests.support.checks import invalid
+from tests.support.sessions import NO_BACKOFF, doubling
 from tests.support.waiting import parked, until_true
 
 tf: Any = tensorflow.compat.v1
@@ -621,7 +621,7 @@ async def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(
         ah.errors.InvalidHookError, match="for the session of a TensorFlowSessionCreator"
     ):
-        await ah.AsyncMonitoredSession(double, [TensorFlowHooks([Recording()])]).__aenter__()
+        await doubling(TensorFlowHooks([Recording()])).__aenter__()
 
 
 @pytest.mark.parametrize("check", hook_checks())
@@ -652,5 +652,5 @@ async def test_it_is_a_good_hook(check: str) -> None:
 )
 async def test_what_is_no_hook_of_tensorflow_is_refused(hooks: Any, says: str) -> None:
     """When the hooks are given, with the value and what to give."""
-    with refused(ah.errors.InvalidArgumentError, says):
+    with invalid(says):
         TensorFlowHooks(hooks)
