@@ -177,9 +177,7 @@ async def test_the_span_is_current_inside_the_run(telemetry: Telemetry) -> None:
             await asyncio.sleep(0)
             telemetry.tracer.start_span("before").end()
 
-        async def after_run(
-            self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
-        ) -> None:
+        async def after_run(self, *_: object) -> None:
             telemetry.tracer.start_span("after").end()
 
     async with ah.AsyncMonitoredSession(step, [Traced(), Traced(), telemetry.hook]) as session:

@@ -375,9 +375,7 @@ class Suspending(ah.SessionRunHook):
     async def before_run(self, run_context: ah.SessionRunContext) -> None:
         await asyncio.sleep(0)
 
-    async def after_run(
-        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
-    ) -> None:
+    async def after_run(self, *_: object) -> None:
         await asyncio.sleep(0)
 
 
@@ -631,7 +629,7 @@ async def test_a_checkpoint_has_what_is_not_sent(
     states: list[Any] = []
 
     class Saving(ah.CheckpointSaverListener):
-        async def before_save(self, session: ah.Session, global_step: int) -> None:
+        async def before_save(self, *_: object) -> None:
             states.append([step for step, _, _ in hook.state_dict()["pending"]])
 
     saver = ah.CheckpointSaverHook(

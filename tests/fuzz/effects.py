@@ -204,16 +204,16 @@ class Life:
                 life.may_fail("hook")
 
         class Noted(ah.CheckpointSaverListener):
-            async def before_save(self, session: ah.Session, global_step: int) -> None:
+            async def before_save(self, *_: object) -> None:
                 life.event()
 
-            async def after_save(self, session: ah.Session, global_step: int) -> None:
+            async def after_save(self, *_: object) -> None:
                 life.event()
 
         class Last(ah.SessionRunHook):
             order = 200
 
-            async def after_run(self, run_context: ah.SessionRunContext, run_values: Any) -> None:
+            async def after_run(self, *_: object) -> None:
                 life.may_fail("the last hook")
 
             async def end(self, session: ah.Session) -> None:

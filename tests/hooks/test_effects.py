@@ -632,9 +632,7 @@ async def test_a_task_that_a_hook_leaves_behind_records_until_the_run_ends() -> 
     class Waits(ah.SessionRunHook):
         order = 1
 
-        async def after_run(
-            self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
-        ) -> None:
+        async def after_run(self, *_: object) -> None:
             await tasks[0]
 
     hooks = [Calling(lambda context: tasks.append(asyncio.ensure_future(later()))), Waits()]
@@ -688,7 +686,7 @@ async def test_between_two_attempts_nothing_is_recorded() -> None:
     class Recreated(ah.SessionRunHook):
         created = 0
 
-        async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+        async def after_create_session(self, *_: object) -> None:
             self.created += 1
             if self.created > 1:
                 record()

@@ -246,7 +246,7 @@ async def test_on_result(mode: Any) -> None:
     calls: list[Any] = []
 
     class Watches(ah.SessionRunHook):
-        async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+        async def after_create_session(self, *_: object) -> None:
             hook.observers.append(self.note)
 
         async def note(self, step: int, result: Any, was_due: bool) -> None:

@@ -112,7 +112,7 @@ async def recovering(hooks: list[Any], clock: ManualClock) -> None:
         return {"loss": 1}
 
     class Restores(ah.SessionRunHook):
-        async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+        async def after_create_session(self, *_: object) -> None:
             await sleep(0.003)
 
     await run(step, [*hooks, Restores()], recovery=NO_BACKOFF)
@@ -218,9 +218,7 @@ async def test_how_long_the_loop_is_held(clock: ManualClock, tmp_path: Path) -> 
         async def before_run(self, run_context: ah.SessionRunContext) -> None:
             clock.advance(0.003)
 
-        async def after_run(
-            self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
-        ) -> None:
+        async def after_run(self, *_: object) -> None:
             clock.advance(0.001)
             await sleep(0.004)
 

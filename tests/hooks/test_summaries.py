@@ -218,7 +218,7 @@ def on_full_disk(hook: SummarySaverHook, first: int, count: int = 1) -> ah.Sessi
     class Fills(ah.SessionRunHook):
         order = 1
 
-        async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+        async def after_create_session(self, *_: object) -> None:
             await self.after_run()
             assert hook._writer is not None
             hook._writer._write = disk.wrap(hook._writer._write)

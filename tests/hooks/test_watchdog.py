@@ -132,7 +132,7 @@ class SlowListener(CheckpointSaverListener):
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
 
-    async def before_save(self, session: ah.Session, global_step: int) -> None:
+    async def before_save(self, *_: object) -> None:
         await self.gate.pass_through()
 
 

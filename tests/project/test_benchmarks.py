@@ -276,9 +276,7 @@ class CannotWait(ah.SessionRunHook):
         self.act()
         return ah.SessionRunArgs(["loss", "accuracy"])
 
-    async def after_run(
-        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
-    ) -> None:
+    async def after_run(self, *_: object) -> None:
         self.act()
 
 

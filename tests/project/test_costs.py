@@ -57,9 +57,7 @@ class Idle(ah.SessionRunHook):
     async def before_run(self, run_context: ah.SessionRunContext) -> None:
         """Fetches nothing."""
 
-    async def after_run(
-        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
-    ) -> None:
+    async def after_run(self, *_: object) -> None:
         """Keeps nothing."""
 
 

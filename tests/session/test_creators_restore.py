@@ -290,7 +290,7 @@ async def test_what_is_saved_has_the_step_it_was_at(tmp_path: Path) -> None:
     async with ah.AsyncMonitoredSession(ah.ChiefSessionCreator(graph, **shared)) as other:  # type: ignore[arg-type]
 
         class Meanwhile(ah.CheckpointSaverListener):
-            async def before_save(self, session: ah.Session, global_step: int) -> None:
+            async def before_save(self, *_: object) -> None:
                 await other.run("train")
 
         hooks = [saving(tmp_path, listeners=[Meanwhile()])]

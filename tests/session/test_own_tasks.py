@@ -126,9 +126,7 @@ class SetsInRuns(Sets):
     async def before_run(self, run_context: ah.SessionRunContext) -> None:
         self.calls.get("before_run", int)()
 
-    async def after_run(
-        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
-    ) -> None:
+    async def after_run(self, *_: object) -> None:
         self.calls.get("after_run", int)()
 
 

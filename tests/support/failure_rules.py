@@ -56,92 +56,59 @@ class Rule(NamedTuple):
     close_gets: str
 
 
+def raises(rule: Rule, error: str) -> Rule:
+    """The caller and `close` get the error."""
+    return rule._replace(caller_gets=error, close_gets=error)
+
+
+FINISHED = Rule(ALL, True, ALL, ALL, True, ALL, ALL, ALL, 2, 2, True, NOTHING, NOTHING)
+ONE_RUN = FINISHED._replace(runs=1, step=1)
+NO_RUN = FINISHED._replace(before_run=NONE, run=False, after_run=NONE, runs=0, step=0)
+NOT_OPENED = NO_RUN._replace(end=NONE, enters=False)
+
+# The hooks that are called, by the phase in which one fails.
+IN_BEGIN = NOT_OPENED._replace(begin=UP_TO, create=False, after_create_session=NONE, close=UP_TO)
+IN_CREATION = NOT_OPENED._replace(after_create_session=UP_TO)
+IN_BEFORE_RUN = NO_RUN._replace(before_run=UP_TO, end=NONE)
+IN_RUN = NO_RUN._replace(before_run=ALL, run=True, end=NONE)
+IN_AFTER_RUN = IN_RUN._replace(after_run=UP_TO, step=1)
+
 RULES: dict[tuple[str, str], Rule] = {
     # While the session is constructed every error ends it, including a clean end: no run has taken
     # place yet. Only hooks whose `begin` was started are closed.
-    ("begin", "error"): Rule(
-        UP_TO, False, NONE, NONE, False, NONE, NONE, UP_TO, 0, 0, False, ITS_ERROR, ITS_ERROR
-    ),
-    ("begin", "cancel"): Rule(
-        UP_TO, False, NONE, NONE, False, NONE, NONE, UP_TO, 0, 0, False, CANCELLED, CANCELLED
-    ),
-    ("begin", "stop"): Rule(
-        ALL, True, ALL, NONE, False, NONE, ALL, ALL, 0, 0, True, NOTHING, NOTHING
-    ),
-    ("begin", "clean end"): Rule(
-        UP_TO, False, NONE, NONE, False, NONE, NONE, UP_TO, 0, 0, False, ITS_ERROR, ITS_ERROR
-    ),
-    ("after_create_session", "error"): Rule(
-        ALL, True, UP_TO, NONE, False, NONE, NONE, ALL, 0, 0, False, ITS_ERROR, ITS_ERROR
-    ),
-    ("after_create_session", "cancel"): Rule(
-        ALL, True, UP_TO, NONE, False, NONE, NONE, ALL, 0, 0, False, CANCELLED, CANCELLED
-    ),
-    ("after_create_session", "stop"): Rule(
-        ALL, True, ALL, NONE, False, NONE, ALL, ALL, 0, 0, True, NOTHING, NOTHING
-    ),
-    ("after_create_session", "clean end"): Rule(
-        ALL, True, UP_TO, NONE, False, NONE, NONE, ALL, 0, 0, False, ITS_ERROR, ITS_ERROR
-    ),
+    ("begin", "error"): raises(IN_BEGIN, ITS_ERROR),
+    ("begin", "cancel"): raises(IN_BEGIN, CANCELLED),
+    ("begin", "stop"): NO_RUN,
+    ("begin", "clean end"): raises(IN_BEGIN, ITS_ERROR),
+    ("after_create_session", "error"): raises(IN_CREATION, ITS_ERROR),
+    ("after_create_session", "cancel"): raises(IN_CREATION, CANCELLED),
+    ("after_create_session", "stop"): NO_RUN,
+    ("after_create_session", "clean end"): raises(IN_CREATION, ITS_ERROR),
     # An error interrupts the run: no commit, no later phase, no `end`. A stop lets this run finish.
-    ("before_run", "error"): Rule(
-        ALL, True, ALL, UP_TO, False, NONE, NONE, ALL, 0, 0, True, ITS_ERROR, ITS_ERROR
-    ),
-    ("before_run", "cancel"): Rule(
-        ALL, True, ALL, UP_TO, False, NONE, NONE, ALL, 0, 0, True, CANCELLED, CANCELLED
-    ),
-    ("before_run", "stop"): Rule(
-        ALL, True, ALL, ALL, True, ALL, ALL, ALL, 1, 1, True, NOTHING, NOTHING
-    ),
-    ("before_run", "clean end"): Rule(
-        ALL, True, ALL, UP_TO, False, NONE, ALL, ALL, 0, 0, True, NOTHING, NOTHING
-    ),
-    ("run", "error"): Rule(
-        ALL, True, ALL, ALL, True, NONE, NONE, ALL, 0, 0, True, ITS_ERROR, ITS_ERROR
-    ),
-    ("run", "cancel"): Rule(
-        ALL, True, ALL, ALL, True, NONE, NONE, ALL, 0, 0, True, CANCELLED, CANCELLED
-    ),
-    ("run", "stop"): Rule(ALL, True, ALL, ALL, True, ALL, ALL, ALL, 1, 1, True, NOTHING, NOTHING),
-    ("run", "clean end"): Rule(
-        ALL, True, ALL, ALL, True, NONE, ALL, ALL, 0, 0, True, NOTHING, NOTHING
-    ),
+    ("before_run", "error"): raises(IN_BEFORE_RUN, ITS_ERROR),
+    ("before_run", "cancel"): raises(IN_BEFORE_RUN, CANCELLED),
+    ("before_run", "stop"): ONE_RUN,
+    ("before_run", "clean end"): IN_BEFORE_RUN._replace(end=ALL),
+    ("run", "error"): raises(IN_RUN, ITS_ERROR),
+    ("run", "cancel"): raises(IN_RUN, CANCELLED),
+    ("run", "stop"): ONE_RUN,
+    ("run", "clean end"): IN_RUN._replace(end=ALL),
     # The step has been committed; the caller gets the error instead of the result.
-    ("after_run", "error"): Rule(
-        ALL, True, ALL, ALL, True, UP_TO, NONE, ALL, 0, 1, True, ITS_ERROR, ITS_ERROR
-    ),
-    ("after_run", "cancel"): Rule(
-        ALL, True, ALL, ALL, True, UP_TO, NONE, ALL, 0, 1, True, CANCELLED, CANCELLED
-    ),
-    ("after_run", "stop"): Rule(
-        ALL, True, ALL, ALL, True, ALL, ALL, ALL, 1, 1, True, NOTHING, NOTHING
-    ),
-    ("after_run", "clean end"): Rule(
-        ALL, True, ALL, ALL, True, UP_TO, ALL, ALL, 0, 1, True, NOTHING, NOTHING
-    ),
+    ("after_run", "error"): raises(IN_AFTER_RUN, ITS_ERROR),
+    ("after_run", "cancel"): raises(IN_AFTER_RUN, CANCELLED),
+    ("after_run", "stop"): ONE_RUN,
+    ("after_run", "clean end"): IN_AFTER_RUN._replace(end=ALL),
     # An error of one `end` does not keep the others from running, and is an error whatever its
     # type. After a cancellation the remaining hooks get `close` only.
-    ("end", "error"): Rule(
-        ALL, True, ALL, ALL, True, ALL, ALL, ALL, 2, 2, True, ITS_ERROR, ITS_ERROR
-    ),
-    ("end", "cancel"): Rule(
-        ALL, True, ALL, ALL, True, ALL, UP_TO, ALL, 2, 2, True, CANCELLED, CANCELLED
-    ),
-    ("end", "stop"): Rule(ALL, True, ALL, ALL, True, ALL, ALL, ALL, 2, 2, True, NOTHING, NOTHING),
-    ("end", "clean end"): Rule(
-        ALL, True, ALL, ALL, True, ALL, ALL, ALL, 2, 2, True, ITS_ERROR, ITS_ERROR
-    ),
+    ("end", "error"): raises(FINISHED, ITS_ERROR),
+    ("end", "cancel"): raises(FINISHED._replace(end=UP_TO), CANCELLED),
+    ("end", "stop"): FINISHED,
+    ("end", "clean end"): raises(FINISHED, ITS_ERROR),
     # `close` is shielded: a cancellation is raised after all of them.
-    ("close", "error"): Rule(
-        ALL, True, ALL, ALL, True, ALL, ALL, ALL, 2, 2, True, ITS_ERROR, NOTHING
-    ),
-    ("close", "cancel"): Rule(
-        ALL, True, ALL, ALL, True, ALL, ALL, ALL, 2, 2, True, CANCELLED, NOTHING
-    ),
-    ("close", "stop"): Rule(ALL, True, ALL, ALL, True, ALL, ALL, ALL, 2, 2, True, NOTHING, NOTHING),
-    ("close", "clean end"): Rule(
-        ALL, True, ALL, ALL, True, ALL, ALL, ALL, 2, 2, True, ITS_ERROR, NOTHING
-    ),
+    ("close", "error"): FINISHED._replace(caller_gets=ITS_ERROR),
+    ("close", "cancel"): FINISHED._replace(caller_gets=CANCELLED),
+    ("close", "stop"): FINISHED,
+    ("close", "clean end"): FINISHED._replace(caller_gets=ITS_ERROR),
 }
 
 

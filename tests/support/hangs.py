@@ -99,9 +99,7 @@ class InThread(ah.SessionRunHook):
 class Block(ah.SessionRunHook):
     """Blocks the event loop."""
 
-    async def after_run(
-        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
-    ) -> None:
+    async def after_run(self, *_: object) -> None:
         """Wait, and do not await."""
         threading.Event().wait()  # blocked_loop
 
@@ -262,9 +260,7 @@ async def engine_away(url: str) -> None:
         hung = asyncio.get_running_loop().create_future()
 
         class Away(ah.SessionRunHook):
-            async def after_run(
-                self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
-            ) -> None:
+            async def after_run(self, *_: object) -> None:
                 if not hung.done():
                     hung.set_result(None)
                     ready()

@@ -122,16 +122,14 @@ class NumberedHook(ah.SessionRunHook):
         self.number = number
         self.call = call
 
-    async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+    async def after_create_session(self, *_: object) -> None:
         await self.call(self.number, "after_create_session")
 
     async def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs | None:
         args: ah.SessionRunArgs | None = await self.call(self.number, "before_run")
         return args
 
-    async def after_run(
-        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
-    ) -> None:
+    async def after_run(self, *_: object) -> None:
         await self.call(self.number, "after_run")
 
 

@@ -71,9 +71,7 @@ class Remembering(ah.SessionRunHook):
             f"after_create_session with {self.count} at step {session.global_step.latest.step}"
         )
 
-    async def after_run(
-        self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
-    ) -> None:
+    async def after_run(self, *_: object) -> None:
         self.count += 1
 
     def state_dict(self) -> dict[str, Any]:

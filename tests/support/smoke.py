@@ -207,9 +207,7 @@ async def prometheus() -> None:
     hook = PrometheusHook(registry=CollectorRegistry())
 
     class Scraper(ah.SessionRunHook):
-        async def after_run(
-            self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
-        ) -> None:
+        async def after_run(self, *_: object) -> None:
             seen.append(hook.exposition()[0])
 
     await train(hook, Scraper())

@@ -17,7 +17,6 @@ from aiohooks.session.hook import (
     SessionRunArgs,
     SessionRunContext,
     SessionRunHook,
-    SessionRunValues,
 )
 from aiohooks.testing import ManualClock
 
@@ -56,7 +55,7 @@ class Slow(SessionRunHook):
             await sleep(self._before / 1000)
         return None
 
-    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+    async def after_run(self, *_: object) -> None:
         if self._after:
             await sleep(self._after / 1000)
 

@@ -47,7 +47,7 @@ class Noting(ah.SessionRunHook):
         self.steps: list[int] = []
         self._created = 0
 
-    async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+    async def after_create_session(self, *_: object) -> None:
         self._created += 1
         self._record.append(f"CREATE{self._created}")
 

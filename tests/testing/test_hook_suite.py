@@ -234,7 +234,7 @@ class BeginsOnce(Losses):
 class IsCreatedOnce(Losses):
     created = False
 
-    async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+    async def after_create_session(self, *_: object) -> None:
         assert not self.created, "created again"
         self.created = True
 

@@ -196,7 +196,7 @@ async def listener(fixture: CheckpointFixture) -> None:
         async def begin(self) -> None:
             await fixture.pause("listener.begin", 1)
 
-        async def before_save(self, session: ah.Session, global_step: int) -> None:
+        async def before_save(self, *_: object) -> None:
             await fixture.pause("listener.before", 1)
 
         async def after_save(self, session: ah.Session, global_step: int) -> object:

@@ -39,7 +39,7 @@ async def orders(fixture: Fixture) -> None:
 @scenario("some suspend, some override little", hooks=2)
 async def mixed(fixture: Fixture) -> None:
     class Late(ah.SessionRunHook):
-        async def after_run(self, run_context: Any, run_values: Any) -> None:
+        async def after_run(self, *_: object) -> None:
             await fixture.perform("late.after_run")
 
     class Still(ah.SessionRunHook):

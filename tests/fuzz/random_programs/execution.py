@@ -167,7 +167,7 @@ class Announced(ah.SessionRunHook):
     def __init__(self, session: SessionRecord) -> None:
         self.record = session
 
-    async def after_create_session(self, session: Any, coord: Any) -> None:
+    async def after_create_session(self, *_: object) -> None:
         self.record.epoch += 1
 
 

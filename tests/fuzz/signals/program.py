@@ -54,7 +54,7 @@ class WaitingListener(ah.CheckpointSaverListener):
     def __init__(self, hook: WaitingHook) -> None:
         self._hook = hook
 
-    async def before_save(self, session: ah.Session, global_step: int) -> None:
+    async def before_save(self, *_: object) -> None:
         await self._hook.in_phase("save")
 
 
