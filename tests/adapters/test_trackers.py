@@ -139,23 +139,6 @@ async def test_what_is_not_a_number_is_refused(path: Path) -> None:
         await train(hook_of(ScriptedTracker(), path), PhaseHook("before_run", add), runs=1)
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"tracker": object()}, "tracker"),
-        ({"every": 10}, "every"),
-        ({"max_queue": 0}, "max_queue"),
-        ({"drain_secs": -1}, "drain_secs"),
-        ({"unsent_path": ""}, "unsent_path"),
-        ({"values": "loss"}, "values"),
-    ],
-)
-def test_invalid_arguments_are_refused(options: dict[str, Any], says: str) -> None:
-    """The error names the argument."""
-    with invalid(says):
-        TrackerHook(**{"tracker": ScriptedTracker(), **options})
-
-
 # -- a tracker that hangs, fails, loses
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
+import signal
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import aiohooks as ah
+from aiohooks.adapters.trackers import TrackerHook
 from aiohooks.checkpoint import KeepBest, KeepEvery, KeepNewest
 from aiohooks.hooks.summaries import SummaryWriter
 from aiohooks.stores.local import LocalStepStore
@@ -22,6 +24,7 @@ from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import invalid, refused
 from tests.support.fake_engine import FakeEngine, FakeStepStore
 from tests.support.sessions import counting_graph, double, doubling
+from tests.support.trackers import ScriptedTracker
 
 GRAPH = counting_graph()
 NAN = math.nan
@@ -79,6 +82,10 @@ def remote_store(**options: Any) -> FakeStepStore:
     return FakeStepStore(FakeEngine(), **options)
 
 
+def tracker_hook(**options: Any) -> TrackerHook:
+    return TrackerHook(**{"tracker": ScriptedTracker(), **options})
+
+
 class Case(NamedTuple):
     """What is made, with which arguments, and what the message says."""
 
@@ -118,6 +125,9 @@ VALUES = [
         value("RecoveryPolicy", recovery=None),
         other("name", "5", name=5),
         other("name", "''", name=""),
+        value("give seconds, 0 or more, or None", yield_secs=-1),
+        value("give True, False or a SignalPolicy", handle_signals=None),
+        value("give True, False or a SignalPolicy", handle_signals=1),
     ),
     *refusals(
         ah.AsyncSingularMonitoredSession,
@@ -193,6 +203,61 @@ VALUES = [
         value("give a tuple of exception classes", on=(OSError("x"),)),
         other("CancelledError", "cancellation is never recovered", on=(asyncio.CancelledError,)),
         other("KeyboardInterrupt", "give a tuple of exception classes", on=(KeyboardInterrupt,)),
+    ),
+    *(
+        Case(ah.RecoveryPolicy, *value(**{name: "none"}))
+        for name in ("after_commit", "restore", "on_lost_feeds")
+    ),
+    *refusals(
+        ah.SignalPolicy,
+        value(signals=()),
+        value(signals=signal.SIGTERM),
+        value(signals=(15,)),
+        other("give a tuple of signals that can be handled", signals=(signal.SIGKILL,)),
+        value(step_secs=-1),
+        value(grace_secs="30"),
+        value(drain_secs=-2),
+        value("give a signal of its own", pause=signal.SIGTERM),
+        other("give a signal of its own", pause=signal.SIGKILL),
+        value("give a signal of its own", resume=10),
+        other("give a signal of its own", pause=signal.SIGUSR1, resume=signal.SIGUSR1),
+    ),
+    *refusals(
+        partial(ah.monitored_training_session, GRAPH),
+        value(save_checkpoint=600),
+        value(save_summaries="often"),
+        value(log_step_count=0),
+        other("summaries are given and no directory for them", summaries=["loss"]),
+        other(
+            "output_dir is ''; give a path",
+            summaries=["loss"],
+            summary_dir="",
+            checkpoint_dir="checkpoints",
+        ),
+        other("a worker waits for a chief's variables", is_chief=False),
+        value(is_chief=False, variables=ah.Variables(), max_wait_secs=-1),
+        value(checkpoint_dir=7),
+    ),
+    *refusals(
+        ah.EffectsHook,
+        value(handlers=[evaluate]),
+        other("handlers is empty", handlers={}),
+        other("handlers has the kind 3", handlers={3: evaluate}),
+        value(handlers={"publish": evaluate}, when="later"),
+        value(handlers={"publish": evaluate}, run=""),
+        value(handlers={"publish": evaluate}, max_pending=0),
+        value(handlers={"publish": evaluate}, max_attempts=0),
+        value(handlers={"publish": evaluate}, drain_secs=-1),
+        value(handlers={"publish": evaluate}, backoff=1),
+    ),
+    *refusals(
+        tracker_hook,
+        value(tracker=5),
+        value(every=10),
+        value(max_queue=0),
+        value(drain_secs=-1),
+        value(unsent_path=""),
+        other("values", values="loss"),
     ),
     *refusals(
         ah.Coordinator,

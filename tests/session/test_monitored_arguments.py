@@ -18,7 +18,7 @@ from aiohooks.dispatch import HookRegistration
 from aiohooks.session.hook import HOOK_METHODS
 from tests.support.checks import drop, invalid, refused
 from tests.support.hooks import PhaseHook, RequestingHook
-from tests.support.sessions import counting_graph, do_nothing, doubling, outcome
+from tests.support.sessions import counting_graph, do_nothing, double, doubling, outcome
 from tests.support.waiting import raises_after, ticks
 
 
@@ -113,21 +113,15 @@ def test_anything_but_a_hook_is_refused(hooks: Any, says: tuple[str, ...]) -> No
     it.
     """
     with refused(ah.errors.InvalidHookError, *says) as caught:
-        doubling(*hooks)
+        ah.AsyncMonitoredSession(double, hooks)
     assert isinstance(caught.value, TypeError)
 
 
 ATTRIBUTES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"order": "first"}, ("order of Silent is 'first'", "give a whole number")),
-    ({"order": 1.5}, ("order of Silent is 1.5", "give a whole number")),
-    ({"order": True}, ("order of Silent is True", "give a whole number")),
     ({"timeout": 0}, ("timeout of Silent is 0", "give seconds, above 0")),
-    ({"timeout": -1.0}, ("timeout of Silent is -1.0", "give seconds, above 0")),
     ({"timeout": float("inf")}, ("timeout of Silent is inf", "None for no limit")),
-    ({"timeout": "1"}, ("timeout of Silent is '1'", "give seconds")),
-    ({"timeout": True}, ("timeout of Silent is True", "give seconds")),
     ({"on_error": "ignore"}, ("on_error of Silent is 'ignore'", '"raise" or "log"')),
-    ({"on_error": None}, ("on_error of Silent is None", '"raise" or "log"')),
     ({"max_pending": 0, "background": True}, ("max_pending of Silent is 0",)),
 ]
 
@@ -441,22 +435,14 @@ CALLED: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize(("make", "says"), CALLED.values(), ids=CALLED)
-async def test_tasks_are_started_from_coroutine_functions(
-    make: Callable[[], Any], says: str
-) -> None:
-    """`start_soon` takes an `async def` and its arguments; a coroutine object, or what cannot be
-    called, is refused.
+async def test_step_functions_are_coroutine_functions(make: Callable[[], Any], says: str) -> None:
+    """`run_step_fn` takes an `async def`, and `start_soon` that and its arguments; a coroutine
+    object, or what cannot be called, is refused.
     """
-    given = make()
     async with doubling() as session:
+        given = make()
         with invalid(says):
             session.start_soon(given, *(["argument"] if given is repr else []))
-
-
-@pytest.mark.parametrize(("make", "says"), CALLED.values(), ids=CALLED)
-async def test_step_functions_are_coroutine_functions(make: Callable[[], Any], says: str) -> None:
-    """`run_step_fn` takes an `async def` and refuses everything else."""
-    async with doubling() as session:
         with invalid("step function", says):
             await session.run_step_fn(make())
 
@@ -477,21 +463,6 @@ def test_a_reason_is_a_text(ask: Callable[[Any, Any], object]) -> None:
     with invalid("secs is -1"):
         session.request_drain(secs=-1)
     assert (session.stop_reason, session.drain_reason, session.pause_reason) == (None, None, None)
-
-
-@pytest.mark.parametrize("secs", [-1, "soon", float("nan"), True])
-def test_other_values_of_yield_secs_are_refused(secs: Any) -> None:
-    """It is a number of seconds or None."""
-    with invalid(f"yield_secs is {secs!r}; give seconds, 0 or more, or None"):
-        ah.AsyncMonitoredSession(do_nothing, yield_secs=secs)
-
-
-@pytest.mark.parametrize("name", ["after_commit", "restore", "on_lost_feeds"])
-def test_other_choices_of_a_recovery_policy_are_refused(name: str) -> None:
-    """There are two choices of each."""
-    options: Any = {name: "none"}
-    with invalid(f"{name} is 'none'"):
-        ah.RecoveryPolicy(**options)
 
 
 async def test_what_a_creator_makes_is_checked() -> None:

@@ -19,7 +19,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.session import signals
 from aiohooks.testing import ManualClock, RecordingHook
-from tests.support.checks import drop, invalid, refused
+from tests.support.checks import drop, refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import counting_graph, double, doubling, outcome
 from tests.support.waiting import advance_clock, forever, parked, ticks, until_true
@@ -436,35 +436,3 @@ def test_request_stop_in_a_handler_of_ones_own_wakes_the_loop() -> None:
     ) as runner:
         runner.run(main())
     assert woken == [True]
-
-
-# -- what is refused
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"signals": ()}, "signals is ()"),
-        ({"signals": signal.SIGTERM}, "signals is <Signals.SIGTERM"),
-        ({"signals": (15,)}, "signals is (15,)"),
-        ({"signals": (signal.SIGKILL,)}, "give a tuple of signals that can be handled"),
-        ({"step_secs": -1}, "step_secs is -1"),
-        ({"grace_secs": "30"}, "grace_secs is '30'"),
-        ({"drain_secs": -2}, "drain_secs is -2"),
-        ({"pause": signal.SIGTERM}, "pause is <Signals.SIGTERM: 15>; give a signal of its own"),
-        ({"pause": signal.SIGKILL}, "give a signal of its own"),
-        ({"resume": 10}, "resume is 10; give a signal of its own"),
-        ({"pause": signal.SIGUSR1, "resume": signal.SIGUSR1}, "give a signal of its own"),
-    ],
-)
-def test_an_invalid_policy(options: dict[str, Any], message: str) -> None:
-    """Invalid values are refused, with the value and what to give."""
-    with invalid(message):
-        ah.SignalPolicy(**options)
-
-
-@pytest.mark.parametrize("value", [None, 1, "SIGTERM", signal.SIGTERM])
-def test_handle_signals_is_a_bool_or_a_policy(value: Any) -> None:
-    """Any other value is refused when the session is made."""
-    with invalid("handle_signals is", "give True, False or a SignalPolicy"):
-        doubling(handle_signals=value)

@@ -139,29 +139,3 @@ async def test_a_function_as_the_step(tmp_path: Path) -> None:
     creator: Any = ah.ChiefSessionCreator(counting_graph())
     with invalid("cannot be run; give a Graph or an `async def`"):
         ah.monitored_training_session(creator)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"save_checkpoint": 600}, "save_checkpoint is 600"),
-        ({"save_summaries": "often"}, "save_summaries is 'often'"),
-        ({"log_step_count": 0}, "log_step_count is 0"),
-        ({"summaries": ["loss"]}, "summaries are given and no directory for them"),
-        (
-            {"summaries": ["loss"], "summary_dir": "", "checkpoint_dir": "checkpoints"},
-            "output_dir is ''; give a path",
-        ),
-        ({"is_chief": False}, "a worker waits for a chief's variables"),
-        (
-            {"is_chief": False, "variables": ah.Variables(), "max_wait_secs": -1},
-            "max_wait_secs is -1",
-        ),
-        ({"checkpoint_dir": 7}, "checkpoint_dir is 7"),
-    ],
-    ids=str,
-)
-async def test_invalid_arguments(arguments: dict[str, Any], words: str) -> None:
-    """Each invalid argument is named with its value."""
-    with invalid(words):
-        ah.monitored_training_session(counting_graph(), **arguments)
