@@ -165,7 +165,7 @@ async def test_a_hook_pauses_the_session() -> None:
 
 async def test_a_pause_by_a_thread_holds_the_next_run() -> None:
     """It does so even if the loop has had no turn since the pause."""
-    async with ah.AsyncMonitoredSession(double) as session:
+    async with doubling() as session:
         thread = threading.Thread(target=session.coord.pause, args=("no space",))
         thread.start()
         thread.join()
