@@ -67,7 +67,7 @@ async def test_results_are_merged_in_registration_order() -> None:
         return ah.SessionRunArgs({f"hook {number}": "loss"}, options={"who": [number]})
 
     class Listening(NumberedHook):
-        async def after_run(
+        async def after_run(  # type: ignore[override]
             self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
         ) -> None:
             answers[self.number] = run_values.results

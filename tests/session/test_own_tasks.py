@@ -137,7 +137,7 @@ class WaitsBefore(SetsInRuns):
 
 
 class WaitsAfter(SetsInRuns):
-    async def after_run(
+    async def after_run(  # type: ignore[override]
         self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues
     ) -> None:
         await ticks(2)
