@@ -206,7 +206,8 @@ class TensorFlowGraph(Graph):
     def trains(self) -> bool:
         return True
 
-    def _released(self) -> None:
+    def _release(self) -> None:
+        super()._release()
         if not self.finalized:
             # TensorFlow's own sessions do this at their end, too.
             self.tf_graph._unsafe_unfinalize()

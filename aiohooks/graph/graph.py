@@ -7,7 +7,7 @@ import functools
 import inspect
 import itertools
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from typing import (
     TYPE_CHECKING,
@@ -34,9 +34,8 @@ from aiohooks.errors import (
 )
 
 if TYPE_CHECKING:
-    from typing_extensions import (
-        TypeVar as _TypeVar,
-    )  # type checkers bring it; that of `typing` has a default from 3.13 on
+    # Type checkers bring this module; `typing.TypeVar` has a default from Python 3.13 on.
+    from typing_extensions import TypeVar as _TypeVar
 
     T_co = _TypeVar("T_co", covariant=True, default=Any)
 else:
@@ -57,10 +56,11 @@ class _Missing:
 MISSING = _Missing()
 
 
-@dataclass(slots=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Node(Generic[T_co]):
-    """A part of a graph that can be fetched and fed; compared by identity, found by name. What is
-    fetched is a `T_co`.
+    """A part of a graph that can be fetched and fed; a fetch of it returns a `T_co`.
+
+    Nodes are compared by identity and found by name.
     """
 
     graph: Graph
@@ -70,34 +70,61 @@ class Node(Generic[T_co]):
         return f"<{type(self).__name__} {self.name!r}>"
 
 
-@dataclass(slots=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Placeholder(Node[Any]):
     """A value that is fed to each run, or its default. Created by `Graph.placeholder`."""
 
     default: Any
 
 
-@dataclass(slots=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Variable(Node[Any]):
-    """A value that is kept between runs, in the `Variables` of a session. `initial` may be a
-    function without arguments.
+    """A value that is kept between runs, in the `Variables` of a session.
 
-    Created by `Graph.variable`.
+    `initial` may be a function without arguments. Created by `Graph.variable`.
     """
 
     initial: Any
 
 
-@dataclass(slots=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class GlobalStep(Node[int]):
     """The global step: fetched, it is the step at which the run started."""
 
 
-@dataclass(slots=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Output(Node[Any]):
-    """One value of the mapping that a step function returns, by its key: the name."""
+    """A value of the mapping that a step function returns; the name of the node is its key."""
 
     operation: Operation
+
+
+@dataclass(eq=False, repr=False)
+class Operation(Node[T_co]):
+    """A function of the graph: a coroutine function, or a plain function.
+
+    Calling an operation calls the function. Created by `Graph.operation` and `Graph.train_op`.
+    """
+
+    fn: Callable[..., Any]
+    steps: int
+    """The number of steps by which it advances the global step."""
+    inputs: tuple[str, ...]
+    """The names of its inputs, in the order of the parameters."""
+    optional: frozenset[str]
+    """Inputs that the graph need not have: parameters that have a default."""
+    keyword_only: frozenset[str]
+    """Inputs that are passed by keyword."""
+    updates: str | None
+    """The variable that the result replaces."""
+    adds_to: str | None
+    """The variable to which the result is added."""
+    thread: bool
+    """Whether the function is called in a worker thread."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function itself, as if it were not an operation."""
+        return self.fn(*args, **kwargs)
 
 
 Two: TypeAlias = tuple[Node[A], Node[B]]
@@ -111,7 +138,11 @@ Options: TypeAlias = Mapping[str, Any] | None
 VariableKey: TypeAlias = str | Variable | None
 """A variable or its name; None for none."""
 InputKeys: TypeAlias = Sequence[str | Node] | None
-"""The inputs of an operation, nodes or names; None for those with the names of its parameters."""
+"""The inputs of an operation, nodes or names; None for the names of its parameters."""
+
+
+AsyncFn: TypeAlias = Callable[..., Coroutine[Any, Any, A]]
+"""A coroutine function."""
 
 
 class OperationOptions(TypedDict, total=False):
@@ -125,111 +156,28 @@ class OperationOptions(TypedDict, total=False):
 
 
 class AddOperation(Protocol):
-    """What `Graph.operation` with options returns: a decorator that makes an operation of a
-    function.
-    """
+    """The result of `Graph.operation` with options: a decorator that adds a function."""
 
     @overload
-    def __call__(self, fn: Callable[..., Coroutine[Any, Any, A]], /) -> Operation[A]: ...
+    def __call__(self, fn: AsyncFn[A], /) -> Operation[A]: ...
     @overload
     def __call__(self, fn: Callable[..., A], /) -> Operation[A]: ...
 
 
-class Operation(Node[T_co]):
-    """A function of the graph: a coroutine function, a plain function, or one that runs in a worker
-    thread.
-
-    `inputs` are the names of its inputs, `optional` those that may be missing: parameters that have
-    a default. Calling it calls the function.
-
-    Created by `Graph.operation` and `Graph.train_op`.
-    """
-
-    __slots__ = (
-        "adds_to",
-        "fn",
-        "inputs",
-        "is_async",
-        "keyword_only",
-        "optional",
-        "steps",
-        "thread",
-        "updates",
-    )
-
-    def __init__(
-        self,
-        graph: Graph,
-        name: str,
-        fn: Callable[..., Any],
-        steps: int,
-        *,
-        inputs: InputKeys = None,
-        updates: VariableKey = None,
-        adds_to: VariableKey = None,
-        thread: bool = False,
-    ) -> None:
-        super().__init__(graph, name)
-        self.fn: Callable[..., Any] = fn
-        parameters = _parameters(fn, name) if inputs is None else ()
-        names = (
-            (one.name for one in parameters)
-            if inputs is None
-            else _given_inputs(graph, fn, inputs, name)
-        )
-        self.inputs: tuple[str, ...] = tuple(names)
-        self.optional: frozenset[str] = frozenset(
-            one.name for one in parameters if one.default is not one.empty
-        )
-        self.keyword_only: frozenset[str] = frozenset(
-            one.name for one in parameters if one.kind is one.KEYWORD_ONLY
-        )
-        self.is_async: bool = is_coroutine_function(fn)
-        self.updates: str | None = _variable_name(graph, updates, f"updates of operation {name!r}")
-        self.adds_to: str | None = _variable_name(graph, adds_to, f"adds_to of operation {name!r}")
-        self.thread: bool = thread
-        self.steps: int = steps
-        if thread and self.is_async:
-            raise GraphError(
-                f"operation {name!r} is a coroutine function, which cannot run in a thread; leave"
-                " out thread=True"
-            )
-        if updates is not None and adds_to is not None:
-            raise GraphError(
-                f"operation {name!r} has both updates={updates!r} and adds_to={adds_to!r}; give one"
-            )
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function itself, as if it were not an operation."""
-        return self.fn(*args, **kwargs)
-
-
-def _variable_name(graph: Graph, given: object, what: str) -> str | None:
-    if given is None or isinstance(given, str):
-        return given
-    if isinstance(given, Variable) and given.graph is graph:
-        return given.name
-    raise GraphError(f"{what} is {given!r}; give a variable of this graph, or its name")
-
-
-def _check_name(name: object) -> None:
-    if not isinstance(name, str) or not name:
-        raise GraphError(f"{name!r} is not a name for a node; give a non-empty str")
+_N = TypeVar("_N", bound=Node)
 
 
 class Graph:
-    """Placeholders, variables and operations, connected by the names of the operations' parameters,
-    or by their `inputs`.
+    """Placeholders, variables and operations.
 
-    While a session is open its graph is finalized: nothing can be added.
+    The inputs of an operation are nodes, by default those with the names of its parameters. While a
+    session is open its graph is finalized: nothing can be added.
     """
 
     def __init__(self) -> None:
         self._holds = 0
         self.global_step: GlobalStep = GlobalStep(self, "global_step")
-        """The node of the global step; it can be fetched, and operations can have it as a
-        parameter.
-        """
+        """The node of the global step, which can be fetched and be an input of operations."""
         self._nodes: dict[str, Node] = {"global_step": self.global_step}
         self.step_operation: Operation | None = None
         """The operation of a graph that was made from a step function."""
@@ -260,7 +208,7 @@ class Graph:
         return self._add(Variable(self, name, initial))
 
     @overload
-    def operation(self, fn: Callable[..., Coroutine[Any, Any, A]], /) -> Operation[A]: ...
+    def operation(self, fn: AsyncFn[A], /) -> Operation[A]: ...
     @overload
     def operation(self, fn: Callable[..., A], /) -> Operation[A]: ...
     @overload
@@ -275,17 +223,16 @@ class Graph:
         thread: bool = False,
         name: str | None = None,
     ) -> Operation | AddOperation:
-        """Add a function whose parameters are its inputs by name; used as a decorator, with or
-        without options.
+        """Add a function whose parameters are its inputs by name.
 
-        A coroutine function is awaited, a plain one is called in the event loop, one with
-        `thread=True` in a worker thread.
+        Use it as a decorator, with or without options. A coroutine function is awaited, a plain
+        function is called in the event loop, or in a worker thread with `thread=True`.
 
         Args:
             fn: the function, when used as `@graph.operation`.
             inputs: the nodes, or their names, that are passed to it in this order, whatever its
-                parameters are called. By default the nodes with the names of its parameters; one
-                that has a default may be missing.
+                parameters are called. By default the nodes with the names of its parameters; a
+                parameter that has a default need not have a node.
             updates: the variable that gets the result when the run commits. If it got another value
                 since this run read it, the operations of the run are called again.
             adds_to: the variable to which the result is added when the run commits, whatever other
@@ -299,11 +246,11 @@ class Graph:
             GraphFinalizedError: a session uses the graph.
         """
         return self._operation(
-            fn, 0, name=name, inputs=inputs, updates=updates, adds_to=adds_to, thread=thread
+            fn, steps=0, name=name, inputs=inputs, updates=updates, adds_to=adds_to, thread=thread
         )
 
     @overload
-    def train_op(self, fn: Callable[..., Coroutine[Any, Any, A]], /) -> Operation[A]: ...
+    def train_op(self, fn: AsyncFn[A], /) -> Operation[A]: ...
     @overload
     def train_op(self, fn: Callable[..., A], /) -> Operation[A]: ...
     @overload
@@ -313,18 +260,91 @@ class Graph:
     ) -> Operation | AddOperation:
         """Add an operation that advances the global step by `steps`; otherwise like `operation`."""
         steps = checked_int(steps, "steps", 1, expected="how many steps one run trains, 1 or more")
-        return self._operation(fn, steps, **options)
+        return self._operation(fn, steps=steps, **options)
 
-    def _operation(
-        self, fn: Callable[..., Any] | None, steps: int, *, name: str | None = None, **options: Any
-    ) -> Operation | AddOperation:
-        def add(fn: Callable[..., Any]) -> Operation:
-            if not callable(fn):
-                raise GraphError(f"an operation is made of a function, not of {fn!r}")
-            own: str = getattr(fn, "__name__", repr(fn))
-            return self._add(Operation(self, name or own, fn, steps, **options))
-
+    def _operation(self, fn: Any, **options: Any) -> Operation | AddOperation:
+        add: AddOperation = functools.partial(self._add_operation, **options)
         return add if fn is None else add(fn)
+
+    def _add_operation(
+        self,
+        fn: Callable[..., Any],
+        *,
+        steps: int,
+        name: str | None = None,
+        inputs: InputKeys = None,
+        updates: VariableKey = None,
+        adds_to: VariableKey = None,
+        thread: bool = False,
+    ) -> Operation:
+        if not callable(fn):
+            raise GraphError(f"an operation is made of a function, not of {fn!r}")
+        if not name:
+            name = str(getattr(fn, "__name__", repr(fn)))
+        what = f"operation {name!r}"
+        if thread and is_coroutine_function(fn):
+            raise GraphError(
+                f"{what} is a coroutine function, which cannot run in a thread; leave out"
+                " thread=True"
+            )
+        if updates is not None and adds_to is not None:
+            raise GraphError(
+                f"{what} has both updates={updates!r} and adds_to={adds_to!r}; give one"
+            )
+        if updates is not None:
+            updates = self._name_of(updates, f"{what} updates", Variable)
+        if adds_to is not None:
+            adds_to = self._name_of(adds_to, f"{what} adds to", Variable)
+        parameters: Sequence[inspect.Parameter] = ()
+        if inputs is None:
+            parameters = _parameters(fn, what)
+            names = [parameter.name for parameter in parameters]
+        else:
+            names = self._given_inputs(fn, inputs, what)
+        optional = [
+            parameter.name for parameter in parameters if parameter.default is not parameter.empty
+        ]
+        keyword_only = [
+            parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY
+        ]
+        return self._add(
+            Operation(
+                self,
+                name,
+                fn,
+                steps,
+                tuple(names),
+                frozenset(optional),
+                frozenset(keyword_only),
+                updates=updates,
+                adds_to=adds_to,
+                thread=thread,
+            )
+        )
+
+    def _given_inputs(self, fn: Callable[..., Any], inputs: object, what: str) -> list[str]:
+        """Return the names of the inputs that were given to an operation."""
+        if isinstance(inputs, str) or not isinstance(inputs, Sequence):
+            raise GraphError(f"inputs of {what} is {inputs!r}; give a list of nodes or names")
+        keys = cast("Sequence[object]", inputs)
+        names = [self._name_of(key, f"{what} has the input", Node) for key in keys]
+        if (error := call_error(fn, *names)) is not None:
+            raise GraphError(
+                f"{what}: {fn!r} does not take the inputs ({', '.join(names)}): {error}"
+            )
+        return names
+
+    def _name_of(self, key: object, what: str, kind: type[Node]) -> str:
+        """Return the name of a node, which need not have been added yet if it is given by name."""
+        if isinstance(key, str):
+            return key
+        is_foreign = isinstance(key, Node) and key.graph is not self
+        if isinstance(key, kind) and not is_foreign:
+            return key.name
+        origin = " of another graph" if is_foreign else ""
+        raise GraphError(
+            f"{what} {key!r}{origin}; give a {kind.__name__.lower()} of this graph, or its name"
+        )
 
     def _add(self, node: _N) -> _N:
         if self.finalized:
@@ -342,15 +362,17 @@ class Graph:
         return node
 
     def unique_name(self, name: str) -> str:
-        """Return `name` if it is free, else the first free one of `name_1`, `name_2` and so on:
-        `name=graph.unique_name("loss")`.
+        """Return `name` if it is free, else the first free name of `name_1`, `name_2` and so on.
 
-        With it two hooks can add the same operation. The name is free until a node is added with
-        it.
+        With `name=graph.unique_name("loss")` two hooks can add the same operation. The name is free
+        until a node is added with it.
         """
         _check_name(name)
-        numbered = (f"{name}_{number}" for number in itertools.count(1))
-        return next(free for free in itertools.chain([name], numbered) if free not in self._nodes)
+        unique = name
+        numbers = itertools.count(1)
+        while unique in self._nodes:
+            unique = f"{name}_{next(numbers)}"
+        return unique
 
     def node(self, key: object) -> Node:
         """Return the node of a name; a node of this graph is returned as it is.
@@ -358,28 +380,27 @@ class Graph:
         Raises:
             FetchError: the name is unknown, or the node belongs to another graph.
         """
-        if isinstance(key, str):
-            node = self._nodes.get(key)
-            if node is not None:
-                return node
-            if self.step_operation is not None:
-                return self._outputs.setdefault(key, Output(self, key, self.step_operation))
-            raise FetchError(f"{key!r} is not in the graph; {did_you_mean(key, self._nodes)}")
         if isinstance(key, Node):
             if key.graph is self:
                 return key  # pyright: ignore[reportUnknownVariableType]
             raise FetchError(
                 f"{key!r} belongs to another graph; fetch and feed nodes of the session's own graph"
             )
-        raise FetchError(
-            f"{key!r} is of type {type(key).__name__}; fetch and feed by name, a str, or by a node"
-            " of the graph"
-        )
+        if not isinstance(key, str):
+            raise FetchError(
+                f"{key!r} is of type {type(key).__name__}; fetch and feed by name, a str, or by a"
+                " node of the graph"
+            )
+        if key in self._nodes:
+            return self._nodes[key]
+        if self.step_operation is not None:
+            return self._outputs.setdefault(key, Output(self, key, self.step_operation))
+        raise FetchError(f"{key!r} is not in the graph; {did_you_mean(key, self._nodes)}")
 
     @property
     def nodes(self) -> Mapping[str, Node]:
         """All nodes by name."""
-        return dict(self._nodes)
+        return self._nodes.copy()
 
     @property
     def variables(self) -> tuple[Variable, ...]:
@@ -397,59 +418,63 @@ class Graph:
         return self._holds > 0
 
     def finalize(self) -> None:
-        """Refuse all later additions."""
+        """Reject all later additions."""
         self._holds += 1
+
+    def _release(self) -> None:
+        """Undo one `finalize`: a session that held the graph has ended."""
+        self._holds -= 1
 
     def as_default(self) -> contextlib.AbstractContextManager[Graph]:
         """Make this the default graph of the block, in this context."""
         return _AsDefault(self)
 
-    def _released(self) -> None:
-        """Called when a session that held it has ended."""
-
     def __repr__(self) -> str:
-        return f"<Graph {', '.join(self._nodes)}{' finalized' if self.finalized else ''}>"
+        finalized = " finalized" if self.finalized else ""
+        return f"<Graph {', '.join(self._nodes)}{finalized}>"
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not name:
+        raise GraphError(f"{name!r} is not a name for a node; give a non-empty str")
+
+
+def held(graph: Graph) -> Callable[[], None]:
+    """Finalize a graph while a session is open; return the function that releases it.
+
+    After the last session nodes can be added again.
+    """
+    graph.finalize()
+    return graph._release  # pyright: ignore[reportPrivateUsage] - of this module
+
+
+_default: ContextVar[tuple[Graph, RunScope | None] | None] = ContextVar(
+    "aiohooks_default_graph", default=None
+)
+"""The graph that was made the default one, and the run in which that was done."""
+
+
+def make_default(graph: Graph) -> Token[Any]:
+    """Make a graph the default graph of the current context."""
+    return _default.set((graph, current_scope.get()))
 
 
 class _AsDefault(contextlib.AbstractContextManager[Graph]):
-    """Not made by `contextlib.contextmanager`, which sets the traceback of an error of the block: a
-    frozen one refuses that.
+    """The block of `Graph.as_default`.
+
+    `contextlib.contextmanager` would set the traceback of an error of the block, which fails if the
+    error is a frozen dataclass.
     """
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
 
     def __enter__(self) -> Graph:
-        self._token = _default.set((self._graph, current_scope.get()))
+        self._token = make_default(self._graph)
         return self._graph
 
     def __exit__(self, *_: object) -> None:
         _default.reset(self._token)
-
-
-def held(graph: Graph) -> Callable[[], None]:
-    """Finalize a graph while a session is open; return what ends that: after the last session nodes
-    can be added again.
-    """
-    graph.finalize()
-
-    def release() -> None:
-        graph._holds -= 1  # pyright: ignore[reportPrivateUsage] - of this module
-        graph._released()  # pyright: ignore[reportPrivateUsage]
-
-    return release
-
-
-def make_default(graph: Graph) -> None:
-    """Make a graph the default one of the current context, which no other code shares."""
-    _default.set((graph, current_scope.get()))
-
-
-_N = TypeVar("_N", bound=Node)
-_default: ContextVar[tuple[Graph, RunScope | None] | None] = ContextVar(
-    "aiohooks_default_graph", default=None
-)
-"""The graph that was made the default one, and the run in which that was done."""
 
 
 def get_default_graph() -> Graph:
@@ -463,31 +488,34 @@ def get_default_graph() -> Graph:
     A session changes nothing for its own block: use `with session.graph.as_default()` there.
     """
     default, since = _default.get() or (None, None)
-    for scope in _outwards(current_scope.get()):
-        # A run has no default graph of its own to set: its session is known anyway.
+    for scope in _enclosing(current_scope.get()):
+        # A run does not set the default graph of its context, as its session has the graph.
         graph = getattr(scope.session, "graph", None)
         if isinstance(graph, Graph):
-            return default if default is not None and scope in _outwards(since) else graph
+            # An `as_default` inside the run counts, one outside of it does not.
+            if default is not None and scope in _enclosing(since):
+                return default
+            return graph
     if default is None:
         default = Graph()
-        _default.set((default, None))
+        make_default(default)
     return default
 
 
-def _outwards(scope: RunScope | None) -> Iterator[RunScope]:
-    """Yield a run and those that it is nested in."""
+def _enclosing(scope: RunScope | None) -> Iterator[RunScope]:
+    """Yield a run, and the runs in which it is nested."""
     while scope is not None:
         yield scope
         scope = scope.outer
 
 
-class in_thread:  # named as what it does, like `functools.partial`
-    """A step that calls the blocking function `fn` in a worker thread:
-    `AsyncMonitoredSession(in_thread(train_step))`.
+class in_thread:  # a verb in lower case, like `functools.partial`
+    """A step that calls the blocking function `fn` in a worker thread.
 
-    The event loop stays free while it computes. A thread cannot be interrupted: a cancellation of
-    the run waits until the function has returned, for at most the session's
-    `stop_grace_period_secs`, and nothing of the run is kept.
+    Write `AsyncMonitoredSession(in_thread(train_step))`. The event loop stays free while the
+    function computes. A thread cannot be interrupted: a cancellation of the run waits until the
+    function has returned, for at most the session's `stop_grace_period_secs`, and nothing of the
+    run is kept.
     """
 
     def __init__(self, fn: Callable[..., Any]) -> None:
@@ -515,8 +543,9 @@ class in_thread:  # named as what it does, like `functools.partial`
 
 
 def graph_of_step(fn: Callable[..., Any]) -> Graph:
-    """Return a graph of one train operation, `fn`: its parameters are placeholders, other names are
-    keys of its result.
+    """Return a graph of one train operation, `fn`.
+
+    Its parameters are placeholders; other names are keys of its result.
     """
     thread = isinstance(fn, in_thread)
     if isinstance(fn, in_thread):
@@ -533,57 +562,26 @@ def graph_of_step(fn: Callable[..., Any]) -> Graph:
         )
     graph = Graph()
     name = getattr(fn, "__name__", type(fn).__name__)
-    for parameter in _parameters(fn, name):
+    for parameter in _parameters(fn, f"operation {name!r}"):
         if parameter.name != "global_step":
-            graph.placeholder(
-                parameter.name,
-                default=MISSING if parameter.default is parameter.empty else parameter.default,
-            )
+            has_default = parameter.default is not parameter.empty
+            graph.placeholder(parameter.name, default=parameter.default if has_default else MISSING)
     graph.step_operation = graph.train_op(thread=thread, name=name)(fn)
     return graph
 
 
-def _parameters(fn: Callable[..., Any], name: str) -> Sequence[inspect.Parameter]:
+def _parameters(fn: Callable[..., Any], what: str) -> list[inspect.Parameter]:
+    """Return the parameters of a function; raise if some cannot be inputs by name."""
     try:
-        parameters = (*inspect.signature(fn).parameters.values(),)
+        parameters = [*inspect.signature(fn).parameters.values()]
     except (TypeError, ValueError) as error:
         raise GraphError(
-            f"operation {name!r}: the parameters of {fn!r} cannot be read; wrap it in a function"
+            f"{what}: the parameters of {fn!r} cannot be read; wrap it in a function"
         ) from error
     for parameter in parameters:
-        if parameter.kind in (
-            parameter.VAR_POSITIONAL,
-            parameter.VAR_KEYWORD,
-            parameter.POSITIONAL_ONLY,
-        ):
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise GraphError(
-                f"operation {name!r}: parameter {parameter} has no name to find an input by; "
+                f"{what}: parameter {parameter} has no name to find an input by; "
                 "give each input a named parameter, or list them: inputs=[...]"
             )
     return parameters
-
-
-def _given_inputs(graph: Graph, fn: Callable[..., Any], inputs: object, name: str) -> list[str]:
-    """Return the names of the inputs that were given to an operation."""
-    if isinstance(inputs, (str, Node)) or not isinstance(inputs, Sequence):
-        raise GraphError(
-            f"inputs of operation {name!r} is {inputs!r}; give a list of nodes or names"
-        )
-    names: list[str] = []
-    for one in cast("Sequence[object]", inputs):
-        if isinstance(one, Node) and one.graph is not graph:
-            raise GraphError(
-                f"operation {name!r} has the input {one!r} of another graph; give a node of its own"
-                " graph"
-            )
-        key = one.name if isinstance(one, Node) else one
-        if not isinstance(key, str):
-            raise GraphError(
-                f"operation {name!r} has the input {one!r}; give a node of this graph, or its name"
-            )
-        names.append(key)
-    if (error := call_error(fn, *names)) is not None:
-        raise GraphError(
-            f"operation {name!r}: {fn!r} does not take the inputs ({', '.join(names)}): {error}"
-        )
-    return names

@@ -1,9 +1,8 @@
-"""What a run computes: its fetches and feeds, and the plan of the operations for them. Nothing here
-waits.
+"""The plan of a run: the operations that its fetches need, their order, and the changes to commit.
 
 A fetch is a node or its name, or a list, tuple, namedtuple, mapping or dataclass of fetches, nested
 as you like. Each leaf is evaluated once per run; the result of a request has the shape of its
-fetches.
+fetches. Nothing here waits.
 """
 
 from __future__ import annotations
@@ -13,12 +12,14 @@ import dataclasses
 import functools
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.overlap import can_wait
+from aiohooks._validate import is_coroutine_function
+from aiohooks.dispatch.calls import NO_KEYWORDS
 from aiohooks.errors import FetchError, GraphError, did_you_mean, safe_repr
 from aiohooks.graph.graph import (
     MISSING,
@@ -47,7 +48,8 @@ def taking(places: Sequence[int]) -> Take:
         return operator.itemgetter(*places)
     if not places:
         return lambda values: ()
-    (place,) = places  # `itemgetter` of one would return the bare item
+    # `itemgetter` of a single place would return the bare item.
+    (place,) = places
     return lambda values: (values[place],)
 
 
@@ -63,95 +65,91 @@ class Leaves:
         """The nodes requested so far."""
         return tuple(self._slots)
 
-    def slot(self, fetch: object) -> int:
-        """Return the index of a leaf among the values."""
-        return self._slots.setdefault(self._graph.node(fetch), len(self._slots))
-
     def build(self, fetches: Any) -> Build:
         """Add the leaves of one request, and return the function that builds its result.
 
         Raises:
             FetchError: a part of it is neither a known node nor a container of fetches.
         """
-        cls: Any = type(fetches)  # pyright: ignore[reportUnknownVariableType]
-        if cls in LEAF_TYPES or isinstance(fetches, (str, Node)):
-            return operator.itemgetter(self.slot(fetches))  # pyright: ignore[reportUnknownArgumentType]
-        if isinstance(fetches, list):
-            elements: list[Any] = fetches  # pyright: ignore[reportUnknownVariableType]
-            builds = [self.build(one) for one in elements]
-            return lambda values: [build(values) for build in builds]
-        if cls is dict:
-            by_key = {key: self.build(value) for key, value in fetches.items()}
-            return lambda values: {key: build(values) for key, build in by_key.items()}
-        # All others are made of a list or a dict of their parts.
-        if isinstance(fetches, tuple):
-            items: list[Any] = [*fetches]  # pyright: ignore[reportUnknownArgumentType]
-            return _of_class(
-                cls,
-                self.build(items),
-                (lambda parts: cls(*parts)) if hasattr(cls, "_fields") else cls,
-            )
-        if isinstance(fetches, Mapping):
-            make = (
-                functools.partial(cls, fetches.default_factory)
-                if isinstance(fetches, defaultdict)
-                else cls
-            )
-            return _of_class(cls, self.build(dict(fetches)), make)  # pyright: ignore[reportUnknownArgumentType]
-        fields: Any = getattr(fetches, "__attrs_attrs__", None)
-        if dataclasses.is_dataclass(fetches) and not isinstance(fetches, type):  # pyright: ignore[reportUnknownArgumentType]
-            fields = dataclasses.fields(fetches)
-        if fields is not None:
-            attributes = {field.name: getattr(fetches, field.name) for field in fields}
-            return _of_class(cls, self.build(attributes), functools.partial(_changed_copy, fetches))
-        if fetches is None:
-            raise FetchError("None cannot be fetched; leave it out")
-        return operator.itemgetter(self.slot(fetches))  # raises, naming the type
+        container = _taken_apart(fetches)
+        if container is None:
+            node = self._graph.node(fetches)
+            return operator.itemgetter(self._slots.setdefault(node, len(self._slots)))
+        parts, make = container
+        builds = [self.build(part) for part in parts]
+
+        def build_container(values: Sequence[Any]) -> Any:
+            built = [build(values) for build in builds]
+            try:
+                return make(built)
+            except Exception as error:
+                raise FetchError(
+                    f"the fetches have a {type(fetches).__name__}, and none can be made of their"
+                    f" values: {safe_repr(error)}; fetch a tuple, list or dict"
+                ) from error
+
+        return build_container
 
 
-def _changed_copy(one: Any, attributes: dict[str, Any]) -> Any:
-    result = copy.copy(one)
+def _taken_apart(fetches: Any) -> tuple[Iterable[Any], Callable[[list[Any]], Any]] | None:
+    """Return the parts of a container, and the function that makes such a container of values.
+
+    For anything else return None.
+    """
+    if isinstance(fetches, (str, Node)):
+        return None
+    cls: Any = type(fetches)  # pyright: ignore[reportUnknownVariableType]
+    make = cls
+    if isinstance(fetches, list):
+        return fetches, list  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(fetches, tuple):
+        items: tuple[Any, ...] = fetches  # pyright: ignore[reportUnknownVariableType]
+        # The class of a named tuple takes the items as arguments.
+        return items, (lambda values: cls(*values)) if hasattr(cls, "_fields") else cls
+    if isinstance(fetches, Mapping):
+        named: dict[Any, Any] = dict(fetches)  # pyright: ignore[reportUnknownArgumentType]
+        if isinstance(fetches, defaultdict):
+            make = functools.partial(cls, fetches.default_factory)
+    else:
+        fields = getattr(cls, "__attrs_attrs__", None)
+        if dataclasses.is_dataclass(cls):
+            fields = dataclasses.fields(cls)
+        if fields is None:
+            return None
+        named = {field.name: getattr(fetches, field.name) for field in fields}
+        make = functools.partial(_changed_copy, fetches)
+    return named.values(), lambda values: make(dict(zip(named, values, strict=True)))
+
+
+def _changed_copy(original: Any, attributes: dict[str, Any]) -> Any:
+    result = copy.copy(original)
     for name, value in attributes.items():
-        object.__setattr__(result, name, value)  # also where the class is frozen
+        # A frozen class rejects `setattr`.
+        object.__setattr__(result, name, value)
     return result
 
 
-def _of_class(cls: type, build: Build, make: Callable[[Any], Any]) -> Build:
-    """Return what makes an object of the parts that `build` returns; the error names the class if
-    it cannot be made.
-    """
-
-    def build_object(values: Sequence[Any]) -> Any:
-        parts = build(values)
-        try:
-            return make(parts)
-        except Exception as error:
-            what = (
-                f"the fetches have a {cls.__name__}, and none can be made of their values:"
-                f" {safe_repr(error)}"
-            )
-            raise FetchError(f"{what}; fetch a tuple, list or dict") from error
-
-    return build_object
-
-
 def canonical_feeds(graph: Graph, feed_dict: Mapping[Any, Any] | None) -> dict[Node, Any]:
-    """Return the feeds by node; a key may be a node, a name, or a tuple of these with equally
-    nested values.
+    """Return the feeds by node.
+
+    A key may be a node, a name, or a tuple of these with equally nested values.
 
     Raises:
         FetchError: a key is unknown, a value is a node, a tuple does not match its values, or a
             node is fed twice.
     """
-    if feed_dict is not None and not isinstance(feed_dict, Mapping):
+    if feed_dict is None:
+        return {}
+    if not isinstance(feed_dict, Mapping):
         raise FetchError(
             f"feed_dict is {safe_repr(feed_dict)}; give a mapping from nodes or names to values (in"
             " session.steps, a step function of one parameter, besides the global step, takes the"
             " value itself)"
         )
     feeds: dict[Node, Any] = {}
-    pairs: list[tuple[Any, Any]] = [*feed_dict.items()] if feed_dict else []
-    for key, value in pairs:  # those of a tuple are added at the end
+    pairs: list[tuple[Any, Any]] = [*feed_dict.items()]
+    # The loop appends the pairs of a tuple to the list that it reads.
+    for key, value in pairs:
         if isinstance(key, tuple):
             keys: tuple[Any, ...] = key  # pyright: ignore[reportUnknownVariableType]
             values: Any = value
@@ -176,50 +174,50 @@ def canonical_feeds(graph: Graph, feed_dict: Mapping[Any, Any] | None) -> dict[N
     return feeds
 
 
-# -- the plan: the operations that compute a set of nodes, their order, and the changes to commit at
-# the end
+# -- the plan: the operations that compute a set of nodes, their order, and the changes to commit
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True)
 class PlannedOperation:
-    """One operation of a plan: `call` takes a run's values, its result is put at `slot`.
+    """One operation of a plan."""
 
-    `of_graph` is false for what takes values out of the result of a step; observers are not
-    notified of that.
-    """
-
+    name: str
     slot: int
+    """The place of its result among the values of a run."""
+    inputs: tuple[int, ...]
+    """The slots of its inputs."""
     call: Callable[[list[Any]], Any]
+    """Calls its function with the inputs, which it takes out of the values."""
     is_async: bool
     may_wait: bool
-    name: str
-    inputs: tuple[int, ...]
     of_graph: bool
+    """False if it only reads the result of a step function, which observers do not see."""
 
 
 class Plan:
     """The plan for one set of fetched and fed nodes, made once.
 
-    A run copies `template`, which has the constant values, and puts in the fed ones, which come
-    first, and those of `variables` and `step_slots`. Then it runs the operations, ordered by their
-    inputs, and so by their slots; `take_fetched` selects the fetched values. `changes` are the
-    variables that the run changes, and whether by an addition; `replaced` are those that it reads
-    and replaces.
+    The values of a run are the global step at its start, those of the fed nodes, in order, and a
+    copy of `template`, which has constants. The run sets those of `variables`, and calls the
+    operations, which are ordered by their inputs, and so by their slots. `take_fetched` selects the
+    values in the slots `fetched`.
+
+    `changes` are the variables that the run changes, the slots of the results, and whether these
+    are added; `replaced` are the variables to which nothing is added.
     """
 
     def __init__(
         self,
         graph: Graph,
         nodes: Sequence[Node],
-        fed: Iterable[Node],
+        fed: Collection[Node],
         grace_secs: float,
         step: Operation | None = None,
     ) -> None:
-        """Plan a run that fetches `nodes`, and in whose `feed_dict` are those of `fed`, in this
-        order.
+        """Plan a run that fetches `nodes`, and whose feeds are those of `fed`, in this order.
 
-        `step`, a step function's operation, is run whatever is fetched: a parameter may be meant as
-        a key of its result.
+        `step`, the operation of a step function, is run whatever is fetched: a parameter that is
+        fetched may be meant as a key of its result.
 
         Raises:
             FetchError: a placeholder is not fed, or a parameter of an operation is not in the
@@ -228,68 +226,64 @@ class Plan:
         """
         self._graph = graph
         self._grace_secs = grace_secs
-        self._path: list[Node] = []
         self._claims: dict[str, Operation] = {}
         self.template: list[Any] = []
         self.variables: list[tuple[int, str]] = []
-        self.step_slots: list[int] = []
         self.operations: list[PlannedOperation] = []
         self.changes: list[tuple[str, int, bool]] = []
+        self.replaced: list[str] = []
         self.steps: int = 0
-        self._slots = {node: self._new_slot() for node in fed}
-        self.number_fed: int = len(self._slots)
-        fetched = [self._visit(node) for node in nodes]
+        self._number_fed = len(fed)
+        # None for a node that is being planned: these are the path to the current node, in order.
+        self._slots: dict[Node, int | None] = {graph.global_step: 0}
+        self._slots.update({node: slot for slot, node in enumerate(fed, 1)})
+        self.fetched: list[int] = [self._visit(node) for node in nodes]
+        self.take_fetched: Take = taking(self.fetched)
         if step is not None:
             returned = self._visit(step)
             for node in nodes:
                 if not isinstance(node, Output):
-                    self._compute(
-                        node.name, functools.partial(_check_unambiguous, node, step), returned
-                    )
-        self.take_fetched: Take = taking(fetched)
-        replaced = {name for name, _, adds in self.changes if not adds}
-        self.replaced: list[tuple[int, str]] = [
-            (slot, name) for slot, name in self.variables if name in replaced
-        ]
+                    check = functools.partial(_check_unambiguous, node, step)
+                    self._append(node.name, check, [returned])
 
     def _visit(self, node: Node) -> int:
-        """Return the slot of a node, after planning what it needs."""
-        slot = self._slots.get(node)
+        """Return the slot of a node, after planning the nodes that it needs."""
+        if node not in self._slots:
+            self._slots[node] = None
+            self._slots[node] = self._plan_node(node)
+        slot = self._slots[node]
         if slot is None:
-            slot = self._slots[node] = self._plan_node(node)
+            path = [visited for visited, place in self._slots.items() if place is None]
+            names = [visited.name for visited in [*path[path.index(node) :], node]]
+            raise GraphError(
+                f"operations form a cycle: {' -> '.join(names)}; feed one of them, or break the"
+                " cycle"
+            )
         return slot
 
     def _new_slot(self, value: Any = MISSING) -> int:
         self.template.append(value)
-        return len(self.template) - 1
+        return self._number_fed + len(self.template)
 
     def _plan_node(self, node: Node) -> int:
         if isinstance(node, Operation):
             return self._plan_operation(node)
         if isinstance(node, Output):
-            return self._compute(
-                node.name, functools.partial(_item, node), self._visit(node.operation)
-            )
-        slot = self._new_slot(node.default if isinstance(node, Placeholder) else MISSING)
-        if isinstance(node, Variable):
-            self.variables.append((slot, node.name))
-        elif isinstance(node, GlobalStep):
-            self.step_slots.append(slot)
-        elif isinstance(node, Placeholder) and node.default is MISSING:
-            raise FetchError(
-                f"placeholder {node.name!r} is needed and not fed; add it to feed_dict or to the"
-                " feeds of the loop, or give it a default"
-            )
+            result = self._visit(node.operation)
+            return self._append(node.name, functools.partial(_item, node), [result])
+        if isinstance(node, Placeholder):
+            if node.default is MISSING:
+                raise FetchError(
+                    f"placeholder {node.name!r} is needed and not fed; add it to feed_dict or to"
+                    " the feeds of the loop, or give it a default"
+                )
+            return self._new_slot(node.default)
+        # A variable, as the global step has its slot from the beginning.
+        slot = self._new_slot()
+        self.variables.append((slot, node.name))
         return slot
 
     def _plan_operation(self, node: Operation) -> int:
-        if node in self._path:
-            names = [one.name for one in [*self._path[self._path.index(node) :], node]]
-            raise GraphError(
-                f"operations form a cycle: {' -> '.join(names)}; feed one of them, or break the"
-                " cycle"
-            )
-        self._path.append(node)
         positional: list[int] = []
         named: dict[str, int] = {}
         for place, name in enumerate(node.inputs):
@@ -303,35 +297,45 @@ class Plan:
                     f"graph.placeholder({name!r}) adds what is fed"
                 ) from None
             slot = self._visit(needed)
-            if (
-                name in node.keyword_only or len(positional) < place
-            ):  # behind one that was omitted, none is passed by position
+            # After an input that was left out none is passed by position.
+            if name in node.keyword_only or len(positional) < place:
                 named[name] = slot
             else:
                 positional.append(slot)
-        self._path.pop()
-        fn = _to_thread(node.fn, self._grace_secs) if node.thread else node.fn
-        is_async = node.is_async or node.thread
-        slot, inputs = self._new_slot(), (*positional, *named.values())
-        call = _call(fn, tuple(positional), named)
-        self.operations.append(
-            PlannedOperation(
-                slot, call, is_async, is_async and can_wait(fn), node.name, inputs, True
-            )
-        )
+        fn = node.fn
+        if node.thread:
+            fn = functools.partial(_call_in_thread, fn, self._grace_secs)
+        slot = self._append(node.name, fn, positional, named, of_graph=True)
         self._claim(node, slot)
         return slot
 
-    def _compute(self, name: str, fn: Callable[[Any], Any], source: int) -> int:
-        """Plan a function of the result of a step."""
+    def _append(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        positional: list[int],
+        named: Mapping[str, int] = NO_KEYWORDS,
+        *,
+        of_graph: bool = False,
+    ) -> int:
+        """Append an operation whose inputs are in these slots; return the slot of its result."""
         slot = self._new_slot()
+        is_async = is_coroutine_function(fn)
         self.operations.append(
-            PlannedOperation(slot, _call(fn, (source,), {}), False, False, name, (source,), False)
+            PlannedOperation(
+                name,
+                slot,
+                inputs=(*positional, *named.values()),
+                call=_call(fn, positional, named),
+                is_async=is_async,
+                may_wait=is_async and can_wait(fn),
+                of_graph=of_graph,
+            )
         )
         return slot
 
     def _claim(self, node: Operation, slot: int) -> None:
-        """Note what an operation changes when the run commits."""
+        """Note the changes of an operation, whose result is in `slot`, for the commit."""
         self.steps += node.steps
         name = node.updates or node.adds_to
         if name is None:
@@ -349,36 +353,35 @@ class Plan:
                 " both, or run one"
             )
         self.changes.append((name, slot, node.updates is None))
+        if node.updates:
+            self.replaced.append(name)
+
+
+async def _call_in_thread(
+    fn: Callable[..., Any], grace_secs: float, /, *args: Any, **kwargs: Any
+) -> Any:
+    return await to_thread(functools.partial(fn, *args, **kwargs), grace_secs=grace_secs)
 
 
 def _call(
-    fn: Callable[..., Any], positional: tuple[int, ...], named: dict[str, int]
+    fn: Callable[..., Any], positional: Sequence[int], named: Mapping[str, int]
 ) -> Callable[[list[Any]], Any]:
+    inputs = taking(positional)
     if named:
         return lambda values: fn(
-            *[values[slot] for slot in positional],
-            **{name: values[slot] for name, slot in named.items()},
+            *inputs(values), **{name: values[slot] for name, slot in named.items()}
         )
     # The usual numbers of inputs are spelled out: this is on the path of every run, and `fn(*...)`
     # costs twice as much.
     if not positional:
         return lambda values: fn()
     if len(positional) == 1:
-        a = positional[0]
-        return lambda values: fn(values[a])
+        (first,) = positional
+        return lambda values: fn(values[first])
     if len(positional) == 2:
-        a, b = positional
-        return lambda values: fn(values[a], values[b])
-    inputs = taking(positional)
+        first, second = positional
+        return lambda values: fn(values[first], values[second])
     return lambda values: fn(*inputs(values))
-
-
-def _to_thread(
-    fn: Callable[..., Any], grace_secs: float
-) -> Callable[..., Coroutine[Any, Any, Any]]:
-    return lambda *args, **kwargs: to_thread(
-        functools.partial(fn, *args, **kwargs), grace_secs=grace_secs
-    )
 
 
 def _is_mapping(result: object) -> TypeGuard[Mapping[Any, Any]]:
@@ -387,16 +390,18 @@ def _is_mapping(result: object) -> TypeGuard[Mapping[Any, Any]]:
 
 
 def _item(node: Output, result: Any) -> Any:
+    """Return the item of a step's result that an output stands for."""
+    step = node.operation.name
     if not _is_mapping(result):
         raise FetchError(
-            f"{node.name!r} is fetched by name, but step {node.operation.name!r} returned"
-            f" {type(result).__name__} and not a mapping; return a dict, or fetch"
-            f" {node.operation.name!r} for the whole result",
+            f"{node.name!r} is fetched by name, but step {step!r} returned"
+            f" {type(result).__name__} and not a mapping; return a dict, or fetch {step!r} for the"
+            " whole result",
             name=node.name,
         )
     if node.name not in result:
         raise FetchError(
-            f"{node.name!r} is not in the result of step {node.operation.name!r};"
+            f"{node.name!r} is not in the result of step {step!r};"
             f" {did_you_mean(node.name, result)}",
             name=node.name,
         )
@@ -404,17 +409,16 @@ def _item(node: Output, result: Any) -> Any:
 
 
 def _check_unambiguous(node: Node, step: Operation, result: Any) -> None:
-    """Raise if a node that is fetched, and is no key of the step's result, is one all the same."""
-    if _is_mapping(result) and node.name in result:
-        other = (
-            "the function itself"
-            if node is step
-            else "the global step"
-            if isinstance(node, GlobalStep)
-            else "a parameter"
-        )
-        raise FetchError(
-            f"{node.name!r} is fetched, and is both {other} and a key of the result of step"
-            f" {step.name!r}; rename the key",
-            name=node.name,
-        )
+    """Raise if a fetched node has the name of a key of the step's result."""
+    if not _is_mapping(result) or node.name not in result:
+        return
+    other = "a parameter"
+    if node is step:
+        other = "the function itself"
+    elif isinstance(node, GlobalStep):
+        other = "the global step"
+    raise FetchError(
+        f"{node.name!r} is fetched, and is both {other} and a key of the result of step"
+        f" {step.name!r}; rename the key",
+        name=node.name,
+    )

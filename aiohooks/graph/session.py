@@ -7,13 +7,13 @@ import dataclasses
 import functools
 import operator
 import types
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, shielded
-from aiohooks._aio.contexts import changes, copy_back, current_scope
-from aiohooks._aio.observers import Observer, observed_call, observing
+from aiohooks._aio.contexts import RunScope, changes, copy_back, current_scope
+from aiohooks._aio.observers import Kind, Observer, observed_call, observing
 from aiohooks._aio.overlap import Overlap, RunWaits, Wait, result_now
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.checkpoint.stateful import HostMemory, Stateful, snapshot
@@ -54,34 +54,23 @@ if TYPE_CHECKING:
 
 
 _MOST_PLANS = 1024
-_ATTEMPTS = range(100)  # made once: every run begins with it
-"""How often a run is tried while others replace the variables that it replaces; it must not be
-repeated indefinitely.
-"""
+# A constant, as every run begins with it.
+_ATTEMPTS = range(100)
+"""The attempts of a run that other runs overtake; it must not be repeated indefinitely."""
 
 
-async def _nothing() -> None:
-    pass
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Monitor:
-    """What a raw session asks of the monitored session that it is part of; by default it is part of
-    none.
-    """
+    """What a raw session needs of the monitored session that it is part of."""
 
-    grace_secs: float = DEFAULT_GRACE_SECS
-    stateful_hooks: Callable[[], Mapping[str, Stateful]] = dict
-    state_of: Callable[[Stateful], Any] = operator.methodcaller("state_dict")
-    drain_hooks: Callable[[], Awaitable[None]] = _nothing
-
-
-_UNMONITORED = Monitor()
+    grace_secs: float
+    stateful_hooks: Callable[[], Mapping[str, Stateful]]
+    state_of: Callable[[Stateful], Any]
+    drain_hooks: Callable[[], Awaitable[None]]
 
 
 class Session:
-    """Runs the operations that a set of fetches needs: each once, independent ones at the same
-    time.
+    """Runs the operations that a set of fetches needs: each once, independent ones concurrently.
 
     A run reads each variable once, at its start. When every operation has succeeded, the new values
     of variables and the global step are committed together; a run that fails or is cancelled
@@ -89,9 +78,9 @@ class Session:
     turns. If another run has replaced a variable that a run has read and replaces itself
     (`updates=`), its operations run once more, with the new value: no update is lost.
 
-    From the first operation that may wait on, each has a context of its own: with what those have
-    set whose results it needs. At the end, the caller's has what all have set, the last in the
-    order of the operations.
+    The first operation that may wait and the later ones have contexts of their own: with the
+    context variables that are set by the operations whose results they need. At the end, the
+    caller's context has the variables that all of them have set; the last operation wins.
     """
 
     def __init__(
@@ -108,9 +97,9 @@ class Session:
             graph: the graph to run.
             global_step: the store of the global step; by default one of its own.
             variables: the values of the variables; by default its own.
-            grace_secs: how long a cancelled run waits for what does not end immediately, such as
-                worker threads. By default 10 s, or the `stop_grace_period_secs` of the monitored
-                session that uses this one.
+            grace_secs: how long a cancelled run waits for calls that do not end immediately, such
+                as those in worker threads. By default 10 s, or the `stop_grace_period_secs` of the
+                monitored session that uses this one.
         """
         check_instance(graph, Graph, "graph")
         check_instance(global_step, StepStore, "global_step", optional=True)
@@ -127,29 +116,28 @@ class Session:
         self.committed_step: int = self.global_step.latest.step
         """The global step after the latest run of this session."""
         self.grace_secs: float = DEFAULT_GRACE_SECS if grace_secs is None else grace_secs
-        """How long a cancelled run waits for what does not end immediately."""
+        """How long a cancelled run waits for calls that do not end immediately."""
         self._has_own_grace = grace_secs is not None
-        self._monitor: Monitor = _UNMONITORED
+        self._monitor: Monitor | None = None
         self.tracked: Mapping[str, Stateful] = {}
         """The objects saved in checkpoints besides the variables: the scaffold's `tracked`."""
         self.saver: Saver | None = None
         """The saver from which the creator of this session restores."""
         self.saved: bool = False
-        """Whether a hook saves it in checkpoints: set it in one of your own, or a warning says that
-        none does.
+        """Whether a hook saves the session in checkpoints; set it in a hook of your own that does.
+
+        Otherwise a warning says that no hook does.
         """
         self.restored: Restored | None = None
-        """The checkpoint that this session was restored from; its `state` has only the states of
-        hooks.
-        """
+        """The restored checkpoint of this session; its `state` has only the states of hooks."""
         self._snapshot_memory = HostMemory()
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._plans: dict[tuple[Any, tuple[Any, ...], bool], Plan] = {}
+        self._plans: dict[tuple[Any, tuple[Any, ...], bool], tuple[Plan, Build]] = {}
         initial = {variable.name: variable.initial for variable in graph.variables}
         self._variable_names = tuple(initial)
         self._values = values_of(self.variables)
-        self._values.initialise(initial)
+        self._values.initialize(initial)
 
     @property
     def closed(self) -> bool:
@@ -183,10 +171,9 @@ class Session:
         options: Options = None,
         run_metadata: dict[str, Any] | None = None,
     ) -> Any:
-        """Run what `fetches` needs and return its values in the same shape.
+        """Run the operations that `fetches` needs, and return the values in the same shape.
 
-        The step of a step function is run whatever is fetched, unless that is nothing or the global
-        step alone.
+        A step function is run whatever is fetched, unless that is nothing or the global step alone.
 
         Args:
             fetches: nodes or names, nested in lists, tuples, mappings and dataclasses.
@@ -210,16 +197,16 @@ class Session:
                 " asyncio.timeout(...)`"
             )
         loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            if self._loop is not None:
-                raise WrongLoopError(
-                    "this session belongs to another event loop; make one in each loop, and share a"
-                    " step store by URL"
-                )
+        if self._loop is None:
             self._loop = loop
+        if self._loop is not loop:
+            raise WrongLoopError(
+                "this session belongs to another event loop; make one in each loop, and share a"
+                " step store by URL"
+            )
         return await self._run(None, fetches, feed_dict)
 
-    async def _run(
+    def _run(
         self,
         waits: RunWaits | None,
         fetches: Any,
@@ -227,93 +214,93 @@ class Session:
         options: object = None,
         run_metadata: object = None,
         build: Build | None = None,
-    ) -> Any:
-        """Make a run: by itself, or as part of what has `waits`; `build` makes the result of the
-        values of a tuple of leaves.
+    ) -> Awaitable[Any]:
+        """Make a run: by itself, or as part of the run that has `waits`.
+
+        If the caller gives `build`, that builds the result from the values of a tuple of leaves.
         """
-        self._check_open()
-        # The plan for a tuple of leaves (what the monitored session asks for) or a single one is
-        # looked up directly.
+        if self._closed:
+            self._check_open()  # raises
+        planned = None
+        # A leaf or a tuple of leaves, as the monitored session fetches, is looked up as it is.
         kind: Any = type(fetches)  # pyright: ignore[reportUnknownVariableType]
-        try:
-            key = (fetches, () if feed_dict is None else tuple(feed_dict), waits is None)
-            plan = self._plans.get(key) if kind is tuple or kind in LEAF_TYPES else None
-        except TypeError:  # something unhashable inside
-            plan = None
-        if plan is None:
-            plan, own_build, feed_dict = self._plan(fetches, feed_dict, waits is None)
-            build = build or own_build
-        values = plan.template.copy()
-        slot = 0
+        if kind is tuple or kind in LEAF_TYPES:
+            try:
+                fed_keys = () if feed_dict is None else tuple(feed_dict)
+                planned = self._plans.get((fetches, fed_keys, waits is None))
+            except TypeError:  # a part cannot be hashed, such as a list in a tuple
+                planned = None
+        if planned is None:
+            planned, feed_dict = self._plan(fetches, feed_dict, waits is None)
+        plan, take = planned
+        if build is not None:
+            take = _composed(build, take)
+        fed: list[Any] = []
         if feed_dict:
-            for key in feed_dict:
-                value = values[slot] = feed_dict[key]
-                slot += 1  # `enumerate` costs more than the rest of the loop
+            for value in feed_dict.values():
+                fed.append(value)
                 if isinstance(value, Node):
                     canonical_feeds(self.graph, feed_dict)  # raises
-        operations: Sequence[PlannedOperation] = plan.operations
-        scope = current_scope.get() if waits is None else waits.scope
-        if scope is not None and scope.observers:
-            operations = [_observed(one, scope.observers) for one in operations]
-        recording: Any = (
-            waits.recording if waits is not None else None if scope is None else scope.recording
-        )
-        mark = None
-        if recording is not None:
-            recording.turn = (_called_in_turn, operations, values)
-            mark = (
-                None if waits is None else recording.mark()
-            )  # a run within another does not know what is its own
-        store = self.global_step
+        return self._run_plan(plan, take, fed, waits)
+
+    async def _run_plan(
+        self, plan: Plan, take: Build, fed: list[Any], waits: RunWaits | None
+    ) -> Any:
+        """Call the operations of a plan, and commit the changes, until no other run interferes."""
+        # A run within another run does not know which of the recorded effects are its own.
+        recording = None if waits is None else waits.recording
+        mark = 0 if recording is None else recording.mark()
         for _ in _ATTEMPTS:
+            values = [self.global_step.latest.step, *fed, *plan.template]
             for slot, name in plan.variables:
                 values[slot] = self._values.by_name[name]
-            for slot in plan.step_slots:
-                values[slot] = store.latest.step
+            operations: Sequence[PlannedOperation] = plan.operations
+            scope = current_scope.get()
+            if scope is not None and (scope.observers or scope.recording is not None):
+                operations = _watched(operations, values, scope)
             calls: OperationCalls | None = None
+            slot = 0
             try:
-                for one in operations:
-                    slot = one.slot
-                    if one.may_wait:
+                for operation in operations:
+                    slot = operation.slot
+                    if operation.may_wait:
                         calls = OperationCalls(self, operations, values, waits)
                         calls.start_ready()
                         break
-                    result = one.call(values)
-                    if one.is_async:
+                    result = operation.call(values)
+                    if operation.is_async:
                         result = await result
                     elif type(result) is types.CoroutineType:
-                        _refuse_coroutine(one.name, result)
+                        _reject_coroutine(operation.name, result)
                     values[slot] = result
             except BaseException as error:
                 calls = calls or OperationCalls(self, operations, values, waits)
                 calls.failed(slot, error)
             if calls is not None:
                 await calls.wait()
-            # Made before the commit: what cannot be made must change nothing.
-            fetched = plan.take_fetched(values)
-            made = build(fetched) if build is not None else fetched if kind is tuple else fetched[0]
-            if not plan.changes and (store.inline or not plan.steps):
-                self.committed_step = (
-                    store.advance_nowait(plan.steps) if plan.steps else store.latest.step
-                )
-                return made
-            commit = self._commit(plan, values, waits)
-            if waits is not None and not store.inline:
-                commit = Wait[bool](
-                    "commit of the variables and the global step", waits=waits
-                ).result_of(commit)
-            if await commit:
-                return made
-            self._check_open()  # after a recovery, another session has the variables
-            values[plan.number_fed :] = plan.template[plan.number_fed :]
-            if recording is not None and mark is not None:
-                recording.rewind(mark)
-        names = ", ".join(repr(name) for _, name in plan.replaced)
+            # Built before the commit: if it cannot be built, the run must change nothing.
+            result = take(values)
+            if self.global_step.inline or not plan.steps:
+                is_committed = self._commit(plan, values)
+            else:
+                wait = Wait[bool]("commit of the variables and the global step", waits=waits)
+                commit = self._commit_remotely(plan, values, waits)
+                is_committed = await wait.result_of(commit)
+            if is_committed:
+                return result
+            self._prepare_retry(recording, mark)
+        names = ", ".join(map(repr, plan.replaced))
         raise UpdateConflictError(
             f"this run replaces {names} (updates=), and in each of its {len(_ATTEMPTS)} attempts"
             " another one had done so since it began; add to a variable with adds_to=, or let the"
             " runs take turns"
         )
+
+    def _prepare_retry(self, recording: Any, mark: int) -> None:
+        # After a recovery another session has the variables.
+        self._check_open()
+        if recording is not None:
+            recording.rewind(mark)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -323,56 +310,55 @@ class Session:
 
     def _plan(
         self, fetches: Any, feed_dict: Mapping[Any, Any] | None, raw: bool
-    ) -> tuple[Plan, Build, Mapping[Node, Any]]:
-        """Return the plan of a run, new or known, the function that shapes the result, and the
-        feeds by node.
+    ) -> tuple[tuple[Plan, Build], Mapping[Node, Any]]:
+        """Return the plan of a run, the function that builds its result, and the feeds by node.
+
+        Nested fetches and feeds have the plan of the tuple of their nodes. `raw` says that the run
+        is not part of a monitored one.
         """
         leaves = Leaves(self.graph)
         build = leaves.build(fetches)
         feeds = canonical_feeds(self.graph, feed_dict)
-        nodes, fed = leaves.nodes, tuple(feeds)
-        plan = self._plans.get((nodes, fed, raw))
-        if plan is None:
-            plan = Plan(self.graph, nodes, fed, self.grace_secs, self._step_to_run(nodes, fed, raw))
-            self._keep_plan((nodes, fed, raw), plan)
-        kind: Any = type(fetches)  # pyright: ignore[reportUnknownVariableType]
-        flat = (
-            kind is tuple
-            and len(fetches) == len(nodes)
-            and LEAF_TYPES.issuperset(map(type, fetches))
-        )
-        if (flat or kind in LEAF_TYPES) and not any(
-            isinstance(key, tuple) for key in feed_dict or ()
-        ):
-            self._keep_plan((fetches, tuple(feed_dict or ()), raw), plan)
-        return plan, build, feeds
-
-    def _keep_plan(self, key: tuple[Any, tuple[Any, ...], bool], plan: Plan) -> None:
-        if len(self._plans) >= _MOST_PLANS:
-            self._plans.clear()
-        self._plans[key] = plan
+        nodes = leaves.nodes
+        is_tuple = type(fetches) is tuple  # pyright: ignore[reportUnknownArgumentType]
+        parts: tuple[Any, ...] = fetches if is_tuple else (fetches,)
+        fed_keys = tuple(feed_dict or ())
+        is_flat = len(parts) == len(nodes) and LEAF_TYPES.issuperset(map(type, (*parts, *fed_keys)))
+        request: tuple[Any, tuple[Any, ...], bool] = (nodes, tuple(feeds), raw)
+        if is_flat:
+            request = (fetches, fed_keys, raw)
+        if request not in self._plans:
+            step = self._step_to_run(nodes, tuple(feeds), raw)
+            plan = Plan(self.graph, nodes, feeds, self.grace_secs, step)
+            take: Build = plan.take_fetched
+            if is_flat and not is_tuple:
+                take = operator.itemgetter(*plan.fetched)
+            if len(self._plans) >= _MOST_PLANS:
+                self._plans.clear()
+            self._plans[request] = (plan, take)
+        plan, take = self._plans[request]
+        if not is_flat:
+            take = _composed(build, take)
+        return (plan, take), feeds
 
     def _step_to_run(
         self, nodes: tuple[Node, ...], fed: tuple[Node, ...], raw: bool
     ) -> Operation | None:
-        """Return the operation of a step function, if this is its graph and the run does not leave
-        it out.
+        """Return the operation of a step function, unless the run leaves it out.
 
         Raises:
-            FetchError: nothing would run; or what is fed is neither a parameter nor fetched, so it
+            FetchError: nothing would run; or a fed name is neither a parameter nor fetched, so it
                 is probably misspelt.
         """
         step = self.graph.step_operation
         if step is None:
-            if not nodes and not raw:
-                known = [
-                    name for name, node in self.graph.nodes.items() if isinstance(node, Operation)
-                ]
-                raise FetchError(
-                    "neither the caller nor a hook fetches anything, so nothing would run;"
-                    f" operations are: {known}"
-                )
-            return None
+            if nodes or raw:
+                return None
+            known = [name for name, node in self.graph.nodes.items() if isinstance(node, Operation)]
+            raise FetchError(
+                "neither the caller nor a hook fetches anything, so nothing would run;"
+                f" operations are: {known}"
+            )
         results = [node for node in fed if isinstance(node, Output)]
         for node in results:
             if node not in nodes:
@@ -382,45 +368,55 @@ class Session:
                     name=node.name,
                 )
         # A hook may read the global step with a raw run.
-        return None if results or (raw and {self.graph.global_step}.issuperset(nodes)) else step
+        if results or (raw and {self.graph.global_step}.issuperset(nodes)):
+            return None
+        return step
 
-    async def _commit(self, plan: Plan, values: list[Any], waits: RunWaits | None) -> bool:
-        """Commit the changes of a run; return False, and change nothing, if a variable was replaced
-        since the run read it.
+    def _new_values(self, plan: Plan, values: list[Any]) -> dict[str, Any] | None:
+        """Return the values that a run commits, by name.
+
+        If it was overtaken, as a variable was replaced since the run read it, return None.
         """
-        store, variables = self.global_step, self._values
-        current = variables.by_name
-        for slot, name in plan.replaced:
-            if (
-                current[name] is not values[slot]
-            ):  # values are not changed in place: another one is another object
+        for slot, name in plan.variables:
+            # Values are not changed in place: another value is another object.
+            if name in plan.replaced and self._values.by_name[name] is not values[slot]:
+                return None
+        return self._values.prepare(plan.changes, values)
+
+    def _commit(self, plan: Plan, values: list[Any]) -> bool:
+        """Commit the changes of a run; return false, and change nothing, if it was overtaken."""
+        new: dict[str, Any] | None = {}
+        if plan.changes:
+            new = self._new_values(plan, values)
+            if new is None:
                 return False
-        new = variables.prepare(plan.changes, values)
-        if store.inline or not plan.steps:
-            # First, as it can be refused; nothing is awaited before the new values are set.
-            self.committed_step = (
-                store.advance_nowait(plan.steps) if plan.steps else store.latest.step
-            )
-            variables.by_name.update(new)
-            return True
+        store = self.global_step
+        # First, as the store may reject the step; nothing is awaited before the values are set.
+        self.committed_step = store.advance_nowait(plan.steps) if plan.steps else store.latest.step
+        self._values.by_name.update(new)
+        return True
+
+    async def _commit_remotely(self, plan: Plan, values: list[Any], waits: RunWaits | None) -> bool:
+        """Commit as `_commit` does, with a step that other processes share."""
+        new = self._new_values(plan, values)
+        if new is None:
+            return False
+        by_name = self._values.by_name
+        old = {name: by_name[name] for name in new}
         # Before the step: a waiter for it, in any process, must find the variables of that step.
-        old = {name: current[name] for name in new}
-        variables.by_name.update(new)
-        # A run within another one does not know what is its own.
-        scope, recording = (None, None) if waits is None else (waits.scope, waits.recording)
+        by_name.update(new)
+        scope = None if waits is None else waits.scope
+        recording = None if waits is None else waits.recording
         attempt = None if recording is None else recording.context
 
         async def advance() -> None:
             # In this task: if the run is cancelled meanwhile, it is committed or undone all the
             # same.
             try:
-                self.committed_step = await store.advance(plan.steps)
+                self.committed_step = await self.global_step.advance(plan.steps)
             except Exception:
-                # The step was refused: undo this run. Values that another session has committed
-                # since then stay.
-                variables.by_name.update(
-                    {name: old[name] for name in new if current[name] is new[name]}
-                )
+                # Values that another session has committed since then stay.
+                by_name.update({name: old[name] for name in new if by_name[name] is new[name]})
                 raise
             if scope is not None:
                 scope.committed = True
@@ -431,9 +427,9 @@ class Session:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the content of a checkpoint: the graph's "variables", the states of "tracked"
-        objects and of "hooks", by name.
+        """Return the content of a checkpoint.
 
+        It has the graph's "variables", and the states of "tracked" objects and of "hooks", by name.
         Values of variables are not copied, as a commit replaces them; states are, tensors to the
         memory of the host.
 
@@ -441,7 +437,7 @@ class Session:
             InvalidHookError: two hooks with a state have one name.
         """
         states = {
-            "tracked": {name: self.state_of(one) for name, one in self.tracked.items()},
+            "tracked": {name: self.state_of(tracked) for name, tracked in self.tracked.items()},
             "hooks": {name: hook.state_dict() for name, hook in self.stateful_hooks().items()},
         }
         variables = {name: self._values.by_name[name] for name in self._variable_names}
@@ -453,44 +449,53 @@ class Session:
         Raises:
             InvalidHookError: two of them have one name.
         """
+        if self._monitor is None:
+            return {}
         return self._monitor.stateful_hooks()
 
-    def state_of(self, one: Stateful) -> Any:
-        """Return the state of a tracked object for a checkpoint: of feeds that are taken ahead, the
-        one behind what was used.
+    def state_of(self, tracked: Stateful) -> Any:
+        """Return the state of a tracked object for a checkpoint.
+
+        For feeds that are prefetched it is the state after the last element that was used.
         """
-        return self._monitor.state_of(one)
+        if self._monitor is None:
+            return tracked.state_dict()
+        return self._monitor.state_of(tracked)
 
     async def drain_hooks(self) -> None:
-        """Wait for the background calls of the hooks that are saved in checkpoints; call it before
-        `state_dict`.
+        """Wait for the background calls of the hooks that are saved in checkpoints.
+
+        Call it before `state_dict`.
         """
-        await self._monitor.drain_hooks()
+        if self._monitor is not None:
+            await self._monitor.drain_hooks()
 
     async def aclose(self) -> None:
-        """Close the session; closing twice is harmless. Its variables and global step stay
-        readable.
+        """Close the session; closing twice is harmless.
+
+        Its variables and global step stay readable.
         """
         self._closed = True
 
     def __repr__(self) -> str:
-        return (
-            f"<Session at step {self.global_step.latest.step}{', closed' if self._closed else ''}>"
-        )
+        closed = ", closed" if self._closed else ""
+        return f"<Session at step {self.global_step.latest.step}{closed}>"
 
 
 GatheredRun = Callable[..., Awaitable[Any]]
-"""`Session.run` as part of another run. The arguments: its waits, fetches, feeds, options,
-metadata; a build if wanted.
+"""`Session.run` as part of another run.
+
+The arguments: its waits, fetches, feeds, options, metadata, and a `Build` if wanted.
 """
 
 
 def monitored_run(session: Session, monitor: Monitor) -> GatheredRun:
-    """Make a session part of a monitored one; return what runs it as part of a run of that.
+    """Make a session part of a monitored one; return the function that runs it as part of a run.
 
     An overridden `run` is called as one wait.
     """
-    if isinstance(session, Session):  # pyright: ignore[reportUnnecessaryIsInstance] - a creator may make others
+    # A session creator may return a session of another class.
+    if isinstance(session, Session):  # pyright: ignore[reportUnnecessaryIsInstance]
         session._monitor = monitor  # pyright: ignore[reportPrivateUsage]
         if not session._has_own_grace:  # pyright: ignore[reportPrivateUsage]
             session.grace_secs = monitor.grace_secs
@@ -505,7 +510,9 @@ def monitored_run(session: Session, monitor: Monitor) -> GatheredRun:
         run_metadata: Any,
         build: Build | None = None,
     ) -> Any:
-        further = {} if options is None else {"options": options, "run_metadata": run_metadata}
+        further: dict[str, Any] = {}
+        if options is not None:
+            further = {"options": options, "run_metadata": run_metadata}
         wait = Wait[Any]("run of the session", waits=waits)
         values = await wait.result_of(session.run(fetches, feed_dict=feed_dict, **further))
         return values if build is None else build(values)
@@ -514,11 +521,26 @@ def monitored_run(session: Session, monitor: Monitor) -> GatheredRun:
 
 
 def was_fed(session: object) -> bool:
-    """Return whether runs of a session were fed, as far as their plans are remembered."""
+    """Return whether runs of a session were fed, as far as their plans are kept."""
     return isinstance(session, Session) and any(fed for _, fed, _ in session._plans)  # pyright: ignore[reportPrivateUsage]
 
 
-def _refuse_coroutine(name: str, coro: Any) -> NoReturn:
+def _composed(build: Build, take: Build) -> Build:
+    return lambda values: build(take(values))
+
+
+def _watched(
+    operations: Sequence[PlannedOperation], values: list[Any], scope: RunScope
+) -> Sequence[PlannedOperation]:
+    """Return operations that notify the observers of a run, and are named to its recording."""
+    if scope.observers:
+        operations = [_observed(operation, scope.observers) for operation in operations]
+    if scope.recording is not None:
+        scope.recording.turn = (_called_in_turn, operations, values)
+    return operations
+
+
+def _reject_coroutine(name: str, coro: Any) -> NoReturn:
     coro.close()
     raise GraphError(
         f"operation {name!r} is a plain function that returned a coroutine; write it as `async def`"
@@ -529,33 +551,35 @@ def _observed(operation: PlannedOperation, observers: Sequence[Observer]) -> Pla
     """Return an operation of the graph with `observers` that are notified of its call."""
     if not operation.of_graph:
         return operation
-    if operation.is_async:
-        call = functools.partial(
-            observed_call, operation.call, "operation", operation.name, observers
-        )
-        return dataclasses.replace(operation, call=call)
-
-    def observed(values: list[Any]) -> Any:
-        with observing(observers, "operation", operation.name):
-            return operation.call(values)
-
-    return dataclasses.replace(operation, call=observed)
+    observe = observed_call if operation.is_async else _call_observed
+    call = functools.partial(observe, operation.call, "operation", operation.name, observers)
+    return dataclasses.replace(operation, call=call)
 
 
-def _called_in_turn(operations: Sequence[PlannedOperation], values: Sequence[Any]) -> Recorder:
-    """Return the operation that is called now: the first without a value."""
-    return next((one.name for one in operations if values[one.slot] is MISSING), "step"), 0
+def _call_observed(
+    call: Callable[[list[Any]], Any],
+    kind: Kind,
+    name: str,
+    observers: Sequence[Observer],
+    values: list[Any],
+) -> Any:
+    """Do what `observed_call` does, for a plain function."""
+    with observing(observers, kind, name):
+        return call(values)
+
+
+def _called_in_turn(operations: Iterable[PlannedOperation], values: Sequence[Any]) -> Recorder:
+    """Return the operation that is being called: the first without a value."""
+    names = (operation.name for operation in operations if values[operation.slot] is MISSING)
+    return next(names, "step"), 0
 
 
 class OperationCalls(Overlap):
-    """The operations of a run from the first that may wait on, or the one that has failed; the
-    number of each is its slot.
+    """The calls of a run from the first operation that may wait, or has failed; numbered by slot.
 
-    Each starts when the results that it needs are there, in a context with what the operations that
-    it needs have set.
+    A call starts when its inputs are ready, in a context with what the operations that it needs
+    have set.
     """
-
-    __slots__ = ("_caller", "_made", "_operations", "_recording", "_session", "_setters")
 
     kind = "operation"
 
@@ -570,69 +594,71 @@ class OperationCalls(Overlap):
         self._session = session
         self._operations = operations
         self._caller = copy_context()
-        scope = current_scope.get()
-        self._recording = None if scope is None else scope.recording
-        self._made: dict[int, tuple[Context, Context]] = {}
-        self._setters: dict[
-            int, set[int]
-        ] = {}  # those of the operations before each that have set something
+        self._recording = getattr(current_scope.get(), "recording", None)
+        self._call_contexts: dict[int, tuple[Context, Context]] = {}
+        """The context of each call, as it was before the call and as it is."""
+        self._setters: dict[int, set[int]] = {}
+        """The calls that each call depends on and that have set something in their contexts."""
 
     def start_ready(self) -> None:
-        """Start the operations that have all they need, in order of the plan."""
-        values = self.results
-        for one in self._operations:
-            slot = one.slot
+        """Start the operations whose inputs are ready, in the order of the plan."""
+        for operation in self._operations:
             if self.failing:
                 return
-            if (
-                slot in self._made
-                or values[slot] is not MISSING
-                or any(values[needed] is MISSING for needed in one.inputs)
-            ):
-                continue
-            context = self._context(one)
-            if one.may_wait:
-                call = (
-                    one.call
-                    if self._recording is None
-                    else functools.partial(call_as, (one.name, 0), one.call)
-                )
-                self.start(slot, call, (values,), NO_KEYWORDS, one.name, context=context)
-                continue
+            if self._is_ready(operation):
+                self._start(operation)
+
+    def _is_ready(self, operation: PlannedOperation) -> bool:
+        if operation.slot in self._call_contexts or self.results[operation.slot] is not MISSING:
+            return False
+        return all(self.results[needed] is not MISSING for needed in operation.inputs)
+
+    def _start(self, operation: PlannedOperation) -> None:
+        slot = operation.slot
+        call = operation.call
+        values = self.results
+        context = self._context(operation)
+        if operation.may_wait:
             if self._recording is not None:
-                self._recording.turn = (tuple, (one.name, 0))
-            try:
-                result = context.run(one.call, values)
-                if one.is_async:
-                    result = context.run(result_now, result)
-                elif type(result) is types.CoroutineType:
-                    _refuse_coroutine(one.name, result)
-                values[slot] = result
-            except BaseException as error:
-                self.failed(slot, error)
+                call = functools.partial(call_as, (operation.name, 0), call)
+            self.start(slot, call, (values,), NO_KEYWORDS, operation.name, context=context)
+            return
+        if self._recording is not None:
+            self._recording.turn = (_called_in_turn, [operation], values)
+        try:
+            result = context.run(call, values)
+            if operation.is_async:
+                result = context.run(result_now, result)
+            elif type(result) is types.CoroutineType:
+                _reject_coroutine(operation.name, result)
+            values[slot] = result
+        except BaseException as error:
+            self.failed(slot, error)
 
     def succeeded(self, number: int) -> None:
         self.start_ready()
 
-    def _context(self, one: PlannedOperation) -> Context:
+    def _context(self, operation: PlannedOperation) -> Context:
+        """Return a new context for a call, with what its inputs' operations have set."""
         setters: set[int] = set()
-        for needed in one.inputs:
-            if needed in self._made:
+        for needed in operation.inputs:
+            if needed in self._call_contexts:
                 setters |= self._setters[needed]
-                if changes(*self._made[needed]):
+                if changes(*self._call_contexts[needed]):
                     setters.add(needed)
         before = self._caller
         if setters:
             before = before.copy()
-            before.run(copy_back, [self._made[slot] for slot in sorted(setters)])
+            before.run(copy_back, [self._call_contexts[slot] for slot in sorted(setters)])
         context = before.copy()
-        self._made[one.slot], self._setters[one.slot] = (before, context), setters
+        self._call_contexts[operation.slot] = (before, context)
+        self._setters[operation.slot] = setters
         return context
 
     def finish(self) -> None:
-        self._contexts = [self._made[slot] for slot in sorted(self._made)]
+        self._contexts = [self._call_contexts[slot] for slot in sorted(self._call_contexts)]
         super().finish()
 
     def describe(self, number: int) -> str:
-        name = next(one.name for one in self._operations if one.slot == number)
+        name = next(operation.name for operation in self._operations if operation.slot == number)
         return f"operation {name!r} at step {self._session.global_step.latest.step + 1}"

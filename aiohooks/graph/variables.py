@@ -18,99 +18,100 @@ from aiohooks.errors import (
 
 
 class Values:
-    """The values of a `Variables`, and who initialises them: its state, for sessions and their
-    creators.
-    """
+    """The state of a `Variables`, for sessions and their creators."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, Any] = {}
         self.ready: bool = False
         self.failure: BaseException | None = None
-        """Why the session gave up that should have initialised them."""
+        """The error of the session that should have initialized the values and gave up."""
         self.workers: Waiters = Waiters()
-        """Workers, which wait until they are ready, or until that failed."""
-        self._initialising = False
+        """Workers that wait until the values are ready, or until their initialization fails."""
+        self._is_claimed = False
         self._claims = Waiters()
 
     async def claim(self) -> bool:
-        """Return whether the caller is to initialise the values; wait while another session does,
-        in case it fails.
+        """Return whether the caller must initialize the values.
+
+        While another session initializes them, wait: it may fail.
         """
-        while self._initialising and not self.ready:
+        while self._is_claimed:
+            if self.ready:
+                return False
             await self._claims.wait()
-        if self.ready:
-            return False
-        self._initialising = True
+        self._is_claimed = True
         return True
 
-    def initialise(self, initial: Mapping[str, Any]) -> None:
-        """Set the initial values of variables without one, all or none; `mark_ready` follows when
-        everything is initialised.
+    def initialize(self, initial: Mapping[str, Any]) -> None:
+        """Set the initial values of variables that have no value: all of them, or none.
+
+        `mark_ready` follows when everything else of the session is initialized.
         """
-        missing = self.missing(initial)
-        self.by_name.update(
-            {
-                name: initial[name]() if callable(initial[name]) else initial[name]
-                for name in missing
-            }
-        )
+        values: dict[str, Any] = {}
+        for name in self.missing(initial):
+            value = initial[name]
+            values[name] = value() if callable(value) else value
+        self.by_name.update(values)
 
     def missing(self, names: Iterable[str]) -> list[str]:
-        """Return those of `names` that have no value."""
+        """Return the names of variables that have no value."""
         return [name for name in names if name not in self.by_name]
 
     def mark_ready(self) -> None:
         """Wake the waiting workers."""
-        self.ready, self.failure = True, None
+        self.ready = True
+        self.failure = None
         self._claims.wake()
         self.workers.wake()
 
     def discard(self) -> None:
-        """Remove the values of an initialisation that failed."""
+        """Remove the values of an initialization that failed; another session may claim them."""
         self.by_name.clear()
-        self._initialising = False
+        self._is_claimed = False
         self._claims.wake()
 
     def fail(self, error: BaseException) -> None:
-        """End the waits of workers: the session that should have initialised the values gave up."""
-        if self.ready or self._initialising:
+        """End the waits of workers: the session that should have initialized the values gave up."""
+        if self._is_claimed:
             return
-        if self.failure is None or not self.workers:  # those that are woken get the first
+        # Workers that are still waiting get the first error, also if a second session fails before
+        # they run.
+        if self.failure is None or not self.workers:
             self.failure = error
         self.workers.wake()
 
     def prepare(
         self, changes: Iterable[tuple[str, int, bool]], results: Sequence[Any]
     ) -> dict[str, Any]:
-        """Return the new values of a run; `changes` says which result changes which variable, and
-        whether it is added.
+        """Return the new values of a run.
 
-        An addition that fails raises here, before anything is changed: there must be no await
-        before these are set.
+        Each change has the name of a variable, the place of its result, and whether that is added.
+        An addition that fails raises here, before anything is changed.
         """
         values: dict[str, Any] = {}
         for name, place, adds in changes:
-            if not adds:
-                values[name] = results[place]
-                continue
-            old, new = values.get(name, self.by_name[name]), results[place]
-            try:
-                values[name] = old + new
-            except Exception as error:
-                kinds = (
-                    f"a value of type {type(new).__name__} was to be added to variable {name!r} of"
-                    f" type {type(old).__name__}"
-                )
-                add_note(error, f"{kinds}; return from the operation what can be added")
-                raise
+            value = results[place]
+            if adds:
+                old = values.get(name, self.by_name[name])
+                try:
+                    value = old + value
+                except Exception as error:
+                    add_note(
+                        error,
+                        f"a value of type {type(value).__name__} was to be added to variable"
+                        f" {name!r} of type {type(old).__name__}; return from the operation what"
+                        " can be added",
+                    )
+                    raise
+            values[name] = value
         return values
 
 
 class Variables:
-    """The values of variables by name. A value is never changed in place: a commit replaces all
-    changed values together.
+    """The values of variables by name.
 
-    It starts empty. The first session created on it (a chief) initialises it; other sessions
+    A value is never changed in place: a commit replaces all changed values together. A new object
+    has no values. The first session created on it (a chief) initializes them; other sessions
     (workers) can wait until it is `ready`. Sessions that share one object train one model.
     """
 
@@ -119,28 +120,27 @@ class Variables:
 
     @property
     def ready(self) -> bool:
-        """Whether the values have been initialised or restored."""
+        """Whether the values have been initialized or restored."""
         return self._values.ready
 
     async def wait_ready(self, timeout: float | None = None) -> None:
-        """Wait until the values are initialised; return immediately if they are.
+        """Wait until the values are initialized; return immediately if they are.
 
         Args:
             timeout: seconds to wait; None for no limit.
 
         Raises:
-            SessionNotReadyError: they were not initialised in time.
-            PublisherFailedError: the session that should have initialised them failed.
+            SessionNotReadyError: they were not initialized in time.
+            PublisherFailedError: the session that should have initialized them failed.
         """
         check_secs(timeout, "timeout", optional=True)
         values = self._values
         if not values.ready and values.failure is None:
             await wait_for_others(values.workers.wait(timeout))
         if values.failure is not None:
-            failed = (
+            raise PublisherFailedError(
                 f"the session that should have initialised the variables failed: {values.failure!r}"
-            )
-            raise PublisherFailedError(failed) from values.failure
+            ) from values.failure
         if not values.ready:
             raise SessionNotReadyError(
                 f"the variables were not initialised within {timeout} s; is a chief running that"
@@ -167,22 +167,23 @@ class Variables:
             )
         self._values.by_name.update(values)
 
-    if not TYPE_CHECKING:  # with it type checkers would accept any attribute
+    # Type checkers would accept any attribute of a class that has this method.
+    if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            known = ", ".join(self._values.by_name) if "_values" in self.__dict__ else ""
+            # `copy` looks up attributes before it has set `_values`.
+            values = self.__dict__.get("_values", Values())
             raise AttributeError(
                 f"Variables has no attribute {name!r}; read the values with snapshot(), replace"
-                f" some with assign({{name: value}}); known are: {known or 'none'}",
+                " some with assign({name: value}); known are:"
+                f" {', '.join(values.by_name) or 'none'}",
                 name=name,
                 obj=self,
             )
 
     def __repr__(self) -> str:
-        return (
-            f"<Variables {', '.join(self._values.by_name) or 'none'},"
-            f" {'ready' if self.ready else 'not ready'}>"
-        )
+        state = "ready" if self.ready else "not ready"
+        return f"<Variables {', '.join(self._values.by_name) or 'none'}, {state}>"
 
 
 def values_of(variables: Variables) -> Values:

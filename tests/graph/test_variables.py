@@ -196,7 +196,7 @@ async def test_one_session_initialises_shared_variables() -> None:
     """
     values = values_of(ah.Variables())
     assert await values.claim()
-    values.initialise({"half": 1})
+    values.initialize({"half": 1})
     second, third = asyncio.create_task(values.claim()), asyncio.create_task(values.claim())
     await ticks()
     assert not second.done()

@@ -429,7 +429,7 @@ async def write_is_sent_again_as_a_new_one(fixture: StoreFixture) -> None:
 @faulty("exactly once: the variables are 1, the step is 0", StoreFixture)
 async def commit_is_not_shielded(fixture: StoreFixture) -> None:
     async with fixture.process("one") as process:
-        values_of(process.variables).initialise({"w": 0})
+        values_of(process.variables).initialize({"w": 0})
         process.variables.assign({"w": 1})
         await process.store.advance()
 
