@@ -43,7 +43,7 @@ _CREATOR_OPTIONS = ("global_step", "variables", "session_factory")
 _MAX_WAIT_SECS = 7200.0
 
 
-def monitored_training_session(
+def monitored_training_session(  # noqa: PLR0913 - options of users, by keyword
     source: Graph | Callable[..., Awaitable[Any]],
     *,
     is_chief: bool = True,

@@ -8,7 +8,7 @@ import dataclasses
 import io
 import multiprocessing
 import os
-import pickle
+import pickle  # noqa: TID251 - for its error alone
 import shutil
 import signal
 import struct
@@ -77,7 +77,7 @@ async def run_tasks(
         return await supervise(lambda task: task.call(store), spec, store)
 
 
-async def run_processes(
+async def run_processes(  # noqa: PLR0913 - options of users, by keyword
     main: Callable[..., Coroutine[Any, Any, T]],
     *,
     num_workers: int = 3,

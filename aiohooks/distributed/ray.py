@@ -30,7 +30,7 @@ __all__ = ["run"]
 T = TypeVar("T")
 
 
-async def run(
+async def run(  # noqa: PLR0913 - options of users, by keyword
     main: Callable[..., Coroutine[Any, Any, T]],
     *,
     num_workers: int = 3,
