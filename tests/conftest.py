@@ -267,7 +267,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Raises:
         pytest.UsageError: a name has an address, which differs between processes.
     """
-    if unstable := [item.nodeid for item in items if " object at 0x" in item.nodeid]:
+    if unstable := [item.nodeid for item in items if " at 0x" in item.nodeid]:
         raise pytest.UsageError(
             f"give ids to the parameters of {unstable[0]}: an address differs between the workers"
             " of xdist"

@@ -385,11 +385,9 @@ class Session:
 
     def _commit(self, plan: Plan, values: list[Any]) -> bool:
         """Commit the changes of a run; return false, and change nothing, if it was overtaken."""
-        new: dict[str, Any] | None = {}
-        if plan.changes:
-            new = self._new_values(plan, values)
-            if new is None:
-                return False
+        new = self._new_values(plan, values) if plan.changes else {}
+        if new is None:
+            return False
         store = self.global_step
         # First, as the store may reject the step; nothing is awaited before the values are set.
         self.committed_step = store.advance_nowait(plan.steps) if plan.steps else store.latest.step

@@ -512,7 +512,8 @@ def case_id(case: Case) -> str:
         f"{name}={re.sub(r' object.*| at 0x.*|^<Graph.*', '', repr(value))}"
         for name, value in case.arguments.items()
     )
-    return f"{getattr(case.make, '__name__', case.make)}({shown})"
+    make = case.make.func if isinstance(case.make, partial) else case.make
+    return f"{make.__name__}({shown})"
 
 
 @pytest.mark.parametrize("case", VALUES, ids=case_id)
