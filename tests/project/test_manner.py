@@ -41,7 +41,7 @@ def patterns(tree: ast.AST) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.arg) and node.arg in ("one", "each"):
             yield node.lineno, f"the name {node.arg!r}"
         elif isinstance(node, ast.Assign) and sets_attributes(node):
-            yield node.lineno, "several attributes set at once"
+            yield node.lineno, "several attributes set together"
 
 
 def stand_ins(node: ast.AST) -> list[ast.expr | None]:
@@ -88,7 +88,7 @@ def test_rewritten_code_has_none_of_the_patterns() -> None:
         ("[a for a in (b if c else d)]", "a loop over a conditional expression"),
         ("for one in values: pass", "the name 'one'"),
         ("def f(each): pass", "the name 'each'"),
-        ("self.a, self.b = a, b", "several attributes set at once"),
+        ("self.a, self.b = a, b", "several attributes set together"),
         ("def f(callback=tuple): pass", "tuple as a function that does nothing"),
         ("(callback or dict)()", "dict as a function that does nothing"),
         ("a, b = b, a", None),

@@ -171,7 +171,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "one more is kept in memory",
     (
         "aiohooks/graph/session.py",
-        "Session._keep_plan",
+        "Session._plan",
         "if len(self._plans) >= _MOST_PLANS:  =>  if (len(self._plans) > _MOST_PLANS):",
     ): "one more is kept in memory",
     (
@@ -204,14 +204,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "RunFiles.read_notified",
         f"{_NOTIFIED.format(0)}  =>  {_NOTIFIED.format(1)}",
     ): "what is no record is read again, with the position",
-    (
-        "aiohooks/graph/session.py",
-        "Session._run",
-        (
-            "if waits is not None and not store.inline:  =>  if (waits is not None or not"
-            " store.inline):"
-        ),
-    ): "this names a wait, if there is one, and its run, if there is one",
     (
         "aiohooks/stores/shared.py",
         "SharedStepStore._delete_run",
