@@ -175,6 +175,7 @@ class Graph:
     """
 
     def __init__(self) -> None:
+        # A count, as several sessions may hold the graph.
         self._holds = 0
         self.global_step: GlobalStep = GlobalStep(self, "global_step")
         """The node of the global step, which can be fetched and be an input of operations."""
@@ -295,6 +296,7 @@ class Graph:
             updates = self._name_of(updates, f"{what} updates", Variable)
         if adds_to is not None:
             adds_to = self._name_of(adds_to, f"{what} adds to", Variable)
+        # Listed inputs are all needed, and all passed by position.
         parameters: Sequence[inspect.Parameter] = ()
         if inputs is None:
             parameters = _parameters(fn, what)
@@ -380,26 +382,28 @@ class Graph:
         Raises:
             FetchError: the name is unknown, or the node belongs to another graph.
         """
-        if isinstance(key, Node):
-            if key.graph is self:
-                return key  # pyright: ignore[reportUnknownVariableType]
-            raise FetchError(
-                f"{key!r} belongs to another graph; fetch and feed nodes of the session's own graph"
-            )
-        if not isinstance(key, str):
+        if isinstance(key, str):
+            if key in self._nodes:
+                return self._nodes[key]
+            if self.step_operation is not None:
+                # Kept, as nodes are compared by identity.
+                return self._outputs.setdefault(key, Output(self, key, self.step_operation))
+            raise FetchError(f"{key!r} is not in the graph; {did_you_mean(key, self._nodes)}")
+        if not isinstance(key, Node):
             raise FetchError(
                 f"{key!r} is of type {type(key).__name__}; fetch and feed by name, a str, or by a"
                 " node of the graph"
             )
-        if key in self._nodes:
-            return self._nodes[key]
-        if self.step_operation is not None:
-            return self._outputs.setdefault(key, Output(self, key, self.step_operation))
-        raise FetchError(f"{key!r} is not in the graph; {did_you_mean(key, self._nodes)}")
+        if key.graph is not self:
+            raise FetchError(
+                f"{key!r} belongs to another graph; fetch and feed nodes of the session's own graph"
+            )
+        return key  # pyright: ignore[reportUnknownVariableType]
 
     @property
     def nodes(self) -> Mapping[str, Node]:
         """All nodes by name."""
+        # A copy, as only `_add` checks names.
         return self._nodes.copy()
 
     @property
@@ -536,6 +540,7 @@ class in_thread:  # a verb in lower case, like `functools.partial`
         self.fn: Callable[..., Any] = fn
 
     async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # For direct calls only: the graph of a step has `fn` itself, as an operation in a thread.
         return await to_thread(functools.partial(self.fn, *args, **kwargs))
 
     def __repr__(self) -> str:
@@ -562,6 +567,7 @@ def graph_of_step(fn: Callable[..., Any]) -> Graph:
         )
     graph = Graph()
     name = getattr(fn, "__name__", type(fn).__name__)
+    # The global step is a node of every graph.
     for parameter in _parameters(fn, f"operation {name!r}"):
         if parameter.name != "global_step":
             has_default = parameter.default is not parameter.empty

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -71,54 +71,59 @@ class Leaves:
         Raises:
             FetchError: a part of it is neither a known node nor a container of fetches.
         """
+        cls: Any = type(fetches)  # pyright: ignore[reportUnknownVariableType]
+        if isinstance(fetches, list):
+            elements: list[Any] = fetches  # pyright: ignore[reportUnknownVariableType]
+            builds = [self.build(element) for element in elements]
+            return lambda values: [build(values) for build in builds]
+        if cls is dict:
+            by_key = {key: self.build(value) for key, value in fetches.items()}
+            return lambda values: {key: build(values) for key, build in by_key.items()}
+        if fetches is None:
+            raise FetchError("None cannot be fetched; leave it out")
         container = _taken_apart(fetches)
         if container is None:
             node = self._graph.node(fetches)
             return operator.itemgetter(self._slots.setdefault(node, len(self._slots)))
         parts, make = container
-        builds = [self.build(part) for part in parts]
+        build_parts = self.build(parts)
 
         def build_container(values: Sequence[Any]) -> Any:
-            built = [build(values) for build in builds]
+            built = build_parts(values)
             try:
                 return make(built)
             except Exception as error:
                 raise FetchError(
-                    f"the fetches have a {type(fetches).__name__}, and none can be made of their"
-                    f" values: {safe_repr(error)}; fetch a tuple, list or dict"
+                    f"the fetches have a {cls.__name__}, and none can be made of their values:"
+                    f" {safe_repr(error)}; fetch a tuple, list or dict"
                 ) from error
 
         return build_container
 
 
-def _taken_apart(fetches: Any) -> tuple[Iterable[Any], Callable[[list[Any]], Any]] | None:
-    """Return the parts of a container, and the function that makes such a container of values.
+def _taken_apart(fetches: Any) -> tuple[Any, Callable[[Any], Any]] | None:
+    """Return a list or dict of the parts of a container, and the function that makes another of it.
 
     For anything else return None.
     """
     if isinstance(fetches, (str, Node)):
         return None
     cls: Any = type(fetches)  # pyright: ignore[reportUnknownVariableType]
-    make = cls
-    if isinstance(fetches, list):
-        return fetches, list  # pyright: ignore[reportUnknownVariableType]
+    container: Any = fetches
     if isinstance(fetches, tuple):
-        items: tuple[Any, ...] = fetches  # pyright: ignore[reportUnknownVariableType]
         # The class of a named tuple takes the items as arguments.
-        return items, (lambda values: cls(*values)) if hasattr(cls, "_fields") else cls
+        return [*container], (lambda items: cls(*items)) if hasattr(cls, "_fields") else cls
+    if isinstance(fetches, defaultdict):
+        return dict(container), functools.partial(cls, container.default_factory)
     if isinstance(fetches, Mapping):
-        named: dict[Any, Any] = dict(fetches)  # pyright: ignore[reportUnknownArgumentType]
-        if isinstance(fetches, defaultdict):
-            make = functools.partial(cls, fetches.default_factory)
-    else:
-        fields = getattr(cls, "__attrs_attrs__", None)
-        if dataclasses.is_dataclass(cls):
-            fields = dataclasses.fields(cls)
-        if fields is None:
-            return None
-        named = {field.name: getattr(fetches, field.name) for field in fields}
-        make = functools.partial(_changed_copy, fetches)
-    return named.values(), lambda values: make(dict(zip(named, values, strict=True)))
+        return dict(container), cls
+    fields = getattr(cls, "__attrs_attrs__", None)
+    if dataclasses.is_dataclass(cls):
+        fields = dataclasses.fields(cls)
+    if fields is None:
+        return None
+    attributes = {field.name: getattr(fetches, field.name) for field in fields}
+    return attributes, functools.partial(_changed_copy, fetches)
 
 
 def _changed_copy(original: Any, attributes: dict[str, Any]) -> Any:
@@ -200,7 +205,7 @@ class Plan:
     The values of a run are the global step at its start, those of the fed nodes, in order, and a
     copy of `template`, which has constants. The run sets those of `variables`, and calls the
     operations, which are ordered by their inputs, and so by their slots. `take_fetched` selects the
-    values in the slots `fetched`.
+    fetched values.
 
     `changes` are the variables that the run changes, the slots of the results, and whether these
     are added; `replaced` are the variables to which nothing is added.
@@ -237,8 +242,7 @@ class Plan:
         # None for a node that is being planned: these are the path to the current node, in order.
         self._slots: dict[Node, int | None] = {graph.global_step: 0}
         self._slots.update({node: slot for slot, node in enumerate(fed, 1)})
-        self.fetched: list[int] = [self._visit(node) for node in nodes]
-        self.take_fetched: Take = taking(self.fetched)
+        self.take_fetched: Take = taking([self._visit(node) for node in nodes])
         if step is not None:
             returned = self._visit(step)
             for node in nodes:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, shielded
 from aiohooks._aio.contexts import RunScope, changes, copy_back, current_scope
-from aiohooks._aio.observers import Kind, Observer, observed_call, observing
+from aiohooks._aio.observers import Observer, observed_call, observing
 from aiohooks._aio.overlap import Overlap, RunWaits, Wait, result_now
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.checkpoint.stateful import HostMemory, Stateful, snapshot
@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 
 
 _MOST_PLANS = 1024
+_FIRST = operator.itemgetter(0)
+"""Builds the result of a single leaf."""
 # A constant, as every run begins with it.
 _ATTEMPTS = range(100)
 """The attempts of a run that other runs overtake; it must not be repeated indefinitely."""
@@ -109,10 +111,8 @@ class Session:
         """The graph that is run."""
         self.global_step: StepStore = MemoryStepStore() if global_step is None else global_step
         """The step store: `session.global_step.latest.step`."""
-        self.variables: Variables = Variables() if variables is None else variables
-        """The values of the variables: read with `variables.snapshot()`, replaced with
-        `variables.assign({name: value})`.
-        """
+        self.variables: Variables = variables or Variables()
+        """The values of the variables; see `variables.snapshot` and `variables.assign`."""
         self.committed_step: int = self.global_step.latest.step
         """The global step after the latest run of this session."""
         self.grace_secs: float = DEFAULT_GRACE_SECS if grace_secs is None else grace_secs
@@ -133,8 +133,9 @@ class Session:
         self._snapshot_memory = HostMemory()
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._plans: dict[tuple[Any, tuple[Any, ...], bool], tuple[Plan, Build]] = {}
+        self._plans: dict[tuple[Any, tuple[Any, ...], bool], Plan] = {}
         initial = {variable.name: variable.initial for variable in graph.variables}
+        # Variables that are added to the graph later have no values here.
         self._variable_names = tuple(initial)
         self._values = values_of(self.variables)
         self._values.initialize(initial)
@@ -221,37 +222,39 @@ class Session:
         """
         if self._closed:
             self._check_open()  # raises
-        planned = None
+        plan = None
+        own_build: Build = _FIRST
         # A leaf or a tuple of leaves, as the monitored session fetches, is looked up as it is.
         kind: Any = type(fetches)  # pyright: ignore[reportUnknownVariableType]
         if kind is tuple or kind in LEAF_TYPES:
             try:
                 fed_keys = () if feed_dict is None else tuple(feed_dict)
-                planned = self._plans.get((fetches, fed_keys, waits is None))
-            except TypeError:  # a part cannot be hashed, such as a list in a tuple
-                planned = None
-        if planned is None:
-            planned, feed_dict = self._plan(fetches, feed_dict, waits is None)
-        plan, take = planned
-        if build is not None:
-            take = _composed(build, take)
-        fed: list[Any] = []
+                plan = self._plans.get((fetches, fed_keys, waits is None))
+            except TypeError:
+                # A part cannot be hashed, such as a list in a tuple.
+                plan = None
+            if kind is tuple:
+                own_build = tuple
+        if plan is None:
+            plan, own_build, feed_dict = self._plan(fetches, feed_dict, waits is None)
+        given: list[Any] = [MISSING]
         if feed_dict:
             for value in feed_dict.values():
-                fed.append(value)
+                given.append(value)
                 if isinstance(value, Node):
                     canonical_feeds(self.graph, feed_dict)  # raises
-        return self._run_plan(plan, take, fed, waits)
+        return self._run_plan(plan, build or own_build, given, waits)
 
     async def _run_plan(
-        self, plan: Plan, take: Build, fed: list[Any], waits: RunWaits | None
+        self, plan: Plan, build: Build, given: list[Any], waits: RunWaits | None
     ) -> Any:
-        """Call the operations of a plan, and commit the changes, until no other run interferes."""
+        """Call the operations of a plan and commit their results, until no other run interferes."""
         # A run within another run does not know which of the recorded effects are its own.
         recording = None if waits is None else waits.recording
         mark = 0 if recording is None else recording.mark()
         for _ in _ATTEMPTS:
-            values = [self.global_step.latest.step, *fed, *plan.template]
+            values = given + plan.template
+            values[0] = self.global_step.latest.step
             for slot, name in plan.variables:
                 values[slot] = self._values.by_name[name]
             operations: Sequence[PlannedOperation] = plan.operations
@@ -279,14 +282,15 @@ class Session:
             if calls is not None:
                 await calls.wait()
             # Built before the commit: if it cannot be built, the run must change nothing.
-            result = take(values)
-            if self.global_step.inline or not plan.steps:
-                is_committed = self._commit(plan, values)
-            else:
-                wait = Wait[bool]("commit of the variables and the global step", waits=waits)
-                commit = self._commit_remotely(plan, values, waits)
-                is_committed = await wait.result_of(commit)
-            if is_committed:
+            result = build(plan.take_fetched(values))
+            store = self.global_step
+            # Spelled out here, as most runs of a step function end so.
+            if not plan.changes and (store.inline or not plan.steps):
+                self.committed_step = (
+                    store.advance_nowait(plan.steps) if plan.steps else store.latest.step
+                )
+                return result
+            if await self._commit(plan, values, waits):
                 return result
             self._prepare_retry(recording, mark)
         names = ", ".join(map(repr, plan.replaced))
@@ -310,7 +314,7 @@ class Session:
 
     def _plan(
         self, fetches: Any, feed_dict: Mapping[Any, Any] | None, raw: bool
-    ) -> tuple[tuple[Plan, Build], Mapping[Node, Any]]:
+    ) -> tuple[Plan, Build, Mapping[Node, Any]]:
         """Return the plan of a run, the function that builds its result, and the feeds by node.
 
         Nested fetches and feeds have the plan of the tuple of their nodes. `raw` says that the run
@@ -320,26 +324,20 @@ class Session:
         build = leaves.build(fetches)
         feeds = canonical_feeds(self.graph, feed_dict)
         nodes = leaves.nodes
-        is_tuple = type(fetches) is tuple  # pyright: ignore[reportUnknownArgumentType]
-        parts: tuple[Any, ...] = fetches if is_tuple else (fetches,)
+        request: Any = (nodes, tuple(feeds), raw)
+        parts: Any = (fetches,)
+        if type(fetches) is tuple:
+            parts = fetches  # pyright: ignore[reportUnknownVariableType]
         fed_keys = tuple(feed_dict or ())
-        is_flat = len(parts) == len(nodes) and LEAF_TYPES.issuperset(map(type, (*parts, *fed_keys)))
-        request: tuple[Any, tuple[Any, ...], bool] = (nodes, tuple(feeds), raw)
-        if is_flat:
+        # A tuple with a repeated leaf counts as nested: it has more parts than the plan has nodes.
+        if len(parts) == len(nodes) and LEAF_TYPES.issuperset(map(type, (*parts, *fed_keys))):
             request = (fetches, fed_keys, raw)
         if request not in self._plans:
             step = self._step_to_run(nodes, tuple(feeds), raw)
-            plan = Plan(self.graph, nodes, feeds, self.grace_secs, step)
-            take: Build = plan.take_fetched
-            if is_flat and not is_tuple:
-                take = operator.itemgetter(*plan.fetched)
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
-            self._plans[request] = (plan, take)
-        plan, take = self._plans[request]
-        if not is_flat:
-            take = _composed(build, take)
-        return (plan, take), feeds
+            self._plans[request] = Plan(self.graph, nodes, feeds, self.grace_secs, step)
+        return self._plans[request], build, feeds
 
     def _step_to_run(
         self, nodes: tuple[Node, ...], fed: tuple[Node, ...], raw: bool
@@ -372,46 +370,46 @@ class Session:
             return None
         return step
 
-    def _new_values(self, plan: Plan, values: list[Any]) -> dict[str, Any] | None:
-        """Return the values that a run commits, by name.
+    def _commit(self, plan: Plan, values: list[Any], waits: RunWaits | None) -> Awaitable[bool]:
+        """Commit the changes of a run; return false, and change nothing, if it was overtaken.
 
-        If it was overtaken, as a variable was replaced since the run read it, return None.
+        A run is overtaken if a variable that it replaces was replaced since the run read it.
         """
+        commit = self._commit_changes(plan, values, waits)
+        if not plan.steps or self.global_step.inline:
+            return commit
+        return Wait[bool]("commit of the variables and the global step", waits=waits).result_of(
+            commit
+        )
+
+    async def _commit_changes(self, plan: Plan, values: list[Any], waits: RunWaits | None) -> bool:
+        by_name = self._values.by_name
         for slot, name in plan.variables:
             # Values are not changed in place: another value is another object.
-            if name in plan.replaced and self._values.by_name[name] is not values[slot]:
-                return None
-        return self._values.prepare(plan.changes, values)
-
-    def _commit(self, plan: Plan, values: list[Any]) -> bool:
-        """Commit the changes of a run; return false, and change nothing, if it was overtaken."""
-        new = self._new_values(plan, values) if plan.changes else {}
-        if new is None:
-            return False
+            if name in plan.replaced and by_name[name] is not values[slot]:
+                return False
+        new = self._values.prepare(plan.changes, values)
         store = self.global_step
-        # First, as the store may reject the step; nothing is awaited before the values are set.
-        self.committed_step = store.advance_nowait(plan.steps) if plan.steps else store.latest.step
-        self._values.by_name.update(new)
-        return True
-
-    async def _commit_remotely(self, plan: Plan, values: list[Any], waits: RunWaits | None) -> bool:
-        """Commit as `_commit` does, with a step that other processes share."""
-        new = self._new_values(plan, values)
-        if new is None:
-            return False
-        by_name = self._values.by_name
-        old = {name: by_name[name] for name in new}
+        if not plan.steps or store.inline:
+            # First, as the store may reject the step; nothing is awaited before the values are set.
+            self.committed_step = (
+                store.advance_nowait(plan.steps) if plan.steps else store.latest.step
+            )
+            by_name.update(new)
+            return True
         # Before the step: a waiter for it, in any process, must find the variables of that step.
+        old = {name: by_name[name] for name in new}
         by_name.update(new)
-        scope = None if waits is None else waits.scope
-        recording = None if waits is None else waits.recording
-        attempt = None if recording is None else recording.context
+        waits = waits or RunWaits()
+        scope = waits.scope
+        recording = waits.recording
+        attempt = getattr(recording, "context", None)
 
         async def advance() -> None:
             # In this task: if the run is cancelled meanwhile, it is committed or undone all the
             # same.
             try:
-                self.committed_step = await self.global_step.advance(plan.steps)
+                self.committed_step = await store.advance(plan.steps)
             except Exception:
                 # Values that another session has committed since then stay.
                 by_name.update({name: old[name] for name in new if by_name[name] is new[name]})
@@ -508,23 +506,22 @@ def monitored_run(session: Session, monitor: Monitor) -> GatheredRun:
         run_metadata: Any,
         build: Build | None = None,
     ) -> Any:
-        further: dict[str, Any] = {}
-        if options is not None:
-            further = {"options": options, "run_metadata": run_metadata}
+        further = {} if options is None else {"options": options, "run_metadata": run_metadata}
         wait = Wait[Any]("run of the session", waits=waits)
         values = await wait.result_of(session.run(fetches, feed_dict=feed_dict, **further))
-        return values if build is None else build(values)
+        if build is not None:
+            values = build(values)
+        return values
 
     return run
 
 
 def was_fed(session: object) -> bool:
     """Return whether runs of a session were fed, as far as their plans are kept."""
-    return isinstance(session, Session) and any(fed for _, fed, _ in session._plans)  # pyright: ignore[reportPrivateUsage]
-
-
-def _composed(build: Build, take: Build) -> Build:
-    return lambda values: build(take(values))
+    if not isinstance(session, Session):
+        return False
+    plans = session._plans  # pyright: ignore[reportPrivateUsage]
+    return any(fed for _, fed, _ in plans)
 
 
 def _watched(
@@ -549,21 +546,17 @@ def _observed(operation: PlannedOperation, observers: Sequence[Observer]) -> Pla
     """Return an operation of the graph with `observers` that are notified of its call."""
     if not operation.of_graph:
         return operation
-    observe = observed_call if operation.is_async else _call_observed
-    call = functools.partial(observe, operation.call, "operation", operation.name, observers)
-    return dataclasses.replace(operation, call=call)
+    if operation.is_async:
+        call = functools.partial(
+            observed_call, operation.call, "operation", operation.name, observers
+        )
+        return dataclasses.replace(operation, call=call)
 
+    def observed(values: list[Any]) -> Any:
+        with observing(observers, "operation", operation.name):
+            return operation.call(values)
 
-def _call_observed(
-    call: Callable[[list[Any]], Any],
-    kind: Kind,
-    name: str,
-    observers: Sequence[Observer],
-    values: list[Any],
-) -> Any:
-    """Do what `observed_call` does, for a plain function."""
-    with observing(observers, kind, name):
-        return call(values)
+    return dataclasses.replace(operation, call=observed)
 
 
 def _called_in_turn(operations: Iterable[PlannedOperation], values: Sequence[Any]) -> Recorder:
@@ -600,16 +593,14 @@ class OperationCalls(Overlap):
 
     def start_ready(self) -> None:
         """Start the operations whose inputs are ready, in the order of the plan."""
+        values = self.results
         for operation in self._operations:
             if self.failing:
                 return
-            if self._is_ready(operation):
+            slot = operation.slot
+            is_called = slot in self._call_contexts or values[slot] is not MISSING
+            if not is_called and all(values[needed] is not MISSING for needed in operation.inputs):
                 self._start(operation)
-
-    def _is_ready(self, operation: PlannedOperation) -> bool:
-        if operation.slot in self._call_contexts or self.results[operation.slot] is not MISSING:
-            return False
-        return all(self.results[needed] is not MISSING for needed in operation.inputs)
 
     def _start(self, operation: PlannedOperation) -> None:
         slot = operation.slot
