@@ -63,7 +63,6 @@ if TYPE_CHECKING:
     from aiohooks._aio.clock import Clock, current_clock
     from aiohooks._aio.waits import Backoff
     from aiohooks.checkpoint import Saver
-    from aiohooks.dispatch.effects import effect
     from aiohooks.dispatch.group import HookGroup, compose, compose_functions
     from aiohooks.dispatch.hook import configure, in_order
     from aiohooks.dispatch.lifecycle import chain, point, wrap
@@ -106,6 +105,7 @@ if TYPE_CHECKING:
         SessionRunContext,
         SessionRunHook,
         SessionRunValues,
+        effect,
     )
     from aiohooks.session.monitored import AsyncMonitoredSession, AsyncSingularMonitoredSession
     from aiohooks.session.program import run
@@ -195,7 +195,6 @@ if not TYPE_CHECKING:
             "aiohooks._aio.clock": ("Clock", "current_clock"),
             "aiohooks._aio.waits": ("Backoff",),
             "aiohooks.checkpoint": ("Saver",),
-            "aiohooks.dispatch.effects": ("effect",),
             "aiohooks.dispatch.group": ("HookGroup", "compose", "compose_functions"),
             "aiohooks.dispatch.hook": ("configure", "in_order"),
             "aiohooks.dispatch.lifecycle": ("chain", "point", "wrap"),
@@ -215,6 +214,7 @@ if not TYPE_CHECKING:
                 "SessionRunContext",
                 "SessionRunHook",
                 "SessionRunValues",
+                "effect",
             ),
             "aiohooks.session.monitored": (
                 "AsyncMonitoredSession",

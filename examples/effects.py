@@ -25,7 +25,7 @@ from typing import Any
 
 import aiohooks as ah
 
-Handler = Callable[[ah.dispatch.Effect], Awaitable[object]]
+Handler = Callable[[ah.hooks.Effect], Awaitable[object]]
 Receiver = AsyncIterator[tuple[Handler, "Batches"]]
 
 
@@ -60,7 +60,7 @@ class Batches:
 async def database(folder: Path, url: str) -> Receiver:
     """Insert a row with the key, unless it is there: in one transaction."""
 
-    def insert(effect: ah.dispatch.Effect) -> None:
+    def insert(effect: ah.hooks.Effect) -> None:
         with contextlib.closing(sqlite3.connect(folder / "steps.db")) as connection, connection:
             connection.execute(
                 "CREATE TABLE IF NOT EXISTS steps (key TEXT PRIMARY KEY, step INTEGER, batch"
@@ -71,7 +71,7 @@ async def database(folder: Path, url: str) -> Receiver:
                 (effect.key, effect.step, effect.payload),
             )
 
-    async def row(effect: ah.dispatch.Effect) -> None:
+    async def row(effect: ah.hooks.Effect) -> None:
         await asyncio.to_thread(insert, effect)
 
     yield row, Batches()
@@ -84,7 +84,7 @@ async def webhook(folder: Path, url: str) -> Receiver:
 
     async with httpx.AsyncClient() as client:
 
-        async def post(effect: ah.dispatch.Effect) -> None:
+        async def post(effect: ah.hooks.Effect) -> None:
             response = await client.post(
                 url, json={"step": effect.step}, headers={"Idempotency-Key": effect.key}
             )
@@ -100,7 +100,7 @@ async def weights(folder: Path, url: str) -> Receiver:
     """
     async with ah.open_step_store(url, run="versions") as versions:
 
-        async def publish(effect: ah.dispatch.Effect) -> None:
+        async def publish(effect: ah.hooks.Effect) -> None:
             await versions.raise_to(effect.step)  # which it may be already
 
         yield publish, Batches()
@@ -135,7 +135,7 @@ async def redis(folder: Path, url: str) -> Receiver:
             if "BUSYGROUP" not in str(error):  # otherwise the group is there
                 raise
 
-        async def acknowledge(effect: ah.dispatch.Effect) -> None:
+        async def acknowledge(effect: ah.hooks.Effect) -> None:
             await client.xack("batches", "trainers", effect.payload)
 
         yield acknowledge, Entries()

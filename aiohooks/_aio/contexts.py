@@ -45,10 +45,8 @@ class RunScope:
     """Whether an attempt of it has been committed."""
     observers: tuple[RunObserver, ...] = ()
     """Those of the current attempt; a hook adds its own in `before_run`."""
-    recording: Any = None
-    """The effects of the current attempt (`dispatch.effects.Recording`), where they are
-    delivered.
-    """
+    attempt: Any = None
+    """The run context of the current attempt (`SessionRunContext`), where hooks have one."""
 
     def __init__(self, session: RunOwner | None, publisher: object, outer: RunScope | None) -> None:
         """Make the scope of a run of `session`, or of none, which is nested in `outer`."""
@@ -57,7 +55,10 @@ class RunScope:
         self.outer = outer
 
     def end_attempt(self, error: BaseException | None = None) -> None:
-        """Notify the observers of the end of an attempt; they see nothing of the next one."""
+        """End an attempt: its effects are complete, and its observers see nothing of the next."""
+        if self.attempt is not None:
+            self.attempt.accepts_effects = False
+            self.attempt = None
         observers, self.observers = self.observers, ()
         for observer in observers:
             observer.attempt_ended(error)

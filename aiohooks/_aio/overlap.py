@@ -99,7 +99,6 @@ class RunWaits:
         "now",
         "outermost",
         "own_contexts",
-        "recording",
         "scope",
         "suspended_at",
     )
@@ -110,10 +109,6 @@ class RunWaits:
         """Make one for the run `scope`; with `now` it notes the times for a status."""
         self.scope: RunScope | None = scope
         """The run."""
-        self.recording: Any = None
-        """Where the runs record effects (`dispatch.effects.Recording`); None where none are
-        delivered.
-        """
         self.now: Callable[[], float] | None = now
         self.cause: BaseException | None = None
         """What the run is to end with."""

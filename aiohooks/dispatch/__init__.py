@@ -1,7 +1,6 @@
 """Calling several hooks as one, with or without a session.
 
 hook        what a registration says: order, time limit, error handling, background calls
-effects     what a run is to cause outside of it, recorded with the run
 calls       calls in order groups: those that cannot wait in turn, the others concurrently
 background  calls that are queued and run beside what follows
 lifecycle   hook interfaces: the methods of a class that hooks can implement, and the checks of
@@ -13,16 +12,12 @@ group       HookGroup and compose: one object that stands for several hooks; com
 """
 
 from aiohooks.dispatch.calls import HookStatus
-from aiohooks.dispatch.effects import Effect, EffectKey, EffectStatus, effect
 from aiohooks.dispatch.group import ComposedFunctions, HookGroup, compose, compose_functions
 from aiohooks.dispatch.hook import Hook, HookRegistration, configure, in_order
 from aiohooks.dispatch.lifecycle import chain, point, wrap
 
 __all__ = [
     "ComposedFunctions",
-    "Effect",
-    "EffectKey",
-    "EffectStatus",
     "Hook",
     "HookGroup",
     "HookRegistration",
@@ -31,7 +26,6 @@ __all__ = [
     "compose",
     "compose_functions",
     "configure",
-    "effect",
     "in_order",
     "point",
     "wrap",

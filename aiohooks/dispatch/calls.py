@@ -16,7 +16,6 @@ import inspect
 import itertools
 import operator
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
@@ -28,7 +27,6 @@ from aiohooks._aio.observers import Observer, observed_call
 from aiohooks._aio.overlap import Overlap, RunWaits, can_wait, result_now
 from aiohooks._diagnostics import logger
 from aiohooks._validate import is_coroutine_function
-from aiohooks.dispatch.effects import Recorder, call_as
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.dispatch.plain import plain_call, threaded
 from aiohooks.errors import (
@@ -153,12 +151,6 @@ class RegisteredHook:
             if getattr(self.hook, "__aiohooks_is_function__", False)
             else f"{self.name}.{method}"
         )
-
-    @property
-    def recorder(self) -> Recorder:
-        """The name under which it records effects, its own or that of its class; and its order."""
-        name: object = getattr(self.hook, "name", "")
-        return name if isinstance(name, str) and name else self.name, self.registration.order
 
     def status(self, pending: int) -> HookStatus:
         """Return what has become of its calls, of which `pending` are queued."""
@@ -295,7 +287,7 @@ class OrderGroup:
     """The calls of one method that start together: hooks of one `order`, in registration order."""
 
     __slots__ = (
-        *("__weakref__", "_observed", "_recorders", "calls", "grace_secs", "hooks"),
+        *("__weakref__", "_observed", "calls", "grace_secs", "hooks"),
         *("in_turn", "keeps_context", "made", "methods"),
     )
 
@@ -352,7 +344,6 @@ class OrderGroup:
         none has.
         """
         self._observed: tuple[tuple[Observer, ...], Sequence[HookCall]] = (), self.calls
-        self._recorders: Sequence[Recorder] = ()
 
     def __del__(self) -> None:
         for one in self.hooks:
@@ -376,20 +367,6 @@ class OrderGroup:
             ]
             self._observed = notified, calls
         return calls
-
-    def recorder(self, number: int) -> Recorder:
-        """Return the recorder of a hook, whose name has a number where several have it: they may
-        record at the same time.
-        """
-        if not self._recorders:
-            found = [one.recorder for one in self.hooks]
-            count, numbers = Counter(name for name, _ in found), Counter[str]()
-            for place, (name, order) in enumerate(found):
-                numbers[name] += 1
-                if count[name] > 1:
-                    found[place] = f"{name}#{numbers[name]}", order
-            self._recorders = found
-        return self._recorders[number]
 
     def current_calls(self) -> Sequence[HookCall]:
         """Return the calls, with the observers of the run that they are part of."""
@@ -448,11 +425,7 @@ async def call_groups(
         BaseException: the failure of a hook; several as one group; or the cancel of the caller.
     """
     answers: list[Any] = []
-    if waits is None:
-        scope = current_scope.get()
-        recording = None if scope is None else scope.recording
-    else:
-        scope, recording = waits.scope, waits.recording
+    scope = current_scope.get() if waits is None else waits.scope
     for group in groups:
         notified = observers or (
             () if scope is None else scope.observers
@@ -466,8 +439,6 @@ async def call_groups(
                 methods = [functools.partial(method, **keywords) for method in methods]
             left: Iterator[Any] = iter(methods) if others is None else zip(methods, others)  # noqa: B905 - of one length
             before = len(answers)
-            if recording is not None and waits is not None:
-                recording.turn = (_called_in_turn, group, answers, before)
             while True:
                 try:
                     if others is None:
@@ -496,18 +467,11 @@ async def call_groups(
                         continue
                     overlap = overlap or HookCalls(group, results, step, waits)
                     group.hooks[number].counted += not call.queued
-                    method = call.method
-                    if recording is not None:
-                        recorder = group.recorder(number)
-                        if waits is None:  # called by a hook or an operation
-                            caller, order = recording.recorder()
-                            recorder = f"{caller}.{recorder[0]}", order
-                        method = functools.partial(call_as, recorder, method)
-                    overlap.start(number, method, given, keywords, call.name, call.secs, context)
+                    overlap.start(
+                        number, call.method, given, keywords, call.name, call.secs, context
+                    )
                 else:
                     group.hooks[number].counted += 1
-                    if recording is not None and waits is not None:
-                        recording.turn = (_called_in_turn, group, (), -number)
                     if context is None:
                         results[number] = await call.method(*given, **keywords)
                     else:
@@ -529,14 +493,6 @@ async def call_groups(
             await overlap.wait()
         answers += results
     return answers
-
-
-def _called_in_turn(group: OrderGroup, answers: Sequence[Any], before: int) -> Recorder:
-    """Return the recorder of the hook that is called now, when so many of its group have answered;
-    none if a task records.
-    """
-    number = len(answers) - before
-    return group.recorder(number) if number < len(group.hooks) else ("step", 0)
 
 
 def _at_step(name: str, step: int | None) -> str:

@@ -10,7 +10,7 @@ import functools
 import inspect
 import operator
 import types
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, Protocol
 from weakref import WeakSet
 
@@ -27,7 +27,6 @@ from aiohooks.dispatch.answers import (
     wrapped,
 )
 from aiohooks.dispatch.calls import RegisteredHook, call_groups, failed_in_turn
-from aiohooks.dispatch.effects import Effect, recorded_call
 from aiohooks.dispatch.hook import hook_name
 from aiohooks.dispatch.lifecycle import NO_VALUE, Lifecycle, Point
 from aiohooks.errors import (
@@ -55,7 +54,6 @@ class Composite:
         hooks: dict[int, RegisteredHook],
         make_target: Callable[[Point, Iterable[RegisteredHook]], Target],
         group_name: str,
-        effects: Callable[[tuple[Effect, ...]], object] | None = None,
     ) -> None:
         """Make the object, without hooks.
 
@@ -66,18 +64,12 @@ class Composite:
             make_target: returns what a method of these hooks calls; it raises unless they can be
                 called.
             group_name: for messages.
-            effects: called with those of each call; without it, they are those of the run around
-                it.
         """
         self.lifecycle: Lifecycle = lifecycle
         self.hooks: dict[int, RegisteredHook] = hooks
         self.make_target: Callable[[Point, Iterable[RegisteredHook]], Target] = make_target
         self._init = init
         self._group_name = group_name
-        self.recorded_call: Callable[[], contextlib.AbstractContextManager[None]] | None = None
-        """A block for each call, which records its effects; None if that is not wanted."""
-        if effects is not None:
-            self.recorded_call = functools.partial(recorded_call, group_name, effects)
         self._taken: dict[str, Any] = {}  # the data that hooks of the class have set
         self._shared: dict[str, Any] = {}  # what was set on the object
         self._shares = False  # whether what is set on it is set on the hooks, too
@@ -221,8 +213,6 @@ class CompositeMethod:
         self.usable: Target | None = None
         """What is called, None if that is to be looked up at the next call."""
         function = _calling(self, point, self._own)
-        if composite.recorded_call is not None:
-            function = _recording(composite.recorded_call, function)
         self._function = functools.wraps(self._own)(function)
         setattr(composite.kind, point.name, self)
 
@@ -327,29 +317,6 @@ def _calling(method: CompositeMethod, each: Point, own: Callable[..., Any]) -> C
         if each.is_async and not each.is_either
         else call_plain_method
     )
-
-
-def _recording(
-    recorded: Callable[[], contextlib.AbstractContextManager[None]], function: Callable[..., Any]
-) -> Any:
-    """Return a function that makes the same call and records its effects."""
-
-    async def call(*args: Any, **keywords: Any) -> Any:
-        with recorded():
-            return await function(*args, **keywords)
-
-    async def wait(result: Awaitable[Any]) -> Any:
-        with recorded():
-            return await result
-
-    def call_plain(*args: Any, **keywords: Any) -> Any:
-        with recorded():
-            result = function(*args, **keywords)
-        return (
-            wait(result) if inspect.iscoroutine(result) else result
-        )  # of a method that may be of either kind
-
-    return call if inspect.iscoroutinefunction(function) else call_plain
 
 
 def _composite_class(kind: type[Any], composite: Composite) -> type[Any]:

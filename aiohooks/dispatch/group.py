@@ -36,7 +36,6 @@ from aiohooks._aio.contexts import OwnContext
 from aiohooks._aio.overlap import keep_errors
 from aiohooks._diagnostics import logger
 from aiohooks._validate import (
-    check_callable,
     check_choice,
     check_instance,
     check_mapping,
@@ -47,7 +46,6 @@ from aiohooks.dispatch.answers import Target, make_target, observe, positional_f
 from aiohooks.dispatch.background import BackgroundCalls, raise_failures
 from aiohooks.dispatch.calls import HookStatus, Method, OrderGroup, RegisteredHook, call_groups
 from aiohooks.dispatch.composite import Composite, composite_of
-from aiohooks.dispatch.effects import Effect
 from aiohooks.dispatch.hook import (
     HookOptions,
     HookRegistration,
@@ -112,7 +110,6 @@ class HookGroup(Generic[K]):
         exit_reverse: Iterable[str] = (),
         timeout: float | None = None,
         on_error: OnError = "raise",
-        effects: Callable[[tuple[Effect, ...]], object] | None = None,
     ) -> None:
         """Check the hooks.
 
@@ -138,9 +135,6 @@ class HookGroup(Generic[K]):
             timeout: the time limit of hooks that have none of their own, where they can have one;
                 see `configure`.
             on_error: for hooks that do not say it themselves.
-            effects: a plain function: it gets what hooks have recorded with `aiohooks.effect` in a
-                call, once and together, when the call has succeeded; its error is that of the call.
-                Left out, the effects are those of the session's run in which the group is called.
 
         Raises:
             InvalidHookError: `kind` is not a class, or no object of it can be made; a hook does not
@@ -152,12 +146,6 @@ class HookGroup(Generic[K]):
         check_secs(grace_secs, "grace_secs")
         check_secs(timeout, "timeout", optional=True, positive=True)
         check_choice(on_error, "on_error", "raise", "log")
-        check_callable(effects, "effects", optional=True)
-        if is_coroutine_function(effects):
-            raise InvalidArgumentError(
-                f"effects is {effects!r}, a coroutine function; give a plain one, such as a queue's"
-                " put_nowait"
-            )
         check_mapping(init, "init")
         if isinstance(hooks, HookRegistration) or not isinstance(hooks, Iterable):
             raise InvalidHookError(f"hooks is {hooks!r}; give a list of hooks")
@@ -189,7 +177,7 @@ class HookGroup(Generic[K]):
         self._left: asyncio.Future[None] | None = None
         self._registered: dict[int, RegisteredHook] = {}  # by the id of the hook
         self._composite = Composite(
-            self._lifecycle, init or {}, self._registered, self._make_target, self._name, effects
+            self._lifecycle, init or {}, self._registered, self._make_target, self._name
         )
         self.hooks: K = cast("K", self._composite.object)
         """The one object that stands for all hooks: pass it wherever a hook of the class is wanted.
@@ -246,11 +234,10 @@ class HookGroup(Generic[K]):
         called = self._composite.methods[each.name]
         target = called.usable or called.target()
         given = positional_first(each.positional, args, keywords) if keywords else (args, keywords)
-        with (self._composite.recorded_call or contextlib.nullcontext)():
-            if target.observers:
-                await observe(target, *given)
-            call = wrapped(target, functools.partial(call_groups, target.groups))
-            return await call(*given) or []  # a wrapper has swallowed the error
+        if target.observers:
+            await observe(target, *given)
+        call = wrapped(target, functools.partial(call_groups, target.groups))
+        return await call(*given) or []  # a wrapper has swallowed the error
 
     def _point_of(self, method: Callable[..., Any]) -> Point:
         kind = self._lifecycle.kind.__name__

@@ -7,18 +7,17 @@ import dataclasses
 import functools
 import operator
 import types
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, shielded
-from aiohooks._aio.contexts import RunScope, changes, copy_back, current_scope
+from aiohooks._aio.contexts import changes, copy_back, current_scope
 from aiohooks._aio.observers import Observer, observed_call, observing
 from aiohooks._aio.overlap import Overlap, RunWaits, Wait, result_now
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.checkpoint.stateful import HostMemory, Stateful, snapshot
 from aiohooks.dispatch.calls import NO_KEYWORDS
-from aiohooks.dispatch.effects import Recorder, call_as
 from aiohooks.errors import (
     FetchError,
     GraphError,
@@ -249,9 +248,8 @@ class Session:
         self, plan: Plan, build: Build, given: list[Any], waits: RunWaits | None
     ) -> Any:
         """Call the operations of a plan and commit their results, until no other run interferes."""
-        # A run within another run does not know which of the recorded effects are its own.
-        recording = None if waits is None else waits.recording
-        mark = 0 if recording is None else recording.mark()
+        effects = _effects_of(waits)
+        effect_count = len(effects)
         for _ in _ATTEMPTS:
             values = given + plan.template
             values[0] = self.global_step.latest.step
@@ -259,8 +257,8 @@ class Session:
                 values[slot] = self._values.by_name[name]
             operations: Sequence[PlannedOperation] = plan.operations
             scope = current_scope.get()
-            if scope is not None and (scope.observers or scope.recording is not None):
-                operations = _watched(operations, values, scope)
+            if scope is not None and scope.observers:
+                operations = [_observed(operation, scope.observers) for operation in operations]
             calls: OperationCalls | None = None
             slot = 0
             try:
@@ -292,19 +290,15 @@ class Session:
                 return result
             if await self._commit(plan, values, waits):
                 return result
-            self._prepare_retry(recording, mark)
+            # After a recovery another session has the variables.
+            self._check_open()
+            del effects[effect_count:]
         names = ", ".join(map(repr, plan.replaced))
         raise UpdateConflictError(
             f"this run replaces {names} (updates=), and in each of its {len(_ATTEMPTS)} attempts"
             " another one had done so since it began; add to a variable with adds_to=, or let the"
             " runs take turns"
         )
-
-    def _prepare_retry(self, recording: Any, mark: int) -> None:
-        # After a recovery another session has the variables.
-        self._check_open()
-        if recording is not None:
-            recording.rewind(mark)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -402,8 +396,7 @@ class Session:
         by_name.update(new)
         waits = waits or RunWaits()
         scope = waits.scope
-        recording = waits.recording
-        attempt = getattr(recording, "context", None)
+        attempt = None if scope is None else scope.attempt
 
         async def advance() -> None:
             # In this task: if the run is cancelled meanwhile, it is committed or undone all the
@@ -416,8 +409,8 @@ class Session:
                 raise
             if scope is not None:
                 scope.committed = True
-            if recording is not None:
-                recording.committed = attempt
+            if attempt is not None:
+                attempt.committed = True
 
         await shielded(advance(), grace_secs=self.grace_secs, what="advance of the global step")
         return True
@@ -524,15 +517,13 @@ def was_fed(session: object) -> bool:
     return any(fed for _, fed, _ in plans)
 
 
-def _watched(
-    operations: Sequence[PlannedOperation], values: list[Any], scope: RunScope
-) -> Sequence[PlannedOperation]:
-    """Return operations that notify the observers of a run, and are named to its recording."""
-    if scope.observers:
-        operations = [_observed(operation, scope.observers) for operation in operations]
-    if scope.recording is not None:
-        scope.recording.turn = (_called_in_turn, operations, values)
-    return operations
+def _effects_of(waits: RunWaits | None) -> list[Any]:
+    """Return the list to which the operations of a monitored run add their effects."""
+    if waits is None or waits.scope is None or waits.scope.attempt is None:
+        # A run within another run does not know which of the recorded effects are its own.
+        return []
+    effects: list[Any] = waits.scope.attempt.effects
+    return effects
 
 
 def _reject_coroutine(name: str, coro: Any) -> NoReturn:
@@ -559,12 +550,6 @@ def _observed(operation: PlannedOperation, observers: Sequence[Observer]) -> Pla
     return dataclasses.replace(operation, call=observed)
 
 
-def _called_in_turn(operations: Iterable[PlannedOperation], values: Sequence[Any]) -> Recorder:
-    """Return the operation that is being called: the first without a value."""
-    names = (operation.name for operation in operations if values[operation.slot] is MISSING)
-    return next(names, "step"), 0
-
-
 class OperationCalls(Overlap):
     """The calls of a run from the first operation that may wait, or has failed; numbered by slot.
 
@@ -585,7 +570,6 @@ class OperationCalls(Overlap):
         self._session = session
         self._operations = operations
         self._caller = copy_context()
-        self._recording = getattr(current_scope.get(), "recording", None)
         self._call_contexts: dict[int, tuple[Context, Context]] = {}
         """The context of each call, as it was before the call and as it is."""
         self._setters: dict[int, set[int]] = {}
@@ -608,12 +592,8 @@ class OperationCalls(Overlap):
         values = self.results
         context = self._context(operation)
         if operation.may_wait:
-            if self._recording is not None:
-                call = functools.partial(call_as, (operation.name, 0), call)
             self.start(slot, call, (values,), NO_KEYWORDS, operation.name, context=context)
             return
-        if self._recording is not None:
-            self._recording.turn = (_called_in_turn, [operation], values)
         try:
             result = context.run(call, values)
             if operation.is_async:

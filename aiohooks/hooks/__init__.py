@@ -7,7 +7,7 @@ global_step_waiter   wait before the first run until the global step is reached
 version_gate         wait while the step is too far ahead of the published versions
 evaluator            evaluate during training, inline or in the background
 checkpoint_saver     save checkpoints
-effects              deliver what steps cause outside, when it can no longer be undone
+effects              deliver messages and other actions of steps that can no longer be undone
 logging              log values and the rate of steps; check for NaN
 records              write JSON lines
 summaries            write for TensorBoard
@@ -21,7 +21,7 @@ every                when a hook is due
 
 from aiohooks.hooks.blocking import BlockingHook
 from aiohooks.hooks.checkpoint_saver import CheckpointSaverHook, CheckpointSaverListener
-from aiohooks.hooks.effects import EffectsHook
+from aiohooks.hooks.effects import Effect, EffectsHook
 from aiohooks.hooks.evaluator import Evaluation, EvaluatorHook
 from aiohooks.hooks.every import Every, EveryTimer
 from aiohooks.hooks.functions import FeedFnHook, FinalOpsHook, LambdaHook, hook
@@ -42,6 +42,7 @@ __all__ = [
     "CheckpointSaverHook",
     "CheckpointSaverListener",
     "EarlyStoppingHook",
+    "Effect",
     "EffectsHook",
     "Evaluation",
     "EvaluatorHook",

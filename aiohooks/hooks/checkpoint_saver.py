@@ -24,7 +24,6 @@ from aiohooks.checkpoint import Checkpoint, Saver
 from aiohooks.checkpoint.policies import INTERIM
 from aiohooks.checkpoint.saver import check_tracked
 from aiohooks.dispatch.calls import only_if
-from aiohooks.dispatch.effects import LATE
 from aiohooks.errors import (
     CheckpointError,
     FetchError,
@@ -84,7 +83,7 @@ class CheckpointSaverHook(ScheduledHook):
     checkpoint_dir=...)`.
     """
 
-    order: ClassVar[int] = LATE
+    order: ClassVar[int] = 100
 
     # Which checkpoints are kept is the saver's; when one is saved, and what a failure does, has
     # these independent choices.

@@ -1,11 +1,10 @@
-"""Delivering effects: what the steps of a session are to cause outside of it, from an outbox that
-is kept in its checkpoints.
+"""Effects: messages, charges and other actions of steps, kept in the checkpoint until delivered.
 
-effect(kind, payload)      recorded with the run         a failed run leaves nothing
-the run has ended well     taken into the outbox         part of the checkpoint of the same step
-the checkpoint is durable  released to the handlers      when="commit": released immediately
-handler(effect) returns    removed from the outbox until then it is repeated, also by the next
-                           process
+effect(kind, payload)      recorded in the attempt     a failed run leaves nothing
+the run is committed       moved to the outbox         part of the checkpoint of its step
+the checkpoint is durable  released to the handlers    with when="commit": immediately
+handler(effect) returns    removed from the outbox     until then the delivery is repeated,
+                                                       also by the next process
 """
 
 from __future__ import annotations
@@ -13,20 +12,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import itertools
-import math
 import os
-from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+import threading
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import Context, copy_context
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, new_task, wait_done
 from aiohooks._aio.clock import Waiters, current_clock, sleep
 from aiohooks._aio.contexts import leave_run
 from aiohooks._aio.overlap import Wait, limited
 from aiohooks._aio.waits import Backoff, WaitLog
-from aiohooks._diagnostics import Awaited, Waiting, secs_text
+from aiohooks._diagnostics import Awaited, Waiting
 from aiohooks._validate import (
     call_error,
     check_choice,
@@ -36,13 +34,13 @@ from aiohooks._validate import (
     checked_int,
     is_coroutine_function,
 )
-from aiohooks.dispatch.calls import is_logged
-from aiohooks.dispatch.effects import Effect, EffectStatus, Recording, payload_copy
+from aiohooks.dispatch.calls import is_logged, only_if
 from aiohooks.errors import (
+    EffectError,
     InvalidArgumentError,
     InvalidHookError,
     StopRequestedError,
-    add_note,
+    did_you_mean,
     printable,
     safe_repr,
 )
@@ -50,33 +48,71 @@ from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import logger
 from aiohooks.hooks.every import ResettingHook
 from aiohooks.session.coordinator import Coordinator, owner_of
+from aiohooks.session.hook import SessionRunContext, SessionRunValues
+from aiohooks.session.status import EffectStatus
 
-Handler = Callable[[Effect], Awaitable[object]]
-"""A coroutine function that delivers an effect; it returns when that is done, and raises if it is
-to be repeated.
+_ATOMS = frozenset({type(None), bool, int, float, str, bytes})
+_MAX_DEPTH = 32
+"""A checkpoint holds 64 levels, some of which are around the payload."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Effect:
+    """An effect of a committed run, as a handler of an `EffectsHook` gets it.
+
+    Attributes:
+        kind: the name of its handler.
+        payload: its data.
+        key: unique, and the same whenever the step is repeated, in this process or another: the
+            receiver's idempotency key.
+        step: the global step of the run.
+    """
+
+    kind: str
+    payload: Any
+    key: str
+    step: int
+
+
+Handler: TypeAlias = Callable[[Effect], Awaitable[object]]
+"""A coroutine function that delivers an effect. It returns when the effect is delivered, and raises
+to have the delivery repeated.
 """
-_Pending: TypeAlias = OrderedDict[int, Effect]
-"""Effects that are not delivered, by their places in the order of all kinds."""
+
+
+@dataclasses.dataclass(eq=False)
+class _Kind:
+    """The effects of one kind that may be delivered, and their delivery."""
+
+    handler: Handler
+    ready: deque[Effect] = dataclasses.field(default_factory=deque[Effect])
+    task: asyncio.Task[None] | None = None
+    delivered: int = 0
+    failures: int = 0
+    attempts: int = 0
+    """Failed deliveries of the first effect."""
+    last_error: str | None = None
 
 
 class EffectsHook(ResettingHook, Waiting):
-    """Delivers what steps and hooks record with `aiohooks.effect`, when it can no longer be undone.
+    """Delivers the effects of steps and hooks when they can no longer be undone.
 
-    With "checkpoint", an effect is delivered when the checkpoint that has its step is durable: a
-    step that a recovery or a kill undoes has no effect. With "commit" it is delivered when its run
-    is committed, so that a step which is made again has it again, under the same key. Each kind is
-    delivered beside the training by a task of its own, in order, at least once, and repeated with
-    growing pauses. What is not delivered yet is in the checkpoints, and delivered by the next
-    process.
+    With `when="checkpoint"`, an effect is delivered when a durable checkpoint contains its step: a
+    step that a recovery or a kill undoes has no effect. With "commit" it is delivered as soon as
+    its run is committed; a step that is repeated then has its effect again, under the same key.
 
-    While `max_pending` effects can be delivered and are not, runs that record some wait at their
-    end, as the receivers are too slow; when as many wait for a checkpoint, one is saved.
+    Each kind is delivered in order, at least once, by a task alongside the training. Failed
+    deliveries are repeated. Effects that are not delivered yet are part of the checkpoints, and the
+    next process delivers them. While `max_pending` effects wait for their handlers, runs that
+    record effects wait at their end; when `max_pending` wait for a checkpoint, one is saved.
 
-    At a clean end, the last checkpoint is saved, its effects are delivered for at most
-    `drain_secs`, and a checkpoint without them is saved. Whatever is left is counted in a warning.
+    At a clean end the last checkpoint is saved, its effects are delivered for at most `drain_secs`,
+    and a checkpoint without them is saved. Effects that remain are counted in a warning.
     """
 
-    # Each says something of its own about the delivery, and most programs give the handlers only.
+    # After the hooks that record, before the hook that saves.
+    order: ClassVar[int] = 99
+
     def __init__(
         self,
         handlers: Mapping[str, Handler],
@@ -85,25 +121,21 @@ class EffectsHook(ResettingHook, Waiting):
         run: str | None = None,
         max_pending: int = 1000,
         backoff: Backoff = Backoff(),
-        max_attempts: int | None = None,
         drain_secs: float | None = 10.0,
     ) -> None:
         """Check the arguments.
 
         Args:
-            handlers: a coroutine function for each kind, which gets an `Effect`. It returns when
-                that is delivered; an error of it is logged, and the delivery repeated.
+            handlers: a coroutine function for each kind.
             when: when an effect is delivered.
             run: the name of the training in the keys, unique among those of the receiver, also
-                among the workers of one training. By default a random one, which is kept in the
-                checkpoints; give one for "commit", where a kill before the first checkpoint would
-                make another.
+                among the workers of one training. By default a random name, which is kept in the
+                checkpoints. Name the run if effects are delivered at the commit: a process that is
+                killed before the first checkpoint would choose another name.
             max_pending: how many effects may wait for their handlers, and for a checkpoint.
             backoff: the pauses before a delivery is repeated.
-            max_attempts: how often a delivery may fail until its error ends the session; None: it
-                is repeated indefinitely.
-            drain_secs: how long the end of the session waits for deliveries; None for as long as
-                they need.
+            drain_secs: how long the end of the session waits for deliveries; None: until all are
+                done.
 
         Raises:
             InvalidArgumentError: an argument is invalid.
@@ -111,18 +143,7 @@ class EffectsHook(ResettingHook, Waiting):
         """
         check_mapping(handlers, "handlers", optional=False)
         for kind, handler in handlers.items():
-            if not isinstance(kind, str) or not kind:  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise InvalidArgumentError(f"handlers has the kind {kind!r}; give a non-empty str")
-            if not is_coroutine_function(handler):
-                raise InvalidHookError(
-                    f"the handler of {kind!r} is {handler!r}; give a coroutine function (`async"
-                    " def`), and let it call what blocks with `await asyncio.to_thread(...)`"
-                )
-            if (error := call_error(handler, None)) is not None:
-                raise InvalidHookError(
-                    f"the handler of {kind!r} cannot be called with one argument, the Effect:"
-                    f" {error}; write it as `async def handler(effect):`"
-                )
+            _check_handler(kind, handler)
         if not handlers:
             raise InvalidArgumentError("handlers is empty; give {kind: coroutine function}")
         check_choice(when, "when", "checkpoint", "commit")
@@ -135,35 +156,28 @@ class EffectsHook(ResettingHook, Waiting):
         self._given_run = run
         self._max_pending: int = checked_int(max_pending, "max_pending", 1)
         self._backoff = backoff
-        self._max_attempts = (
-            None if max_attempts is None else checked_int(max_attempts, "max_attempts", 1)
-        )
         self._drain_secs = drain_secs
+        self._lock = threading.Lock()
         self._reset()
 
     def _reset(self) -> None:
+        self._run = self._given_run or os.urandom(6).hex()
+        self._step = 0
+        """The step of the last effects, with the next numbers at that step by recorder."""
+        self._numbers = Counter[str]()
+        self._resets = 0
+        """How often the step fell without a restored checkpoint."""
+        self._attempt: SessionRunContext | None = None
+        """The attempt that has recorded effects last, until they are taken or dropped."""
+        self._taken = 0
+        """How many effects were taken: the number of the last one."""
+        self._unsaved: dict[int, Effect] = {}
+        """The effects that wait for a checkpoint, by number."""
         self._kinds = {kind: _Kind(handler) for kind, handler in self._handlers.items()}
-        self._unsaved: _Pending = OrderedDict()
-        """The effects that wait for a checkpoint; the others are in `ready` of their kinds."""
-        self._last = 0
-        """The number of the effect that was taken last."""
-        self._marked = 0
-        """The number of the last effect that the latest state may have, of those from which the
-        session is restored.
-        """
-        self._changed = False
-        """Whether an effect that this state has was delivered since."""
-        self.recording: Recording = Recording(
-            self._given_run or os.urandom(6).hex(), self._handlers, self.take, self.status
-        )
-        """Where the runs of the session record."""
-        self._loaded = False
-        """Whether a state was loaded for the next session."""
-        self._coord: Coordinator | None = None
+        self._delivered_since_state = False
+        self._was_loaded = False
         self._is_saved = False
-        """Whether a hook saves the session where it is restored from, and releases what is
-        durable.
-        """
+        self._coord: Coordinator | None = None
         self._grace_secs = DEFAULT_GRACE_SECS
         self._context = Context()
         self._progress = Waiters()
@@ -172,8 +186,7 @@ class EffectsHook(ResettingHook, Waiting):
     # -- the life of a session
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Record the effects of the session's runs from now on; begin to deliver what the last
-        process has left.
+        """Accept the effects of the session's runs, and deliver those of the last process.
 
         Raises:
             InvalidArgumentError: with `when="checkpoint"`, nothing saves the session where it is
@@ -181,97 +194,138 @@ class EffectsHook(ResettingHook, Waiting):
             InvalidHookError: the session has another `EffectsHook`.
         """
         state = owner_of(coord).state
-        if state.waits.recording not in (None, self.recording):
+        if state.effects not in (None, self):
             raise InvalidHookError(
                 "the session has two EffectsHooks; give one of them the handlers of all kinds"
             )
-        hooks: Mapping[str, Any] = getattr(session, "stateful_hooks", dict)()
+        stateful: Mapping[str, Any] = getattr(session, "stateful_hooks", dict[str, Any])()
         self._is_saved = any(
-            one.saves_for(session) for one in hooks.values() if hasattr(one, "saves_for")
+            hook.saves_for(session) for hook in stateful.values() if hasattr(hook, "saves_for")
         )
         if not self._is_saved and not self._at_commit:
             raise InvalidArgumentError(
-                'EffectsHook(when="checkpoint") delivers what is in a durable checkpoint, and no'
+                'EffectsHook(when="checkpoint") delivers the effects of durable checkpoints, and no'
                 " hook saves this session where it is restored from: give it"
                 " ChiefSessionCreator(..., checkpoint_dir=...) and CheckpointSaverHook(), or"
                 ' deliver when="commit"'
             )
-        if (
-            self._coord is not None
-            and not self._loaded
-            and getattr(session, "restored", None) is not None
-        ):
-            self.load_state_dict({"pending": ()})  # the checkpoint is from before this hook
-        self._loaded = False
-        self._coord, self._grace_secs = coord, state.grace_secs
-        state.waits.recording = self.recording
+        is_recovery = self._coord is not None
+        if is_recovery and not self._was_loaded and getattr(session, "restored", None) is not None:
+            # The checkpoint is older than this hook.
+            self.load_state_dict({"pending": ()})
+        self._was_loaded = False
+        self._coord = coord
+        self._grace_secs = state.grace_secs
+        state.effects = self
         self._context = copy_context()
         self._context.run(leave_run)
-        for kind in self._kinds.values():
-            kind.attempts, kind.given_up = 0, False
         self._deliver()
 
-    async def end(self, session: Session) -> None:
-        """Deliver what is left; where there is a saver, that has it done after the last
-        checkpoint.
-        """
-        self.recording.end()
-        if not self._is_saved:
-            await self.drain()
+    @only_if("_lacks_room")
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Take the effects of the run. Wait while too many can be delivered; a stop ends the wait.
 
-    async def close(self, exc: BaseException | None) -> None:
-        """End the deliveries, and log how many effects are left; what no checkpoint has gets a
-        third of the grace period.
-        """
-        self.recording.end()
-        if not self._is_saved and exc is not None:
-            await self.drain(
-                min(
-                    self._grace_secs / 3, math.inf if self._drain_secs is None else self._drain_secs
-                )
-            )
-        tasks = [kind.task for kind in self._kinds.values() if kind.task is not None]
-        for task in tasks:
-            task.cancel()
-        await wait_done(tasks, None)  # each has a limit of its own
-        self._coord = None
-        if left := self._pending():
-            what = (
-                "the next process delivers those that its checkpoint has, and makes the steps of"
-                " the others again"
-            )
-            if not self._is_saved:
-                what = "they are lost, as no checkpoint has them"
-            logger.warning("effects that were not delivered: %s; %s", _counted(left.values()), what)
-
-    # -- the outbox
-
-    def take(self, effects: Sequence[Effect]) -> Callable[[], Awaitable[None]] | None:
-        """Take the effects of a committed attempt; if too many can be delivered and are not, return
-        a wait for that.
-        """
-        for one in effects:
-            self._last += 1
-            self._unsaved[self._last] = one
-        if self._at_commit:
-            self.release(self._last)
-        return None if self._has_room() else self.wait_for_room
-
-    async def wait_for_room(self) -> None:
-        """Wait while too many can be delivered and are not; a stop ends the wait, a drain does not:
-        its runs need room, too.
+        A drain does not end it: its runs need room as well.
         """
         assert self._coord is not None
         with contextlib.suppress(StopRequestedError):
             await self._coord.until(self._wait_until(self._has_room))
 
-    def _has_room(self) -> bool:
-        return sum(len(kind.ready) for kind in self._kinds.values()) < self._max_pending
+    def _lacks_room(self, run_context: SessionRunContext, run_values: object) -> bool:
+        run_context.accepts_effects = False
+        if self._attempt is not run_context:
+            return False
+        self._take()
+        return not self._has_room()
+
+    async def end(self, session: Session) -> None:
+        """Deliver the rest, unless a saver does that after the last checkpoint."""
+        if not self._is_saved:
+            await self.drain()
+
+    async def close(self, exc: BaseException | None) -> None:
+        """End the deliveries, and log how many effects remain.
+
+        Effects that no checkpoint has are delivered for a third of the grace period.
+        """
+        self._take()
+        if not self._is_saved and exc is not None:
+            secs = self._grace_secs / 3
+            await self.drain(secs if self._drain_secs is None else min(secs, self._drain_secs))
+        tasks = [kind.task for kind in self._kinds.values() if kind.task is not None]
+        for task in tasks:
+            task.cancel()
+        # Without a limit here: a delivery has its own.
+        await wait_done(tasks, None)
+        self._coord = None
+        if remaining := self._pending():
+            outcome = (
+                "the next process delivers those that its checkpoint has, and makes the steps of"
+                " the others again"
+            )
+            if not self._is_saved:
+                outcome = "they are lost, as no checkpoint has them"
+            logger.warning(
+                "effects that were not delivered: %s; %s", _counts_by_kind(remaining), outcome
+            )
+
+    # -- the outbox
+
+    def record(
+        self, attempt: SessionRunContext, kind: str, payload: Any, recorder: str | None
+    ) -> None:
+        """Record an effect of an attempt; threads may call this. See `aiohooks.effect`."""
+        if not isinstance(kind, str) or kind not in self._kinds:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidArgumentError(
+                f"kind of an effect is {kind!r}; give the kind of a handler of the EffectsHook;"
+                f" {did_you_mean(str(kind), self._kinds)}"
+            )
+        copied = _copy_of_payload(payload, f"the payload of effect {kind!r}")
+        with self._lock:
+            if not attempt.accepts_effects:
+                raise EffectError(
+                    f"effect({kind!r}) was called after the effects of its run were taken or"
+                    " dropped; record it before the run ends, and in after_run by a hook with an"
+                    f" order below {self.order}"
+                )
+            if self._attempt is not attempt:
+                self._take_recorded()
+                self._attempt = attempt
+            attempt.effects.append((kind, copied, recorder or kind))
+
+    def _take(self) -> None:
+        with self._lock:
+            self._take_recorded()
+        if self._at_commit:
+            self.release(self._taken)
+
+    def _take_recorded(self) -> None:
+        """Move the latest recorded effects to the outbox, or drop them if their run failed."""
+        attempt = self._attempt
+        self._attempt = None
+        if attempt is None:
+            return
+        attempt.accepts_effects = False
+        if not attempt.committed:
+            return
+        step = attempt.global_step
+        if step < self._step:
+            # These steps are no repetitions, so their keys must be new.
+            self._resets += 1
+        if step != self._step:
+            self._numbers.clear()
+        self._step = step
+        run = f"{self._run}+{self._resets}" if self._resets else self._run
+        for kind, payload, recorder in attempt.effects:
+            self._numbers[recorder] += 1
+            key = f"{run}/{step}/{recorder}/{self._numbers[recorder]}"
+            self._taken += 1
+            self._unsaved[self._taken] = Effect(kind, payload, key, step)
 
     @property
     def unsaved(self) -> int:
-        """How many effects wait for a checkpoint, with those of the current run."""
-        return len(self._unsaved) + len(self.recording.effects)
+        """How many effects wait for a checkpoint."""
+        return len(self._unsaved)
 
     @property
     def wants_save(self) -> bool:
@@ -279,173 +333,171 @@ class EffectsHook(ResettingHook, Waiting):
         return self.unsaved >= self._max_pending
 
     def mark(self) -> int:
-        """Return what `release` wants when the state that was taken last is durable."""
-        self._marked, self._changed = self._last, False
-        return self._last
+        """Return the argument for `release` when the state that was just taken is durable."""
+        self._delivered_since_state = False
+        return self._taken
 
     def release(self, mark: int) -> None:
-        """Deliver what was taken up to `mark`."""
-        while self._unsaved and next(iter(self._unsaved)) <= mark:
-            number, one = self._unsaved.popitem(last=False)
-            self._kinds[one.kind].ready[number] = one
+        """Deliver the effects that were taken up to `mark`."""
+        for number in [number for number in self._unsaved if number <= mark]:
+            effect = self._unsaved.pop(number)
+            self._kinds[effect.kind].ready.append(effect)
         self._deliver()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the effects that are not delivered, and what the keys of the next ones depend
-        on.
-        """
-        if self.recording.committed is self.recording.context:
-            self.recording.end()
-        effects = [[one.kind, one.key, one.step, one.payload] for one in self._pending().values()]
-        step, resets, counts = self.recording.last
+        """Return the effects that are not delivered, and what the next keys depend on."""
+        if self._attempt is not None and self._attempt.committed:
+            self._take()
         return {
-            "run": self.recording.run,
-            "step": step,
-            "resets": resets,
-            "counts": counts,
-            "pending": effects,
+            "run": self._run,
+            "step": self._step,
+            "resets": self._resets,
+            "counts": dict(self._numbers),
+            "pending": [
+                [effect.kind, effect.key, effect.step, effect.payload] for effect in self._pending()
+            ],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from this state. In a recovery, drop what was recorded since, and do not repeat
-        what was delivered since.
+        """Continue from a state. In a recovery, drop effects recorded since, and do not repeat
+        those delivered since.
 
         Raises:
             InvalidArgumentError: an effect in it has no handler.
         """
         check_mapping(state, "state", optional=False)
-        self.recording.end()
-        effects = [
-            Effect(kind, payload, key, step) for kind, key, step, payload in state["pending"]
-        ]
-        if unknown := sorted({one.kind for one in effects} - self._kinds.keys()):
+        self._take()
+        saved = {key: Effect(kind, data, key, step) for kind, key, step, data in state["pending"]}
+        if unknown := sorted({effect.kind for effect in saved.values()} - self._kinds.keys()):
             raise InvalidArgumentError(
                 f"the checkpoint has effects of the kinds {unknown} that were not delivered, and"
                 " EffectsHook has no handlers for them: add these; one that does nothing drops"
                 " them"
             )
-        before, keys = self._pending(), {one.key for one in effects}
         if self._coord is None:
-            kept = dict(enumerate(effects, 1))
-            self._last = self._marked = len(kept)
+            for effect in saved.values():
+                self._kinds[effect.kind].ready.append(effect)
         else:
-            kept = {number: one for number, one in before.items() if one.key in keys}
-        unsaved, self._unsaved = self._unsaved, OrderedDict()
-        for kind in self._kinds.values():
-            kind.ready = OrderedDict()
-        for number, one in kept.items():
-            (self._unsaved if number in unsaved else self._kinds[one.kind].ready)[number] = one
-        if undone := [one for one in before.values() if one.key not in keys]:
-            logger.warning("effects of steps that are undone are dropped: %s", _counted(undone))
-        self.recording.run = self._given_run or state.get("run", self.recording.run)
-        self.recording.last = (
-            state.get("step", 0),
-            state.get("resets", 0),
-            dict(state.get("counts", {})),
-        )
-        self._loaded = True
+            self._drop_undone(saved)
+        self._run = self._given_run or state.get("run", self._run)
+        self._step = state.get("step", 0)
+        self._resets = state.get("resets", 0)
+        self._numbers = Counter(state.get("counts", {}))
+        self._was_loaded = True
 
-    def _pending(self) -> dict[int, Effect]:
-        """Return what is not delivered, in order."""
-        waiting = (self._unsaved, *(kind.ready for kind in self._kinds.values()))
-        return dict(sorted(itertools.chain.from_iterable(one.items() for one in waiting)))
+    def _drop_undone(self, saved: Mapping[str, Effect]) -> None:
+        undone = [effect for effect in self._pending() if effect.key not in saved]
+        self._unsaved = {
+            number: effect for number, effect in self._unsaved.items() if effect.key in saved
+        }
+        for kind in self._kinds.values():
+            kind.ready = deque(effect for effect in kind.ready if effect.key in saved)
+        if undone:
+            logger.warning(
+                "effects of steps that are undone are dropped: %s", _counts_by_kind(undone)
+            )
+
+    def _pending(self) -> list[Effect]:
+        """Return the effects that are not delivered; those of one kind are in order."""
+        ready = [effect for kind in self._kinds.values() for effect in kind.ready]
+        return [*ready, *self._unsaved.values()]
 
     def status(self) -> tuple[EffectStatus, ...]:
-        """Return the counts of each kind, as `session.status().effects` does."""
-        unsaved = Counter(one.kind for one in self._unsaved.values())
+        """Return the counts of each kind, as in `session.status().effects`."""
+        unsaved = Counter(effect.kind for effect in self._unsaved.values())
         return tuple(
             EffectStatus(
                 name,
-                len(kind.ready) + unsaved[name],
-                unsaved[name],
-                kind.delivered,
-                kind.failures,
-                kind.last_error,
+                pending=len(kind.ready) + unsaved[name],
+                unsaved=unsaved[name],
+                delivered=kind.delivered,
+                failures=kind.failures,
+                last_error=kind.last_error,
             )
             for name, kind in self._kinds.items()
         )
 
     # -- delivering
 
+    def _has_room(self) -> bool:
+        return sum(len(kind.ready) for kind in self._kinds.values()) < self._max_pending
+
     def _deliver(self) -> None:
-        """Start to deliver each kind that can be and is not."""
-        if self._coord is not None:
-            for name, kind in self._kinds.items():
-                if kind.ready and kind.task is None and not kind.given_up:
-                    kind.task = new_task(
-                        self._deliver_kind(name, kind), f"delivery of {name}", self._context.copy()
-                    )
+        """Start the deliveries of each kind that has effects ready."""
+        if self._coord is None:
+            return
+        for name, kind in self._kinds.items():
+            if kind.ready and kind.task is None:
+                coro = self._deliver_kind(name, kind)
+                kind.task = new_task(coro, f"delivery of {name}", self._context.copy())
 
     async def _deliver_kind(self, name: str, kind: _Kind) -> None:
-        """Deliver what is ready of a kind, one effect after the other."""
+        """Deliver the effects of a kind, one after another."""
         try:
-            while kind.ready and not kind.given_up:
-                number, one = next(iter(kind.ready.items()))
-                self._log.begin(kind)
-                # A copy: what a handler does to it is neither repeated nor in a checkpoint.
-                given = dataclasses.replace(one, payload=payload_copy(one.payload, "payload"))
-                wait = Wait[object](
-                    f"delivery of {given.key}", self._grace_secs / 2
-                )  # `close` has the grace period in all
+            while kind.ready:
+                effect = kind.ready[0]
                 try:
-                    await wait.result_of(kind.handler(given))
+                    await self._call_handler(kind, effect)
+                except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
+                    raise
                 except BaseException as error:
-                    if isinstance(
-                        error,
-                        (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit),
-                    ):
-                        raise
-                    self._note_failure(name, kind, one, error)
-                    if not kind.given_up:
-                        await sleep(self._backoff.pause_secs(kind.attempts))
-                    continue
-                finally:
-                    self._log.end(kind)
-                kind.attempts = 0
-                kind.delivered += 1
-                self._changed = self._changed or number <= self._marked
-                kind.ready.pop(number, None)  # there is none if its step was undone meanwhile
-                self._progress.wake()
+                    self._note_failure(name, kind, effect, error)
+                    await sleep(self._backoff.pause_secs(kind.attempts))
+                else:
+                    self._note_delivery(kind, effect)
         finally:
             kind.task = None
             self._progress.wake()
 
-    def _note_failure(self, name: str, kind: _Kind, one: Effect, error: BaseException) -> None:
+    async def _call_handler(self, kind: _Kind, effect: Effect) -> None:
+        # A copy: a handler that changes its payload changes neither a repetition nor a checkpoint.
+        copied = dataclasses.replace(effect, payload=_copy_of_payload(effect.payload, "payload"))
+        # `close` has the whole grace period.
+        wait = Wait[object](f"delivery of {effect.key}", self._grace_secs / 2)
+        self._log.begin(kind)
+        try:
+            await wait.result_of(kind.handler(copied))
+        finally:
+            self._log.end(kind)
+
+    def _note_delivery(self, kind: _Kind, effect: Effect) -> None:
+        kind.attempts = 0
+        kind.delivered += 1
+        self._delivered_since_state = True
+        # A recovery may have undone its step meanwhile.
+        if kind.ready and kind.ready[0] is effect:
+            kind.ready.popleft()
+        self._progress.wake()
+
+    def _note_failure(self, name: str, kind: _Kind, effect: Effect, error: BaseException) -> None:
         kind.attempts += 1
         kind.failures += 1
         kind.last_error = printable(safe_repr(error))
-        now = current_clock().now()
-        if kind.attempts == 1:
-            kind.failing_since = now
-        tried = (
-            f"delivery of {one.key} failed, in attempt {kind.attempts} and after"
-            f" {secs_text(now - kind.failing_since)}"
-        )
         if is_logged(kind.failures) or (kind.attempts > 1 and is_logged(kind.attempts)):
-            behind = f"{len(kind.ready) - 1} of {name!r} wait behind it"
             logger.warning(
-                "%s; %s: %s",
-                tried,
-                behind,
+                "delivery of %s failed, in attempt %d; %d of %r wait behind it: %s",
+                effect.key,
+                kind.attempts,
+                len(kind.ready) - 1,
+                name,
                 kind.last_error,
                 exc_info=error if kind.failures == 1 else None,
             )
-        if kind.attempts == self._max_attempts and self._coord is not None:
-            kind.given_up = True
-            add_note(error, f"{tried}; max_attempts={self._max_attempts}")
-            self._coord.request_stop(error)
 
     async def drain(self, secs: float | None = None) -> bool:
-        """Deliver what can be, for at most `drain_secs`; return whether the latest marked state has
-        what is delivered now.
+        """Deliver the effects that may be delivered, for `secs`, by default `drain_secs`.
+
+        Returns:
+            Whether effects of the latest state were delivered since it was taken.
         """
+        self._take()
         self._deliver()
         secs = self._drain_secs if secs is None else secs
         if secs != 0:
             done = self._wait_until(lambda: all(kind.task is None for kind in self._kinds.values()))
             with contextlib.suppress(TimeoutError):
                 await limited(done, secs, "the delivery of effects")
-        return self._changed
+        return self._delivered_since_state
 
     async def _wait_until(self, condition: Callable[[], bool]) -> None:
         while not condition():
@@ -460,45 +512,70 @@ class EffectsHook(ResettingHook, Waiting):
             for name, kind in self._kinds.items()
             if kind.task is not None
         ]
-        return (
-            Awaited("calls", "", by=lambda: calls, needs="any")
-            if calls and method == "_wait_until"
-            else None
-        )
+        if not calls or method != "_wait_until":
+            return None
+        return Awaited("calls", "", by=lambda: calls, needs="any")
 
     def _describe_deliveries(self) -> str:
-        active = [
-            next(iter(kind.ready.values())).key
-            for kind in self._kinds.values()
-            if kind.task is not None and kind.ready
-        ]
+        active = [kind.ready[0].key for kind in self._kinds.values() if kind.task and kind.ready]
         return f"delivering {', '.join(active)}" if active else ""
 
     def __repr__(self) -> str:
-        return (
-            f"EffectsHook({list(self._handlers)},"
-            f" when={'commit' if self._at_commit else 'checkpoint'!r})"
+        when = "commit" if self._at_commit else "checkpoint"
+        return f"EffectsHook({list(self._handlers)}, when={when!r})"
+
+
+def _check_handler(kind: object, handler: Any) -> None:
+    if not isinstance(kind, str) or not kind:
+        raise InvalidArgumentError(f"handlers has the kind {kind!r}; give a non-empty str")
+    if not is_coroutine_function(handler):
+        raise InvalidHookError(
+            f"the handler of {kind!r} is {handler!r}; give a coroutine function (`async def`), and"
+            " call blocking functions with `await asyncio.to_thread(...)`"
+        )
+    if (error := call_error(handler, None)) is not None:
+        raise InvalidHookError(
+            f"the handler of {kind!r} cannot be called with one argument, the Effect: {error};"
+            " write it as `async def handler(effect):`"
         )
 
 
-@dataclasses.dataclass(eq=False)
-class _Kind:
-    """The effects of one kind that can be delivered, and how that goes."""
-
-    handler: Handler
-    ready: _Pending = dataclasses.field(default_factory=OrderedDict[int, Effect])
-    task: asyncio.Task[None] | None = None
-    delivered: int = 0
-    failures: int = 0
-    last_error: str | None = None
-    # Of the effect that is delivered now.
-    attempts: int = 0
-    failing_since: float = 0.0
-    given_up: bool = False
+def _counts_by_kind(effects: Iterable[Effect]) -> str:
+    counts = Counter(effect.kind for effect in effects)
+    return ", ".join(f"{count} of {kind!r}" for kind, count in counts.items())
 
 
-def _counted(effects: Iterable[Effect]) -> str:
-    """Return how many effects there are of each kind."""
-    return ", ".join(
-        f"{count} of {kind!r}" for kind, count in Counter(one.kind for one in effects).items()
-    )
+def _copy_of_payload(value: Any, place: str, depth: int = 0) -> Any:
+    """Return a copy of a payload; raise if a checkpoint could not hold it exactly."""
+    kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
+    if kind is str:
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgumentError(f"{place} is {value!r}, not a valid text: {error}") from None
+    if kind in _ATOMS:
+        return value
+    if depth > _MAX_DEPTH:
+        raise InvalidArgumentError(f"{place} is nested deeper than {_MAX_DEPTH} levels; flatten it")
+    if kind is list or kind is tuple:
+        items = [
+            _copy_of_payload(item, f"{place}[{index}]", depth + 1)
+            for index, item in enumerate(value)
+        ]
+        return kind(items)
+    if kind is not dict:
+        raise InvalidArgumentError(
+            f"{place} is {safe_repr(value)}, a {kind.__name__}; give None, bool, int, float, str,"
+            " bytes, or lists, tuples and dicts of these: of an array .tolist() or .tobytes(), of"
+            " large data the name under which the receiver finds it"
+        )
+    copied: dict[Any, Any] = {}
+    for key, item in cast("dict[Any, Any]", value).items():
+        if type(key) is not str and type(key) is not int:
+            raise InvalidArgumentError(
+                f"{place} has the key {key!r}, a {type(key).__name__}; give a str or an int"
+            )
+        copied[_copy_of_payload(key, place, depth)] = _copy_of_payload(
+            item, f"{place}[{key!r}]", depth + 1
+        )
+    return copied

@@ -28,15 +28,24 @@ only from those above it:
 
 from typing import TYPE_CHECKING
 
-from aiohooks.session.status import Activity, SessionStatus
+from aiohooks.session.status import Activity, EffectStatus, SessionStatus
 from aiohooks.session.steps import StepContext, Steps
 
 if TYPE_CHECKING:
     from aiohooks._why.graph import WaitEdge, WaitGraph, WaitNode
 
-__all__ = ["Activity", "SessionStatus", "StepContext", "Steps", "WaitEdge", "WaitGraph", "WaitNode"]
+__all__ = [
+    "Activity",
+    "EffectStatus",
+    "SessionStatus",
+    "StepContext",
+    "Steps",
+    "WaitEdge",
+    "WaitGraph",
+    "WaitNode",
+]
 
-for _public in (Activity, SessionStatus, StepContext, Steps):
+for _public in (Activity, EffectStatus, SessionStatus, StepContext, Steps):
     _public.__module__ = __name__
 
 if not TYPE_CHECKING:

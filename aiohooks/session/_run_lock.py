@@ -207,6 +207,16 @@ class RunLock(Waiting):
         scope.runner = id(task)
         return scope
 
+    def next_attempt(self, failed: RunScope) -> RunScope:
+        """Begin the next attempt of a run; code that outlives the failed one is no part of it."""
+        state = self._state
+        failed.active = False
+        current_scope.set(failed.outer)
+        scope = state.waits.scope = begin_run(state, state.publisher)
+        scope.runner = failed.runner
+        scope.committed = failed.committed
+        return scope
+
     def release(self, scope: RunScope) -> None:
         """End the run; the next waiter begins."""
         state = self._state

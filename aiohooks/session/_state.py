@@ -49,6 +49,7 @@ from aiohooks.session.status import SessionStatus, background_activities
 if TYPE_CHECKING:
     from aiohooks.graph.graph import Graph
     from aiohooks.graph.session import Session
+    from aiohooks.session.hook import EffectRecorder
     from aiohooks.stores.base import StepStore
     from aiohooks.stores.publishers import Publisher
 
@@ -111,6 +112,8 @@ class SessionState:
         self.runs: int = 0
         self.runner: asyncio.Task[Any] | None = None
         self.waits: RunWaits = RunWaits()
+        self.effects: EffectRecorder | None = None
+        """The hook that records and delivers the effects of the runs."""
         # What is requested, and the waiters.
         self.stopped: bool = False
         """Whether a stop was requested, or the session has ended."""

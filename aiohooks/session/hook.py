@@ -19,15 +19,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol
 
-from aiohooks.dispatch.effects import EffectKey, record
+from aiohooks._aio.contexts import current_run
 from aiohooks.dispatch.hook import Hook
+from aiohooks.errors import EffectError
 from aiohooks.graph.graph import T_co
 
 if TYPE_CHECKING:
     from aiohooks.graph.session import Session
     from aiohooks.session.coordinator import Coordinator
+    from aiohooks.session.status import EffectStatus
 
 
 class SessionRunArgs(NamedTuple):
@@ -73,6 +75,9 @@ class SessionRunContext:
     """
 
     _requested = False
+    # For the EffectsHook of the session.
+    accepts_effects: bool = True
+    committed: bool = False
 
     def __init__(
         self,
@@ -82,12 +87,15 @@ class SessionRunContext:
         *,
         global_step: int = 0,
         attempt: int = 1,
+        effects: EffectRecorder | None = None,
     ) -> None:
         self.original_args: SessionRunArgs = original_args
         self.session: Session = session
         self.coord: Coordinator | None = coord
         self.global_step: int = global_step
         self.attempt: int = attempt
+        self.effects: list[tuple[str, Any, str]] = []
+        self._recorder = effects
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -101,15 +109,14 @@ class SessionRunContext:
         metrics: dict[str, Any] = vars(self).setdefault("_metrics", {})
         return metrics
 
-    def effect(self, kind: str, payload: Any = None) -> EffectKey:
-        """Record an effect of this run; see `aiohooks.effect`.
-
-        Raises:
-            EffectError: the session has no `EffectsHook`, or the run takes no more effects.
-            InvalidArgumentError: there is no handler for the kind, or the payload cannot be kept in
-                a checkpoint.
-        """
-        return record(kind, payload, self)
+    def effect(self, kind: str, payload: Any = None, *, recorder: str | None = None) -> None:
+        """Record an effect of this run; see `aiohooks.effect`."""
+        if self._recorder is None:
+            raise EffectError(
+                f"effect({kind!r}) was called in a session that delivers none; add"
+                " EffectsHook({kind: handler}) to its hooks"
+            )
+        self._recorder.record(self, kind, payload, recorder)
 
     @property
     def stop_requested(self) -> bool:
@@ -129,6 +136,50 @@ class SessionRunContext:
             f"<SessionRunContext step={self.global_step} attempt={self.attempt}"
             f" stop_requested={self.stop_requested}>"
         )
+
+
+class EffectRecorder(Protocol):
+    """What records the effects of a session, an `EffectsHook`."""
+
+    def record(
+        self, attempt: SessionRunContext, kind: str, payload: Any, recorder: str | None, /
+    ) -> None:
+        """Record an effect of an attempt."""
+        ...
+
+    def status(self) -> tuple[EffectStatus, ...]:
+        """Return the counts of each kind."""
+        ...
+
+
+def effect(kind: str, payload: Any = None, *, recorder: str | None = None) -> None:
+    """Record an effect of the current run: in a step, an operation or a hook.
+
+    Nothing is delivered yet. A run that fails before its commit leaves no effects, a run that is
+    committed leaves all of them. Recording never waits, and threads of `asyncio.to_thread` may
+    record as well.
+
+    Args:
+        kind: the name of a handler of the session's `EffectsHook`.
+        payload: None, bool, int, float, str, bytes, and lists, tuples and dicts of these. It is
+            copied.
+        recorder: who records, for the key: run, step, recorder and a number. By default the kind.
+            Give concurrent hooks and operations that record one kind names of their own, so that
+            their order changes no key.
+
+    Raises:
+        EffectError: the code is not part of an attempt of a run, the session has no `EffectsHook`,
+            or the effects of the run were taken already.
+        InvalidArgumentError: the kind has no handler, or a checkpoint cannot hold the payload.
+    """
+    run = current_run()
+    if run is None or run.attempt is None:
+        raise EffectError(
+            f"effect({kind!r}) was called outside of a run with an EffectsHook; record effects in a"
+            " step, in before_run or in after_run of a hook without background=True, and in threads"
+            " of asyncio.to_thread"
+        )
+    run.attempt.effect(kind, payload, recorder=recorder)
 
 
 class SessionRunHook(Hook):

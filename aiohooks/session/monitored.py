@@ -231,6 +231,7 @@ class AsyncMonitoredSession(Requests):
                     if committed is not None:
                         return committed.result
                 attempt += 1
+                scope = lock.next_attempt(scope)
         finally:
             lock.release(scope)
 
@@ -248,13 +249,15 @@ class AsyncMonitoredSession(Requests):
         if self._feeds.set_back and current_task() in self._feeds.set_back:
             raise FeedsSetBack
         step = session.global_step.latest.step + 1
-        recording = waits.recording
-        if hooks.in_runs or recording is not None:
-            context = SessionRunContext(
-                request, session, supervisor.coord, global_step=step, attempt=attempt
+        if hooks.in_runs:
+            context = scope.attempt = SessionRunContext(
+                request,
+                session,
+                supervisor.coord,
+                global_step=step,
+                attempt=attempt,
+                effects=state.effects,
             )
-            if recording is not None:
-                recording.context, recording.step, scope.recording = context, step, recording
             asked = await call_groups(
                 hooks.before_run, (context,), step=step, waits=waits
             )  # all hooks, concurrently
@@ -270,9 +273,7 @@ class AsyncMonitoredSession(Requests):
             except FetchError as error:
                 hooks.merger.name_owners(error, asked)
                 raise
-            scope.committed = True
-            if recording is not None:
-                recording.committed = context
+            scope.committed = context.committed = True
             result, parts = (values, ()) if merged is None else values
             context.global_step = session.committed_step
             answers = hooks.merger.split(
@@ -286,12 +287,6 @@ class AsyncMonitoredSession(Requests):
                     step=context.global_step,
                     waits=waits,
                 )
-                if (
-                    recording is not None
-                    and recording.recorded is context
-                    and (wait_for_room := recording.end())
-                ):
-                    await Wait[None]("room for effects", waits=waits).result_of(wait_for_room())
             except BaseException:
                 supervisor.note_commit(session, result)
                 raise
@@ -323,8 +318,6 @@ class AsyncMonitoredSession(Requests):
                 raise
             finally:
                 scope.end_attempt()
-                if state.waits.recording is not None:
-                    state.waits.recording.end()
                 state.waits.end_attempt()
                 supervisor.committed = None  # the function is repeated as a whole
 
@@ -337,6 +330,7 @@ class AsyncMonitoredSession(Requests):
                     return await Wait[T]("a step function", waits=state.waits).result_of(step)
                 except BaseException as error:
                     await supervisor.recover(error)
+                scope = lock.next_attempt(scope)
         finally:
             lock.release(scope)
 
@@ -675,7 +669,7 @@ def session_status(
         drain_reason=state.drain_reason,
         mirror=None if saver is None else saver.mirror_status,
         hooks=tuple(hooks.background.status(hooks.registered)),
-        effects=() if state.waits.recording is None else state.waits.recording.status(),
+        effects=() if state.effects is None else state.effects.status(),
     )
 
 

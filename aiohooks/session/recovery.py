@@ -243,12 +243,8 @@ class SessionSupervisor(Waiting):
         state, waits = self.state, self.state.waits
         committed, self.committed = self.committed, None
         try:
-            if waits.scope is not None and waits.scope.observers:
+            if waits.scope is not None:
                 waits.scope.end_attempt(error)
-            if (
-                waits.recording is not None
-            ):  # else what is recorded until the next attempt would be lost
-                waits.recording.end()
             cause = waits.cause
             waits.reset()
             is_failure = any(error is one for one in state.failures())

@@ -5,15 +5,35 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiohooks import checkpoint
 from aiohooks._aio.overlap import RunWaits
 from aiohooks._diagnostics import secs_text, task_wait
 from aiohooks.dispatch.calls import HookCalls, HookStatus
-from aiohooks.dispatch.effects import EffectStatus
 from aiohooks.dispatch.hook import Hook
 from aiohooks.stores._protocol import StoreStatistics
+
+
+class EffectStatus(NamedTuple):
+    """The effects of one kind that an `EffectsHook` delivers.
+
+    Attributes:
+        kind: the kind.
+        pending: how many are not delivered yet.
+        unsaved: how many of these wait for a durable checkpoint.
+        delivered: how many were delivered since the session began.
+        failures: how many calls of the handler have failed since then.
+        last_error: the last failure, as text.
+    """
+
+    kind: str
+    pending: int
+    unsaved: int
+    delivered: int
+    failures: int
+    last_error: str | None
+
 
 CLOSING = "closing the session"
 """The activity of a session that ends while no hook and no run is active."""

@@ -206,7 +206,7 @@ async def silent_hooks(counts: Counts) -> AsyncIterator[Setup]:
 async def no_effects(counts: Counts) -> AsyncIterator[Setup]:
     """Where effects could be recorded and none is."""
 
-    async def deliver(effect: ah.dispatch.Effect) -> None:
+    async def deliver(effect: ah.hooks.Effect) -> None:
         pass
 
     hooks = [

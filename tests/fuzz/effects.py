@@ -33,7 +33,6 @@ from typing import Any
 import aiohooks as ah
 from aiohooks._aio.clock import sleep
 from aiohooks.checkpoint import KeepNewest
-from aiohooks.dispatch.effects import Recording
 from aiohooks.hooks.effects import EffectsHook
 from tests.fuzz._harness import log_disabled, replaced, scratch
 
@@ -57,6 +56,7 @@ class Program:
     background: bool
     max_pending: int
     waits: bool
+    when: Any
 
 
 def generate(seed: int, number: int) -> Program:
@@ -74,6 +74,7 @@ def generate(seed: int, number: int) -> Program:
         background=rng.random() < 0.8,
         max_pending=rng.choice([3, 20, 1000]),
         waits=rng.random() < 0.7,
+        when=rng.choice(["checkpoint", "checkpoint", "checkpoint", "commit"]),
     )
 
 
@@ -94,6 +95,9 @@ class Life:
                 )  # the signal's default action is the end
         self.executions = itertools.count()
         self.execution = ""
+        self.step = 0
+        self.recorded = Counter[tuple[str, str]]()
+        """The effects of the execution, by kind and recorder."""
         self.kept: Sequence[str] = ()
 
     def event(self) -> None:
@@ -107,11 +111,14 @@ class Life:
             file.write(json.dumps(values).encode() + b"\n")
 
     def record(self, kind: str, recorder: str, context: ah.SessionRunContext | None = None) -> None:
-        """Record an effect."""
+        """Record an effect; its payload names it, and is unique."""
         self.event()
-        payload = {"execution": self.execution, "by": recorder}
-        key = ah.effect(kind, payload) if context is None else context.effect(kind, payload)
-        self.write("recorded", self.execution, kind, key, payload)
+        self.recorded[kind, recorder] += 1
+        name = [self.step, kind, recorder, self.recorded[kind, recorder]]
+        payload = {"execution": self.execution, "name": name}
+        record = ah.effect if context is None else context.effect
+        record(kind, payload, recorder=f"{kind} {recorder}")
+        self.write("recorded", payload)
 
     def may_fail(self, what: str) -> None:
         """Raise an error from which the session recovers."""
@@ -125,8 +132,8 @@ class Life:
         if self.program.waits and self.rng.random() < 0.3:
             await sleep(self.rng.uniform(0, 0.003))
 
-    def handler(self, kind: str) -> Callable[[ah.dispatch.Effect], Any]:
-        async def deliver(effect: ah.dispatch.Effect) -> None:
+    def handler(self, kind: str) -> Callable[[ah.hooks.Effect], Any]:
+        async def deliver(effect: ah.hooks.Effect) -> None:
             self.event()
             if kind == "charge":
                 await sleep(self.rng.uniform(0, 0.004))
@@ -183,6 +190,8 @@ class Life:
             async def before_run(self, run_context: ah.SessionRunContext) -> None:
                 life.event()
                 life.execution = f"{life.number}.{next(life.executions)}"
+                life.step = run_context.global_step
+                life.recorded.clear()
 
         class Plain(ah.SessionRunHook):
             async def after_run(self, run_context: ah.SessionRunContext, run_values: Any) -> None:
@@ -224,6 +233,7 @@ class Life:
             EffectsHook(
                 {kind: self.handler(kind) for kind in KINDS},
                 run="r",
+                when=program.when,
                 backoff=ah.Backoff(0.0005, 0.002),
                 max_pending=program.max_pending,
                 drain_secs=None,
@@ -286,66 +296,71 @@ def lines(path: Path) -> list[Any]:
     return found
 
 
-def violations(folder: Path, tally: Counter[str]) -> list[str]:
-    """Return what must not have happened in a training that has ended."""
-    found: list[str] = []
+def violations(folder: Path, tally: Counter[str], when: str) -> list[str]:
+    """Return the broken promises of a training that has ended."""
     kept = json.loads((folder / "kept").read_text())
-    recorded, received = lines(folder / "recorded"), lines(folder / "received")
-    expected = {
-        key: (kind, payload) for execution, kind, key, payload in recorded if execution in kept
-    }
-    if len(expected) < len(
-        {(execution, kind, key) for execution, kind, key, _ in recorded if execution in kept}
-    ):
-        found.append("two effects have one key")
+    recorded = [payload for (payload,) in lines(folder / "recorded")]
+    received = Received(when, kept)
+    for line in lines(folder / "received"):
+        received.add(*line)
+    expected = [json.dumps(payload) for payload in recorded if payload["execution"] in kept]
+    found = received.violations
     if len(kept) != len({*kept}):
         found.append(f"an execution counts twice: {kept}")
-    got: dict[str, tuple[str, Any]] = {}
-    done: set[tuple[int, str]] = set()
-    order: dict[str, list[int]] = {kind: [] for kind in KINDS}
-    keys: dict[Any, str] = {}
-    times = Counter[Any]()
-    for execution, kind, key, payload in recorded:
-        what = key.split("/")[1], kind, payload["by"]
-        times[execution, what] += 1
-        if keys.setdefault((what, times[execution, what]), key) != key:
-            found.append(f"one effect has two keys: {key} and {keys[what, times[execution, what]]}")
-    places = {key: place for place, (_, _, key, _) in enumerate(recorded)}
-    for pid, kind, key, step, payload in received:
-        if payload is None:
-            done.add((pid, key))
-            continue
-        tally["calls"] += 1
-        if (pid, key) in done:
-            found.append(f"{key} was delivered twice by one process")
-        if key in got:
-            tally["repeated"] += 1
-            if got[key] != (kind, payload):
-                found.append(f"{key} was delivered as {got[key]} and as {(kind, payload)}")
-            continue
-        got[key] = kind, payload
-        order[kind].append(step)
-        if key not in expected:
-            found.append(f"{key} of an undone step was delivered: {payload}")
-        elif expected[key] != (kind, payload):
-            found.append(
-                f"{key} was delivered as {(kind, payload)}, and the step that is kept has"
-                f" {expected[key]}"
-            )
-    found += [
-        f"{key} was not delivered"
-        for key in sorted(expected.keys() - got.keys(), key=places.__getitem__)
-    ]
-    for kind, steps in order.items():
-        if steps != sorted(steps):
-            found.append(f"{kind} was delivered in another order: steps {steps}")
+    found += [f"{name} was not delivered" for name in expected if name not in received.keys]
+    executions = {payload["execution"] for payload in recorded}
+    tally["calls"] += received.calls
+    tally["repeated"] += received.repeated
     tally["kept"] += len(expected)
-    tally["undone"] += len(
-        {(execution, key) for execution, _, key, _ in recorded if execution not in kept}
-    )
-    tally["executions"] += len({execution for execution, *_ in recorded})
+    tally["undone"] += len(recorded) - len(expected)
+    tally["executions"] += len(executions)
     tally["steps"] += len(kept)
     return found
+
+
+class Received:
+    """The deliveries of a training, in order, and the promises that they break."""
+
+    def __init__(self, when: str, kept: Sequence[str]) -> None:
+        self._undoes = when == "checkpoint"
+        self._kept = kept
+        self._done: set[tuple[int, str]] = set()
+        self._latest_steps = Counter[str]()
+        self._keys_by_name: dict[str, str] = {}
+        self._payloads: dict[str, str] = {}
+        self.keys: dict[str, str] = {}
+        """The key of each payload."""
+        self.calls = 0
+        self.repeated = 0
+        self.violations: list[str] = []
+
+    def add(self, pid: int, kind: str, key: str, step: int, payload: Any) -> None:
+        """Add a call of a handler; without a payload, its successful end."""
+        if payload is None:
+            self._done.add((pid, key))
+            return
+        text = json.dumps(payload)
+        self.calls += 1
+        name = json.dumps(payload["name"])
+        if self._keys_by_name.setdefault(name, key) != key:
+            self.violations.append(f"{name} has two keys: {self._keys_by_name[name]} and {key}")
+        if payload["name"][:2] != [step, kind]:
+            self.violations.append(f"{key} of step {step} and kind {kind} is {text}")
+        if text in self.keys:
+            self.repeated += 1
+            if (pid, key) in self._done:
+                self.violations.append(f"{key} was delivered twice by one process")
+            return
+        self.keys[text] = key
+        if not self._undoes:
+            return
+        if payload["execution"] not in self._kept:
+            self.violations.append(f"{key} of an undone step was delivered: {payload}")
+        if self._payloads.setdefault(key, text) != text:
+            self.violations.append(f"{key} was delivered as {self._payloads[key]} and as {text}")
+        if step < self._latest_steps[kind]:
+            self.violations.append(f"{kind} was delivered in another order: step {step}")
+        self._latest_steps[kind] = step
 
 
 def run_programs(count: int, seed: int, report: Callable[[str], None], tally: Counter[str]) -> int:
@@ -365,7 +380,7 @@ def run_programs(count: int, seed: int, report: Callable[[str], None], tally: Co
                     lives = next(
                         life for life in itertools.count(1) if live(program, life - 1, folder)
                     )
-                    found = violations(folder, tally)
+                    found = violations(folder, tally, program.when)
                 except RuntimeError as error:
                     found = [str(error)]
                     lives = 0
@@ -379,35 +394,38 @@ def run_programs(count: int, seed: int, report: Callable[[str], None], tally: Co
 # -- bugs that must be found
 
 
-def _release_when_taken(original: Any, self: Any, *taken: Any) -> None:
-    original(self, *taken)
-    self.release(self._last)
+def _release_when_taken(original: Any, self: Any) -> None:
+    original(self)
+    self.release(self._taken)
 
 
 def _release_late(original: Any, self: Any, mark: int) -> None:
-    original(self, self._last)
+    original(self, self._taken)
 
 
 def _forget_pending(original: Any, self: Any) -> Any:
     return {**original(self), "pending": []}
 
 
-def _drop_nothing(original: Any, self: Any, state: Any) -> None:
-    before = self._pending()
-    if self._coord is None or not before:
-        original(self, state)
+def _drop_nothing(original: Any, self: Any, saved: Any) -> None: ...
 
 
 def _take_all(original: Any, self: Any) -> None:
-    self.committed = self.recorded
+    if self._attempt is not None:
+        self._attempt.committed = True
+    original(self)
+
+
+def _drop_all(original: Any, self: Any) -> None:
+    self._attempt = None
     original(self)
 
 
 def _ignore_failure(
-    original: Any, self: Any, name: str, kind: Any, one: Any, error: Exception
+    original: Any, self: Any, name: str, kind: Any, effect: Any, error: Exception
 ) -> None:
-    original(self, name, kind, one, error)
-    kind.ready.popitem(last=False)
+    original(self, name, kind, effect, error)
+    kind.ready.popleft()
 
 
 def _load_all(original: Any, self: Any, state: Any) -> None:
@@ -416,25 +434,26 @@ def _load_all(original: Any, self: Any, state: Any) -> None:
     self._coord = coord
 
 
-def _one_recorder(original: Any, self: Any) -> str:
-    return "step"
+def _one_recorder(original: Any, self: Any, attempt: Any, kind: str, data: Any, _: Any) -> None:
+    original(self, attempt, kind, data, "step")
 
 
-def _number_anew(original: Any, self: Any) -> None:
-    original(self)
-    self.run = f"r{os.getpid()}"
+def _name_by_process(original: Any, self: Any, state: Any) -> None:
+    original(self, state)
+    self._run = f"r{os.getpid()}"
 
 
 BUGS: dict[str, tuple[type, str, Any]] = {
-    "delivered at the commit": (EffectsHook, "take", _release_when_taken),
+    "delivered at the commit": (EffectsHook, "_take", _release_when_taken),
     "a save releases what came after it": (EffectsHook, "release", _release_late),
     "the outbox is not saved": (EffectsHook, "state_dict", _forget_pending),
-    "undone effects stay": (EffectsHook, "load_state_dict", _drop_nothing),
-    "a failed attempt leaves its effects": (Recording, "end", _take_all),
+    "undone effects stay": (EffectsHook, "_drop_undone", _drop_nothing),
+    "a failed attempt leaves its effects": (EffectsHook, "_take_recorded", _take_all),
+    "a committed run loses its effects": (EffectsHook, "_take_recorded", _drop_all),
     "a failed delivery is not repeated": (EffectsHook, "_note_failure", _ignore_failure),
     "a recovery delivers again": (EffectsHook, "load_state_dict", _load_all),
-    "all have one numbering": (Recording, "recorder", _one_recorder),
-    "keys depend on the process": (Recording, "begin", _number_anew),
+    "all have one numbering": (EffectsHook, "record", _one_recorder),
+    "keys depend on the process": (EffectsHook, "load_state_dict", _name_by_process),
 }
 
 

@@ -40,7 +40,7 @@ class Receiver:
         self.errors = [*errors]
         self.received = asyncio.Event()
 
-    async def __call__(self, effect: ah.dispatch.Effect) -> None:
+    async def __call__(self, effect: ah.hooks.Effect) -> None:
         self.calls += 1
         error = self.errors.pop(0) if self.errors else None
         if error is not None:
@@ -76,7 +76,7 @@ async def step() -> dict[str, int]:
 async def step_without_effects() -> None: ...
 
 
-async def later_than(effect: ah.dispatch.Effect, clock: object) -> None: ...
+async def later_than(effect: ah.hooks.Effect, clock: object) -> None: ...
 
 
 def chief(path: Any, fn: Any = step) -> ah.ChiefSessionCreator:
@@ -138,10 +138,10 @@ async def test_an_effect_waits_for_the_checkpoint_that_has_it(tmp_path: Path) ->
         )
         saver.let()
         await receiver.wait_for(2)
-        assert session.status().effects == (ah.dispatch.EffectStatus("publish", 1, 1, 2, 0, None),)
+        assert session.status().effects == (ah.session.EffectStatus("publish", 1, 1, 2, 0, None),)
         saver.let(5)
     await saver.aclose()
-    assert receiver.keys == ["r/1/step/1", "r/2/step/1", "r/3/step/1"]
+    assert receiver.keys == ["r/1/publish/1", "r/2/publish/1", "r/3/publish/1"]
 
 
 async def test_at_the_commit_it_is_delivered_immediately() -> None:
@@ -152,7 +152,7 @@ async def test_at_the_commit_it_is_delivered_immediately() -> None:
     ) as session:
         await session.run(())
         await receiver.wait_for(1)
-    assert receiver.keys == ["r/1/step/1"]
+    assert receiver.keys == ["r/1/publish/1"]
 
 
 @pytest.mark.parametrize("first", ["effects", "saver"])
@@ -163,7 +163,7 @@ async def test_at_the_end_all_is_delivered_and_the_last_checkpoint_has_none(
     receiver = Receiver()
     hooks: list[Any] = [effects(publish=receiver), saving(None, every=LAST)]
     await train(chief(tmp_path), hooks if first == "effects" else hooks[::-1], 2)
-    assert receiver.keys == ["r/1/step/1", "r/2/step/1"]
+    assert receiver.keys == ["r/1/publish/1", "r/2/publish/1"]
     assert (await state_at(tmp_path))["hooks"]["EffectsHook"]["pending"] == []
 
 
@@ -188,7 +188,7 @@ async def test_what_runs_without_a_step_record_is_saved_at_the_end(tmp_path: Pat
         ) as session:
             await session.run("look")
             await session.run("look")
-    assert receiver.keys == [f"r/1/look/{number}" for number in (1, 2, 3, 4)]
+    assert receiver.keys == [f"r/0/publish/{number}" for number in (1, 2, 3, 4)]
 
 
 # -- a failed run, a recovery, a kill
@@ -211,7 +211,7 @@ async def test_a_failed_run_leaves_nothing() -> None:
             await session.run(())
         await session.run(())
         await receiver.wait_for(1)
-    assert receiver.keys == ["r/1/failing/1"]
+    assert receiver.keys == ["r/1/publish/1"]
 
 
 async def test_a_committed_run_keeps_them_if_a_hook_fails_later() -> None:
@@ -226,7 +226,7 @@ async def test_a_committed_run_keeps_them_if_a_hook_fails_later() -> None:
     await train(
         step, [Calling(fail), effects(publish=receiver, when="commit")], 1, recovery=NO_BACKOFF
     )
-    assert receiver.keys == ["r/1/step/1", "r/2/step/1"]
+    assert receiver.keys == ["r/1/publish/1", "r/2/publish/1"]
 
 
 async def test_a_run_that_is_cancelled_during_its_commit_keeps_them() -> None:
@@ -253,7 +253,7 @@ async def test_a_run_that_is_cancelled_during_its_commit_keeps_them() -> None:
             await run
         assert session.global_step.latest.step == 1
         await session.run(())
-    assert receiver.keys == ["r/1/step/1", "r/2/step/1"]
+    assert receiver.keys == ["r/1/publish/1", "r/2/publish/1"]
 
 
 def failing_at(at: int, make: Callable[[], str]) -> Any:
@@ -277,7 +277,7 @@ async def test_a_recovery_drops_the_effects_of_undone_steps(
     """
     payloads: list[tuple[str, str]] = []
 
-    async def deliver(effect: ah.dispatch.Effect) -> None:
+    async def deliver(effect: ah.hooks.Effect) -> None:
         payloads.append((effect.key, effect.payload))
 
     made: list[str] = []
@@ -295,7 +295,7 @@ async def test_a_recovery_drops_the_effects_of_undone_steps(
             await session.run(())
     kept = [1, 2, 5, 6, 7] if restore == "checkpoint" else [1, 2, 3, 5, 6]
     assert payloads == [
-        (f"r/{number}/failing/1", f"made {one}") for number, one in enumerate(kept, 1)
+        (f"r/{number}/publish/1", f"made {one}") for number, one in enumerate(kept, 1)
     ]
     dropped = [text for text in caplog.messages if "undone are dropped" in text]
     assert dropped == (
@@ -312,7 +312,7 @@ async def test_a_delivery_continues_over_a_recovery(tmp_path: Path) -> None:
     begun, gate = asyncio.Event(), asyncio.Event()
     receiver = Receiver()
 
-    async def deliver(effect: ah.dispatch.Effect) -> None:
+    async def deliver(effect: ah.hooks.Effect) -> None:
         begun.set()
         await gate.wait()
         await receiver(effect)
@@ -327,7 +327,7 @@ async def test_a_delivery_continues_over_a_recovery(tmp_path: Path) -> None:
         await session.run(())
         assert session.status().recoveries == 1
         gate.set()
-    assert receiver.keys == ["r/1/failing/1", "r/2/failing/1", "r/3/failing/1"]
+    assert receiver.keys == ["r/1/publish/1", "r/2/publish/1", "r/3/publish/1"]
     assert receiver.calls == 3
 
 
@@ -338,7 +338,7 @@ async def test_a_checkpoint_from_before_the_hook_undoes_all(tmp_path: Path) -> N
     hook.name = "another"
     hooks = [hook, saving(None, every=LAST)]
     await train(chief(tmp_path, failing_at(3, lambda: "")), hooks, 3, recovery=NO_BACKOFF)
-    assert receiver.keys == ["r/2/failing/1", "r/3/failing/1"]
+    assert receiver.keys == ["r/2/publish/1", "r/3/publish/1"]
 
 
 async def test_the_next_process_delivers_what_is_left(
@@ -357,10 +357,14 @@ async def test_the_next_process_delivers_what_is_left(
     await train(chief(tmp_path), [ah.EffectsHook({"publish": receiver}), saving(None)], 1)
     runs = {key.partition("/")[0] for key in receiver.keys}
     assert len(runs) == 1, "the random name of the run is kept, too"
-    assert [key.partition("/")[2] for key in receiver.keys] == ["1/step/1", "2/step/1", "3/step/1"]
+    assert [key.partition("/")[2] for key in receiver.keys] == [
+        "1/publish/1",
+        "2/publish/1",
+        "3/publish/1",
+    ]
 
 
-async def blocked(effect: ah.dispatch.Effect) -> None:
+async def blocked(effect: ah.hooks.Effect) -> None:
     """Never return."""
     await asyncio.Event().wait()
 
@@ -371,7 +375,7 @@ async def test_what_the_last_process_has_left_is_delivered_once(tmp_path: Path) 
     receiver = Receiver()
     for _ in range(2):
         await train(chief(tmp_path), [effects(publish=receiver), saving(None)], 0)
-    assert receiver.keys == ["r/1/step/1"]
+    assert receiver.keys == ["r/1/publish/1"]
 
 
 async def test_a_saver_of_another_directory_changes_nothing(tmp_path: Path) -> None:
@@ -416,87 +420,43 @@ async def test_kinds_without_a_handler_are_not_forgotten(tmp_path: Path) -> None
 # -- keys
 
 
-async def test_numbers_do_not_depend_on_the_order_of_concurrent_hooks() -> None:
-    """Each hook and each operation has numbers of its own, over both methods of a run."""
+@pytest.mark.parametrize("turns", [(0, 5), (5, 0)])
+async def test_a_recorder_has_numbers_of_its_own(turns: tuple[int, int]) -> None:
+    """So the order of concurrent operations and hooks changes no key."""
+    payloads: dict[str, str] = {}
+
+    async def deliver(effect: ah.hooks.Effect) -> None:
+        payloads[effect.key] = effect.payload
 
     class Waiting(ah.SessionRunHook):
-        def __init__(self, name: str, turns: list[int]) -> None:
-            self.name, self.turns = name, turns
-
-        async def before_run(self, run_context: ah.SessionRunContext) -> None:
-            await self.record(run_context)
-
-        async def after_run(self, run_context: ah.SessionRunContext, run_values: object) -> None:
-            await self.record(run_context)
-
-        async def record(self, run_context: ah.SessionRunContext) -> None:
-            await ticks(self.turns.pop())
-            await asyncio.gather(asyncio.sleep(0), self.child(run_context))
-
-        async def child(self, run_context: ah.SessionRunContext) -> None:
-            run_context.effect("publish", self.name)
-
-    async def keys(first: list[int], second: list[int]) -> dict[str, set[str]]:
-        found: dict[str, set[str]] = {}
-
-        async def deliver(effect: ah.dispatch.Effect) -> None:
-            found.setdefault(effect.payload, set()).add(effect.key)
-
-        graph = ah.Graph()
-        for name, turns in (("one", first[0]), ("two", second[0])):
-
-            @graph.operation(name=name)
-            async def operation(name: str = name, turns: int = turns) -> None:
-                await ticks(turns)
-                ah.effect("publish", name)
-
-        hooks = [
-            Waiting("a", first),
-            Waiting("b", second),
-            Calling(lambda context: context.effect("publish", "plain")),
-        ]
-        await run_session(
-            ah.AsyncMonitoredSession(graph, [*hooks, effects(publish=deliver, when="commit")]),
-            1,
-            ["one", "two"],
-        )
-        return found
-
-    expected = {
-        "a": {"r/1/a/1", "r/1/a/2"},
-        "b": {"r/1/b/1", "r/1/b/2"},
-        "plain": {"r/1/Calling/1"},
-        "one": {"r/1/one/1"},
-        "two": {"r/1/two/1"},
-    }
-    assert await keys([0, 5], [5, 0]) == expected
-    assert await keys([5, 0], [0, 5]) == expected
-
-
-async def test_several_hooks_of_a_class_are_told_apart() -> None:
-    """Those that never wait, by their number, without a name of their own."""
-    receiver = Receiver()
-    twice = [Calling(lambda context: context.effect("publish")) for _ in range(2)]
-    await train(double, [*twice, effects(publish=receiver, when="commit")], 1)
-    assert receiver.keys == ["r/1/Calling#1/1", "r/1/Calling#2/1"]
-
-
-async def test_concurrent_hooks_of_one_name_are_told_apart() -> None:
-    """By their number: else their keys would depend on which one is faster."""
-
-    class Waiting(ah.SessionRunHook):
-        name = "one"
-
-        def __init__(self, turns: int) -> None:
+        def __init__(self, name: str, turns: int) -> None:
+            self.name = name
             self.turns = turns
 
-        async def before_run(self, run_context: ah.SessionRunContext) -> None:
-            await ticks(self.turns)
-            run_context.effect("publish")
+        async def after_run(self, run_context: ah.SessionRunContext, _: object) -> None:
+            for number in range(2):
+                await ticks(self.turns)
+                run_context.effect("publish", f"{self.name} {number}", recorder=self.name)
 
-    receiver = Receiver()
-    await train(double, [Waiting(5), Waiting(0), effects(publish=receiver, when="commit")], 1)
-    assert receiver.keys == ["r/1/one#2/1", "r/1/one#1/1"]
+    graph = ah.Graph()
+    for name, count in zip(("one", "two"), turns, strict=True):
+
+        @graph.operation(name=name)
+        async def operation(name: str = name, count: int = count) -> None:
+            await ticks(count)
+            ah.effect("publish", name, recorder=name)
+
+    hooks = [Waiting("a", turns[0]), Waiting("b", turns[1])]
+    session = ah.AsyncMonitoredSession(graph, [*hooks, effects(publish=deliver, when="commit")])
+    await run_session(session, 1, ["one", "two"])
+    assert payloads == {
+        "r/0/one/1": "one",
+        "r/0/two/1": "two",
+        "r/0/a/1": "a 0",
+        "r/0/a/2": "a 1",
+        "r/0/b/1": "b 0",
+        "r/0/b/2": "b 1",
+    }
 
 
 async def double() -> int:
@@ -514,11 +474,10 @@ async def test_a_step_that_was_reset_has_other_keys() -> None:
         await session.global_step.reset(0)
         await session.run(())
         await session.run(())
-    assert receiver.keys == ["r/1/step/1", "r/2/step/1", "r+1/1/step/1", "r+1/2/step/1"]
+    assert receiver.keys == ["r/1/publish/1", "r/2/publish/1", "r+1/1/publish/1", "r+1/2/publish/1"]
 
 
-@pytest.mark.parametrize("name", ["update", "layer/update"])
-async def test_an_operation_that_is_repeated_records_once(name: str) -> None:
+async def test_an_operation_that_is_repeated_records_once() -> None:
     """A run that reads a variable anew, as another one has replaced it, makes its operations again,
     and their effects.
     """
@@ -526,7 +485,7 @@ async def test_an_operation_that_is_repeated_records_once(name: str) -> None:
     graph.variable("v", 0)
     turns = asyncio.Event()
 
-    @graph.operation(name=name, updates="v")
+    @graph.operation(updates="v")
     async def update(v: int) -> int:
         ah.effect("publish", v)
         await turns.wait()
@@ -534,25 +493,25 @@ async def test_an_operation_that_is_repeated_records_once(name: str) -> None:
 
     delivered: list[tuple[str, int]] = []
 
-    async def deliver(effect: ah.dispatch.Effect) -> None:
+    async def deliver(effect: ah.hooks.Effect) -> None:
         delivered.append((effect.key, effect.payload))
 
     variables = ah.Variables()
     async with ah.AsyncMonitoredSession(
         graph, [effects(publish=deliver, when="commit")], variables=variables
     ) as session:
-        running = await parked(session.run(name), 5)
+        running = await parked(session.run("update"), 5)
         variables.assign({"v": 10})
         turns.set()
         assert await running == 11
-    assert delivered == [(f"r/1/{name.replace('/', '|')}/1", 10)]
+    assert delivered == [("r/0/publish/1", 10)]
 
 
 # -- where effects may be recorded
 
 
 async def test_blocking_code_records_too() -> None:
-    """A hook with plain methods, and an operation in a thread: each with its own numbers."""
+    """A hook with plain methods, and an operation in a thread."""
     receiver = Receiver()
 
     class Plain:
@@ -564,8 +523,8 @@ async def test_blocking_code_records_too() -> None:
     graph.operation(name="threaded", thread=True)(lambda: ah.effect("publish"))
     hooks = [ah.hooks.BlockingHook(Plain()), effects(publish=receiver, when="commit")]
     async with ah.AsyncMonitoredSession(graph, hooks) as session:
-        assert await session.run("threaded") == "r/1/threaded/1"
-    assert receiver.keys == ["r/1/threaded/1", "r/1/BlockingHook/1", "r/1/BlockingHook/2"]
+        await session.run("threaded")
+    assert receiver.keys == ["r/0/publish/1", "r/0/publish/2", "r/0/publish/3"]
 
 
 async def test_threads_record_at_the_same_time() -> None:
@@ -616,57 +575,26 @@ async def test_a_thread_that_outlives_its_attempt_records_nothing() -> None:
 
     hooks = [Pay(), effects(publish=receiver, when="commit")]
     await train(step_without_effects, hooks, 1, recovery=NO_BACKOFF)
-    assert receiver.keys == ["r/1/Pay/1"]
-    assert "by Pay after its attempt of step 1 had ended; the next one records it again" in str(
-        refused[0]
-    )
-
-
-async def test_a_task_that_a_hook_leaves_behind_records_until_the_run_ends() -> None:
-    """A hook that does not wait has started it: it has numbers of its own."""
-    receiver, tasks = Receiver(), list[asyncio.Task[str]]()
-
-    async def later() -> str:
-        return ah.effect("publish")
-
-    class Waits(ah.SessionRunHook):
-        order = 1
-
-        async def after_run(self, *_: object) -> None:
-            await tasks[0]
-
-    hooks = [Calling(lambda context: tasks.append(asyncio.ensure_future(later()))), Waits()]
-    await train(step_without_effects, [*hooks, effects(publish=receiver, when="commit")], 1)
-    assert receiver.keys == ["r/1/step/1"]
+    assert receiver.keys == ["r/1/publish/1"]
+    assert len(refused) == 1
 
 
 async def test_where_no_effect_can_be_recorded() -> None:
-    """Each place has its error, which says what to do."""
+    """The error of each place says what to do."""
     hook = effects(publish=Receiver(), when="commit")
     late = ah.configure(Calling(lambda context: context.effect("publish")), order=100)
-    with pytest.raises(EffectError, match="outside of a run; record it in a step"):
+    with pytest.raises(EffectError, match="outside of a run with an EffectsHook; record effects"):
         ah.effect("publish")
-    with pytest.raises(
-        EffectError,
-        match=r"add EffectsHook\(\{kind: handler\}\) to its hooks, and record it in a step",
-    ):
+    with pytest.raises(EffectError, match="outside of a run with an EffectsHook"):
         await train(step, [], 1)
-    with pytest.raises(
-        EffectError, match=r"in after_run of Calling, whose order is 100, .* an order below 100"
-    ):
+    with pytest.raises(EffectError, match=r"that delivers none; add EffectsHook\(\{kind: handler"):
+        await train(step, [ah.StopAtStepHook(last_step=5)], 1)
+    with pytest.raises(EffectError, match="in after_run by a hook with an order below 99"):
         await train(double, [hook, late], 1)
-    with pytest.raises(EffectError, match="not in the background"):
-        await train(
-            double,
-            [
-                hook,
-                ah.configure(Calling(lambda context: context.effect("publish")), background=True),
-            ],
-            1,
-        )
     contexts: list[ah.SessionRunContext] = []
-    await train(double, [hook, Calling(contexts.append)], 1)
-    with pytest.raises(EffectError, match="outside of the run that this run_context is of"):
+    background = ah.configure(Calling(contexts.append), background=True)
+    await train(double, [hook, background], 1)
+    with pytest.raises(EffectError, match="after the effects of its run were taken or dropped"):
         contexts[0].effect("publish")
 
 
@@ -677,9 +605,7 @@ async def test_between_two_attempts_nothing_is_recorded() -> None:
     refused: list[str] = []
 
     def record() -> None:
-        with pytest.raises(
-            EffectError, match="after the effects of step 1 were taken or dropped"
-        ) as caught:
+        with pytest.raises(EffectError, match="outside of a run") as caught:
             ah.effect("publish")
         refused.append(str(caught.value))
 
@@ -706,7 +632,7 @@ async def test_between_two_attempts_nothing_is_recorded() -> None:
         failing_at(1, lambda: ""), [effects(publish=receiver, when="commit")]
     ) as session:
         await session.run_step_fn(two_runs)
-    assert receiver.keys == ["r/1/failing/1", "r/1/failing/1"]
+    assert receiver.keys == ["r/1/publish/1", "r/1/publish/1"]
     assert len(refused) == 3
 
 
@@ -716,7 +642,7 @@ async def test_an_inner_session_has_its_own_effects() -> None:
     async def outer() -> None:
         await train(step, [], 1)
 
-    with pytest.raises(EffectError, match="in a session that delivers none"):
+    with pytest.raises(EffectError, match="outside of a run with an EffectsHook"):
         await train(outer, [effects(publish=Receiver(), when="commit")], 1)
     receiver = Receiver()
 
@@ -727,7 +653,7 @@ async def test_an_inner_session_has_its_own_effects() -> None:
         await train(inner, [effects(publish=receiver, when="commit")], 1)
 
     await train(outer_with_effects, [effects(publish=Receiver(), when="commit")], 1)
-    assert receiver.keys == ["r/1/inner/1"], "their recorder is none of the outer run"
+    assert receiver.keys == ["r/1/publish/1"]
 
 
 @pytest.mark.parametrize(
@@ -749,7 +675,7 @@ async def test_an_inner_session_has_its_own_effects() -> None:
         ),
         ("publish", [np.zeros(2)], r"'publish'\[0\] is array\(.*, a ndarray; .* \.tolist\(\)"),
         ("publish", {1.5: 2}, "has the key 1.5, a float; give a str or an int"),
-        ("publish", "\ud800", "is no valid text"),
+        ("publish", "\ud800", "not a valid text"),
     ],
 )
 async def test_what_cannot_be_recorded_is_refused(kind: Any, payload: Any, message: str) -> None:
@@ -787,7 +713,7 @@ async def test_a_payload_is_copied(tmp_path: Path) -> None:
         ah.effect("publish", payload)
         payload["a"].append("changed")
 
-    async def deliver(effect: ah.dispatch.Effect) -> None:
+    async def deliver(effect: ah.hooks.Effect) -> None:
         got.append(effect.payload)
 
     await kill_after(chief(tmp_path, changing), [effects(publish=blocked), saving(None)], 1)
@@ -795,27 +721,11 @@ async def test_a_payload_is_copied(tmp_path: Path) -> None:
     assert got == [{"a": [1, (2.5, None, True)], 7: b"x", "text": "\u00e4"}]
 
 
-async def test_a_key_is_a_payload() -> None:
-    """Of an effect that refers to another one: it is a plain text then."""
-    got: list[Any] = []
-
-    async def refers() -> None:
-        key = ah.effect("publish", "first")
-        ah.effect("publish", {key: [key]})
-
-    async def deliver(effect: ah.dispatch.Effect) -> None:
-        got.append(effect.payload)
-
-    await train(refers, [effects(publish=deliver, when="commit")], 1)
-    assert got == ["first", {"r/1/refers/1": ["r/1/refers/1"]}]
-    assert {type(one) for key in got[1] for one in (key, *got[1][key])} == {str}
-
-
 async def test_what_a_handler_does_to_a_payload_is_its_own() -> None:
     """A repetition gets what was recorded."""
     got: list[Any] = []
 
-    async def deliver(effect: ah.dispatch.Effect) -> None:
+    async def deliver(effect: ah.hooks.Effect) -> None:
         got.append([*effect.payload])
         effect.payload.append("changed")
         if len(got) == 1:
@@ -853,7 +763,7 @@ async def test_what_cannot_handle_is_refused() -> None:
         match=r"of 'publish' cannot be called with one argument, the Effect: missing .* 'clock",
     ):
         ah.EffectsHook({"publish": later_than})  # type: ignore[dict-item] # pyright: ignore[reportArgumentType]
-    effects(publish=blocked, max_pending=1, max_attempts=1, drain_secs=0)  # the least
+    effects(publish=blocked, max_pending=1, drain_secs=0)  # the least
     two = [effects(publish=blocked, when="commit"), effects(charge=blocked, when="commit")]
     two[1].name = "second"
     with pytest.raises(
@@ -893,42 +803,22 @@ async def test_a_kind_that_fails_blocks_itself_alone(
             await asyncio.sleep(0)
         await publish.wait_for(2)
         assert session.status().effects[0] == ("publish", 0, 0, 2, 11, "ConnectionError('refused')")
-    assert publish.keys == ["r/1/both/1", "r/2/both/1"]
-    assert charge.keys == ["r/1/both/2", "r/2/both/2"]
+    assert publish.keys == ["r/1/publish/1", "r/2/publish/1"]
+    assert charge.keys == ["r/1/charge/1", "r/2/charge/1"]
     failed = [record for record in caplog.records if "failed, in attempt" in record.message]
     assert [bool(record.exc_info) for record in failed] == [True, False, False]
     pattern = re.compile(
-        r"delivery of r/(\d)/both/1 failed, in attempt (\d+) and after \d+ s; (\d) of 'publish'"
-        r" wait behind it"
+        r"delivery of r/(\d)/publish/1 failed, in attempt (\d+); (\d) of 'publish' wait behind it"
     )
     found = [match.groups() for one in failed if (match := pattern.match(one.message))]
     assert found == [("1", "1", "1"), ("2", "9", "0"), ("2", "10", "0")]
-
-
-async def test_after_max_attempts_the_error_ends_the_session(tmp_path: Path) -> None:
-    """What failed is in the checkpoint, and the next process tries it again."""
-    poisoned = Receiver(*[OSError("poison")] * 10)
-    hooks = [effects(publish=poisoned, max_attempts=3), saving(None)]
-
-    async def train_and_wait() -> None:
-        async with ah.AsyncMonitoredSession(chief(tmp_path), hooks) as session:
-            await session.run(())
-            await session.until(asyncio.Event().wait())
-
-    with pytest.raises(OSError, match="poison") as caught:
-        await train_and_wait()
-    assert "attempt 3" in "".join(caught.value.__notes__)
-    assert poisoned.calls == 3
-    receiver = Receiver()
-    await train(chief(tmp_path, double), [effects(publish=receiver), saving(None)], 0)
-    assert receiver.keys == ["r/1/step/1"]
 
 
 async def test_a_handler_that_was_cancelled_by_others_is_repeated() -> None:
     """A future that it awaits is cancelled: that is a failure like any other, and ends nothing."""
     receiver = Receiver()
 
-    async def deliver(effect: ah.dispatch.Effect) -> None:
+    async def deliver(effect: ah.hooks.Effect) -> None:
         if not receiver.calls:
             receiver.calls += 1
             future = asyncio.get_running_loop().create_future()
@@ -937,7 +827,7 @@ async def test_a_handler_that_was_cancelled_by_others_is_repeated() -> None:
         await receiver(effect)
 
     session = await train(step, [effects(publish=deliver, when="commit")], 1)
-    assert receiver.keys == ["r/1/step/1"]
+    assert receiver.keys == ["r/1/publish/1"]
     assert "HookCancelledError" in str(session.status().effects[0].last_error)
 
 
@@ -948,7 +838,7 @@ async def test_an_error_of_any_class_is_repeated() -> None:
 
     receiver = Receiver(Odd("once"), BaseExceptionGroup("once", [Odd()]))
     session = await train(step, [effects(publish=receiver, when="commit")], 1)
-    assert receiver.keys == ["r/1/step/1"]
+    assert receiver.keys == ["r/1/publish/1"]
     assert session.status().effects[0].failures == 2
 
 
@@ -958,7 +848,7 @@ async def test_runs_wait_while_too_much_is_not_delivered() -> None:
     """
     gate = asyncio.Semaphore(0)
 
-    async def deliver(effect: ah.dispatch.Effect) -> None:
+    async def deliver(effect: ah.hooks.Effect) -> None:
         await gate.acquire()
 
     hook = effects(publish=deliver, when="commit", max_pending=2, drain_secs=0)
@@ -966,7 +856,7 @@ async def test_runs_wait_while_too_much_is_not_delivered() -> None:
         await session.run(())
         running = await parked(session.run(()), 20)
         assert not running.done()
-        assert "room for effects" in str(session.status())
+        assert "EffectsHook.after_run" in str(session.status())
         gate.release()
         await running
         running = await parked(session.run(()), 20)
@@ -1002,17 +892,17 @@ async def test_a_drain_waits_for_room_and_nothing_is_lost(
         return session, asyncio.create_task(use_all(session, loader))
 
     session, running = process(publish=blocked, drain_secs=0)
-    await until_true(lambda: "room for effects" in str(session.status()))
+    await until_true(lambda: "EffectsHook.after_run" in str(session.status()))
     session.request_drain("enough", secs=20)
     await advance_clock(clock, 19, 20)
-    assert "room for effects" in str(session.status())
+    assert "EffectsHook.after_run" in str(session.status())
     clock.advance(1)
     await running
     assert session.stop_reason == "enough, and the drain took longer than 20 s"
     assert 0 < session.global_step.latest.step < 6
     session, running = process(publish=receiver)
     await running
-    assert receiver.keys == [f"r/{number}/step/1" for number in range(1, 7)]
+    assert receiver.keys == [f"r/{number}/publish/1" for number in range(1, 7)]
 
 
 async def test_why_names_the_delivery_that_is_waited_for() -> None:
@@ -1021,7 +911,7 @@ async def test_why_names_the_delivery_that_is_waited_for() -> None:
     """
     release = asyncio.Event()
 
-    async def slow(effect: ah.dispatch.Effect) -> None:
+    async def slow(effect: ah.hooks.Effect) -> None:
         await release.wait()
 
     async with ah.AsyncMonitoredSession(
@@ -1029,8 +919,8 @@ async def test_why_names_the_delivery_that_is_waited_for() -> None:
     ) as session:
         run = await parked(session.run(()), 20)
         said = (
-            r"for room for effects, .* <- the deliveries of 'publish', 1 left <- delivery of"
-            r" r/1/step/1, .*slow at \S+:\d+"
+            r"EffectsHook.after_run.* <- the deliveries of 'publish', 1 left <- delivery of"
+            r" r/1/publish/1, .*slow at \S+:\d+"
         )
         assert any(re.search(said, line) for line in session.why().lines()), str(session.why())
         session.request_stop("enough")
@@ -1071,7 +961,7 @@ async def test_after_a_failure_what_no_checkpoint_has_is_delivered() -> None:
     """Without a saver the effects of committed runs would be lost with the session."""
     receiver = Receiver()
     await kill_after(step, [effects(publish=receiver, when="commit")], 1)
-    assert receiver.keys == ["r/1/step/1"]
+    assert receiver.keys == ["r/1/publish/1"]
 
 
 async def test_a_handler_that_ignores_its_cancel_is_left_behind(
@@ -1095,7 +985,7 @@ async def test_a_handler_that_ignores_its_cancel_is_left_behind(
     await stubborn.release()
     await running
     assert caplog.messages[-2:] == [
-        "delivery of r/1/step/1 still runs 4.5 s after its cancellation; continuing without it",
+        "delivery of r/1/publish/1 still runs 4.5 s after its cancellation; continuing without it",
         "effects that were not delivered: 1 of 'publish'; they are lost, as no checkpoint has them",
     ]
 
@@ -1111,7 +1001,7 @@ async def test_a_long_delivery_is_named(
         await session.run(())
         await asyncio.sleep(0)
         clock.advance(61)
-    assert "delivering r/1/step/1, for 60 s now" in caplog.messages
+    assert "delivering r/1/publish/1, for 60 s now" in caplog.messages
 
 
 # -- explored
@@ -1123,7 +1013,7 @@ async def program(folder: Path) -> None:
     """
     receiver = folder / "receiver"
 
-    async def receive(effect: ah.dispatch.Effect) -> None:
+    async def receive(effect: ah.hooks.Effect) -> None:
         with receiver.open("a") as file:
             file.write(f"{effect.key} {effect.payload}\n")
 
@@ -1151,7 +1041,7 @@ async def program(folder: Path) -> None:
     ) as session:
         while session.global_step.latest.step < 3 and not session.should_stop():
             await session.run("train")
-    expected = {f"r/{step}/train/1 {number}" for step, number in enumerate(kept, 1)}
+    expected = {f"r/{step}/publish/1 {number}" for step, number in enumerate(kept, 1)}
     assert {*(receiver.read_text().splitlines() if receiver.exists() else ())} == expected
 
 
@@ -1169,17 +1059,13 @@ async def test_whatever_happens_kept_steps_have_their_effects() -> None:
 
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])
-async def test_the_exploration_finds_an_effect_of_an_undone_step(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """One that is delivered at the commit, though the step may be made again."""
-    take = ah.EffectsHook.take
+async def test_the_exploration_finds_a_lost_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a kill, if the checkpoint does not contain the outbox."""
+    state_dict = ah.EffectsHook.state_dict
 
-    def take_and_release(self: ah.EffectsHook, *taken: Any) -> Any:
-        full = take(self, *taken)
-        self.release(self.mark())
-        return full
+    def without_pending(self: ah.EffectsHook) -> Any:
+        return {**state_dict(self), "pending": []}
 
-    monkeypatch.setattr(ah.EffectsHook, "take", take_and_release)
+    monkeypatch.setattr(ah.EffectsHook, "state_dict", without_pending)
     with pytest.raises(ExplorationError, match="AssertionError"):
         await explore(program, seeds=200, disturb=["kill"])

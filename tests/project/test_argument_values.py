@@ -246,7 +246,6 @@ VALUES = [
         value(handlers={"publish": evaluate}, when="later"),
         value(handlers={"publish": evaluate}, run=""),
         value(handlers={"publish": evaluate}, max_pending=0),
-        value(handlers={"publish": evaluate}, max_attempts=0),
         value(handlers={"publish": evaluate}, drain_secs=-1),
         value(handlers={"publish": evaluate}, backoff=1),
     ),

@@ -117,7 +117,7 @@ SIGNATURES: dict[str, str | None] = {
     ),
     "HookGroup": (
         "(kind, hooks=(), *, results=None, name=None, grace_secs=10.0, init=None, methods=(),"
-        " exit_reverse=(), timeout=None, on_error='raise', effects=None)"
+        " exit_reverse=(), timeout=None, on_error='raise')"
     ),
     "HookGroup.call": "async (self, method, /, *args, **keywords)",
     "HookGroup.on": "(self, method, fn=None, **options)",
@@ -156,13 +156,12 @@ SIGNATURES: dict[str, str | None] = {
     "EarlyStoppingHook.report": "(self, step, value, states=None)",
     "EarlyStoppingHook.state_dict": "(self)",
     "EarlyStoppingHook.load_state_dict": "(self, state)",
-    "dispatch.Effect": "(kind, payload, key, step)",
-    "effect": "(kind, payload=None)",
-    "dispatch.EffectKey": None,
-    "dispatch.EffectStatus": None,
+    "hooks.Effect": "(kind, payload, key, step)",
+    "effect": "(kind, payload=None, *, recorder=None)",
+    "session.EffectStatus": None,
     "EffectsHook": (
         "(handlers, *, when='checkpoint', run=None, max_pending=1000, backoff=<Backoff>,"
-        " max_attempts=None, drain_secs=10.0)"
+        " drain_secs=10.0)"
     ),
     "EffectsHook.mark": "(self)",
     "EffectsHook.release": "(self, mark)",
@@ -271,9 +270,11 @@ SIGNATURES: dict[str, str | None] = {
     "SessionCreator.graph": "property",
     "SessionCreator.create_session": "async (self)",
     "SessionRunArgs": "(fetches=None, feed_dict=None, options=None)",
-    "SessionRunContext": "(original_args, session, coord=None, *, global_step=0, attempt=1)",
+    "SessionRunContext": (
+        "(original_args, session, coord=None, *, global_step=0, attempt=1, effects=None)"
+    ),
     "SessionRunContext.metrics": "property",
-    "SessionRunContext.effect": "(self, kind, payload=None)",
+    "SessionRunContext.effect": "(self, kind, payload=None, *, recorder=None)",
     "SessionRunContext.stop_requested": "property",
     "SessionRunContext.request_stop": "(self, reason=None)",
     "SessionRunHook": "()",

@@ -158,7 +158,7 @@ async def train_with_time_limits() -> None:
         await sleep(choose(0, 0.01))
         return 1
 
-    async def deliver(_: ah.dispatch.Effect) -> None:
+    async def deliver(_: ah.hooks.Effect) -> None:
         await sleep(choose(0, 0.01))
 
     async def feeds() -> AsyncIterator[dict[str, int]]:

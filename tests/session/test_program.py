@@ -223,7 +223,7 @@ def test_a_healthy_program_logs_no_warning(
         ) -> None:
             ah.effect("row", run_context.session.global_step.latest.step)
 
-    async def deliver(effect: ah.dispatch.Effect) -> None:
+    async def deliver(effect: ah.hooks.Effect) -> None:
         delivered.append(effect.payload)
 
     async def evaluate(_: ah.hooks.Evaluation) -> dict[str, float]:

@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import Any, assert_type
 
 import aiohooks as ah
-from aiohooks.dispatch import EffectKey
 
 
 class MyHook(ah.SessionRunHook):
@@ -334,23 +333,19 @@ async def check_hook_groups(hooks: list[object]) -> None:
         assert_type(group.status(), list[ah.dispatch.HookStatus])
         assert_type(ah.compose(AgentHooks, hooks, results={"decide": "first"}), AgentHooks)
         ah.point("last")  # type: ignore[arg-type]
-    outbox: list[ah.dispatch.Effect] = []
-    ah.HookGroup(AgentHooks, hooks, effects=outbox.extend)
-    ah.HookGroup(AgentHooks, hooks, effects=outbox)  # type: ignore[arg-type]
 
 
 def check_effects(run_context: ah.SessionRunContext) -> None:
-    """A handler is a coroutine function of one effect; recording returns the key and is not
-    awaited.
-    """
+    """A handler is a coroutine function of one effect."""
 
-    async def send(effect: ah.dispatch.Effect) -> int:
+    async def send(effect: ah.hooks.Effect) -> int:
         assert_type(effect.key, str)
         assert_type(effect.step, int)
         return 0
 
-    ah.EffectsHook({"publish": send}, when="commit", max_attempts=3)
+    ah.EffectsHook({"publish": send}, when="commit", max_pending=3)
     ah.EffectsHook({"publish": print})  # type: ignore[dict-item]
     ah.EffectsHook({"publish": send}, when="later")  # type: ignore[arg-type]
-    assert_type(ah.effect("publish", {"version": 1}), EffectKey)
-    assert_type(run_context.effect("publish"), EffectKey)
+    ah.effect("publish", {"version": 1}, recorder="trainer")
+    run_context.effect("publish")
+    run_context.effect("publish", None, "trainer")  # type: ignore[call-arg]
