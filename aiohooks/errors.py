@@ -206,7 +206,12 @@ class StoreDamagedError(AiohooksError):
     """
 
     def __init__(
-        self, message: str, *, path: str = "", found: str = "", expected: str = ""
+        self,
+        message: str,
+        *,
+        path: str = "",
+        found: str = "",
+        expected: str = "",
     ) -> None:
         super().__init__(message)
         self.path = path
@@ -346,7 +351,14 @@ class StepTimeoutError(AiohooksError, TimeoutError):
         waited_secs: the duration of the wait.
     """
 
-    def __init__(self, message: str, *, wanted: int, seen: int, waited_secs: float) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        wanted: int,
+        seen: int,
+        waited_secs: float,
+    ) -> None:
         super().__init__(message)
         self.wanted = wanted
         self.seen = seen
@@ -368,7 +380,13 @@ class StepResetError(AiohooksError):
         new: the position after it.
     """
 
-    def __init__(self, message: str, *, old: tuple[int, int], new: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        old: tuple[int, int],
+        new: tuple[int, int],
+    ) -> None:
         super().__init__(message)
         self.old = old
         self.new = new
@@ -388,7 +406,13 @@ class StaleTermError(AiohooksError):
         newest: the number of the current term.
     """
 
-    def __init__(self, message: str, *, term: int, newest: int) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        term: int,
+        newest: int,
+    ) -> None:
         super().__init__(message)
         self.term = term
         self.newest = newest
@@ -404,7 +428,13 @@ class TaskDiedError(AiohooksError):
         exit_code: the exit code of its process, negative for a signal; None if unknown.
     """
 
-    def __init__(self, message: str, *, task_id: int = -1, exit_code: int | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        task_id: int = -1,
+        exit_code: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.task_id = task_id
         self.exit_code = exit_code
@@ -427,7 +457,13 @@ class CorruptCheckpointError(CheckpointError):
         reason: the damage.
     """
 
-    def __init__(self, message: str, *, path: Path | None = None, reason: str = "") -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: Path | None = None,
+        reason: str = "",
+    ) -> None:
         super().__init__(message)
         self.path = path
         self.reason = reason
@@ -469,6 +505,7 @@ def is_clean_end(error: BaseException) -> bool:
     session's input.
     """
     if isinstance(error, BaseExceptionGroup):
+        # A failure beside a clean end must not be suppressed with it.
         group = cast("BaseExceptionGroup[BaseException]", error)
         return all(map(is_clean_end, group.exceptions))
     return isinstance(error, _CLEAN_ENDS)
@@ -504,6 +541,7 @@ def copy_error(error: E, message: str | None = None) -> E:
     A single object that is raised twice would collect the tracebacks of both callers.
     """
     twin = copy.copy(error)
+    # The copy shares the list of notes, to which both callers would add.
     vars(twin).pop("__notes__", None)
     if message is not None:
         twin.args = (message,)
@@ -513,6 +551,7 @@ def copy_error(error: E, message: str | None = None) -> E:
 
 def did_you_mean(name: str, known: Iterable[Any]) -> str:
     """Return the end of a message about an unknown name: the nearest name, and the known names."""
+    # Keys of a mapping may be of several types, which cannot be sorted.
     names = sorted(map(str, known))
     if not names:
         return "nothing is known by name here"
@@ -543,12 +582,14 @@ class _ShortRepr(reprlib.Repr):
 
     def __init__(self) -> None:
         super().__init__()
+        # Enough for a shape or the names of some nodes; a batch has hundreds of items.
         self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = 8
         self.maxlevel = 3
         self.maxstring = 150
         self.maxlong = 100
 
     def repr_instance(self, x: object, level: int) -> str:
+        # The default cuts the middle out, where a hook or a store has its name.
         return repr(x)
 
 
@@ -588,10 +629,13 @@ def printable(text: str, max_length: int = 200) -> str:
 
     Control characters, which a terminal would obey, are escaped.
     """
-    line = "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
-        for char in text[: max_length + 1]
-    )
+    line = ""
+    # Escaped characters are longer, so no more of the text can be needed.
+    for char in text[: max_length + 1]:
+        if char.isprintable():
+            line += char
+        else:
+            line += char.encode("unicode_escape").decode("ascii")
     if len(line) <= max_length:
         return line
     return f"{line[: max_length - 3]}..."
@@ -683,6 +727,7 @@ def flattened(errors: Iterable[BaseException]) -> list[BaseException]:
     The notes of a group are added to its members.
     """
     flat: list[BaseException] = []
+    # Recursive, as groups are: a group within a group has notes as well.
     for error in errors:
         if not isinstance(error, BaseExceptionGroup):
             flat.append(error)

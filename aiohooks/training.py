@@ -88,22 +88,46 @@ def monitored_training_session(  # noqa: PLR0913 - options of users, by keyword
         InvalidArgumentError: an argument is invalid, summaries have no directory, or a worker has
             no connection to its chief.
     """
-    check_instance(save_checkpoint, Every, "save_checkpoint", optional=True)
-    check_instance(save_summaries, Every, "save_summaries", optional=True)
-    check_instance(log_step_count, Every, "log_step_count", optional=True)
+    check_instance(
+        save_checkpoint,
+        Every,
+        "save_checkpoint",
+        optional=True,
+    )
+    check_instance(
+        save_summaries,
+        Every,
+        "save_summaries",
+        optional=True,
+    )
+    check_instance(
+        log_step_count,
+        Every,
+        "log_step_count",
+        optional=True,
+    )
     graph = graph_of(source)
+    # What the session does not take is for its creator.
     options: dict[str, Any] = {**session}
     max_wait_secs = options.pop("max_wait_secs", _MAX_WAIT_SECS)
     creator_options = {name: options.pop(name) for name in _CREATOR_OPTIONS if name in options}
     creator: SessionCreator
     if not is_chief:
+        # The usual hooks write files that all processes of the training would share.
         creator = WorkerSessionCreator(
-            graph, scaffold=scaffold, max_wait_secs=max_wait_secs, **creator_options
+            graph,
+            scaffold=scaffold,
+            max_wait_secs=max_wait_secs,
+            **creator_options,
         )
         return AsyncMonitoredSession(creator, hooks, **options)
     creator = ChiefSessionCreator(
-        graph, scaffold=scaffold, checkpoint_dir=checkpoint_dir, **creator_options
+        graph,
+        scaffold=scaffold,
+        checkpoint_dir=checkpoint_dir,
+        **creator_options,
     )
+    # In the order of TensorFlow's function of this name.
     usual: list[SessionRunHook] = []
     if log_step_count is not None:
         usual.append(StepCounterHook(log_step_count))

@@ -95,8 +95,14 @@ class OpenTelemetryHook(SessionRunHook):
         if self._publishers is not None:
             traces = self._publishers.traces(without=publisher)
             links = [_link(traceparent, name) for traceparent, name in traces.items()]
-        span = _RunSpan(self._instruments, self._session, run_context, links)
+        span = _RunSpan(
+            self._instruments,
+            self._session,
+            run_context,
+            links,
+        )
         scope.observers += (span,)
+        # Others could not follow a link to a span that is not sampled.
         if publisher is not None and (traceparent := span.traceparent):
             publisher.set_trace(traceparent)
         return None
@@ -154,7 +160,11 @@ class _RunSpan:
         return span
 
     def wait_ended(
-        self, span: trace.Span, what: str, secs: float, error: BaseException | None
+        self,
+        span: trace.Span,
+        what: str,
+        secs: float,
+        error: BaseException | None,
     ) -> None:
         # A wait that is still running when the run ends has no span any more.
         if span not in self._waiting:
@@ -194,7 +204,12 @@ class _Wait:
 
     def ended(self, error: BaseException | None) -> None:
         if self._span is not None:
-            self._run.wait_ended(self._span, self._what, time.perf_counter() - self._began, error)
+            self._run.wait_ended(
+                self._span,
+                self._what,
+                time.perf_counter() - self._began,
+                error,
+            )
 
 
 # Cached, because each run links to the same spans until their publishers announce others.

@@ -77,8 +77,18 @@ class PrometheusHook(SessionRunHook):
             gates: the hooks whose lag behind the versions is shown.
         """
         check_instance(registry, CollectorRegistry, "registry")
-        check_instance(timing, HookTimingHook, "timing", optional=True)
-        check_instance(saver, CheckpointSaverHook, "saver", optional=True)
+        check_instance(
+            timing,
+            HookTimingHook,
+            "timing",
+            optional=True,
+        )
+        check_instance(
+            saver,
+            CheckpointSaverHook,
+            "saver",
+            optional=True,
+        )
         self._registry = registry
         self._timing = timing
         self._saver = saver
@@ -139,12 +149,14 @@ class PrometheusHook(SessionRunHook):
 
     async def close(self, exc: BaseException | None) -> None:
         """Show the session no longer."""
+        # Nothing is shown if the session failed before its creation.
         if self._sessions is not None:
             del self._sessions.by_name[self._name]
             self._sessions = None
 
     def _samples(self) -> list[_Sample]:
         """Return the current values, in any thread; none if the event loop does not answer."""
+        # An endpoint in the session's own loop must not wait for itself.
         if threading.get_ident() == self._thread:
             return list(self._read_samples())
         answer: Future[list[_Sample]] = Future()
@@ -162,6 +174,7 @@ class PrometheusHook(SessionRunHook):
         except TimeoutError:
             return []
         except RuntimeError:
+            # The session was left open when its loop ended.
             if not self._loop.is_closed():
                 raise
             return []

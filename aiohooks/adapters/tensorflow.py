@@ -123,7 +123,12 @@ class _Element(Node):
 
     __slots__ = ("element",)
 
-    def __init__(self, graph: Graph, name: str, element: Any) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        name: str,
+        element: Any,
+    ) -> None:
         super().__init__(graph, name)
         self.element = element
 
@@ -375,7 +380,11 @@ class TensorFlowSession(Session):
             arguments["run_metadata"] = metadata[0]
         known = self._steps.latest.step
         values, step = await to_thread(
-            self._run_in_thread, leaves.nodes, feeds, arguments, grace_secs=self.grace_secs
+            self._run_in_thread,
+            leaves.nodes,
+            feeds,
+            arguments,
+            grace_secs=self.grace_secs,
         )
         await self._steps.take(step, known)
         self.committed_step = step
@@ -385,7 +394,10 @@ class TensorFlowSession(Session):
 
     @_errors_of_both()
     def _run_in_thread(
-        self, nodes: Iterable[Any], feeds: Mapping[Any, Any], arguments: dict[str, Any]
+        self,
+        nodes: Iterable[Any],
+        feeds: Mapping[Any, Any],
+        arguments: dict[str, Any],
     ) -> tuple[Any, int]:
         fed = {node.feed_key: value for node, value in feeds.items()}
         values = self.tf_session.run([node.element for node in nodes], fed, **arguments)
@@ -441,7 +453,13 @@ class TensorFlowSessionCreator:
         """Create a session that TensorFlow restores or initializes, and start its queue runners."""
         tf_coord = _Coordinator()
         tf_session, read_step, step = await to_thread(self._create, tf_coord)
-        session = TensorFlowSession(self.graph, self._steps, tf_session, tf_coord, read_step)
+        session = TensorFlowSession(
+            self.graph,
+            self._steps,
+            tf_session,
+            tf_coord,
+            read_step,
+        )
         await self._steps.take(step, self._steps.latest.step)
         session.committed_step = step
         self._steps.follow(read_step, session.grace_secs)
@@ -492,7 +510,10 @@ class TensorFlowHooks(BlockingHook):
         if isinstance(session, TensorFlowSession):
             coord.start_soon(session.tf_coord.watch, coord, name="TensorFlow's coordinator")
         await self._call(
-            "after_create_session", self._calls_in_order.session_created, session, coord
+            "after_create_session",
+            self._calls_in_order.session_created,
+            session,
+            coord,
         )
 
     def __repr__(self) -> str:
@@ -518,7 +539,12 @@ class _CallsInOrder:
 
     def session_created(self, session: Any, coord: Any) -> None:
         for hook in self.hooks:
-            self._call(hook, "after_create_session", session.tf_session, session.tf_coord)
+            self._call(
+                hook,
+                "after_create_session",
+                session.tf_session,
+                session.tf_coord,
+            )
 
     def before_run(self, run_context: Any) -> SessionRunArgs:
         original = run_context.original_args
@@ -555,7 +581,12 @@ class _CallsInOrder:
         results = run_values.results or {}
         for number, hook in enumerate(self.hooks):
             values = tf.train.SessionRunValues(results.get(number), **ran_with)
-            self._call_in_run(run_context, hook, "after_run", values)
+            self._call_in_run(
+                run_context,
+                hook,
+                "after_run",
+                values,
+            )
 
     def end(self, session: Any) -> None:
         failures: list[Exception] = []
@@ -570,14 +601,28 @@ class _CallsInOrder:
             raise failures[0]
 
     def _call_in_run(
-        self, run_context: SessionRunContext, hook: Any, method: str, *args: Any
+        self,
+        run_context: SessionRunContext,
+        hook: Any,
+        method: str,
+        *args: Any,
     ) -> Any:
-        result = self._call(hook, method, self._context, *args)
+        result = self._call(
+            hook,
+            method,
+            self._context,
+            *args,
+        )
         if self._context.stop_requested:
             run_context.request_stop(f"{type(hook).__name__} has requested it")
         return result
 
-    def _call(self, hook: Any, method: str, *args: Any) -> Any:
+    def _call(
+        self,
+        hook: Any,
+        method: str,
+        *args: Any,
+    ) -> Any:
         try:
             with self._graph.tf_graph.as_default(), _errors_of_both():
                 return getattr(hook, method)(*args)

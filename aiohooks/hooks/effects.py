@@ -20,10 +20,10 @@ from contextvars import Context, copy_context
 from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, new_task, wait_done
-from aiohooks._aio.clock import Waiters, current_clock, sleep
+from aiohooks._aio.clock import Waiters, sleep
 from aiohooks._aio.contexts import leave_run
 from aiohooks._aio.overlap import Wait, limited
-from aiohooks._aio.waits import Backoff, WaitLog
+from aiohooks._aio.waits import Backoff
 from aiohooks._diagnostics import Awaited, Waiting
 from aiohooks._validate import (
     call_error,
@@ -181,7 +181,6 @@ class EffectsHook(ResettingHook, Waiting):
         self._grace_secs = DEFAULT_GRACE_SECS
         self._context = Context()
         self._progress = Waiters()
-        self._log = WaitLog(logger, current_clock(), self._describe_deliveries)
 
     # -- the life of a session
 
@@ -272,7 +271,11 @@ class EffectsHook(ResettingHook, Waiting):
     # -- the outbox
 
     def record(
-        self, attempt: SessionRunContext, kind: str, payload: Any, recorder: str | None
+        self,
+        attempt: SessionRunContext,
+        kind: str,
+        payload: Any,
+        recorder: str | None,
     ) -> None:
         """Record an effect of an attempt; threads may call this. See `aiohooks.effect`."""
         if not isinstance(kind, str) or kind not in self._kinds:  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -288,6 +291,7 @@ class EffectsHook(ResettingHook, Waiting):
                     " dropped; record it before the run ends, and in after_run by a hook with an"
                     f" order below {self.order}"
                 )
+            # The attempt before ended without `after_run`: it failed, perhaps after its commit.
             if self._attempt is not attempt:
                 self._take_recorded()
                 self._attempt = attempt
@@ -346,6 +350,7 @@ class EffectsHook(ResettingHook, Waiting):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the effects that are not delivered, and what the next keys depend on."""
+        # The effects of a committed run belong to the state even if a hook failed afterwards.
         if self._attempt is not None and self._attempt.committed:
             self._take()
         return {
@@ -437,7 +442,7 @@ class EffectsHook(ResettingHook, Waiting):
             while kind.ready:
                 effect = kind.ready[0]
                 try:
-                    await self._call_handler(kind, effect)
+                    await self._call_handler(kind.handler, effect)
                 except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
                     raise
                 except BaseException as error:
@@ -449,16 +454,12 @@ class EffectsHook(ResettingHook, Waiting):
             kind.task = None
             self._progress.wake()
 
-    async def _call_handler(self, kind: _Kind, effect: Effect) -> None:
+    async def _call_handler(self, handler: Handler, effect: Effect) -> None:
         # A copy: a handler that changes its payload changes neither a repetition nor a checkpoint.
         copied = dataclasses.replace(effect, payload=_copy_of_payload(effect.payload, "payload"))
         # `close` has the whole grace period.
         wait = Wait[object](f"delivery of {effect.key}", self._grace_secs / 2)
-        self._log.begin(kind)
-        try:
-            await wait.result_of(kind.handler(copied))
-        finally:
-            self._log.end(kind)
+        await wait.result_of(handler(copied))
 
     def _note_delivery(self, kind: _Kind, effect: Effect) -> None:
         kind.attempts = 0
@@ -469,7 +470,13 @@ class EffectsHook(ResettingHook, Waiting):
             kind.ready.popleft()
         self._progress.wake()
 
-    def _note_failure(self, name: str, kind: _Kind, effect: Effect, error: BaseException) -> None:
+    def _note_failure(
+        self,
+        name: str,
+        kind: _Kind,
+        effect: Effect,
+        error: BaseException,
+    ) -> None:
         kind.attempts += 1
         kind.failures += 1
         kind.last_error = printable(safe_repr(error))
@@ -515,10 +522,6 @@ class EffectsHook(ResettingHook, Waiting):
         if not calls or method != "_wait_until":
             return None
         return Awaited("calls", "", by=lambda: calls, needs="any")
-
-    def _describe_deliveries(self) -> str:
-        active = [kind.ready[0].key for kind in self._kinds.values() if kind.task and kind.ready]
-        return f"delivering {', '.join(active)}" if active else ""
 
     def __repr__(self) -> str:
         when = "commit" if self._at_commit else "checkpoint"

@@ -239,12 +239,14 @@ class AdmissionLedger:
         self.position = self.versions.latest
         if self.position == old:
             return
+        # Items used for the version before do not count for the next one.
         self._used_ahead = 0
         if self.position.epoch == old.epoch:
             used_up = (self.position.step - old.step) * self.per_version
             self.shipped_ahead = max(0, self.shipped_ahead - used_up)
         else:
             self.shipped_ahead = 0
+            # A copy: settling removes the ticket.
             for number in tuple(self.open):
                 self.settle_ticket(number, "invalidated")
         self._on_room()

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import re
 import sys
 import threading
@@ -988,20 +987,6 @@ async def test_a_handler_that_ignores_its_cancel_is_left_behind(
         "delivery of r/1/publish/1 still runs 4.5 s after its cancellation; continuing without it",
         "effects that were not delivered: 1 of 'publish'; they are lost, as no checkpoint has them",
     ]
-
-
-async def test_a_long_delivery_is_named(
-    clock: ManualClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Once a minute, by its key."""
-    caplog.set_level(logging.INFO, "aiohooks.hooks")
-    async with ah.AsyncMonitoredSession(
-        step, [effects(publish=blocked, when="commit", drain_secs=0)]
-    ) as session:
-        await session.run(())
-        await asyncio.sleep(0)
-        clock.advance(61)
-    assert "delivering r/1/publish/1, for 60 s now" in caplog.messages
 
 
 # -- explored
