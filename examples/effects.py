@@ -1,18 +1,17 @@
-"""Effects of a training that may be killed and started again: the receiver has one of each step
-that is kept.
+"""Effects of a training that you kill and restart: the receiver gets those of each kept step.
 
 Usage: python examples/effects.py RECEIVER FOLDER [URL] [--steps 20] [--pause 0.05]
 
-RECEIVER is one of these; webhook needs httpx, redis the extra of that name. Kill the program at any
-moment, start it again, and look what the receiver has:
-    database   a row for each step, in an SQLite file in FOLDER: exactly once, as the key of the
-               effect is the table's
-    webhook    a POST to URL for each step, with the header Idempotency-Key: at least once, with the
-               same key
-    weights    steps published in the step store of URL, such as local:///tmp/versions, only when
-               their checkpoint is durable
-    redis      entries of the stream "batches" at URL, each acknowledged when the step that used it
-               is in a checkpoint
+RECEIVER is one of the following; webhook needs httpx, and redis needs the extra of that name. Kill
+the program at any time, start it again, and compare the result:
+    database   one row for each step, in an SQLite file in FOLDER: exactly once, because the key of
+               the effect is the primary key of the table
+    webhook    a POST to URL for each step, with the header Idempotency-Key: at least once, under
+               the same key
+    weights    steps published in the step store at URL, such as local:///tmp/versions, after their
+               checkpoint is durable
+    redis      entries of the stream "batches" at URL, each acknowledged when a checkpoint contains
+               the step that used it
 """
 
 import argparse
@@ -30,16 +29,15 @@ Receiver = AsyncIterator[tuple[Handler, "Batches"]]
 
 
 class Batches:
-    """Batches by number. They are tracked: a step that is made again gets the same batch."""
+    """Batches by number. Their position is tracked: a repeated step gets the same batch."""
 
     def __init__(self) -> None:
         self.position = 0
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         async for number, batch in self.read():
-            if (
-                number > self.position
-            ):  # else a step that is kept has used it, and its acknowledgement is on its way
+            # A step that is kept has used the others; their acknowledgement is pending.
+            if number > self.position:
                 self.position = number
                 yield batch
 
@@ -58,7 +56,7 @@ class Batches:
 
 @contextlib.asynccontextmanager
 async def database(folder: Path, url: str) -> Receiver:
-    """Insert a row with the key, unless it is there: in one transaction."""
+    """Insert a row with the key in one transaction, unless the table has it already."""
 
     def insert(effect: ah.hooks.Effect) -> None:
         with contextlib.closing(sqlite3.connect(folder / "steps.db")) as connection, connection:
@@ -79,7 +77,7 @@ async def database(folder: Path, url: str) -> Receiver:
 
 @contextlib.asynccontextmanager
 async def webhook(folder: Path, url: str) -> Receiver:
-    """Post the step; the service recognises a repetition by the key."""
+    """Post the step; the service recognizes a repetition by the key."""
     import httpx
 
     async with httpx.AsyncClient() as client:
@@ -88,35 +86,36 @@ async def webhook(folder: Path, url: str) -> Receiver:
             response = await client.post(
                 url, json={"step": effect.step}, headers={"Idempotency-Key": effect.key}
             )
-            response.raise_for_status()  # an error: it is posted again
+            response.raise_for_status()  # after an error, the step is posted again
 
         yield post, Batches()
 
 
 @contextlib.asynccontextmanager
 async def weights(folder: Path, url: str) -> Receiver:
-    """Publish the version: workers behind a `VersionGate` load its checkpoint, which is there, and
+    """Publish the version. Workers behind a `VersionGate` can load its checkpoint, which exists and
     is never undone.
     """
     async with ah.open_step_store(url, run="versions") as versions:
 
         async def publish(effect: ah.hooks.Effect) -> None:
-            await versions.raise_to(effect.step)  # which it may be already
+            await versions.raise_to(effect.step)  # no change in a repetition
 
         yield publish, Batches()
 
 
 @contextlib.asynccontextmanager
 async def redis(folder: Path, url: str) -> Receiver:
-    """Read a stream as a consumer group, and acknowledge what is in a checkpoint; a new process
-    gets the rest again.
+    """Read a stream as a consumer group, and acknowledge the entries of steps in a checkpoint.
+
+    A new process gets the other entries again.
     """
     from redis.asyncio import Redis
     from redis.exceptions import ResponseError
 
     class Entries(Batches):
         async def read(self) -> AsyncIterator[tuple[int, Any]]:
-            start = "0"  # first what this group has got before, and not acknowledged
+            start = "0"  # first the entries that this consumer got and did not acknowledge
             while True:
                 answer = await client.xreadgroup(
                     "trainers", "chief", {"batches": start}, count=10, block=1000
@@ -132,7 +131,7 @@ async def redis(folder: Path, url: str) -> Receiver:
         try:
             await client.xgroup_create("batches", "trainers", id="0", mkstream=True)
         except ResponseError as error:
-            if "BUSYGROUP" not in str(error):  # otherwise the group is there
+            if "BUSYGROUP" not in str(error):  # otherwise the group exists
                 raise
 
         async def acknowledge(effect: ah.hooks.Effect) -> None:
@@ -145,7 +144,7 @@ RECEIVERS = {"database": database, "webhook": webhook, "weights": weights, "redi
 
 
 async def main(receiver: str, folder: Path, url: str, steps: int, pause: float) -> None:
-    """Train until the last step; the effects of each are delivered when a checkpoint has them."""
+    """Train until the last step; effects are delivered when a checkpoint contains their step."""
 
     async def train(batch: Any) -> None:
         await asyncio.sleep(pause)
@@ -172,8 +171,8 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("receiver", choices=RECEIVERS)
-    parser.add_argument("folder", type=Path, help="checkpoints, and the file of the database")
-    parser.add_argument("url", nargs="?", default="", help="of all receivers but the database")
+    parser.add_argument("folder", type=Path, help="for checkpoints and the database file")
+    parser.add_argument("url", nargs="?", default="", help="for all receivers except database")
     parser.add_argument("--steps", type=int, default=20, help="the last step (20)")
     parser.add_argument("--pause", type=float, default=0.05, help="seconds of each step (0.05)")
     options = parser.parse_args()

@@ -68,7 +68,7 @@ async def test_a_database_has_each_step_once(tmp_path: Path) -> None:
     await train("database", tmp_path)
     with contextlib.closing(sqlite3.connect(tmp_path / "steps.db")) as connection:
         rows = connection.execute("SELECT key, step, batch FROM steps ORDER BY step").fetchall()
-    assert rows == [(f"example/{step}/train/1", step, step) for step in range(1, STEPS + 1)]
+    assert rows == [(f"example/{step}/step/1", step, step) for step in range(1, STEPS + 1)]
 
 
 @contextlib.asynccontextmanager
@@ -106,7 +106,7 @@ async def test_a_webhook_gets_each_step_under_one_key(tmp_path: Path) -> None:
     keys = Counter[str]()
     async with service(keys) as url:
         await train("webhook", tmp_path, url)
-    assert {*keys} == {f"example/{step}/train/1" for step in range(1, STEPS + 1)}
+    assert {*keys} == {f"example/{step}/step/1" for step in range(1, STEPS + 1)}
 
 
 @pytest.mark.slow
