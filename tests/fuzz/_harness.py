@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import logging
 import os
@@ -13,6 +14,17 @@ from typing import Any
 from unittest import mock
 
 Method = Callable[..., Any]
+
+
+def command(module: str, doc: str | None) -> argparse.ArgumentParser:
+    """Make the parser of a program, which is called by its docstring and takes a seed."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m tests.fuzz.{module}",
+        description=doc,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--seed", type=int, default=0, help="the first one (default %(default)s)")
+    return parser
 
 
 @contextlib.contextmanager

@@ -13,7 +13,6 @@ step has a name of its own, and the variables have the names of those that count
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import dataclasses
@@ -34,7 +33,7 @@ import aiohooks as ah
 from aiohooks._aio.clock import sleep
 from aiohooks.checkpoint import KeepNewest
 from aiohooks.hooks.effects import EffectsHook
-from tests.fuzz._harness import log_disabled, replaced, scratch
+from tests.fuzz._harness import command, log_disabled, replaced, scratch
 
 KINDS = ("publish", "charge", "notify")
 MOST_KILLS = 6
@@ -480,15 +479,10 @@ def finds(name: str, most: int = 60) -> int | None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.fuzz.effects",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command("effects", __doc__)
     parser.add_argument(
         "--count", type=int, default=2000, help="how many trainings (default %(default)s)"
     )
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--injected-bugs", action="store_true", help="show that each injected bug is found"
     )

@@ -11,7 +11,6 @@ session is not disturbed and valid requests in between are answered.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import collections
 import contextlib
@@ -35,6 +34,7 @@ from starlette.routing import Mount
 
 import aiohooks as ah
 from aiohooks.adapters.asgi import SessionService
+from tests.fuzz._harness import command
 from tests.support.source import ROOT
 from tests.support.waiting import HANG_SECS
 
@@ -631,18 +631,13 @@ def attack(count: int, seed: int) -> Attack:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.fuzz.hostile_http",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command("hostile_http", __doc__)
     parser.add_argument(
         "--requests",
         type=int,
         default=5000,
         help="the number of hostile requests (default %(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     found = attack(options.requests, options.seed)
     print(found)

@@ -20,7 +20,6 @@ a save as a rule.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import fcntl
@@ -40,6 +39,7 @@ from typing import Any, Literal, NamedTuple
 
 from aiohooks.checkpoint import Restored, Saver
 from aiohooks.stores.local import _notify
+from tests.fuzz._harness import command
 from tests.fuzz._training_process import RECORD, start
 from tests.support.record_files import without_time
 from tests.support.waiting import HANG_SECS
@@ -358,13 +358,8 @@ def torch_differences(alone: Path, killed: Path, found: Sequence[Restored]) -> I
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.fuzz.kill_training",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command("kill_training", __doc__)
     parser.add_argument("--kills", type=int, default=30, help="in each mode (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--mode", nargs="+", choices=MODES, default=MODES, help="what is trained (default: all)"
     )

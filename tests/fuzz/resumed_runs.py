@@ -12,7 +12,6 @@ log lines, rates and the checkpoints that are kept must be equal.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import dataclasses
 import random
@@ -25,7 +24,7 @@ from typing import Any
 import aiohooks as ah
 from aiohooks.checkpoint import KeepBest, KeepEvery, KeepNewest, KeepPolicy
 from aiohooks.testing import ManualClock
-from tests.fuzz._harness import log_disabled, scratch
+from tests.fuzz._harness import command, log_disabled, scratch
 from tests.support.record_files import without_time
 
 CUTS = ("stop", "kill", "failing step", "failing hook")
@@ -376,15 +375,10 @@ def run_programs(count: int, seed: int, report: Callable[[str], None]) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.fuzz.resumed_runs",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command("resumed_runs", __doc__)
     parser.add_argument(
         "--count", type=int, default=1000, help="how many programs (default %(default)s)"
     )
-    parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     if options.count < 1:
         parser.error("--count is at least 1")

@@ -19,6 +19,7 @@ from aiohooks._aio.thread_queue import ThreadQueue
 from aiohooks.hooks.summaries import SummarySaverHook, SummaryWriter
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import invalid
+from tests.support.event_files import events, restarts, scalars
 from tests.support.sessions import (
     counting,
     counting_graph,
@@ -28,37 +29,6 @@ from tests.support.sessions import (
     train,
 )
 from tests.support.waiting import parked
-
-
-def events(folder: Path) -> list[Any]:
-    """Return all events of a directory's files, as TensorBoard's loader gives them."""
-    from tensorboard.backend.event_processing.event_file_loader import (  # type: ignore[import-untyped]
-        EventFileLoader,
-    )
-
-    return [
-        event for path in sorted(folder.iterdir()) for event in EventFileLoader(str(path)).Load()
-    ]
-
-
-def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
-    """Return what TensorBoard shows for a tag: steps and values, without those that a restart made
-    void.
-    """
-    from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
-        EventAccumulator,
-    )
-
-    accumulator = EventAccumulator(str(folder))
-    accumulator.Reload()
-    if tag in accumulator.Tags()["scalars"]:
-        return [(event.step, event.value) for event in accumulator.Scalars(tag)]
-    return [(event.step, event.tensor_proto.float_val[0]) for event in accumulator.Tensors(tag)]
-
-
-def restarts(folder: Path) -> list[int]:
-    """Return the steps at which sessions started."""
-    return [event.step for event in events(folder) if event.HasField("session_log")]
 
 
 def graph_with_look() -> ah.Graph:

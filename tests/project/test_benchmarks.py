@@ -188,22 +188,22 @@ def test_every_row_is_explained() -> None:
     assert [mark for section in sections for mark in marks(section) if mark not in text] == []
 
 
-async def test_the_table_of_dispatchers_says_what_a_group_promises() -> None:
+@pytest.mark.parametrize(
+    ("name", "promises"),
+    [
+        (dispatchers.OURS, ["kept", "cancelled and awaited", "per hook: HookTimeoutError"]),
+        (dispatchers.BASELINE, ["kept", "never started", "no"]),
+    ],
+)
+async def test_the_table_of_dispatchers_says_what_they_promise(
+    name: str, promises: list[str]
+) -> None:
     """A group keeps the context and the error, cancels the sibling and waits for it, and has time
-    limits by hook.
+    limits by hook; in turn by hand, what comes after a failure is never started, without a limit.
     """
-    (ours,) = [one for one in dispatchers.DISPATCHERS if one.name == dispatchers.OURS]
-    _, *cells = await dispatchers.behaviour(ours)
-    assert cells == ["yes", "kept", "cancelled and awaited", "per hook: HookTimeoutError"]
-
-
-async def test_the_table_of_dispatchers_says_what_awaiting_in_turn_promises() -> None:
-    """Without a dispatcher, what comes after a failure is never started, and nothing has a time
-    limit.
-    """
-    (by_hand,) = [one for one in dispatchers.DISPATCHERS if one.name == dispatchers.BASELINE]
-    _, *cells = await dispatchers.behaviour(by_hand)
-    assert cells == ["yes", "kept", "never started", "no"]
+    (dispatcher,) = [each for each in dispatchers.DISPATCHERS if each.name == name]
+    _, *cells = await dispatchers.behaviour(dispatcher)
+    assert cells == ["yes", *promises]
 
 
 def test_the_table_of_dispatchers_is_put_into_a_page(tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ from aiohooks.stores.redis._script import (
 from tests.support.redis_servers import KINDS
 from tests.support.store_servers import running
 
+FIRST = Write("advance", 5, Position(1, 0), 0, "w", 1)
+
 
 class Scripted:
     """A run in a server, with requests sent as the store sends them."""
@@ -64,14 +66,17 @@ class Scripted:
             self.call("swap", found.run_id, *swap_arguments(found, run_id, state, 0, recovered))
         )
 
+    def write(self, write: Write, run_id: str = "id", keep_ms: str = "") -> Answer | None:
+        """Return the answer to a write, or None where the run is not of this identity."""
+        parsed = parse_answer(self.call("write", run_id, *write_arguments(write), keep_ms=keep_ms))
+        return None if parsed is None else parsed[0]
+
     def apply(self, request: Request, keep_ms: str = "") -> Answer:
         """Return the answer to a request."""
         if isinstance(request, Write):
-            parsed = parse_answer(
-                self.call("write", "id", *write_arguments(request), keep_ms=keep_ms)
-            )
-            assert parsed is not None
-            return parsed[0]
+            answer = self.write(request, keep_ms=keep_ms)
+            assert answer is not None
+            return answer
         found = self.read()
         state = found.state.copy()
         answer = state.apply(request)
@@ -99,7 +104,7 @@ def test_a_state_is_replaced_if_no_process_was_faster(client: redis.Redis) -> No
     first, second = found.state.copy(), found.state.copy()
     first.apply(Join(Member("p/1", "one", 10.0)))
     second.apply(Join(Member("q/1", "two", 10.0)))
-    scripted.apply(Write("advance", 5, Position(1, 0), 0, "w", 1))
+    scripted.apply(FIRST)
     assert scripted.swap(found, first)
     assert not scripted.swap(found, second)
     state = scripted.read().state
@@ -127,49 +132,50 @@ def test_a_failure_has_the_position_of_the_server(client: redis.Redis) -> None:
     found = scripted.read()
     failed = found.state.copy()
     failed.apply(Fail("no more data"))
-    scripted.apply(Write("advance", 5, Position(1, 0), 0, "w", 1))
+    scripted.apply(FIRST)
     assert scripted.swap(found, failed)
     assert scripted.read().state.failure == Failure("no more data", Position(1, 5))
 
 
-@pytest.mark.parametrize("lost", range(4))
+def lost_and_made_anew(scripted: Scripted, lost: int, before: FoundRun, process: str) -> None:
+    """Delete a key, and let a process make the run anew from what it has read before."""
+    scripted.client.delete(scripted.keys.all[lost])
+    found = scripted.read()
+    assert found.run_id == ""
+    assert scripted.write(FIRST._replace(seq=2)) is None
+    assert not scripted.swap(before, before.state)
+    state = found.state.copy()
+    state.recover(process, before.state.snapshot(), before.state.answers)
+    assert scripted.swap(found, state, "another", before.recent)
+
+
+@pytest.mark.parametrize("lost", [0, 2, 3])
 def test_a_run_that_has_lost_a_key_is_lost(client: redis.Redis, lost: int) -> None:
     """If a key was evicted, no write and no change is accepted until the run was made anew; what is
     left of it is kept.
-
-    The stream of the changes alone is not missed: its entries are numbered by the state.
     """
     scripted = Scripted(client)
-    scripted.apply(Write("advance", 5, Position(1, 0), 0, "w", 1))
+    scripted.apply(FIRST)
     scripted.apply(Join(Member("p/1", "one", 10.0)))
-    before = scripted.read()
-    client.delete(scripted.keys.all[lost])
-    found = scripted.read()
-    write = write_arguments(Write("advance", 1, Position(1, 5), 0, "w", 2))
-    if lost == 1:
-        assert found.run_id == "id"
-        return
-    assert found.run_id == ""
-    assert parse_answer(scripted.call("write", "id", *write)) is None
-    assert not scripted.swap(before, before.state)
-    state = found.state.copy()
-    state.recover("p", before.state.snapshot(), before.state.answers)
-    assert scripted.swap(found, state, "another", before.recent)
+    lost_and_made_anew(scripted, lost, scripted.read(), "p")
     again = scripted.read()
     assert (again.run_id, again.state.position, list(again.state.members)) == (
         "another",
         Position(1, 5),
         ["p/1"],
     )
-    assert parse_answer(scripted.call("write", "id", *write)) is None
-    repeated = parse_answer(
-        scripted.call(
-            "write", "another", *write_arguments(Write("advance", 5, Position(1, 0), 0, "w", 1))
-        )
-    )
+    assert scripted.write(Write("advance", 1, Position(1, 5), 0, "w", 2)) is None
+    repeated = scripted.write(FIRST, "another")
     assert repeated is not None
-    assert repeated[0].position == Position(1, 5)
-    assert scripted.read().state.position == Position(1, 5)
+    assert repeated.position == scripted.read().state.position == Position(1, 5)
+
+
+def test_the_stream_of_the_changes_is_not_missed(client: redis.Redis) -> None:
+    """Its entries are numbered by the state."""
+    scripted = Scripted(client)
+    scripted.apply(FIRST)
+    client.delete(scripted.keys.changes)
+    assert scripted.read().run_id == "id"
 
 
 @pytest.mark.parametrize("lost", [0, 2, 3])
@@ -180,19 +186,14 @@ def test_a_write_counts_once_when_a_key_is_lost_before_its_answer_arrives(
     it to the run made anew.
     """
     scripted = Scripted(client)
-    scripted.apply(Write("advance", 5, Position(1, 0), 0, "w", 1))
+    scripted.apply(FIRST)
     before = scripted.read()
     unanswered = Write("advance", 1, Position(1, 5), 0, "w", 2)
     scripted.apply(unanswered)
-    client.delete(scripted.keys.all[lost])
-    found = scripted.read()
-    state = found.state.copy()
-    state.recover("w", before.state.snapshot(), before.state.answers)
-    assert scripted.swap(found, state, "another", before.recent)
-    repeated = parse_answer(scripted.call("write", "another", *write_arguments(unanswered)))
+    lost_and_made_anew(scripted, lost, before, "w")
+    repeated = scripted.write(unanswered, "another")
     assert repeated is not None
-    assert repeated[0].position == Position(1, 6)
-    assert scripted.read().state.position == Position(1, 6)
+    assert repeated.position == scripted.read().state.position == Position(1, 6)
 
 
 def test_the_longest_silent_writers_are_forgotten_first(client: redis.Redis) -> None:

@@ -23,12 +23,11 @@ this machine cannot run it.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from tests.fuzz._harness import log_disabled
+from tests.fuzz._harness import command, log_disabled
 from tests.fuzz.checkpoints import faults
 from tests.fuzz.checkpoints.corruption import corruption
 from tests.fuzz.checkpoints.laws import Outcome
@@ -64,16 +63,9 @@ def main(
     arguments: Sequence[str] | None = None, programs: Mapping[str, tuple[Program, int]] = PROGRAMS
 ) -> int:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.fuzz.checkpoints",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command("checkpoints", __doc__)
     parser.add_argument("--fault", choices=list(programs), required=True)
     parser.add_argument("--count", type=int, help="how many points")
-    parser.add_argument(
-        "--seed", type=int, default=0, help="of everything random (default %(default)s)"
-    )
     options = parser.parse_args(arguments)
     program, default = programs[options.fault]
     points = default if options.count is None else options.count

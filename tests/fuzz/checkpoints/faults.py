@@ -42,6 +42,7 @@ from tests.fuzz.checkpoints.laws import (
     make_scenarios,
 )
 from tests.fuzz.checkpoints.operations import (
+    Call,
     Crash,
     DiedError,
     Dying,
@@ -550,29 +551,23 @@ class OneAtATime(Seam):
         self._witness, self._left, self._after_bytes = witness, at, after_bytes
         self._locked = False
 
-    def do(
-        self,
-        number: int,
-        name: str,
-        real: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def do(self, call: Call) -> Any:
         if self._locked:
             if self._left == 0:
-                if name == "write":
-                    real(args[0], memoryview(args[1])[: self._after_bytes])
+                if call.name == "write":
+                    fd, data = call.args
+                    call.real(fd, memoryview(data)[: self._after_bytes])
                 os.kill(os.getpid(), signal.SIGKILL)
             self._left -= 1
-        elif name in _CHANGES:
-            raise ViolationError(f"{name} without the lock")
-        if name != "flock":
-            return real(*args, **kwargs)
-        if args[1] == fcntl.LOCK_UN:
+        elif call.name in _CHANGES:
+            raise ViolationError(f"{call.name} without the lock")
+        if call.name != "flock":
+            return call.make()
+        if call.args[1] == fcntl.LOCK_UN:
             self._locked = False
             fcntl.lockf(self._witness, fcntl.LOCK_UN)
-            return real(*args, **kwargs)
-        real(*args, **kwargs)
+            return call.make()
+        call.make()
         try:
             fcntl.lockf(self._witness, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

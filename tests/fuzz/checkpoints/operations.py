@@ -56,6 +56,20 @@ def materialise(tree: Tree, path: Path) -> None:
             os.close(fd)
 
 
+class Call(NamedTuple):
+    """An operation: its number, its name in `os`, and what it is called with."""
+
+    number: int
+    name: str
+    real: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def make(self) -> Any:
+        """Do the operation."""
+        return self.real(*self.args, **self.kwargs)
+
+
 class Seam:
     """Replaces `os` in the library; each operation is done by `do`."""
 
@@ -70,7 +84,7 @@ class Seam:
         def call(*args: Any, **kwargs: Any) -> Any:
             number = len(self.done)
             self.done.append((name, len(args[1]) if name == "write" else 0))
-            result = self.do(number, name, real, args, kwargs)
+            result = self.do(Call(number, name, real, args, kwargs))
             if name == "open":
                 self._fds.add(result)
             elif name == "close":
@@ -80,16 +94,9 @@ class Seam:
         self.__dict__[name] = call
         return call
 
-    def do(
-        self,
-        number: int,
-        name: str,
-        real: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def do(self, call: Call) -> Any:
         """Do one operation."""
-        return real(*args, **kwargs)
+        return call.make()
 
 
 class Failing(Seam):
@@ -105,24 +112,17 @@ class Failing(Seam):
         """Whether that was a write or a sync of a file that is being saved."""
         self.way, self._at, self._error = way, at, error
 
-    def do(
-        self,
-        number: int,
-        name: str,
-        real: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        if number != self._at and not (self.way == "later" and number > self._at):
-            return real(*args, **kwargs)
+    def do(self, call: Call) -> Any:
+        if call.number != self._at and not (self.way == "later" and call.number > self._at):
+            return call.make()
         if not self.failed:
-            self.failed = name
-            self.of_saved = name in ("write", "fsync") and "/.tmp-step-" in os.readlink(
-                f"/proc/self/fd/{args[0]}"
+            self.failed = call.name
+            self.of_saved = call.name in ("write", "fsync") and "/.tmp-step-" in os.readlink(
+                f"/proc/self/fd/{call.args[0]}"
             )
-        if name == "close" or self.way == "done":
-            result = real(*args, **kwargs)
-            if name == "open":  # the caller does not get the descriptor
+        if call.name == "close" or self.way == "done":
+            result = call.make()
+            if call.name == "open":  # the caller does not get the descriptor
                 os.close(result)
         raise OSError(self._error, os.strerror(self._error))
 
@@ -143,21 +143,15 @@ class Dying(Seam):
         self.is_dead = False
         self._at, self._after_bytes, self._then = at, after_bytes, then
 
-    def do(
-        self,
-        number: int,
-        name: str,
-        real: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def do(self, call: Call) -> Any:
         if self.is_dead:
             raise DiedError
-        if number == self._at:
+        if call.number == self._at:
             if self._after_bytes:
-                real(args[0], memoryview(args[1])[: self._after_bytes])
+                fd, data = call.args
+                call.real(fd, memoryview(data)[: self._after_bytes])
             self.die()
-        return real(*args, **kwargs)
+        return call.make()
 
     def die(self) -> None:
         """Die, unless that has happened; the kernel closes what is open, and with it the lock."""
@@ -265,17 +259,10 @@ class Recorder(Seam):
             node = self._live.directories[node][part]
         return node, parts[-1] if parts else ""
 
-    def do(
-        self,
-        number: int,
-        name: str,
-        real: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        result = real(*args, **kwargs)
-        if note := getattr(self, f"_{name}_done", None):
-            note(result, *args, **kwargs)
+    def do(self, call: Call) -> Any:
+        result = call.make()
+        if note := getattr(self, f"_{call.name}_done", None):
+            note(result, *call.args, **call.kwargs)
         return result
 
     def _change(self, directory: int, added: str | None, removed: str | None, node: int) -> None:

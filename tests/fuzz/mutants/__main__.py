@@ -8,7 +8,6 @@ reasons, and are not tried.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
 import json
@@ -24,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tests.fuzz._harness import command
 from tests.fuzz.mutants.changes import Mutant, mutants
 from tests.fuzz.mutants.equivalent import EQUIVALENT
 from tests.fuzz.mutants.trials import is_possible
@@ -186,9 +186,8 @@ def package(module: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.mutants", description=__doc__)
+    parser = command("mutants", __doc__)
     parser.add_argument("--count", type=int, default=500, help="faults (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--module",
         nargs="+",

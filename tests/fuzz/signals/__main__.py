@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import platform
 import sys
 from collections.abc import Sequence
 
 from tests.fuzz import signals
+from tests.fuzz._harness import command
 from tests.fuzz.signals.processes import send_to_processes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.fuzz.signals",
-        description=signals.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command("signals", signals.__doc__)
     parser.add_argument(
         "--processes",
         type=int,
@@ -25,7 +21,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="processes that get signals (default %(default)s)",
     )
     parser.add_argument("--loop", choices=("asyncio", "uvloop", "both"), default="both")
-    parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     failed = False
     for loop in ("asyncio", "uvloop") if options.loop == "both" else (options.loop,):

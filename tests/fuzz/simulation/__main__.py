@@ -8,7 +8,6 @@ first seed that finds it.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import hashlib
 import logging
@@ -19,6 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from tests.fuzz._harness import command
 from tests.fuzz.simulation.cluster import ENGINES
 from tests.fuzz.simulation.injected_bugs import BUGS, Bug
 from tests.fuzz.simulation.scenario import MakeScenario, Result, simulate, stores
@@ -51,9 +51,8 @@ def first_seed_with(bug: Bug, seeds: Sequence[int]) -> Result | None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.simulation", description=__doc__)
+    parser = command("simulation", __doc__)
     parser.add_argument("--count", type=int, default=20_000, help="seeds (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="the first one")
     parser.add_argument(
         "--engine", choices=sorted(ENGINES), default="", help="one of the engines instead of all"
     )

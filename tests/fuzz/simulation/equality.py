@@ -7,7 +7,6 @@ them repeated or out of date, and must give the same answers and states.
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import tempfile
@@ -34,6 +33,7 @@ from aiohooks.stores._protocol import (
 )
 from aiohooks.stores._run_state import RunState
 from aiohooks.stores.redis import _script
+from tests.fuzz._harness import command
 from tests.fuzz.simulation.redis_engine import ScriptedRun
 from tests.support.needs import find_program
 from tests.support.redis_servers import KINDS
@@ -184,13 +184,10 @@ def compare(seeds: Sequence[int], client: redis.Redis | None) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.fuzz.simulation.equality", description=__doc__
-    )
+    parser = command("simulation.equality", __doc__)
     parser.add_argument(
         "--count", type=int, default=2_000, help="sequences of requests (default %(default)s)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="the first one")
     options = parser.parse_args(arguments)
     seeds = range(options.seed, options.seed + options.count)
     kinds = [kind for kind in KINDS if find_program(PROGRAMS[kind])]

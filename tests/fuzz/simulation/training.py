@@ -31,7 +31,7 @@ from aiohooks.checkpoint import KeepNewest, Saver
 from aiohooks.errors import AiohooksError, PublisherFinishedError
 from aiohooks.stores import SharedStepStore
 from tests.fuzz._harness import scratch
-from tests.fuzz.checkpoints.operations import Crash, Recorder, Seam, materialise
+from tests.fuzz.checkpoints.operations import Call, Crash, Recorder, Seam, materialise
 from tests.fuzz.simulation.cluster import Cluster, Program
 from tests.fuzz.simulation.scenario import Scenario
 from tests.fuzz.simulation.virtual_time import Process, World
@@ -55,36 +55,24 @@ class ProcessFiles(Seam):
         self._recorder, self._world = recorder, world
         self._dead = False
 
-    def do(
-        self,
-        number: int,
-        name: str,
-        real: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def do(self, call: Call) -> Any:
         if self._dead:
             raise OSError(errno.EIO, "the process was killed")
         if self.kill_in == 0:
-            if name == "write":
-                fd, data = args
-                self._recorder.do(
-                    number,
-                    name,
-                    real,
-                    (fd, data[: self._world.chance.randrange(len(data))]),
-                    kwargs,
-                )
+            if call.name == "write":
+                fd, data = call.args
+                part = data[: self._world.chance.randrange(len(data))]
+                self._recorder.do(call._replace(args=(fd, part)))
             raise _Killed
         if self.kill_in is not None:
             self.kill_in -= 1
-        return self._recorder.do(number, name, real, args, kwargs)
+        return self._recorder.do(call)
 
     def end(self) -> None:
         """Close what the process has open, as the kernel does."""
         self._dead = True
         for fd in self._fds:
-            self._recorder.do(0, "close", os.close, (fd,), {})
+            self._recorder.do(Call(0, "close", os.close, (fd,), {}))
         self._fds.clear()
 
 
