@@ -148,7 +148,9 @@ REFUSED: dict[str, list[tuple[bytes, bytes]]] = {
         (b"origin", b"http://evil.com"),
     ],
     "(Sec-Fetch-Site: cross-site)": [
-        *((b"host", b"localhost"), (b"sec-fetch-site", b"none"), (b"sec-fetch-site", b"cross-site"))
+        (b"host", b"localhost"),
+        (b"sec-fetch-site", b"none"),
+        (b"sec-fetch-site", b"cross-site"),
     ],
     "(Sec-Fetch-Site: same-site)": [(b"host", b"localhost"), (b"sec-fetch-site", b"same-site")],
     "the Host header is localhost:999999": [(b"host", b"localhost:999999")],

@@ -121,13 +121,11 @@ async def test_two_services_share_an_application() -> None:
         *({name: 5} for name in ("session", "run", "timing", "title")),
         *({"allowed_hosts": [host]} for host in ("*.example.com", "example.com:80")),
         *({"token": token} for token in ("short", "with spaces " * 5)),
-        *(
-            {"grace_secs": -1},
-            {"drain_secs": -1},
-            {"refresh_secs": 0},
-            {"max_waiters": -1},
-            {"max_streams": True},
-        ),
+        {"grace_secs": -1},
+        {"drain_secs": -1},
+        {"refresh_secs": 0},
+        {"max_waiters": -1},
+        {"max_streams": True},
     ],
     ids=lambda wrong: "-".join(f"{name}={value}"[:30] for name, value in wrong.items()),
 )

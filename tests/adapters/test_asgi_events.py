@@ -16,7 +16,7 @@ from aiohooks.adapters.asgi import SessionService
 from aiohooks.testing import ManualClock
 from tests.support.asgi import Exchange
 from tests.support.services import SlowToOpen, serving, step
-from tests.support.waiting import fail, ticks, until_true
+from tests.support.waiting import fail, forever, ticks, until_true
 
 
 def steps_of(stream: Exchange) -> list[int]:
@@ -156,7 +156,7 @@ async def test_errors_of_the_store(end: str, status: int, code: str, message: st
     store = MemoryStepStore()
 
     async def idle(session: AsyncMonitoredSession) -> None:
-        await session.until(asyncio.Event().wait())
+        await session.until(forever())
 
     service = SessionService(AsyncMonitoredSession(step, global_step=store), idle)
     async with serving(service=service) as one:

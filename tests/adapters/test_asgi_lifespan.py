@@ -23,7 +23,7 @@ from aiohooks.errors import SessionClosedError
 from tests.support.hooks import EndRecorder
 from tests.support.services import FeedQueue, SlowToOpen, serving, step
 from tests.support.sessions import use_up
-from tests.support.waiting import ticks, until_true
+from tests.support.waiting import forever, ticks, until_true
 
 NO_MORE = "the session makes no more steps: "
 owner: contextvars.ContextVar[str] = contextvars.ContextVar("owner", default="test")
@@ -31,7 +31,7 @@ owner: contextvars.ContextVar[str] = contextvars.ContextVar("owner", default="te
 
 async def ignores_stop(session: AsyncMonitoredSession) -> None:
     """Continue until cancelled."""
-    await asyncio.Event().wait()
+    await forever()
 
 
 async def test_the_session_is_entered_run_and_left_in_one_task() -> None:

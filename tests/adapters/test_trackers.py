@@ -32,7 +32,7 @@ from tests.support.sessions import (
     train,
 )
 from tests.support.trackers import ScriptedTracker, kept
-from tests.support.waiting import ticks, until_true
+from tests.support.waiting import forever, ticks, until_true
 
 EACH = ah.Every(steps=1)
 
@@ -324,7 +324,7 @@ async def test_what_cuts_the_end_loses_nothing(
 
     async def wait() -> None:
         parked.set()
-        await (asyncio.Event().wait() if end == "cancelled" else asyncio.sleep(0))
+        await (forever() if end == "cancelled" else asyncio.sleep(0))
 
     short = end == "a short grace period"
     hook = hook_of(hanging, path, drain_secs=60 if short else 5)

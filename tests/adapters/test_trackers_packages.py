@@ -24,7 +24,7 @@ from tests.support.checks import invalid
 from tests.support.event_files import scalars
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import NO_BACKOFF, counting, make_runs
-from tests.support.waiting import until_true
+from tests.support.waiting import forever, until_true
 
 # The packages are called in threads: which loop waits makes no difference to them.
 one_loop = pytest.mark.asyncio(loop_factories=["asyncio"])
@@ -211,7 +211,7 @@ async def test_mlflow_has_the_end_of_the_run(tmp_path: Path, how: str) -> None:
         if how == "fails":
             raise ZeroDivisionError
         waiting.set()
-        await asyncio.Event().wait()
+        await forever()
 
     session = asyncio.create_task(train(hook, FaultInjectionHook({("before_run", 2): end}), runs=2))
     if how == "is cancelled":

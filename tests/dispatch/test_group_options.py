@@ -12,7 +12,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.dispatch import Hook, HookRegistration
 from aiohooks.errors import HookTimeoutError
-from tests.support.waiting import ticks
+from tests.support.waiting import forever, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -92,7 +92,7 @@ class Broken:
     """Waits until it is cancelled, or fails."""
 
     async def on_start(self) -> None:
-        await asyncio.Event().wait()
+        await forever()
 
     async def on_end(self) -> None:
         raise OSError("lost")

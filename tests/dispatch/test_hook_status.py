@@ -178,7 +178,9 @@ def test_which_failures_are_logged() -> None:
 
 OFTEN = [
     *((kind, name) for kind in (Quick, Slow) for name in ("none", "first")),
-    *((Quick, "wrap"), (Around, "none"), (Quick, "plain")),
+    (Quick, "wrap"),
+    (Around, "none"),
+    (Quick, "plain"),
 ]
 
 

@@ -19,7 +19,7 @@ from tests.support.checks import without_collections
 from tests.support.hooks import PhaseHook
 from tests.support.kinds import Does, Kinds, call
 from tests.support.sessions import doubling
-from tests.support.waiting import ticks
+from tests.support.waiting import forever, ticks
 
 pytestmark = pytest.mark.every_python
 CALLS = 50
@@ -57,7 +57,7 @@ async def fails() -> None:
 
 async def is_slow() -> None:
     """Wait until it is cancelled."""
-    await asyncio.Event().wait()
+    await forever()
 
 
 class Answers(Does):

@@ -228,7 +228,11 @@ class Life:
                 life.kept = session.variables.snapshot()["executions"]
 
         hooks = [
-            *(Begins(), Plain(), Slow("first"), Slow("second"), Last()),
+            Begins(),
+            Plain(),
+            Slow("first"),
+            Slow("second"),
+            Last(),
             EffectsHook(
                 {kind: self.handler(kind) for kind in KINDS},
                 run="r",

@@ -17,7 +17,7 @@ from aiohooks.session.hook import HOOK_METHODS
 from aiohooks.testing import RecordingHook
 from tests.support.checks import refused
 from tests.support.sessions import counting, counting_graph, doubling, run_session
-from tests.support.waiting import HANG_SECS, ticks, until_true
+from tests.support.waiting import HANG_SECS, forever, ticks, until_true
 
 
 def plain(**methods: Callable[..., Any]) -> ah.hooks.BlockingHook:
@@ -36,7 +36,7 @@ def slow_graph() -> tuple[ah.Graph, asyncio.Event]:
     @graph.operation
     async def slow() -> None:
         started.set()
-        await asyncio.Event().wait()
+        await forever()
 
     graph.operation(name="one")(lambda: 1)
     return graph, started

@@ -29,7 +29,7 @@ from tests.support.saving_sessions import (
     writes_done,
 )
 from tests.support.sessions import NO_BACKOFF, make_runs
-from tests.support.waiting import cancel_and_wait
+from tests.support.waiting import cancel_and_wait, forever
 from tests.tensorflow.blocks import run_block
 
 pytestmark = pytest.mark.every_python
@@ -231,7 +231,7 @@ async def test_the_last_state_before_a_cancellation(tmp_path: Path) -> None:
     async def body(session: ah.AsyncMonitoredSession) -> None:
         await make_runs(session, 3, "train")
         arrived.set()
-        await asyncio.Event().wait()
+        await forever()
 
     hook = saving(tmp_path, every=ah.Every(steps=2), save_on_error=True)
     task = asyncio.create_task(run_block(ah.AsyncMonitoredSession(array_graph(), [hook]), body))
@@ -294,9 +294,14 @@ async def test_the_write_of_a_lost_session_finishes_first(tmp_path: Path) -> Non
     assert record == [
         "begin",
         "a session at step 0",
-        *("before_save(0)", "after_save(0)", "before_save(2)"),
+        "before_save(0)",
+        "after_save(0)",
+        "before_save(2)",
         "a session at step 2",
-        *("after_save(2)", "before_save(3)", "after_save(3)", "end(3)"),
+        "after_save(2)",
+        "before_save(3)",
+        "after_save(3)",
+        "end(3)",
     ]
     assert (await values_at(tmp_path)).keys() == {"weights"}
     await saver.aclose()

@@ -16,7 +16,7 @@ from tests.support.checks import refused
 from tests.support.evaluations import GatedEvaluation, both_modes, failing, results_of, total
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import NO_BACKOFF, counting
-from tests.support.waiting import ticks, until_true
+from tests.support.waiting import forever, ticks, until_true
 from tests.tensorflow.blocks import run_block
 
 pytestmark = pytest.mark.every_python
@@ -143,7 +143,7 @@ async def test_a_stop_ends_an_evaluation_that_waits(caplog: pytest.LogCaptureFix
     async def evaluate(evaluation: Evaluation) -> Any:
         if not began:
             began.append(evaluation.step)
-            await coords[0].until(asyncio.Event().wait())
+            await coords[0].until(forever())
         return evaluation.step
 
     hook = EvaluatorHook(evaluate, every=EVERY_STEP, mode="background")

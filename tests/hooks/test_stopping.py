@@ -16,7 +16,7 @@ from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import invalid
 from tests.support.hooks import RestoringHook, SessionRecorder
 from tests.support.sessions import NO_BACKOFF, counting
-from tests.support.waiting import parked
+from tests.support.waiting import forever, parked
 
 EAST = datetime.timezone(datetime.timedelta(hours=5))
 
@@ -134,7 +134,7 @@ async def test_a_wait_for_the_next_feed_ends() -> None:
 
     async def feeds() -> Any:
         yield 1
-        await asyncio.Event().wait()
+        await forever()
 
     async def step(batch: int) -> dict[str, int]:
         return {"loss": batch}

@@ -88,7 +88,8 @@ CLOCKS: dict[str, tuple[int, int, list[tuple[str, int, int]]]] = {
         [("", 0, 2), ("advance", 1, 3)],
     ),
     "after a reset of the versions earlier runs count no more": (
-        *(0, 0),
+        0,
+        0,
         [("", 0, 2), ("advance", 100, 4), ("reset", 40, 6), ("advance", 1, 7)],
     ),
     "a step that goes back does not open the gate": (

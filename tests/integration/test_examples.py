@@ -93,12 +93,10 @@ PRINTED = {
         r"best loss after 4 steps: 0\.125",
     ],
     "step_waiter.py": [
-        *(
-            "published step 1",
-            "published step 2",
-            "wanted step 2: woken at step 2",
-            "published step 3",
-        ),
+        "published step 1",
+        "published step 2",
+        "wanted step 2: woken at step 2",
+        "published step 3",
         "wanted step 10: .*because of: out of memory",
     ],
     "explore_hooks.py": [
@@ -112,8 +110,10 @@ PRINTED = {
         r"log: Sender#5\.on_tool_start failed; continuing, as its on_error says: .*",
         r"\d+\.\d\d s with one more that hangs, and has a time limit of 0\.1 s",
         "1[34] calls were sent",  # the limit of the one that hangs may be over before the call is
-        *("Which coat do I need\\?", "weather\\(Bergen\\): rain"),
-        *(r"delete\(all files\): refused by the guardrail", r"Take an umbrella to Bergen\."),
+        "Which coat do I need\\?",
+        "weather\\(Bergen\\): rain",
+        r"delete\(all files\): refused by the guardrail",
+        r"Take an umbrella to Bergen\.",
     ],
 }
 

@@ -30,21 +30,26 @@ from tests.support.waiting import HANG_SECS
 # In this order: each imports from those above it and from itself. docs/explanations/architecture.md
 # says what is in each.
 PACKAGES = (
-    *(
-        "errors",
-        "_lazy",
-        "_validate",
-        "_diagnostics",
-        "_why",
-        "_aio",
-        "dispatch",
-        "stores",
-        "version_gate",
-        "checkpoint",
-        "graph",
-    ),
-    *("session", "hooks"),
-    *("training", "distributed", "adapters", "testing", "__init__", "_command_line", "__main__"),
+    "errors",
+    "_lazy",
+    "_validate",
+    "_diagnostics",
+    "_why",
+    "_aio",
+    "dispatch",
+    "stores",
+    "version_gate",
+    "checkpoint",
+    "graph",
+    "session",
+    "hooks",
+    "training",
+    "distributed",
+    "adapters",
+    "testing",
+    "__init__",
+    "_command_line",
+    "__main__",
 )
 # What a built-in hook knows of a session: the contract of every hook, and what hooks are handed.
 KNOWN_TO_HOOKS = {"session", "session.hook", "session.coordinator", "session.status"}

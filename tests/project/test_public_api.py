@@ -364,37 +364,38 @@ SIGNATURES: dict[str, str | None] = {
 
 # Errors that most programs name; the others are in aiohooks.errors alone.
 COMMON_ERRORS = {
-    *(
-        "AiohooksError",
-        "AbortedError",
-        "OutOfRangeError",
-        "PublisherFailedError",
-        "StepTimeoutError",
-        "StopRequestedError",
-    ),
+    "AiohooksError",
+    "AbortedError",
+    "OutOfRangeError",
+    "PublisherFailedError",
+    "StepTimeoutError",
+    "StopRequestedError",
     "UnavailableError",
 }
 PUBLIC = {*COMMON_ERRORS, *(name for name in SIGNATURES if "." not in name)}
 
 # Packages of their own: what they offer beside what the front door has.
 PACKAGES = (
-    *(
-        "aiohooks.adapters.asgi",
-        "aiohooks.adapters.opentelemetry",
-        "aiohooks.adapters.prometheus",
-        "aiohooks.adapters.trackers",
-        "aiohooks.adapters.trackers.mlflow",
-        "aiohooks.adapters.trackers.tensorboard",
-        "aiohooks.adapters.trackers.wandb",
-        "aiohooks.checkpoint",
-        "aiohooks.dispatch",
-        "aiohooks.distributed",
-        "aiohooks.errors",
-        "aiohooks.graph",
-        "aiohooks.hooks",
-    ),
-    *("aiohooks.session", "aiohooks.stores", "aiohooks.stores.local", "aiohooks.stores.ray"),
-    *("aiohooks.stores.redis", "aiohooks.testing", "aiohooks.version_gate"),
+    "aiohooks.adapters.asgi",
+    "aiohooks.adapters.opentelemetry",
+    "aiohooks.adapters.prometheus",
+    "aiohooks.adapters.trackers",
+    "aiohooks.adapters.trackers.mlflow",
+    "aiohooks.adapters.trackers.tensorboard",
+    "aiohooks.adapters.trackers.wandb",
+    "aiohooks.checkpoint",
+    "aiohooks.dispatch",
+    "aiohooks.distributed",
+    "aiohooks.errors",
+    "aiohooks.graph",
+    "aiohooks.hooks",
+    "aiohooks.session",
+    "aiohooks.stores",
+    "aiohooks.stores.local",
+    "aiohooks.stores.ray",
+    "aiohooks.stores.redis",
+    "aiohooks.testing",
+    "aiohooks.version_gate",
 )
 
 
@@ -463,33 +464,29 @@ def test_nothing_public_is_left_out() -> None:
 
 
 NOT_FOR_A_SESSION = {
-    *(
-        "aiohooks.hooks",
-        "aiohooks.version_gate",
-        "aiohooks.training",
-        "aiohooks.distributed",
-        "aiohooks.adapters",
-    ),
-    *(
-        "aiohooks.testing",
-        "aiohooks.checkpoint.saver",
-        "aiohooks.checkpoint.mirror",
-        "aiohooks.stores.shared",
-    ),
-    *("aiohooks.stores.engine", "aiohooks.stores.open", "aiohooks.stores.local"),
+    "aiohooks.hooks",
+    "aiohooks.version_gate",
+    "aiohooks.training",
+    "aiohooks.distributed",
+    "aiohooks.adapters",
+    "aiohooks.testing",
+    "aiohooks.checkpoint.saver",
+    "aiohooks.checkpoint.mirror",
+    "aiohooks.stores.shared",
+    "aiohooks.stores.engine",
+    "aiohooks.stores.open",
+    "aiohooks.stores.local",
     # What takes longest to import of what anyio and the standard library have.
-    *(
-        "anyio._backends",
-        "hashlib",
-        "json",
-        "pathlib",
-        "difflib",
-        "secrets",
-        "csv",
-        "cProfile",
-        "multiprocessing",
-        "ctypes",
-    ),
+    "anyio._backends",
+    "hashlib",
+    "json",
+    "pathlib",
+    "difflib",
+    "secrets",
+    "csv",
+    "cProfile",
+    "multiprocessing",
+    "ctypes",
 }
 NOT_FOR_A_GROUP = {
     *NOT_FOR_A_SESSION,

@@ -19,7 +19,7 @@ from aiohooks.testing import choose, explore
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import do_nothing, recovery_policy, use_up
-from tests.support.waiting import cancel_and_wait, ticks
+from tests.support.waiting import cancel_and_wait, forever, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -157,7 +157,7 @@ async def test_each_element_makes_one_step_of_what_is_kept(
         if place == "before_run" and ("task", number) in tasks:
             tasks.clear()
             session.coord.start_soon(fail_once, "task", number)  # type: ignore[arg-type]
-            await asyncio.Event().wait()
+            await forever()
         await fail_once(place, number)
 
     feed, policy = (
@@ -343,7 +343,7 @@ async def test_a_batch_is_waited_for_over_a_recovery() -> None:
 
     async def put_when_closed() -> None:
         try:
-            await asyncio.Event().wait()
+            await forever()
         finally:
             queue.put_nowait(2)
             await ticks(10)
@@ -378,11 +378,11 @@ async def test_waits_end_when_recovery_gives_up() -> None:
         raise ah.AbortedError("lost")
 
     async def never() -> AsyncIterator[int]:
-        await asyncio.Event().wait()
+        await forever()
         yield 1
 
     async with ah.AsyncMonitoredSession(step, recovery=recovery_policy(max_attempts=0)) as session:
-        waits = [use_up(session.steps((), feeds=never())), session.until(asyncio.Event().wait())]
+        waits = [use_up(session.steps((), feeds=never())), session.until(forever())]
         tasks = [asyncio.create_task(one) for one in waits]
         await ticks()
         with pytest.raises(ah.AbortedError, match="lost"):

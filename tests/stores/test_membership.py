@@ -19,6 +19,7 @@ from tests.support.waiting import (
     HANG_SECS,
     advance_clock,
     cancel_and_wait,
+    forever,
     parked,
     parked_wait,
     ticks,
@@ -46,7 +47,7 @@ class DyingConnection(FakeConnection):
 
     async def request(self, request: Request) -> Answer:
         if self.dead:
-            await asyncio.Event().wait()
+            await forever()
         return await super().request(request)
 
 

@@ -15,7 +15,7 @@ from aiohooks.stores._protocol import Answer, Lead, Member, Request
 from aiohooks.testing import ManualClock
 from aiohooks.testing.leaks import no_leaks
 from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
-from tests.support.waiting import cancel_and_wait, parked, ticks
+from tests.support.waiting import cancel_and_wait, forever, parked, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -40,7 +40,7 @@ async def test_a_block_that_is_cancelled_at_its_beginning_leaves_no_connection(
 
     async def block() -> None:
         async with store:
-            await asyncio.Event().wait()
+            await forever()
 
     async with no_leaks():
         store = FakeStepStore(engine)

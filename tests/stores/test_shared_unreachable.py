@@ -19,7 +19,7 @@ from aiohooks.stores._protocol import Lead, Position, Snapshot
 from aiohooks.stores.local import LocalStepStore
 from aiohooks.stores.local.store import LocalEngine
 from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
-from tests.support.waiting import cancel_and_wait, parked, ticks
+from tests.support.waiting import cancel_and_wait, forever, parked, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -32,7 +32,7 @@ class Unnotified(FakeConnection):
     """Gets no notifications: it knows only what it has read."""
 
     async def watch(self) -> None:
-        await asyncio.Event().wait()
+        await forever()
 
 
 class UnnotifiedFiles(LocalEngine):
@@ -190,7 +190,7 @@ class Slow(FakeConnection):
         self.release = asyncio.Event()
 
     async def watch(self) -> None:
-        await asyncio.Event().wait()
+        await forever()
 
     async def read(self) -> Snapshot:
         snapshot = await super().read()

@@ -32,22 +32,19 @@ from aiohooks.errors import CheckpointError, UnsupportedSystemError
 from tests.support import smoke
 
 PACKAGES = (
-    *(
-        "aiohooks",
-        "aiohooks.checkpoint",
-        "aiohooks.dispatch",
-        "aiohooks.distributed",
-        "aiohooks.errors",
-        "aiohooks.hooks",
-    ),
-    *(
-        "aiohooks.session",
-        "aiohooks.stores",
-        "aiohooks.stores.local",
-        "aiohooks.testing",
-        "aiohooks.version_gate",
-    ),
-    *("aiohooks.adapters.asgi", "aiohooks.adapters.trackers"),
+    "aiohooks",
+    "aiohooks.checkpoint",
+    "aiohooks.dispatch",
+    "aiohooks.distributed",
+    "aiohooks.errors",
+    "aiohooks.hooks",
+    "aiohooks.session",
+    "aiohooks.stores",
+    "aiohooks.stores.local",
+    "aiohooks.testing",
+    "aiohooks.version_gate",
+    "aiohooks.adapters.asgi",
+    "aiohooks.adapters.trackers",
 )
 
 

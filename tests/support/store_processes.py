@@ -500,21 +500,20 @@ class Worker:
 
 
 _SYSTEM_CALLS = (
-    *(
-        "open",
-        "close",
-        "read",
-        "pread",
-        "pwrite",
-        "rename",
-        "unlink",
-        "ftruncate",
-        "stat",
-        "fstat",
-        "listdir",
-        "mkfifo",
-    ),
-    *("flock", "lockf"),
+    "open",
+    "close",
+    "read",
+    "pread",
+    "pwrite",
+    "rename",
+    "unlink",
+    "ftruncate",
+    "stat",
+    "fstat",
+    "listdir",
+    "mkfifo",
+    "flock",
+    "lockf",
 )
 
 

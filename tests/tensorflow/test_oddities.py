@@ -18,7 +18,7 @@ import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import NO_BACKOFF, counting, counting_graph, use_up
-from tests.support.waiting import parked, ticks
+from tests.support.waiting import forever, parked, ticks
 from tests.tensorflow.blocks import DyingCreator, MakeSession, boom, both_kinds, lost, run_block
 
 pytestmark = pytest.mark.every_python
@@ -48,7 +48,7 @@ async def test_a_next_that_finds_nothing_is_a_failure(raised_in: str) -> None:
         return take()
 
     async def waiting() -> None:
-        await asyncio.Event().wait()
+        await forever()
 
     def feeds() -> Iterator[Any]:
         yield {"x": 1}
@@ -264,7 +264,7 @@ async def test_a_failed_task_ends_the_current_run(make: MakeSession) -> None:
     @graph.train_op
     async def wait() -> None:
         try:
-            await asyncio.Event().wait()
+            await forever()
         finally:
             ended.append("run")
 
@@ -353,7 +353,7 @@ async def test_a_cancelled_session_ends_immediately() -> None:
     async def body(session: ah.AsyncMonitoredSession) -> None:
         tasks.append(session.start_soon(asyncio.Event().wait))
         await session.run("train")
-        await asyncio.Event().wait()
+        await forever()
 
     with ManualClock() as clock:
         running = await parked(run_block(counting(hook), body), 20)

@@ -12,7 +12,7 @@ import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import NO_BACKOFF, counting, counting_graph
-from tests.support.waiting import ticks, until_true
+from tests.support.waiting import forever, ticks, until_true
 from tests.tensorflow.blocks import DyingCreator, run_block
 
 pytestmark = pytest.mark.every_python
@@ -163,7 +163,7 @@ async def test_a_run_that_is_stuck_is_recovered(stuck_in: str, use: Use) -> None
     async def stick(*_: object) -> None:
         waits.append("begins")
         if len(waits) == 1:
-            await asyncio.Event().wait()
+            await forever()
 
     @graph.operation
     async def loss() -> int:
@@ -216,7 +216,7 @@ async def test_tasks_end_with_the_session_they_belong_to() -> None:
     async def work(coord: ah.Coordinator) -> None:
         record.append("starts")
         try:
-            await coord.until(asyncio.Event().wait())
+            await coord.until(forever())
         finally:
             await asyncio.sleep(0)
             record.append("ends")

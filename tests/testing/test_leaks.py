@@ -21,7 +21,7 @@ import pytest
 import aiohooks as ah
 from aiohooks import MemoryStepStore
 from aiohooks.testing import leaks, no_leaks
-from tests.support.waiting import ticks
+from tests.support.waiting import forever, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -132,7 +132,7 @@ async def test_tasks_of_hooks_are_named_with_the_users_lines() -> None:
 
 
 def a_task_that_is_cancelled_and_not_awaited() -> Iterator[str]:
-    task = asyncio.ensure_future(asyncio.Event().wait())
+    task = asyncio.ensure_future(forever())
     task.set_name("cancelled")
     task.cancel()
     yield "task 'cancelled' still runs"

@@ -29,7 +29,7 @@ from aiohooks.adapters.tensorflow import (
 from aiohooks.testing import ManualClock, RecordingHook, check_hook, hook_checks
 from tests.support.checks import invalid
 from tests.support.sessions import NO_BACKOFF, doubling
-from tests.support.waiting import parked, until_true
+from tests.support.waiting import forever, parked, until_true
 
 tf: Any = tensorflow.compat.v1
 
@@ -323,7 +323,7 @@ async def test_threads_learn_of_the_end_and_are_joined() -> None:
 async def test_a_thread_stops_the_session() -> None:
     """`request_stop` of TensorFlow's coordinator stops the session, and ends its waits."""
     async with session_of(WithThread(lambda coord: coord.request_stop()).hook) as session:
-        await session.until(asyncio.Event().wait())
+        await session.until(forever())
     assert session.stop_reason == "TensorFlow's coordinator was requested to stop"
 
 

@@ -28,6 +28,7 @@ def test_the_example_recovers_and_ends() -> None:
     assert run.returncode == 0, run.stderr
     lines = [line for line in run.stdout.splitlines() if line != "alive"]
     assert lines == [
-        *("session at step 0", "session at step 100"),
+        "session at step 0",
+        "session at step 100",
         "StopAtStepHook has requested it; recoveries: 1; slope: 3.00",
     ]

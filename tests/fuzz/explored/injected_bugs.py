@@ -38,7 +38,7 @@ from tests.fuzz.explored.fixture import (
 from tests.fuzz.explored.stores import StoreFixture, WatchedConnection, WatchedStore, lead_and_train
 from tests.fuzz.explored.version_gates import gate_of
 from tests.fuzz.random_programs.injected_bugs import BUGS
-from tests.support.waiting import ticks
+from tests.support.waiting import forever, ticks
 
 SOUND: list[SessionScenario] = []
 """Correct code: nothing may be found."""
@@ -190,7 +190,7 @@ async def waits_for_a_first_exception_only(fixture: Fixture) -> None:
     loop = asyncio.get_running_loop()
     children = [
         loop.create_task(fixture.probe.watch("child", work, fixture)),
-        loop.create_task(asyncio.Event().wait()),
+        loop.create_task(forever()),
     ]
     try:
         await asyncio.wait(children, return_when=asyncio.FIRST_EXCEPTION)
@@ -399,7 +399,7 @@ class UncancellableStore(WatchedStore):
         with contextlib.suppress(asyncio.CancelledError):
             await super()._write_all()
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.Event().wait()
+            await forever()
         await self.fixture.pause("writing", 200)
 
 

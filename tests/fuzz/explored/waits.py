@@ -96,7 +96,7 @@ async def until_stop(fixture: Fixture) -> None:
             session.request_stop("enough")
 
         session.start_soon(fixture.probe.watch, "~stopper", stopper)
-        await session.until(asyncio.Event().wait())
+        await session.until(forever())
 
 
 @scenario("a stop inside until and inside a hook, without a pause", hooks=2)
@@ -122,7 +122,7 @@ async def until_failure(fixture: Fixture) -> None:
     fixture.actions["~background"] = fails(Broken)
     async with fixture.open() as session:
         session.start_soon(fixture.perform, "~background")
-        await session.until(asyncio.Event().wait())
+        await session.until(forever())
 
 
 # -- background work
@@ -149,7 +149,7 @@ async def background_fails(fixture: Fixture) -> None:
 async def grace(fixture: Fixture) -> None:
     async def stubborn(call: int) -> None:
         try:
-            await asyncio.Event().wait()
+            await forever()
         finally:
             await soon()
 
@@ -272,7 +272,7 @@ async def own_timeouts(fixture: Fixture) -> None:
     async def expires(call: int) -> None:
         try:
             async with asyncio.timeout(0):
-                await asyncio.Event().wait()
+                await forever()
         except TimeoutError:
             pass
 
