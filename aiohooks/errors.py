@@ -121,14 +121,14 @@ class AiohooksError(Exception):
 
 
 def _restore(cls: type[AiohooksError], args: tuple[Any, ...]) -> AiohooksError:
-    """Return an error with these `args`, without a call of the `__init__` of its class.
+    """Rebuild an error from its `args`, for `copy` and `pickle`, which then set its attributes.
 
-    `copy` and `pickle` then set its attributes.
+    The `__init__` of its class is not called, because its parameters differ from `args`.
     """
     error = cls.__new__(cls, *args)
-    # Like `OSError`, which sets `errno` there, a builtin may need the call of its own `__init__`.
-    builtin: Any = next(base for base in cls.__mro__ if base.__module__ == "builtins")
-    builtin.__init__(error, *args)
+    # Some builtins set attributes in `__init__`: `OSError` sets `errno`.
+    builtin_base: Any = next(base for base in cls.__mro__ if base.__module__ == "builtins")
+    builtin_base.__init__(error, *args)
     return error
 
 

@@ -130,12 +130,13 @@ def _import_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except Exception as error:
-        # The missing module may also be a package above this one, or one that the module imports.
         if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
+            # The module or a package above it is missing, and not a module that it imports.
             raise InvalidArgumentError(
-                f"there is no module {name!r} in {os.getcwd()}, and none is installed; start in its"
-                " directory"
+                f"there is no module {name!r} in {os.getcwd()}, and none is installed; run the"
+                " command in the directory that contains it"
             ) from None
+        # The error is in the user's own code, so its traceback is shown.
         traceback.print_exc()
         print(f"the module {name!r} could not be imported", file=sys.stderr)
         raise SystemExit(1) from None

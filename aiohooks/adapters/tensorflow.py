@@ -171,17 +171,18 @@ class TensorFlowGraph(Graph):
         `"global_step"` is the global step.
 
         Raises:
-            FetchError: the graph does not have it, or the operation has several outputs.
+            FetchError: it is not in the graph, or the operation has several outputs.
         """
         try:
             value = self._value_of(key) if isinstance(key, str) else key
-            element = self.tf_graph.as_graph_element(value)
+            found = self.tf_graph.as_graph_element(value)
         except (KeyError, TypeError, ValueError) as error:
-            # A sparse or a ragged tensor is no element of a graph: it has several tensors.
+            # TensorFlow rejects sparse and ragged tensors here: they consist of several tensors.
             if tf.is_tensor(key):
                 return _Element(self, str(key), key)
             raise FetchError(f"{key!r} is not in the graph of TensorFlow: {error}") from error
-        return self._elements.setdefault(element.name, _Element(self, element.name, element))
+        # Nodes are compared by identity, so a tensor has the same node in each call.
+        return self._elements.setdefault(found.name, _Element(self, found.name, found))
 
     def _value_of(self, name: str) -> Any:
         """Return the tensor or the variable of a name, or an operation that has no value."""

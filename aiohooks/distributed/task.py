@@ -295,23 +295,29 @@ async def supervise(
     Raises:
         ExceptionGroup: of the errors of the tasks that failed.
     """
-    dead_chiefs_term = 0
+    term_of_dead_chief = 0
 
     async def chief_is_missing() -> bool:
-        if not dead_chiefs_term or tasks[0].done():
+        if not term_of_dead_chief or tasks[0].done():
             return False
-        return await _last_term(store) <= dead_chiefs_term
+        return await _last_term(store) <= term_of_dead_chief
 
     async def run_with_restarts(task_id: int) -> T:
-        nonlocal dead_chiefs_term
+        """Run a task until it ends, and restart it after a death.
+
+        A worker is also restarted, as often as needed, if it ends while the chief is dead.
+        """
+        nonlocal term_of_dead_chief
         attempt = 1
         deaths = 0
         results: list[T] = []
+        """The result of the latest attempt that has ended; a result may be None."""
         while True:
             try:
-                results.append(await run_attempt(replace(spec, task_id=task_id, attempt=attempt)))
+                result = await run_attempt(replace(spec, task_id=task_id, attempt=attempt))
                 if task_id == 0 or not await chief_is_missing():
-                    return results[-1]
+                    return result
+                results = [result]
                 reason = (
                     f"the {task_name(task_id)} has ended while the chief is dead and the run is not"
                     " done"
@@ -323,11 +329,12 @@ async def supervise(
                     raise
                 reason = str(error)
                 if task_id == 0:
-                    dead_chiefs_term = await _last_term(store)
+                    term_of_dead_chief = await _last_term(store)
             except Exception as error:
-                # A worker whose earlier attempt has a result: the next chief has finished.
+                # The worker had finished before, and has found only that the next chief has
+                # finished as well.
                 if results and is_clean_end(error):
-                    return results[-1]
+                    return results[0]
                 raise
             secs = spec.backoff.pause_secs(attempt)
             logger.warning("%s; restarting it in %.1f s, attempt %d", reason, secs, attempt + 1)

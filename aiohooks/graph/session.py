@@ -419,18 +419,23 @@ class Session:
         """Return the content of a checkpoint.
 
         It has the graph's "variables", and the states of "tracked" objects and of "hooks", by name.
-        Values of variables are not copied, as a commit replaces them; states are, tensors to the
-        memory of the host.
+        Values of variables are not copied, because a commit replaces a value and never modifies
+        it. States are copied, their tensors to the memory of the host.
 
         Raises:
-            InvalidHookError: two hooks with a state have one name.
+            InvalidHookError: two stateful hooks have the same name.
         """
         states = {
             "tracked": {name: self.state_of(tracked) for name, tracked in self.tracked.items()},
             "hooks": {name: hook.state_dict() for name, hook in self.stateful_hooks().items()},
         }
-        variables = {name: self._values.by_name[name] for name in self._variable_names}
-        return {"variables": variables, **snapshot(states, self._snapshot_memory)}
+        # One call for both: tensors that share memory share it in the copy.
+        copies = snapshot(states, self._snapshot_memory)
+        return {
+            "variables": {name: self._values.by_name[name] for name in self._variable_names},
+            "tracked": copies["tracked"],
+            "hooks": copies["hooks"],
+        }
 
     def stateful_hooks(self) -> Mapping[str, Stateful]:
         """Return the hooks of the monitored session that are saved in checkpoints, by name.

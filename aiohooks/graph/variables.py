@@ -23,12 +23,15 @@ class Values:
     def __init__(self) -> None:
         self.by_name: dict[str, Any] = {}
         self.ready: bool = False
+        """Whether everything of a session that needs them is initialized."""
         self.failure: BaseException | None = None
         """The error of the session that should have initialized the values and gave up."""
-        self.workers: Waiters = Waiters()
+        self.waiting_workers: Waiters = Waiters()
         """Workers that wait until the values are ready, or until their initialization fails."""
         self._is_claimed = False
-        self._claims = Waiters()
+        """Whether a session initializes the values, or has initialized them."""
+        self._waiting_chiefs = Waiters()
+        """Sessions that wait to initialize the values, if the session that does so fails."""
 
     async def claim(self) -> bool:
         """Return whether the caller must initialize the values.
@@ -38,7 +41,7 @@ class Values:
         while self._is_claimed:
             if self.ready:
                 return False
-            await self._claims.wait()
+            await self._waiting_chiefs.wait()
         self._is_claimed = True
         return True
 
@@ -61,14 +64,14 @@ class Values:
         """Wake the waiting workers."""
         self.ready = True
         self.failure = None
-        self._claims.wake()
-        self.workers.wake()
+        self._waiting_chiefs.wake()
+        self.waiting_workers.wake()
 
     def discard(self) -> None:
         """Remove the values of an initialization that failed; another session may claim them."""
         self.by_name.clear()
         self._is_claimed = False
-        self._claims.wake()
+        self._waiting_chiefs.wake()
 
     def fail(self, error: BaseException) -> None:
         """End the waits of workers: the session that should have initialized the values gave up."""
@@ -76,9 +79,9 @@ class Values:
             return
         # Workers that are still waiting get the first error, also if a second session fails before
         # they run.
-        if self.failure is None or not self.workers:
+        if self.failure is None or not self.waiting_workers:
             self.failure = error
-        self.workers.wake()
+        self.waiting_workers.wake()
 
     def prepare(
         self, changes: Iterable[tuple[str, int, bool]], results: Sequence[Any]
@@ -130,13 +133,14 @@ class Variables:
             timeout: seconds to wait; None for no limit.
 
         Raises:
-            SessionNotReadyError: they were not initialized in time.
-            PublisherFailedError: the session that should have initialized them failed.
+            SessionNotReadyError: the values were not initialized in time.
+            PublisherFailedError: the session that should have initialized the values failed.
         """
         check_secs(timeout, "timeout", optional=True)
         values = self._values
         if not values.ready and values.failure is None:
-            await wait_for_others(values.workers.wait(timeout))
+            # Returns at the timeout as well: the checks below tell the cases apart.
+            await wait_for_others(values.waiting_workers.wait(timeout))
         if values.failure is not None:
             raise PublisherFailedError(
                 f"the session that should have initialised the variables failed: {values.failure!r}"

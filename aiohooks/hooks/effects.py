@@ -169,7 +169,7 @@ class EffectsHook(ResettingHook, Waiting):
         """How often the step fell without a restored checkpoint."""
         self._attempt: SessionRunContext | None = None
         """The attempt that has recorded effects last, until they are taken or dropped."""
-        self._taken = 0
+        self._effect_count = 0
         """How many effects were taken: the number of the last one."""
         self._unsaved: dict[int, Effect] = {}
         """The effects that wait for a checkpoint, by number."""
@@ -234,7 +234,7 @@ class EffectsHook(ResettingHook, Waiting):
         run_context.accepts_effects = False
         if self._attempt is not run_context:
             return False
-        self._take()
+        self._move_to_outbox()
         return not self._has_room()
 
     async def end(self, session: Session) -> None:
@@ -247,7 +247,7 @@ class EffectsHook(ResettingHook, Waiting):
 
         Effects that no checkpoint has are delivered for a third of the grace period.
         """
-        self._take()
+        self._move_to_outbox()
         if not self._is_saved and exc is not None:
             secs = self._grace_secs / 3
             await self.drain(secs if self._drain_secs is None else min(secs, self._drain_secs))
@@ -283,7 +283,7 @@ class EffectsHook(ResettingHook, Waiting):
                 f"kind of an effect is {kind!r}; give the kind of a handler of the EffectsHook;"
                 f" {did_you_mean(str(kind), self._kinds)}"
             )
-        copied = _copy_of_payload(payload, f"the payload of effect {kind!r}")
+        copied = _copy_payload(payload, f"the payload of effect {kind!r}")
         with self._lock:
             if not attempt.accepts_effects:
                 raise EffectError(
@@ -293,17 +293,17 @@ class EffectsHook(ResettingHook, Waiting):
                 )
             # The attempt before ended without `after_run`: it failed, perhaps after its commit.
             if self._attempt is not attempt:
-                self._take_recorded()
+                self._move_recorded()
                 self._attempt = attempt
             attempt.effects.append((kind, copied, recorder or kind))
 
-    def _take(self) -> None:
+    def _move_to_outbox(self) -> None:
         with self._lock:
-            self._take_recorded()
+            self._move_recorded()
         if self._at_commit:
-            self.release(self._taken)
+            self.release(self._effect_count)
 
-    def _take_recorded(self) -> None:
+    def _move_recorded(self) -> None:
         """Move the latest recorded effects to the outbox, or drop them if their run failed."""
         attempt = self._attempt
         self._attempt = None
@@ -323,8 +323,8 @@ class EffectsHook(ResettingHook, Waiting):
         for kind, payload, recorder in attempt.effects:
             self._numbers[recorder] += 1
             key = f"{run}/{step}/{recorder}/{self._numbers[recorder]}"
-            self._taken += 1
-            self._unsaved[self._taken] = Effect(kind, payload, key, step)
+            self._effect_count += 1
+            self._unsaved[self._effect_count] = Effect(kind, payload, key, step)
 
     @property
     def unsaved(self) -> int:
@@ -339,7 +339,7 @@ class EffectsHook(ResettingHook, Waiting):
     def mark(self) -> int:
         """Return the argument for `release` when the state that was just taken is durable."""
         self._delivered_since_state = False
-        return self._taken
+        return self._effect_count
 
     def release(self, mark: int) -> None:
         """Deliver the effects that were taken up to `mark`."""
@@ -349,10 +349,11 @@ class EffectsHook(ResettingHook, Waiting):
         self._deliver()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the effects that are not delivered, and what the next keys depend on."""
-        # The effects of a committed run belong to the state even if a hook failed afterwards.
+        """Return the undelivered effects, and the counters from which the next keys are made."""
+        # A hook that fails after the commit prevents `after_run` of this one. The effects of the
+        # run still belong to the state.
         if self._attempt is not None and self._attempt.committed:
-            self._take()
+            self._move_to_outbox()
         return {
             "run": self._run,
             "step": self._step,
@@ -364,26 +365,32 @@ class EffectsHook(ResettingHook, Waiting):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state. In a recovery, drop effects recorded since, and do not repeat
-        those delivered since.
+        """Restore the outbox from a checkpoint.
+
+        In a recovery, effects recorded after the checkpoint are dropped, and effects delivered
+        after it are not delivered again.
 
         Raises:
-            InvalidArgumentError: an effect in it has no handler.
+            InvalidArgumentError: an effect in the checkpoint has no handler.
         """
         check_mapping(state, "state", optional=False)
-        self._take()
-        saved = {key: Effect(kind, data, key, step) for kind, key, step, data in state["pending"]}
+        self._move_to_outbox()
+        saved: dict[str, Effect] = {}
+        for kind, key, step, payload in state["pending"]:
+            saved[key] = Effect(kind, payload, key, step)
         if unknown := sorted({effect.kind for effect in saved.values()} - self._kinds.keys()):
             raise InvalidArgumentError(
                 f"the checkpoint has effects of the kinds {unknown} that were not delivered, and"
-                " EffectsHook has no handlers for them: add these; one that does nothing drops"
-                " them"
+                " EffectsHook has no handlers for them. Add a handler for each kind; a handler"
+                " that does nothing drops its effects"
             )
         if self._coord is None:
+            # A new process, which has delivered nothing yet.
             for effect in saved.values():
                 self._kinds[effect.kind].ready.append(effect)
         else:
             self._drop_undone(saved)
+        # A name that the program gives now replaces the name in the checkpoint.
         self._run = self._given_run or state.get("run", self._run)
         self._step = state.get("step", 0)
         self._resets = state.get("resets", 0)
@@ -456,7 +463,7 @@ class EffectsHook(ResettingHook, Waiting):
 
     async def _call_handler(self, handler: Handler, effect: Effect) -> None:
         # A copy: a handler that changes its payload changes neither a repetition nor a checkpoint.
-        copied = dataclasses.replace(effect, payload=_copy_of_payload(effect.payload, "payload"))
+        copied = dataclasses.replace(effect, payload=_copy_payload(effect.payload, "payload"))
         # `close` has the whole grace period.
         wait = Wait[object](f"delivery of {effect.key}", self._grace_secs / 2)
         await wait.result_of(handler(copied))
@@ -497,7 +504,7 @@ class EffectsHook(ResettingHook, Waiting):
         Returns:
             Whether effects of the latest state were delivered since it was taken.
         """
-        self._take()
+        self._move_to_outbox()
         self._deliver()
         secs = self._drain_secs if secs is None else secs
         if secs != 0:
@@ -530,12 +537,13 @@ class EffectsHook(ResettingHook, Waiting):
 
 def _check_handler(kind: object, handler: Any) -> None:
     if not isinstance(kind, str) or not kind:
-        raise InvalidArgumentError(f"handlers has the kind {kind!r}; give a non-empty str")
+        raise InvalidArgumentError(f"handlers has the kind {kind!r}; a kind is a non-empty str")
     if not is_coroutine_function(handler):
         raise InvalidHookError(
             f"the handler of {kind!r} is {handler!r}; give a coroutine function (`async def`), and"
             " call blocking functions with `await asyncio.to_thread(...)`"
         )
+    # None stands for the effect.
     if (error := call_error(handler, None)) is not None:
         raise InvalidHookError(
             f"the handler of {kind!r} cannot be called with one argument, the Effect: {error};"
@@ -548,29 +556,26 @@ def _counts_by_kind(effects: Iterable[Effect]) -> str:
     return ", ".join(f"{count} of {kind!r}" for kind, count in counts.items())
 
 
-def _copy_of_payload(value: Any, place: str, depth: int = 0) -> Any:
-    """Return a copy of a payload; raise if a checkpoint could not hold it exactly."""
+def _copy_payload(value: Any, place: str, depth: int = 0) -> Any:
+    """Return a copy of a payload, or raise if a checkpoint could not hold it exactly."""
+    # Exact types: a checkpoint would return an instance of a subclass as its base.
     kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
     if kind is str:
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidArgumentError(f"{place} is {value!r}, not a valid text: {error}") from None
+        _check_text(value, place)
     if kind in _ATOMS:
         return value
     if depth > _MAX_DEPTH:
         raise InvalidArgumentError(f"{place} is nested deeper than {_MAX_DEPTH} levels; flatten it")
     if kind is list or kind is tuple:
         items = [
-            _copy_of_payload(item, f"{place}[{index}]", depth + 1)
-            for index, item in enumerate(value)
+            _copy_payload(item, f"{place}[{index}]", depth + 1) for index, item in enumerate(value)
         ]
         return kind(items)
     if kind is not dict:
         raise InvalidArgumentError(
             f"{place} is {safe_repr(value)}, a {kind.__name__}; give None, bool, int, float, str,"
-            " bytes, or lists, tuples and dicts of these: of an array .tolist() or .tobytes(), of"
-            " large data the name under which the receiver finds it"
+            " bytes, or lists, tuples and dicts of these. Convert an array with .tolist() or"
+            " .tobytes(); instead of large data, give the name under which the receiver finds it"
         )
     copied: dict[Any, Any] = {}
     for key, item in cast("dict[Any, Any]", value).items():
@@ -578,7 +583,15 @@ def _copy_of_payload(value: Any, place: str, depth: int = 0) -> Any:
             raise InvalidArgumentError(
                 f"{place} has the key {key!r}, a {type(key).__name__}; give a str or an int"
             )
-        copied[_copy_of_payload(key, place, depth)] = _copy_of_payload(
-            item, f"{place}[{key!r}]", depth + 1
-        )
+        if isinstance(key, str):
+            _check_text(key, place)
+        copied[key] = _copy_payload(item, f"{place}[{key!r}]", depth + 1)
     return copied
+
+
+def _check_text(text: str, place: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        message = f"{place} has {text!r}, which cannot be encoded as UTF-8: {error}"
+        raise InvalidArgumentError(message) from None

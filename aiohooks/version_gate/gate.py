@@ -113,10 +113,10 @@ class AdmissionQueue(Waiting):
         return ledger.issue_ticket()
 
     async def wait(self, secs: float | None, until: Until | None) -> None:
-        """Wait at the end of the queue until admitted.
+        """Wait at the end of the queue until admitted. There is no room at the call.
 
         Raises:
-            StepTimeoutError: that took longer than `secs`.
+            StepTimeoutError: the caller was not admitted within `secs`.
         """
         since = self._clock.now()
         if secs == 0:
@@ -128,13 +128,13 @@ class AdmissionQueue(Waiting):
         timer = call_later(secs, waiter.expire, self._clock)
         self._log.begin(waiter)
         try:
-            admission = self._wait_admitted(waiter, since)
+            waiting = self._wait_admitted(waiter, since)
             if until is None:
-                await admission
+                await waiting
             else:
-                await until(admission)
+                await until(waiting)
         except BaseException:
-            # It may have been admitted and cancelled in the same turn of the loop.
+            # Admitted and cancelled in the same iteration of the loop: give the place back.
             if waiter.admitted:
                 self.ledger.return_place()
             raise
@@ -143,7 +143,7 @@ class AdmissionQueue(Waiting):
             self._log.end(waiter)
             self.waited_secs += self._clock.now() - since
             self.waiters.pop(waiter, None)
-            # If this caller has watched the store, the next waiter watches it now.
+            # One waiter watches the store for all. If that was this one, the next takes over.
             if self.waiters and not self._store_is_watched:
                 next(iter(self.waiters)).wake()
 
@@ -340,15 +340,14 @@ class VersionGate:
         leaves nothing behind.
 
         Args:
-            timeout: the time limit of the wait in seconds. 0 does not wait, None sets no limit.
-            until: `session.until` or `coord.until`: the wait also ends with a stop of the session
-                or a failed task of it.
+            timeout: the time limit of the wait in seconds; 0 means not to wait, None no limit.
+            until: `session.until` or `coord.until`: the wait also ends when the session stops or
+                one of its tasks fails.
 
         Raises:
             StepTimeoutError: there was no room in time.
-            PublisherFinishedError: no publisher is left, the last one finished. A clean end of a
-                session.
-            PublisherFailedError: no publisher is left, the last one failed; caused by its error.
+            PublisherFinishedError: the last publisher has finished. This ends a session cleanly.
+            PublisherFailedError: the last publisher has failed; its error is the cause.
             StoreClosedError: the store of the versions was closed.
             InvalidArgumentError: an argument is invalid.
         """

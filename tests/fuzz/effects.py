@@ -351,7 +351,8 @@ class Received:
             self.violations.append(f"{key} of step {step} and kind {kind} is {text}")
         if text in self.keys:
             self.repeated += 1
-            if (pid, key) in self._done:
+            # At the commit, a repeated step has its effect again, under the same key.
+            if self._undoes and (pid, key) in self._done:
                 self.violations.append(f"{key} was delivered twice by one process")
             return
         self.keys[text] = key
@@ -399,11 +400,11 @@ def run_programs(count: int, seed: int, report: Callable[[str], None], tally: Co
 
 def _release_when_taken(original: Any, self: Any) -> None:
     original(self)
-    self.release(self._taken)
+    self.release(self._effect_count)
 
 
 def _release_late(original: Any, self: Any, mark: int) -> None:
-    original(self, self._taken)
+    original(self, self._effect_count)
 
 
 def _forget_pending(original: Any, self: Any) -> Any:
@@ -447,12 +448,12 @@ def _name_by_process(original: Any, self: Any, state: Any) -> None:
 
 
 BUGS: dict[str, tuple[type, str, Any]] = {
-    "delivered at the commit": (EffectsHook, "_take", _release_when_taken),
+    "delivered at the commit": (EffectsHook, "_move_to_outbox", _release_when_taken),
     "a save releases what came after it": (EffectsHook, "release", _release_late),
     "the outbox is not saved": (EffectsHook, "state_dict", _forget_pending),
     "undone effects stay": (EffectsHook, "_drop_undone", _drop_nothing),
-    "a failed attempt leaves its effects": (EffectsHook, "_take_recorded", _take_all),
-    "a committed run loses its effects": (EffectsHook, "_take_recorded", _drop_all),
+    "a failed attempt leaves its effects": (EffectsHook, "_move_recorded", _take_all),
+    "a committed run loses its effects": (EffectsHook, "_move_recorded", _drop_all),
     "a failed delivery is not repeated": (EffectsHook, "_note_failure", _ignore_failure),
     "a recovery delivers again": (EffectsHook, "load_state_dict", _load_all),
     "all have one numbering": (EffectsHook, "record", _one_recorder),

@@ -674,7 +674,7 @@ async def test_an_inner_session_has_its_own_effects() -> None:
         ),
         ("publish", [np.zeros(2)], r"'publish'\[0\] is array\(.*, a ndarray; .* \.tolist\(\)"),
         ("publish", {1.5: 2}, "has the key 1.5, a float; give a str or an int"),
-        ("publish", "\ud800", "not a valid text"),
+        ("publish", "\ud800", "cannot be encoded as UTF-8"),
     ],
 )
 async def test_what_cannot_be_recorded_is_refused(kind: Any, payload: Any, message: str) -> None:
