@@ -72,23 +72,20 @@ exit codes:
 """
 
 _WHY = """\
-show why a process, a service or a run waits: for which task, hook, lock, queue, step or process,
-at which line, and since when
+show why a process waits: for which task, hook, lock, queue, step or process, at which line, and
+since when
 
-A process can be asked if it was started with AIOHOOKS_WHY=1, or runs in ah.run(main, why=True); a
-service if it has controls, with its token in AIOHOOKS_SERVICE_TOKEN. Name a run by its name or by
-the URL of its step store: all of its processes on this machine are asked, and their answers are
-connected. For a process that cannot answer, the system's view of it is shown.
+A process of your user can be asked if it was started with AIOHOOKS_WHY=1, or runs in
+ah.run(main, why=True). If it cannot answer, the command shows the system's view of it. If the
+answer ends at another process, ask that process next.
 
 example:
   %(prog)s 4242
-  %(prog)s digits
-  %(prog)s redis://127.0.0.1:6379 --run digits --json
-  %(prog)s http://127.0.0.1:8000/training
+  %(prog)s 4242 --json
 
 exit codes:
-  0    all processes have answered
-  1    a process has not answered, or there is none
+  0    the process has answered
+  1    it has not answered, or does not exist
   2    the arguments are invalid
 """
 
@@ -108,6 +105,15 @@ def _secs(text: str) -> float:
         if 0 <= secs < float("inf"):
             return secs
     raise argparse.ArgumentTypeError("give seconds, 0 or more")
+
+
+def _pid(text: str) -> int:
+    if text.isdecimal():
+        return int(text)
+    raise argparse.ArgumentTypeError(
+        "give the PID of a process. For a run, `aiohooks steps URL` shows processes as"
+        " HOST:PID:ID. For a service, open its page, or GET /why"
+    )
 
 
 def _add_command(commands: Any, name: str, execute: str, text: str) -> Callable[..., object]:
@@ -181,21 +187,6 @@ def _add_run_command(commands: Any) -> None:
     )
 
 
-def _add_store_options(add: Callable[..., object]) -> None:
-    """Add the options of the commands that show a run in a step store."""
-    add(
-        "--run",
-        metavar="NAME",
-        help="the name of the run (default: $AIOHOOKS_RUN, or `default`)",
-    )
-    add(
-        "--address",
-        metavar="HOST:PORT",
-        help="of the cluster of a ray:// URL (default: $RAY_ADDRESS, or that of this machine)",
-    )
-    add("--json", dest="as_json", action="store_true", help="print it as JSON")
-
-
 def make_parser(prog: str) -> argparse.ArgumentParser:
     """Return the parser of all commands.
 
@@ -223,15 +214,21 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
         metavar="URL",
         help="of the step store: local:///directory, redis://, ray://namespace",
     )
-    _add_store_options(add)
+    add(
+        "--run",
+        metavar="NAME",
+        help="the name of the run (default: $AIOHOOKS_RUN, or `default`)",
+    )
+    add(
+        "--address",
+        metavar="HOST:PORT",
+        help="of the cluster of a ray:// URL (default: $RAY_ADDRESS, or that of this machine)",
+    )
+    add("--json", dest="as_json", action="store_true", help="print it as JSON")
 
     add = _add_command(commands, "why", "_command_line.why:print_why", _WHY)
-    add(
-        "target",
-        metavar="URL|PID|RUN",
-        help="the URL of a service or a step store, the id of a process, or the name of a run",
-    )
-    _add_store_options(add)
+    add("pid", metavar="PID", type=_pid, help="the ID of the process")
+    add("--json", dest="as_json", action="store_true", help="print it as JSON")
     return parser
 
 

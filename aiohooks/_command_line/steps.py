@@ -17,7 +17,7 @@ def print_run(url: str, run: str | None, *, address: str | None, as_json: bool) 
     Raises:
         AiohooksError: there is no such run.
     """
-    report = asyncio.run(inspect_run(url, run, address))
+    report = asyncio.run(_inspect_run(url, run, address))
     if as_json:
         print(json.dumps(dataclasses.asdict(report), indent=2))
     else:
@@ -25,15 +25,12 @@ def print_run(url: str, run: str | None, *, address: str | None, as_json: bool) 
     return 0
 
 
-async def inspect_run(
-    url: str, run: str | None, address: str | None, *, secs: float | None = None
-) -> RunReport:
+async def _inspect_run(url: str, run: str | None, address: str | None) -> RunReport:
     """Return the report of the engine about a run.
 
     Raises:
         AiohooksError: there is no such run, or the engine is unavailable.
         InvalidArgumentError: the URL is invalid, or its store is within one process.
-        TimeoutError: the engine has not answered within `secs`.
     """
     if url.startswith("memory:"):
         raise InvalidArgumentError(
@@ -42,8 +39,7 @@ async def inspect_run(
     options = {} if address is None else {"address": address}
     store = open_step_store(url, run=run, **options)
     try:
-        async with asyncio.timeout(secs):
-            report = await store.inspect()
+        report = await store.inspect()
     finally:
         await store.aclose()
     if report is None:
@@ -58,7 +54,7 @@ def _lines(report: RunReport) -> Iterator[str]:
     yield f"run {printable(report.run)}: step {report.step} of epoch {report.epoch}"
     yield f"  chief       {_describe_chief(report)}"
     for publisher in report.publishers:
-        yield f"  publisher   {describe_publisher(publisher)}"
+        yield f"  publisher   {_describe_publisher(publisher)}"
     if not report.publishers:
         yield "  publisher   none"
     yield f"  waiting     {_describe_waiting(report.waiting)}"
@@ -77,8 +73,7 @@ def _describe_chief(report: RunReport) -> str:
     return "none"
 
 
-def describe_publisher(publisher: PublisherReport) -> str:
-    """Return the name, the process and the state of a publisher."""
+def _describe_publisher(publisher: PublisherReport) -> str:
     text = f"{printable(publisher.name)}, {printable(publisher.process)}"
     if publisher.lease_secs is not None:
         text += f", lease of {publisher.lease_secs:g} s, renewed {publisher.renewals} times"

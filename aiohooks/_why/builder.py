@@ -111,7 +111,6 @@ class _Builder:
         blocked: Mapping[asyncio.AbstractEventLoop, types.FrameType],
         most: int,
     ) -> None:
-        self._process = os.getpid()
         self._loops, self._most = loops, most
         self._running = {asyncio.current_task(loop): frame for loop, frame in blocked.items()}
         self._stacks: dict[int, types.FrameType] = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
@@ -172,10 +171,8 @@ class _Builder:
             self._kept.append(key)
             key = id(key)
         if key not in self._ids:
-            node = self._ids[key] = (
-                key if isinstance(key, str) else f"{self._process}/{len(self._ids)}"
-            )
-            self._nodes[node] = WaitNode(node, kind, name, process=self._process, **more)
+            node = self._ids[key] = key if isinstance(key, str) else str(len(self._ids))
+            self._nodes[node] = WaitNode(node, kind, name, **more)
             (self._searches if is_search else self._ahead).append(lambda: expand(node))
         return self._ids[key]
 
@@ -342,7 +339,7 @@ class _Builder:
         name = f"thread {printable('unknown' if thread is None else thread.name)!r}"
         frames = frames_of(self._stacks.get(ident))
         return self._add(
-            f"{self._process}/thread {ident}",
+            f"thread {ident}",
             "thread",
             name,
             lambda node: self._expand_running(node, frames),
@@ -407,7 +404,8 @@ def _primitive(
 ) -> Awaited | None:
     """Return what a coroutine of asyncio or anyio waits for."""
     owner: Any = frame.f_locals.get("self")
-    method, at = frame.f_code.co_name, f"{os.getpid()}/{id(owner)}.{frame.f_code.co_name}"
+    method = frame.f_code.co_name
+    at = f"{id(owner)}.{method}"
     name = expression(outer, owner)
 
     def held(kind: str, detail: str, places: float | None) -> Awaited:

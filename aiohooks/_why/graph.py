@@ -1,5 +1,5 @@
-"""The wait-for graph as plain data, which processes can exchange: as text, as JSON, of several
-processes, with its deadlocks.
+"""The wait-for graph as plain data, which a process can hand over: as text, as JSON, with its
+deadlocks.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Sequence
 from typing import Literal, NamedTuple, Self
 
 from aiohooks._diagnostics import secs_text
@@ -22,14 +21,13 @@ class WaitNode:
     """Something that waits or is waited for.
 
     Attributes:
-        id: the same in all processes of a run, of what several of them know.
+        id: unique in the graph; the edges name the node by it.
         kind: "session", "hook", "task", "thread", "lock", "queue", "step", "process" and so on.
         name: what it is.
         detail: its state.
         function: the function of the user's code that waits.
         where: the line at which it waits, as `file:line`.
         secs: for how long it has waited, or lasted; None if that is not known.
-        process: the id of the process that has reported it.
     """
 
     id: str
@@ -39,7 +37,6 @@ class WaitNode:
     function: str | None = None
     where: str | None = None
     secs: float | None = None
-    process: int = 0
 
     def __str__(self) -> str:
         text = " ".join((self.name + (f" ({self.detail})" if self.detail else "")).splitlines())
@@ -68,13 +65,13 @@ class WaitEdge(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WaitGraph:
-    """What waits for what at one moment, of one process or of several; `str()` of it has a
-    paragraph for each chain of waits.
+    """What waits for what in a process at one moment; `str()` of it has a paragraph for each chain
+    of waits.
 
     Attributes:
         nodes: all that waits or is waited for.
         edges: what waits for what.
-        notes: what could not be asked, and why.
+        notes: why the process has not answered.
     """
 
     nodes: tuple[WaitNode, ...]
@@ -181,22 +178,6 @@ class WaitGraph:
             (WaitEdge(*one) for one in given["edges"]),
         )
         return cls(tuple(nodes), tuple(edges), tuple(given["notes"]))
-
-    @classmethod
-    def join(cls, graphs: Sequence[WaitGraph]) -> Self:
-        """Return the graph of several processes: what one of them waits for, and another one has,
-        is connected.
-        """
-        nodes: dict[str, WaitNode] = {}
-        for node in itertools.chain.from_iterable(one.nodes for one in graphs):
-            if (
-                node.id not in nodes or nodes[node.id].kind == "process"
-            ):  # which another one has seen from outside
-                nodes[node.id] = node
-        edges = dict.fromkeys(edge for one in graphs for edge in one.edges)
-        return cls(
-            tuple(nodes.values()), tuple(edges), tuple(note for one in graphs for note in one.notes)
-        )
 
     def _after(self, *, all_needed: bool = False) -> dict[str, list[str]]:
         after: dict[str, list[str]] = {}

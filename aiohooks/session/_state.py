@@ -62,8 +62,6 @@ OPEN_SESSIONS: WeakSet[SessionState] = WeakSet()
 """The sessions of this process that are being opened, are open, or are being closed."""
 RUN_LOOPS: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
 """The event loops of `aiohooks.run`, each with its thread."""
-ON_OPEN: list[Callable[[SessionState], None]] = []
-"""Called with each session whose step store is known."""
 WHY_VARIABLE = "AIOHOOKS_WHY"
 """The environment variable that lets the processes of a program be asked why they wait."""
 

@@ -43,7 +43,7 @@ from aiohooks.graph.variables import Variables
 from aiohooks.session._hooks import HookSet, new_args
 from aiohooks.session._run_lock import DEFAULT_YIELD_SECS, FifoLock, RunLock
 from aiohooks.session._shutdown import Shutdown, swallows
-from aiohooks.session._state import ON_OPEN, WHY_VARIABLE, Producer, SessionState
+from aiohooks.session._state import WHY_VARIABLE, Producer, SessionState
 from aiohooks.session.coordinator import Coordinator, Requests, owner_of
 from aiohooks.session.creators import Source, WorkerSessionCreator, creator_of, warn_if_not_saved
 from aiohooks.session.feeds import Feeds, FeedsSetBack, SessionFeeds, source_of
@@ -445,8 +445,6 @@ class AsyncMonitoredSession(Requests):
                 await supervisor.create()
                 warn_if_not_saved(state.session, self._graph)
             self._register_publisher(state.store)
-            for note in ON_OPEN:
-                note(state)
         except BaseException as error:
             await self._shutdown.end_opening(error)
         state.set_phase("open")

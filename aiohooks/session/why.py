@@ -1,4 +1,5 @@
-"""Why a process waits: asked by its own code, by a signal, or by `aiohooks why` from outside.
+"""Why a process waits: asked by its own code, by a signal, or by `aiohooks why PID` from
+outside.
 
 A process that is asked answers in a thread of its own, over a Unix socket in a directory that only
 its user can use: also while its event loop is blocked. No signal is sent to it. Nothing here runs
@@ -15,7 +16,6 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -33,7 +33,7 @@ from aiohooks._diagnostics import logger
 from aiohooks._why.builder import threads, wait_graph
 from aiohooks._why.graph import WaitGraph
 from aiohooks.errors import InvalidArgumentError
-from aiohooks.session._state import ON_OPEN, OPEN_SESSIONS, RUN_LOOPS, WHY_VARIABLE, SessionState
+from aiohooks.session._state import OPEN_SESSIONS, RUN_LOOPS, WHY_VARIABLE, SessionState
 
 _ANSWER_SECS = 0.25
 """How long a loop that is not blocked may take to answer."""
@@ -166,41 +166,24 @@ class _Server:
     """Answers questions of other processes, in a thread."""
 
     def __init__(self) -> None:
-        self._folder = why_folder(make=True)
-        pid = os.getpid()
-        self._paths = self._folder / f"{pid}.sock", self._folder / f"{pid}.json"
-        for path in self._paths:
-            path.unlink(missing_ok=True)  # of a process that was killed and had the same id
+        self._path = why_folder(make=True) / f"{os.getpid()}.sock"
+        # A process that was killed and had the same ID has left its socket.
+        self._path.unlink(missing_ok=True)
         self._socket = socket.socket(socket.AF_UNIX)
         try:
-            self._socket.bind(str(self._paths[0]))
+            self._socket.bind(str(self._path))
             self._socket.listen()
         except OSError as error:
             self._socket.close()
             raise OSError(
                 error.errno,
-                f"the socket {self._paths[0]} could not be made: {error.strerror or error}",
+                f"the socket {self._path} could not be made: {error.strerror or error}",
             ) from error
-        self._runs: list[str] = []
-        for state in list(OPEN_SESSIONS):
-            self.note_run(state)
-        ON_OPEN.append(self.note_run)
         call_after_fork(self)
         atexit.register(self.stop)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="aiohooks why", daemon=True)
         self._thread.start()
-
-    def note_run(self, state: SessionState) -> None:
-        """Note which runs the process takes part in: they may be asked for when it cannot
-        answer.
-        """
-        if state.store is not None and state.store.run not in self._runs:
-            self._runs.append(state.store.run)
-            aside = self._paths[1].with_suffix(".new")
-            with contextlib.suppress(OSError):
-                aside.write_text(json.dumps({"runs": self._runs}))
-                aside.replace(self._paths[1])
 
     def _serve(self) -> None:
         while True:
@@ -226,8 +209,7 @@ class _Server:
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._socket.close()
         self._thread.join(_SEND_SECS)
-        for path in self._paths:
-            path.unlink(missing_ok=True)
+        self._path.unlink(missing_ok=True)
 
     def after_fork(self) -> None:
         """Leave the socket to the parent; a child that is to answer enables it again, with its
@@ -235,7 +217,6 @@ class _Server:
         """
         global _server
         self._socket.close()
-        ON_OPEN.remove(self.note_run)
         atexit.unregister(self.stop)
         _server = None
 
@@ -257,7 +238,7 @@ def unanswered(pid: int, why: str) -> WaitGraph:
 
 
 def why_folder(*, make: bool = False) -> Path:
-    """Return the directory of the sockets and registrations of this user's processes.
+    """Return the directory of the sockets of this user's processes.
 
     Raises:
         InvalidArgumentError: it is not this user's alone.

@@ -124,7 +124,11 @@ REFUSED = {
     "steps memory://": "memory:// is a store within one process",
     "steps redsi://h": "did you mean 'redis'",
     "steps /tmp/steps": "is not the beginning of a step store's URL",
-    "why http:///x": "names no host",
+    "why digits": "argument PID: give the PID of a process. For a run, `aiohooks steps URL` shows",
+    "why -5": "argument PID: give the PID of a process",
+    "why redis://:secret@h": "argument PID: give the PID of a process",
+    "why http://user:secret@h/": "For a service, open its page, or GET /why",
+    "why 4242 --run digits": "unrecognized arguments: --run digits",
 }
 
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import json
 import os
 import re
 import signal
-import socket
 import threading
 import types
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -124,29 +124,23 @@ async def test_a_session_says_why_it_waits() -> None:
 async def test_other_processes_ask(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the id of the process, by the name of the run, and by that of another run; a pause is
-    named, too.
-    """
+    """They ask by the process ID and get text or JSON; a pause is named, too."""
     monkeypatch.setattr(
         why, "_ANSWER_SECS", HANG_SECS
     )  # for the loop, after which it counts as blocked
-    store = ah.MemoryStepStore(run="digits")
-    async with opened(global_step=store) as session:
-        assert files(folder) == [f"{os.getpid()}.json", f"{os.getpid()}.sock"]
+    async with opened() as session:
+        assert files(folder) == [f"{os.getpid()}.sock"]
         assert os.stat(folder).st_mode & 0o777 == 0o700
         session.pause("a look at the weights")
         run = await parked(session.run(()), 5)
-        for target in (str(os.getpid()), "digits"):
-            assert await asyncio.to_thread(main, ["why", target]) == 0
-            printed = capsys.readouterr().out
-            assert "\n    waits for the end of the pause (a look at the weights)" in printed
-            assert ", paused: a look at the weights" in printed
-            assert "stopping" not in printed
-        assert await asyncio.to_thread(main, ["why", "letters"]) == 1
-        assert (
-            "no process of a run 'letters' can be asked on this machine; start it with"
-            in capsys.readouterr().err
-        )
+        assert await asyncio.to_thread(main, ["why", str(os.getpid())]) == 0
+        printed = capsys.readouterr().out
+        assert "\n    waits for the end of the pause (a look at the weights)" in printed
+        assert ", paused: a look at the weights" in printed
+        assert "stopping" not in printed
+        assert await asyncio.to_thread(main, ["why", str(os.getpid()), "--json"]) == 0
+        nodes = json.loads(capsys.readouterr().out)["nodes"]
+        assert "session 'chief'" in [node["name"] for node in nodes]
         session.resume()
         await run
     assert files(folder) == []
@@ -311,64 +305,26 @@ async def test_a_forked_child_is_not_asked_for_its_parent(folder: Path) -> None:
         if (child := os.fork()) == 0:
             os._exit(0 if why._server is None else 1)  # pyright: ignore[reportPrivateUsage]
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0  # noqa: ASYNC222
-        assert len(files(folder)) == 2
+        assert files(folder) == [f"{os.getpid()}.sock"]
 
 
 @pytest.mark.parametrize(
-    ("target", "code", "says"),
+    ("target", "says"),
     [
         (
             "1",
-            1,
-            (
-                "aiohooks; start it with AIOHOOKS_WHY=1, or run it with ah.run(main, why=True), and"
-                " ask as its user"
-            ),
+            "aiohooks; start it with AIOHOOKS_WHY=1, or run it with ah.run(main, why=True), and"
+            " ask as its user",
         ),
-        ("4194304", 1, "process 4194304: does not exist any more"),
-        ("memory://x", 2, "memory:// is a store within one process"),
-        ("http://127.0.0.1:9/", 1, "no service answers at http://127.0.0.1:9/"),
-        ("http://user:word@127.0.0.1:9/", 1, "no service answers at http://127.0.0.1:9/"),
-        ("http://[::1/", 2, "this is no http:// URL: Invalid IPv6 URL"),
+        ("4194304", "process 4194304: does not exist any more"),
     ],
 )
-def test_what_cannot_be_asked(
-    target: str, code: int, says: str, folder: Path, capsys: pytest.CaptureFixture[str]
+def test_a_process_that_cannot_be_asked(
+    target: str, says: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is said why, and what to do."""
-    assert main(["why", target]) == code
-    printed = capsys.readouterr()
-    assert says in printed.out + printed.err
-
-
-def test_a_server_that_does_not_speak_http(capsys: pytest.CaptureFixture[str]) -> None:
-    """It is no service, and the command says so."""
-
-    def greet() -> None:
-        connection, _ = server.accept()
-        with connection:
-            connection.recv(1 << 16)
-            connection.sendall(b"SSH-2.0-one\r\n")
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        greeting = threading.Thread(target=greet)
-        greeting.start()
-        assert main(["why", f"http://127.0.0.1:{server.getsockname()[1]}/"]) == 1
-        greeting.join()
-    assert "this is not a service of a session: BadStatusLine(" in capsys.readouterr().err
-
-
-def test_the_registration_of_a_killed_process_is_removed(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A process that was killed could not do it; one that takes part in no run has only a
-    socket.
-    """
-    folder.mkdir(mode=0o700)
-    for name in ("4194304.json", "4194304.sock", "4194305.sock"):
-        (folder / name).write_text('{"runs": ["digits"]}')
-    assert main(["why", "digits"]) == 1
-    assert files(folder) == []
+    """The command shows the reason, and what to do."""
+    assert main(["why", target]) == 1
+    assert says in capsys.readouterr().out
 
 
 def test_run_lets_a_program_be_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ The line at which the user's code waits, and what it waits for, has the comment 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
 import sys
@@ -104,6 +105,14 @@ class Block(ah.SessionRunHook):
         threading.Event().wait()  # blocked_loop
 
 
+class HoldInterpreter(ah.SessionRunHook):
+    """Calls C code that holds the interpreter's lock."""
+
+    async def before_run(self, run_context: ah.SessionRunContext) -> None:
+        """Sleep in C, from where no other thread can run."""
+        ctypes.PyDLL(None).sleep(3600)
+
+
 class Gate(ah.SessionRunHook):
     """Makes each step's work only while it is not too far ahead of the published weights."""
 
@@ -192,14 +201,11 @@ async def publishes(url: str) -> None:
         await asyncio.Event().wait()  # publishes
 
 
-async def actor(url: str) -> None:
-    """Waits for new weights, which the learner makes of what this one makes."""
-    await run_until("rollouts", "weights", url)
-
-
-async def learner(url: str) -> None:
-    """Waits for new rollouts."""
-    await run_until("weights", "rollouts", url)
+async def two_runs(directory: str) -> None:
+    """The actor waits for new weights, and the learner for new rollouts."""
+    async with asyncio.TaskGroup() as group:
+        group.create_task(run_until("rollouts", "weights", f"local://{directory}"))
+        group.create_task(run_until("weights", "rollouts", f"local://{directory}"))
 
 
 async def run_until(own: str, other: str, url: str) -> None:
@@ -231,6 +237,11 @@ async def recovery(url: str) -> None:
 async def blocked_loop(url: str) -> None:
     """A hook blocks the loop."""
     await run_steps(Block())
+
+
+async def c_code(url: str) -> None:
+    """A hook is in C code that lets no other thread run."""
+    await run_steps(HoldInterpreter())
 
 
 async def task_done(url: str) -> None:

@@ -1,6 +1,4 @@
-"""The wait-for graph as data: its text, its deadlocks, its JSON, and graphs of several
-processes.
-"""
+"""The wait-for graph as data: its text, its deadlocks and its JSON."""
 
 from __future__ import annotations
 
@@ -9,12 +7,11 @@ import json
 from aiohooks.session import WaitEdge, WaitGraph, WaitNode
 
 
-def graph(*edges: str, unsure: tuple[str, ...] = (), process: int = 1) -> WaitGraph:
+def graph(*edges: str, unsure: tuple[str, ...] = ()) -> WaitGraph:
     """Return the graph with edges like `a-b`."""
     names = dict.fromkeys(name for edge in (*edges, *unsure) for name in edge.split("-"))
     nodes = tuple(
-        WaitNode(name, "task", name, function="f", where=f"/x/{name}.py:1", process=process)
-        for name in names
+        WaitNode(name, "task", name, function="f", where=f"/x/{name}.py:1") for name in names
     )
     pairs = ((edge, *edge.split("-")) for edge in (*edges, *unsure))
     made = [
@@ -67,19 +64,3 @@ def test_json() -> None:
     given = json.loads(one.to_json())
     assert WaitGraph.from_json(one.to_json()) == one
     assert ([*map(sorted, given["deadlocks"])], given["lines"]) == ([["a", "b"]], one.lines())
-
-
-def test_graphs_of_several_processes() -> None:
-    """What one process has seen of another one from outside is replaced by what that says
-    itself.
-    """
-    outside = WaitGraph(
-        (WaitNode("s", "session", "session 'c'"), WaitNode("p", "process", "worker 2")),
-        (WaitEdge("s", "p", "all"),),
-    )
-    inside = WaitGraph(
-        (WaitNode("p", "session", "session 'w'"), WaitNode("h", "hook", "H.f")),
-        (WaitEdge("p", "h", "all"),),
-    )
-    for both in ([outside, inside], [inside, outside]):
-        assert WaitGraph.join(both).lines() == ["session 'c' waits for session 'w' <- H.f"]
