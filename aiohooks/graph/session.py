@@ -248,8 +248,6 @@ class Session:
         self, plan: Plan, build: Build, given: list[Any], waits: RunWaits | None
     ) -> Any:
         """Call the operations of a plan and commit their results, until no other run interferes."""
-        effects = _effects_of(waits)
-        effect_count = len(effects)
         for _ in _ATTEMPTS:
             values = given + plan.template
             values[0] = self.global_step.latest.step
@@ -292,7 +290,7 @@ class Session:
                 return result
             # After a recovery another session has the variables.
             self._check_open()
-            del effects[effect_count:]
+            _drop_effects(waits)
         names = ", ".join(map(repr, plan.replaced))
         raise UpdateConflictError(
             f"this run replaces {names} (updates=), and in each of its {len(_ATTEMPTS)} attempts"
@@ -522,13 +520,12 @@ def was_fed(session: object) -> bool:
     return any(fed for _, fed, _ in plans)
 
 
-def _effects_of(waits: RunWaits | None) -> list[Any]:
-    """Return the list to which the operations of a monitored run add their effects."""
-    if waits is None or waits.scope is None or waits.scope.attempt is None:
-        # A run within another run does not know which of the recorded effects are its own.
-        return []
-    effects: list[Any] = waits.scope.attempt.effects
-    return effects
+def _drop_effects(waits: RunWaits | None) -> None:
+    """Drop the effects that operations of a monitored run have recorded, as they are repeated."""
+    # A run within another run does not know which of the recorded effects are its own.
+    if waits is not None and waits.scope is not None and waits.scope.attempt is not None:
+        attempt = waits.scope.attempt
+        del attempt.effects[attempt.effects_before_run :]
 
 
 def _reject_coroutine(name: str, coro: Any) -> NoReturn:

@@ -44,12 +44,11 @@ from aiohooks.errors import (
     raise_unchanged,
     safe_repr,
 )
-from aiohooks.session.status import SessionStatus, background_activities
+from aiohooks.session.status import EffectRecorder, SessionStatus, background_activities
 
 if TYPE_CHECKING:
     from aiohooks.graph.graph import Graph
     from aiohooks.graph.session import Session
-    from aiohooks.session.hook import EffectRecorder
     from aiohooks.stores.base import StepStore
     from aiohooks.stores.publishers import Publisher
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 from aiohooks._aio.contexts import current_run
 from aiohooks.dispatch.hook import Hook
@@ -29,7 +29,7 @@ from aiohooks.graph.graph import T_co
 if TYPE_CHECKING:
     from aiohooks.graph.session import Session
     from aiohooks.session.coordinator import Coordinator
-    from aiohooks.session.status import EffectStatus
+    from aiohooks.session.status import EffectRecorder
 
 
 class SessionRunArgs(NamedTuple):
@@ -72,10 +72,15 @@ class SessionRunContext:
         coord: its coordinator; without one (in a test) a stop is only recorded here.
         global_step: in `before_run` the step about to run, in `after_run` the committed step.
         attempt: 1, and one more after each recovery of this run.
+        effect_recorder: the `EffectsHook` of the session; None without one.
+        effects: the effects recorded so far: kind, payload and recorder of each.
+        effects_before_run: how many of them were recorded in `before_run`.
+        accepts_effects: whether `effect` may still be called.
+        committed: whether the run is committed, also while `after_run` of its hooks fails.
     """
 
     _requested = False
-    # For the EffectsHook of the session.
+    effects_before_run: int = 0
     accepts_effects: bool = True
     committed: bool = False
 
@@ -87,7 +92,7 @@ class SessionRunContext:
         *,
         global_step: int = 0,
         attempt: int = 1,
-        effects: EffectRecorder | None = None,
+        effect_recorder: EffectRecorder | None = None,
     ) -> None:
         self.original_args: SessionRunArgs = original_args
         self.session: Session = session
@@ -95,7 +100,7 @@ class SessionRunContext:
         self.global_step: int = global_step
         self.attempt: int = attempt
         self.effects: list[tuple[str, Any, str]] = []
-        self._recorder = effects
+        self.effect_recorder: EffectRecorder | None = effect_recorder
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -111,12 +116,12 @@ class SessionRunContext:
 
     def effect(self, kind: str, payload: Any = None, *, recorder: str | None = None) -> None:
         """Record an effect of this run; see `aiohooks.effect`."""
-        if self._recorder is None:
+        if self.effect_recorder is None:
             raise EffectError(
                 f"effect({kind!r}) was called in a session that delivers none; add"
                 " EffectsHook({kind: handler}) to its hooks"
             )
-        self._recorder.record(self, kind, payload, recorder)
+        self.effect_recorder.record(self, kind, payload, recorder)
 
     @property
     def stop_requested(self) -> bool:
@@ -136,20 +141,6 @@ class SessionRunContext:
             f"<SessionRunContext step={self.global_step} attempt={self.attempt}"
             f" stop_requested={self.stop_requested}>"
         )
-
-
-class EffectRecorder(Protocol):
-    """What records the effects of a session, an `EffectsHook`."""
-
-    def record(
-        self, attempt: SessionRunContext, kind: str, payload: Any, recorder: str | None, /
-    ) -> None:
-        """Record an effect of an attempt."""
-        ...
-
-    def status(self) -> tuple[EffectStatus, ...]:
-        """Return the counts of each kind."""
-        ...
 
 
 def effect(kind: str, payload: Any = None, *, recorder: str | None = None) -> None:

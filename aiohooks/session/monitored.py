@@ -256,7 +256,7 @@ class AsyncMonitoredSession(Requests):
                 supervisor.coord,
                 global_step=step,
                 attempt=attempt,
-                effects=state.effects,
+                effect_recorder=state.effects,
             )
             asked = await call_groups(
                 hooks.before_run, (context,), step=step, waits=waits
@@ -264,6 +264,7 @@ class AsyncMonitoredSession(Requests):
             (fetches, feed_dict, options), merged = hooks.merger.merge(
                 request, asked
             )  # conflicting feeds are refused
+            context.effects_before_run = len(context.effects)
             metadata: dict[str, Any] | None = None if options is None else {}
             build = None if merged is None else merged.build
             try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from aiohooks import checkpoint
 from aiohooks._aio.overlap import RunWaits
@@ -33,6 +33,18 @@ class EffectStatus(NamedTuple):
     delivered: int
     failures: int
     last_error: str | None
+
+
+class EffectRecorder(Protocol):
+    """What records the effects of a session, an `EffectsHook`."""
+
+    def record(self, attempt: Any, kind: str, payload: Any, recorder: str | None, /) -> None:
+        """Record an effect of an attempt, a `SessionRunContext`."""
+        ...
+
+    def status(self) -> tuple[EffectStatus, ...]:
+        """Return the counts of each kind."""
+        ...
 
 
 CLOSING = "closing the session"

@@ -271,7 +271,7 @@ SIGNATURES: dict[str, str | None] = {
     "SessionCreator.create_session": "async (self)",
     "SessionRunArgs": "(fetches=None, feed_dict=None, options=None)",
     "SessionRunContext": (
-        "(original_args, session, coord=None, *, global_step=0, attempt=1, effects=None)"
+        "(original_args, session, coord=None, *, global_step=0, attempt=1, effect_recorder=None)"
     ),
     "SessionRunContext.metrics": "property",
     "SessionRunContext.effect": "(self, kind, payload=None, *, recorder=None)",
