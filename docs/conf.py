@@ -1,4 +1,4 @@
-"""Configuration of Sphinx; `python -m tests.support.site FOLDER` writes the sources and runs it.
+"""Configuration of Sphinx; `python -m docs.site.build FOLDER` writes the sources and runs it.
 
 Every public object has one entry, at its public path. A name in backticks, in a docstring or on a
 page, links to its entry.
@@ -21,7 +21,7 @@ from sphinx.application import Sphinx
 from sphinx.util.nodes import make_refnode
 
 import aiohooks
-from tests.support.site import (
+from docs.site.build import (
     DESCRIPTION,
     REPOSITORY,
     SITE,
@@ -55,7 +55,7 @@ extensions = [
 
 myst_heading_anchors = 6
 myst_enable_extensions = ["colon_fence"]
-# Where there is a network: `python -m tests.support.site --inventories FOLDER`.
+# Where there is a network: `python -m docs.site.build --inventories FOLDER`.
 intersphinx_mapping = {
     "python": ("https://docs.python.org/3", None),
     "anyio": ("https://anyio.readthedocs.io/en/stable", None),

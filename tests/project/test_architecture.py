@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from packaging.utils import canonicalize_name
 
-from tests.support.pictures import LAYERS
+from docs.site.pictures import LAYERS
 from tests.support.source import (
     PACKAGE,
     ROOT,

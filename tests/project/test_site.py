@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 import aiohooks as ah
-from tests.support.pictures import pictures
-from tests.support.site import (
+from docs.site.build import (
     API_PAGES,
     DOCS,
     PACKAGES,
@@ -25,7 +24,8 @@ from tests.support.site import (
     packages,
     write_sources,
 )
-from tests.support.site_checks import Page, contrast, low_contrasts, of_page, same_titles
+from docs.site.checks import Page, contrast, low_contrasts, of_page, same_titles
+from docs.site.pictures import pictures
 from tests.support.source import defined_names, modules
 
 
@@ -156,12 +156,12 @@ def test_every_page_is_in_the_navigation(tmp_path: Path) -> None:
 
 
 def test_the_drawings_are_those_of_the_figures() -> None:
-    """`python -m tests.support.pictures` was called after the last change of the tables that they
+    """`python -m docs.site.pictures` was called after the last change of the tables that they
     show.
     """
     for name, svg in pictures().items():
         assert (DOCS / "images" / name).read_text(encoding="utf-8") == svg, (
-            f"{name}: call python -m tests.support.pictures"
+            f"{name}: call python -m docs.site.pictures"
         )
 
 

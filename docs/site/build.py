@@ -1,7 +1,7 @@
 """The site: its sources, which are the pages of docs/ with pages for what they link to, built by
 Sphinx and checked.
 
-    python -m tests.support.site FOLDER
+    python -m docs.site.build FOLDER
 
 builds it; `FOLDER/index.html` is its first page. Sphinx, its theme and its reader of Markdown are
 the extra `docs`.
@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohooks as ah
-from tests.support.site_checks import problems
+from docs.site.checks import problems
 from tests.support.source import ROOT, imports, modules, tree
 from tests.support.stand_ins import stand_ins
 from tests.support.versions import PROJECT
@@ -334,7 +334,10 @@ def with_tabs(text: str) -> str:
         return f"::::{{tab-set}}\n{''.join(tabs)}::::"
 
     return re.sub(
-        r"^<!-- tabs -->$(.*?)^<!-- end of tabs -->$", as_tabs, text, flags=re.MULTILINE | re.DOTALL
+        r"^<!-- tabs -->$(.*?)^<!-- end of tabs -->$",
+        as_tabs,
+        text,
+        flags=re.MULTILINE | re.DOTALL,
     )
 
 
@@ -427,7 +430,7 @@ def missing_entries(folder: Path) -> list[str]:
 def main() -> int:
     """Build the site and check it."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.support.site", description=(__doc__ or "").partition("\n")[0]
+        prog="python -m docs.site.build", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("folder", type=Path, help="where the site is written")
     parser.add_argument(

@@ -1,5 +1,5 @@
 """The drawings of docs/images that are made of figures and lists on the pages: `python -m
-tests.support.pictures` writes them.
+docs.site.pictures` writes them.
 
 They are SVG with the colors of the system's mode. On the site they are part of the page, and take
 its colors.
