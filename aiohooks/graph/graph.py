@@ -1,4 +1,4 @@
-"""The graph: placeholders, variables and operations by name; and the default graph."""
+"""Graphs of placeholders, variables and operations, and the default graph of a context."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ from aiohooks.errors import (
 )
 
 if TYPE_CHECKING:
-    # Type checkers bring this module; `typing.TypeVar` has a default from Python 3.13 on.
+    # `typing.TypeVar` accepts a default only from Python 3.13 on. Type checkers bring
+    # `typing_extensions` along, so the library does not have to depend on it.
     from typing_extensions import TypeVar as _TypeVar
 
     T_co = _TypeVar("T_co", covariant=True, default=Any)
@@ -47,7 +48,7 @@ D = TypeVar("D")
 
 
 class _Missing:
-    """The class of `MISSING`: no default, no value."""
+    """The class of `MISSING`, which stands for a default or a value that was not given."""
 
     def __repr__(self) -> str:
         return "<missing>"
@@ -58,9 +59,9 @@ MISSING = _Missing()
 
 @dataclass(eq=False, repr=False)
 class Node(Generic[T_co]):
-    """A part of a graph that can be fetched and fed; a fetch of it returns a `T_co`.
+    """A part of a graph that a run can fetch or feed.
 
-    Nodes are compared by identity and found by name.
+    Fetching it returns a `T_co`. Nodes are compared by identity. A graph finds them by name.
     """
 
     graph: Graph
@@ -72,16 +73,17 @@ class Node(Generic[T_co]):
 
 @dataclass(eq=False, repr=False)
 class Placeholder(Node[Any]):
-    """A value that is fed to each run, or its default. Created by `Graph.placeholder`."""
+    """A value that each run feeds, unless it has a default. `Graph.placeholder` creates it."""
 
     default: Any
 
 
 @dataclass(eq=False, repr=False)
 class Variable(Node[Any]):
-    """A value that is kept between runs, in the `Variables` of a session.
+    """A value that the `Variables` of a session keep between runs.
 
-    `initial` may be a function without arguments. Created by `Graph.variable`.
+    `initial` is its initial value, or a function without arguments that returns it.
+    `Graph.variable` creates it.
     """
 
     initial: Any
@@ -89,36 +91,36 @@ class Variable(Node[Any]):
 
 @dataclass(eq=False, repr=False)
 class GlobalStep(Node[int]):
-    """The global step: fetched, it is the step at which the run started."""
+    """The global step. Fetching it returns the step at which the run started."""
 
 
 @dataclass(eq=False, repr=False)
 class Output(Node[Any]):
-    """A value of the mapping that a step function returns; the name of the node is its key."""
+    """An item of the mapping that a step function returns. Its key is the name of the node."""
 
     operation: Operation
 
 
 @dataclass(eq=False, repr=False)
 class Operation(Node[T_co]):
-    """A function of the graph: a coroutine function, or a plain function.
+    """A coroutine function or a plain function that a graph calls with the values of its inputs.
 
-    Calling an operation calls the function. Created by `Graph.operation` and `Graph.train_op`.
+    Calling an operation calls its function. `Graph.operation` and `Graph.train_op` create it.
     """
 
     fn: Callable[..., Any]
     steps: int
-    """The number of steps by which it advances the global step."""
+    """The number of steps by which a run of it advances the global step."""
     inputs: tuple[str, ...]
     """The names of its inputs, in the order of the parameters."""
     optional: frozenset[str]
-    """Inputs that the graph need not have: parameters that have a default."""
+    """The inputs that may be absent from the graph, because their parameters have a default."""
     keyword_only: frozenset[str]
-    """Inputs that are passed by keyword."""
+    """The inputs that are passed by keyword."""
     updates: str | None
-    """The variable that the result replaces."""
+    """The variable that the result replaces, if any."""
     adds_to: str | None
-    """The variable to which the result is added."""
+    """The variable to which the result is added, if any."""
     thread: bool
     """Whether the function is called in a worker thread."""
 
@@ -132,13 +134,13 @@ Three: TypeAlias = tuple[Node[A], Node[B], Node[C]]
 Four: TypeAlias = tuple[Node[A], Node[B], Node[C], Node[D]]
 """Several nodes that are fetched together."""
 FeedDict: TypeAlias = Mapping[Any, Any] | None
-"""Values by node or name; None for none."""
+"""Values by node or by name. None feeds nothing."""
 Options: TypeAlias = Mapping[str, Any] | None
-"""For a session's own `run`; None for none."""
+"""The options of a session class that has a `run` of its own. None passes no options."""
 VariableKey: TypeAlias = str | Variable | None
-"""A variable or its name; None for none."""
+"""A variable or its name. None names no variable."""
 InputKeys: TypeAlias = Sequence[str | Node] | None
-"""The inputs of an operation, nodes or names; None for the names of its parameters."""
+"""The inputs of an operation, as nodes or names. None means the names of its parameters."""
 
 
 AsyncFn: TypeAlias = Callable[..., Coroutine[Any, Any, A]]
@@ -146,7 +148,7 @@ AsyncFn: TypeAlias = Callable[..., Coroutine[Any, Any, A]]
 
 
 class OperationOptions(TypedDict, total=False):
-    """The options of `Graph.operation`, which are explained there."""
+    """The options of `Graph.operation`, which explains them."""
 
     inputs: InputKeys
     updates: VariableKey
@@ -156,7 +158,7 @@ class OperationOptions(TypedDict, total=False):
 
 
 class AddOperation(Protocol):
-    """The result of `Graph.operation` with options: a decorator that adds a function."""
+    """A decorator that adds a function. `Graph.operation` with options returns it."""
 
     @overload
     def __call__(self, fn: AsyncFn[A], /) -> Operation[A]: ...
@@ -164,47 +166,52 @@ class AddOperation(Protocol):
     def __call__(self, fn: Callable[..., A], /) -> Operation[A]: ...
 
 
-_N = TypeVar("_N", bound=Node)
+_NodeT = TypeVar("_NodeT", bound=Node)
 
 
 class Graph:
     """Placeholders, variables and operations.
 
-    The inputs of an operation are nodes, by default those with the names of its parameters. While a
-    session is open its graph is finalized: nothing can be added.
+    The inputs of an operation are nodes. By default, the names of its parameters are the names of
+    these nodes. While a session is open, its graph is finalized and rejects additions.
     """
 
     def __init__(self) -> None:
-        # A count, as several sessions may hold the graph.
-        self._holds = 0
+        # This is a count because each open session finalizes the graph, and undoes only that.
+        self._finalize_count = 0
         self.global_step: GlobalStep = GlobalStep(self, "global_step")
-        """The node of the global step, which can be fetched and be an input of operations."""
+        """The node of the global step. It can be fetched, and can be an input of operations."""
         self._nodes: dict[str, Node] = {"global_step": self.global_step}
         self.step_operation: Operation | None = None
         """The operation of a graph that was made from a step function."""
         self._outputs: dict[str, Output] = {}
+        """The outputs of the step operation that `node` has returned, by name."""
 
     def placeholder(self, name: str, *, default: Any = MISSING) -> Placeholder:
         """Add a value that each run must feed, unless it has a default.
 
         Raises:
-            GraphError: the name is taken or no name.
-            GraphFinalizedError: a session uses the graph.
+            GraphError: the name is taken, or is not a non-empty string.
+            GraphFinalizedError: the graph is finalized, for example by an open session.
         """
         return self._add(Placeholder(self, name, default))
 
     def variable(self, name: str, initial: Any) -> Variable:
-        """Add a value that is kept between runs. Raises like `placeholder`.
+        """Add a value that is kept between runs.
 
         Args:
-            name: its name, also as a parameter of operations.
-            initial: its initial value, or a plain function without arguments that returns it.
+            name: the name of the variable. A parameter with this name reads its value.
+            initial: the initial value, or a plain function without arguments that returns it.
+
+        Raises:
+            GraphError: the name is taken or invalid, or `initial` is a coroutine function.
+            GraphFinalizedError: the graph is finalized, for example by an open session.
         """
         if is_coroutine_function(initial):
             raise GraphError(
                 f"the initial value of {name!r} is {initial!r}, a coroutine function, which is not"
-                " awaited; give a plain function, and assign what must be awaited in the init_fn"
-                " of a Scaffold"
+                " awaited. Give a plain function. If the value must be awaited, assign it in the"
+                " init_fn of a Scaffold"
             )
         return self._add(Variable(self, name, initial))
 
@@ -224,29 +231,31 @@ class Graph:
         thread: bool = False,
         name: str | None = None,
     ) -> Operation | AddOperation:
-        """Add a function whose parameters are its inputs by name.
+        """Add a function as an operation. The names of its parameters are those of its inputs.
 
-        Use it as a decorator, with or without options. A coroutine function is awaited, a plain
-        function is called in the event loop, or in a worker thread with `thread=True`.
+        Use this method as a decorator, with or without options. A run awaits a coroutine function.
+        It calls a plain function in the event loop, or in a worker thread with `thread=True`.
 
         Args:
-            fn: the function, when used as `@graph.operation`.
-            inputs: the nodes, or their names, that are passed to it in this order, whatever its
-                parameters are called. By default the nodes with the names of its parameters; a
-                parameter that has a default need not have a node.
-            updates: the variable that gets the result when the run commits. If it got another value
-                since this run read it, the operations of the run are called again.
-            adds_to: the variable to which the result is added when the run commits, whatever other
-                runs have added.
-            thread: whether to call it in a worker thread.
-            name: its name in the graph, by default the function's; see `unique_name`.
+            fn: the function, if you write `@graph.operation` without options.
+            inputs: the nodes, or their names, to pass by position in this order. By default, the
+                nodes with the names of the parameters are passed. A parameter that has a default
+                does not need a node.
+            updates: the variable that the result replaces when the run commits. If the variable
+                got another value after this run read it, the operations of the run are called
+                again.
+            adds_to: the variable to which the result is added when the run commits. Other runs can
+                add to it in the meantime.
+            thread: whether to call the function in a worker thread.
+            name: the name of the operation, by default the name of the function. See
+                `unique_name`.
 
         Raises:
             GraphError: the name is taken, the function does not take the inputs, or the options
                 contradict each other.
-            GraphFinalizedError: a session uses the graph.
+            GraphFinalizedError: the graph is finalized, for example by an open session.
         """
-        return self._operation(
+        return self._operation_or_decorator(
             fn, steps=0, name=name, inputs=inputs, updates=updates, adds_to=adds_to, thread=thread
         )
 
@@ -259,13 +268,19 @@ class Graph:
     def train_op(
         self, fn: Any = None, *, steps: int = 1, **options: Unpack[OperationOptions]
     ) -> Operation | AddOperation:
-        """Add an operation that advances the global step by `steps`; otherwise like `operation`."""
-        steps = checked_int(steps, "steps", 1, expected="how many steps one run trains, 1 or more")
-        return self._operation(fn, steps=steps, **options)
+        """Add an operation that advances the global step by `steps` when a run commits.
 
-    def _operation(self, fn: Any, **options: Any) -> Operation | AddOperation:
-        add: AddOperation = functools.partial(self._add_operation, **options)
-        return add if fn is None else add(fn)
+        See `operation` for the other options and the errors.
+        """
+        steps = checked_int(steps, "steps", 1, expected="how many steps one run trains, 1 or more")
+        return self._operation_or_decorator(fn, steps=steps, **options)
+
+    def _operation_or_decorator(self, fn: Any, **options: Any) -> Operation | AddOperation:
+        """Add `fn` as an operation, or return a decorator that adds a function if `fn` is None."""
+        decorator: AddOperation = functools.partial(self._add_operation, **options)
+        if fn is None:
+            return decorator
+        return decorator(fn)
 
     def _add_operation(
         self,
@@ -278,37 +293,40 @@ class Graph:
         adds_to: VariableKey = None,
         thread: bool = False,
     ) -> Operation:
+        """Check the options of an operation and add it."""
         if not callable(fn):
             raise GraphError(f"an operation is made of a function, not of {fn!r}")
         if not name:
+            # A callable object may have no `__name__`.
             name = str(getattr(fn, "__name__", repr(fn)))
-        what = f"operation {name!r}"
+        subject = f"operation {name!r}"
         if thread and is_coroutine_function(fn):
             raise GraphError(
-                f"{what} is a coroutine function, which cannot run in a thread; leave out"
+                f"{subject} is a coroutine function, which cannot run in a thread; leave out"
                 " thread=True"
             )
         if updates is not None and adds_to is not None:
             raise GraphError(
-                f"{what} has both updates={updates!r} and adds_to={adds_to!r}; give one"
+                f"{subject} has both updates={updates!r} and adds_to={adds_to!r}; give one"
             )
         if updates is not None:
-            updates = self._name_of(updates, f"{what} updates", Variable)
+            updates = self._node_name(updates, f"{subject} updates", Variable)
         if adds_to is not None:
-            adds_to = self._name_of(adds_to, f"{what} adds to", Variable)
-        # Listed inputs are all needed, and all passed by position.
+            adds_to = self._node_name(adds_to, f"{subject} adds to", Variable)
+        # Without parameters, all inputs are required and passed by position: `inputs` may have
+        # other names than the parameters, so defaults and kinds cannot be matched to them.
         parameters: Sequence[inspect.Parameter] = ()
         if inputs is None:
-            parameters = _parameters(fn, what)
+            parameters = _input_parameters(fn, subject)
             names = [parameter.name for parameter in parameters]
         else:
-            names = self._given_inputs(fn, inputs, what)
-        optional = [
+            names = self._listed_input_names(fn, inputs, subject)
+        optional = frozenset(
             parameter.name for parameter in parameters if parameter.default is not parameter.empty
-        ]
-        keyword_only = [
+        )
+        keyword_only = frozenset(
             parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY
-        ]
+        )
         return self._add(
             Operation(
                 self,
@@ -316,58 +334,63 @@ class Graph:
                 fn,
                 steps,
                 tuple(names),
-                frozenset(optional),
-                frozenset(keyword_only),
+                optional,
+                keyword_only,
                 updates=updates,
                 adds_to=adds_to,
                 thread=thread,
             )
         )
 
-    def _given_inputs(self, fn: Callable[..., Any], inputs: object, what: str) -> list[str]:
-        """Return the names of the inputs that were given to an operation."""
+    def _listed_input_names(
+        self, fn: Callable[..., Any], inputs: object, subject: str
+    ) -> list[str]:
+        """Return the names of the listed inputs of an operation; raise if `fn` rejects them."""
         if isinstance(inputs, str) or not isinstance(inputs, Sequence):
-            raise GraphError(f"inputs of {what} is {inputs!r}; give a list of nodes or names")
+            raise GraphError(f"inputs of {subject} is {inputs!r}; give a list of nodes or names")
         keys = cast("Sequence[object]", inputs)
-        names = [self._name_of(key, f"{what} has the input", Node) for key in keys]
-        if (error := call_error(fn, *names)) is not None:
+        names = [self._node_name(key, f"{subject} has the input", Node) for key in keys]
+        error = call_error(fn, *names)
+        if error is not None:
             raise GraphError(
-                f"{what}: {fn!r} does not take the inputs ({', '.join(names)}): {error}"
+                f"{subject}: {fn!r} does not take the inputs ({', '.join(names)}): {error}"
             )
         return names
 
-    def _name_of(self, key: object, what: str, kind: type[Node]) -> str:
-        """Return the name of a node, which need not have been added yet if it is given by name."""
+    def _node_name(self, key: object, subject: str, kind: type[Node]) -> str:
+        """Return the name of the node `key`, or raise if it is not a `kind` of this graph."""
         if isinstance(key, str):
+            # The node is not looked up, because it may be added after the operation.
             return key
         is_foreign = isinstance(key, Node) and key.graph is not self
         if isinstance(key, kind) and not is_foreign:
             return key.name
         origin = " of another graph" if is_foreign else ""
         raise GraphError(
-            f"{what} {key!r}{origin}; give a {kind.__name__.lower()} of this graph, or its name"
+            f"{subject} {key!r}{origin}; give a {kind.__name__.lower()} of this graph, or its name"
         )
 
-    def _add(self, node: _N) -> _N:
+    def _add(self, node: _NodeT) -> _NodeT:
+        """Add a node and return it; raise if the graph is finalized or has a node of its name."""
         if self.finalized:
             raise GraphFinalizedError(
-                f"{node.name!r} cannot be added: the graph is finalized; add in a hook's begin(),"
-                " or before a session opens"
+                f"{node.name!r} cannot be added, because the graph is finalized. Add it in a hook's"
+                " begin(), or before a session opens"
             )
         _check_name(node.name)
         if node.name in self._nodes:
             raise GraphError(
-                f"{node.name!r} is already the name of {self._nodes[node.name]!r}; names are unique"
-                f" in a graph: give another one, for example name=graph.unique_name({node.name!r})"
+                f"{node.name!r} is already the name of {self._nodes[node.name]!r}. Names are unique"
+                f" in a graph. Give another one, for example name=graph.unique_name({node.name!r})"
             )
         self._nodes[node.name] = node
         return node
 
     def unique_name(self, name: str) -> str:
-        """Return `name` if it is free, else the first free name of `name_1`, `name_2` and so on.
+        """Return `name` if no node has it, or else the first free one of `name_1`, `name_2` etc.
 
-        With `name=graph.unique_name("loss")` two hooks can add the same operation. The name is free
-        until a node is added with it.
+        With `name=graph.unique_name("loss")`, two hooks can add the same operation. The name is not
+        reserved: it stays free until you add a node with it.
         """
         _check_name(name)
         unique = name
@@ -377,7 +400,9 @@ class Graph:
         return unique
 
     def node(self, key: object) -> Node:
-        """Return the node of a name; a node of this graph is returned as it is.
+        """Return the node that has the name `key`, or `key` itself if it is a node of this graph.
+
+        In the graph of a step function, any unknown name stands for an output of the step.
 
         Raises:
             FetchError: the name is unknown, or the node belongs to another graph.
@@ -386,12 +411,13 @@ class Graph:
             if key in self._nodes:
                 return self._nodes[key]
             if self.step_operation is not None:
-                # Kept, as nodes are compared by identity.
-                return self._outputs.setdefault(key, Output(self, key, self.step_operation))
+                # A name must always return the same output, because nodes are compared by identity.
+                output = Output(self, key, self.step_operation)
+                return self._outputs.setdefault(key, output)
             raise FetchError(f"{key!r} is not in the graph; {did_you_mean(key, self._nodes)}")
         if not isinstance(key, Node):
             raise FetchError(
-                f"{key!r} is of type {type(key).__name__}; fetch and feed by name, a str, or by a"
+                f"{key!r} is of type {type(key).__name__}; fetch and feed by name (a str) or by"
                 " node of the graph"
             )
         if key.graph is not self:
@@ -403,7 +429,7 @@ class Graph:
     @property
     def nodes(self) -> Mapping[str, Node]:
         """All nodes by name."""
-        # A copy, as only `_add` checks names.
+        # This is a copy so that nodes are only added by `_add`, which checks their names.
         return self._nodes.copy()
 
     @property
@@ -418,56 +444,57 @@ class Graph:
 
     @property
     def finalized(self) -> bool:
-        """Whether nothing can be added: `finalize` was called, or a session is open."""
-        return self._holds > 0
+        """Whether the graph rejects additions: `finalize` was called, or a session is open."""
+        return self._finalize_count > 0
 
     def finalize(self) -> None:
         """Reject all later additions."""
-        self._holds += 1
+        self._finalize_count += 1
 
     def _release(self) -> None:
-        """Undo one `finalize`: a session that held the graph has ended."""
-        self._holds -= 1
+        """Undo one call of `finalize` when the session that made it has ended."""
+        self._finalize_count -= 1
 
     def as_default(self) -> contextlib.AbstractContextManager[Graph]:
-        """Make this the default graph of the block, in this context."""
+        """Return a context manager that makes this the default graph in its block."""
         return _AsDefault(self)
 
     def __repr__(self) -> str:
-        finalized = " finalized" if self.finalized else ""
-        return f"<Graph {', '.join(self._nodes)}{finalized}>"
+        state = " finalized" if self.finalized else ""
+        return f"<Graph {', '.join(self._nodes)}{state}>"
 
 
 def _check_name(name: object) -> None:
+    """Raise if `name` cannot be the name of a node."""
     if not isinstance(name, str) or not name:
         raise GraphError(f"{name!r} is not a name for a node; give a non-empty str")
 
 
 def held(graph: Graph) -> Callable[[], None]:
-    """Finalize a graph while a session is open; return the function that releases it.
+    """Finalize a graph for a session, and return the function that undoes it when the session ends.
 
-    After the last session nodes can be added again.
+    Nodes can be added again when the last session has ended.
     """
     graph.finalize()
     return graph._release  # pyright: ignore[reportPrivateUsage] - of this module
 
 
-_default: ContextVar[tuple[Graph, RunScope | None] | None] = ContextVar(
+_default_graph: ContextVar[tuple[Graph, RunScope | None] | None] = ContextVar(
     "aiohooks_default_graph", default=None
 )
-"""The graph that was made the default one, and the run in which that was done."""
+"""The default graph of a context, and the run in which it was made the default."""
 
 
 def make_default(graph: Graph) -> Token[Any]:
-    """Make a graph the default graph of the current context."""
-    return _default.set((graph, current_scope.get()))
+    """Make a graph the default of the current context; return the token that undoes this."""
+    return _default_graph.set((graph, current_scope.get()))
 
 
 class _AsDefault(contextlib.AbstractContextManager[Graph]):
-    """The block of `Graph.as_default`.
+    """The context manager that `Graph.as_default` returns.
 
-    `contextlib.contextmanager` would set the traceback of an error of the block, which fails if the
-    error is a frozen dataclass.
+    It is a class because `contextlib.contextmanager` sets the traceback of an error that the block
+    raises. Setting it fails if the error is a frozen dataclass.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -478,26 +505,27 @@ class _AsDefault(contextlib.AbstractContextManager[Graph]):
         return self._graph
 
     def __exit__(self, *_: object) -> None:
-        _default.reset(self._token)
+        _default_graph.reset(self._token)
 
 
 def get_default_graph() -> Graph:
     """Return the default graph of this context.
 
-    In all methods of a hook, and in the operations, the step and the functions of a `Scaffold`,
-    also in their threads and tasks, it is the graph of the session that calls them. Elsewhere, and
-    inside its block, it is that of `as_default`. A context without a default graph gets a new one,
-    which stays its default.
+    Code that a session calls gets the graph of that session: the methods of hooks, the operations,
+    the step, the functions of a `Scaffold`, and their threads and tasks. A block of `as_default`
+    gets the graph of that block, also inside such code. In other code, a context without a default
+    graph gets a new graph and keeps it.
 
-    A session changes nothing for its own block: use `with session.graph.as_default()` there.
+    The `async with` block of a session is not code that the session calls. Use
+    `with session.graph.as_default()` in it.
     """
-    default, since = _default.get() or (None, None)
-    for scope in _enclosing(current_scope.get()):
-        # A run does not set the default graph of its context, as its session has the graph.
+    default, default_scope = _default_graph.get() or (None, None)
+    for scope in _enclosing_runs(current_scope.get()):
+        # A run does not set the default graph of its context, because its session has the graph.
         graph = getattr(scope.session, "graph", None)
         if isinstance(graph, Graph):
-            # An `as_default` inside the run counts, one outside of it does not.
-            if default is not None and scope in _enclosing(since):
+            # A default that was set inside the run replaces its graph; one from outside does not.
+            if default is not None and scope in _enclosing_runs(default_scope):
                 return default
             return graph
     if default is None:
@@ -506,28 +534,28 @@ def get_default_graph() -> Graph:
     return default
 
 
-def _enclosing(scope: RunScope | None) -> Iterator[RunScope]:
-    """Yield a run, and the runs in which it is nested."""
+def _enclosing_runs(scope: RunScope | None) -> Iterator[RunScope]:
+    """Yield a run and then the runs in which it is nested, from the inside out."""
     while scope is not None:
         yield scope
         scope = scope.outer
 
 
-class in_thread:  # a verb in lower case, like `functools.partial`
+class in_thread:  # The name is in lower case because you call it like a function.
     """A step that calls the blocking function `fn` in a worker thread.
 
-    Write `AsyncMonitoredSession(in_thread(train_step))`. The event loop stays free while the
-    function computes. A thread cannot be interrupted: a cancellation of the run waits until the
-    function has returned, for at most the session's `stop_grace_period_secs`, and nothing of the
-    run is kept.
+    Write `AsyncMonitoredSession(in_thread(train_step))`. The event loop runs other tasks while the
+    function computes. A thread cannot be interrupted: if a run is cancelled, it waits until the
+    function returns, for at most the session's `stop_grace_period_secs`. A cancelled run commits
+    nothing.
     """
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         """Check the function.
 
         Args:
-            fn: a function whose parameters are fed by name and whose result is fetched, as those of
-                a step that is `async def`.
+            fn: a function whose parameters are fed by name and whose result is fetched, like a
+                step that is an `async def` function.
 
         Raises:
             InvalidArgumentError: `fn` is not callable, or is a coroutine function.
@@ -540,7 +568,7 @@ class in_thread:  # a verb in lower case, like `functools.partial`
         self.fn: Callable[..., Any] = fn
 
     async def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # For direct calls only: the graph of a step has `fn` itself, as an operation in a thread.
+        # Only direct calls get here: a session calls `fn` itself, as an operation in a thread.
         return await to_thread(functools.partial(self.fn, *args, **kwargs))
 
     def __repr__(self) -> str:
@@ -548,16 +576,20 @@ class in_thread:  # a verb in lower case, like `functools.partial`
 
 
 def graph_of_step(fn: Callable[..., Any]) -> Graph:
-    """Return a graph of one train operation, `fn`.
+    """Return a graph whose only operation is the step function `fn`, which trains one step.
 
-    Its parameters are placeholders; other names are keys of its result.
+    The parameters of the function are placeholders. All other names stand for keys of its result.
+
+    Raises:
+        InvalidArgumentError: the function has a `yield`, or is not a coroutine function.
     """
-    thread = isinstance(fn, in_thread)
+    thread = False
     if isinstance(fn, in_thread):
+        thread = True
         fn = fn.fn
     elif inspect.isasyncgenfunction(fn):
         raise InvalidArgumentError(
-            f"{fn!r} has a `yield`, and a step returns its values; what yields is given to"
+            f"{fn!r} has a `yield`, but a step returns its values. Give a generator of feeds to"
             " session.steps(feeds=...)"
         )
     elif not is_coroutine_function(fn):
@@ -567,27 +599,30 @@ def graph_of_step(fn: Callable[..., Any]) -> Graph:
         )
     graph = Graph()
     name = getattr(fn, "__name__", type(fn).__name__)
-    # The global step is a node of every graph.
-    for parameter in _parameters(fn, f"operation {name!r}"):
-        if parameter.name != "global_step":
-            has_default = parameter.default is not parameter.empty
-            graph.placeholder(parameter.name, default=parameter.default if has_default else MISSING)
+    for parameter in _input_parameters(fn, f"operation {name!r}"):
+        # Every graph has the node of the global step, so its name is taken.
+        if parameter.name == "global_step":
+            continue
+        default = parameter.default
+        if default is parameter.empty:
+            default = MISSING
+        graph.placeholder(parameter.name, default=default)
     graph.step_operation = graph.train_op(thread=thread, name=name)(fn)
     return graph
 
 
-def _parameters(fn: Callable[..., Any], what: str) -> list[inspect.Parameter]:
-    """Return the parameters of a function; raise if some cannot be inputs by name."""
+def _input_parameters(fn: Callable[..., Any], subject: str) -> list[inspect.Parameter]:
+    """Return the parameters of a function; raise if one of them cannot be passed by name."""
     try:
-        parameters = [*inspect.signature(fn).parameters.values()]
+        parameters = list(inspect.signature(fn).parameters.values())
     except (TypeError, ValueError) as error:
         raise GraphError(
-            f"{what}: the parameters of {fn!r} cannot be read; wrap it in a function"
+            f"{subject}: the parameters of {fn!r} cannot be read; wrap it in a function"
         ) from error
     for parameter in parameters:
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise GraphError(
-                f"{what}: parameter {parameter} has no name to find an input by; "
-                "give each input a named parameter, or list them: inputs=[...]"
+                f"{subject}: parameter {parameter} has no name that could be the name of an input;"
+                " give each input a named parameter, or list the inputs: inputs=[...]"
             )
     return parameters

@@ -1,8 +1,8 @@
 """The plan of a run: the operations that its fetches need, their order, and the changes to commit.
 
-A fetch is a node or its name, or a list, tuple, namedtuple, mapping or dataclass of fetches, nested
-as you like. Each leaf is evaluated once per run; the result of a request has the shape of its
-fetches. Nothing here waits.
+A fetch is a node or its name, or a list, tuple, namedtuple, mapping or dataclass of fetches, to any
+depth. A run evaluates each leaf once. The result of a request has the shape of its fetches.
+Planning never waits.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ Build = Callable[[Sequence[Any]], Any]
 """Builds the result of one request from the values of all leaves of a run."""
 
 Take = Callable[[Sequence[Any]], tuple[Any, ...]]
-"""Selects some of the values."""
+"""Selects values by their places."""
 
 LEAF_TYPES = frozenset({str, Operation, Placeholder, Variable, GlobalStep, Output})
-"""The exact types of a fetch that is not nested."""
+"""The exact types of the fetches that are not nested."""
 
 
 def taking(places: Sequence[int]) -> Take:
-    """Return a function that takes the items at `places` out of a sequence."""
+    """Return a function that returns the items at `places` of a sequence as a tuple."""
     if len(places) > 1:
         return operator.itemgetter(*places)
     if not places:
         return lambda values: ()
-    # `itemgetter` of a single place would return the bare item.
+    # With a single place, `itemgetter` would return the item itself and not a tuple.
     (place,) = places
     return lambda values: (values[place],)
 
 
 class Leaves:
-    """The distinct nodes of one run, in the order of their first request."""
+    """The distinct nodes that one run fetches, in the order of their first request."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -62,74 +62,84 @@ class Leaves:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """The nodes requested so far."""
+        """The nodes that have been requested so far."""
         return tuple(self._slots)
 
     def build(self, fetches: Any) -> Build:
         """Add the leaves of one request, and return the function that builds its result.
 
         Raises:
-            FetchError: a part of it is neither a known node nor a container of fetches.
+            FetchError: a part of the request is neither a known node nor a container of fetches.
         """
         cls: Any = type(fetches)  # pyright: ignore[reportUnknownVariableType]
         if isinstance(fetches, list):
             elements: list[Any] = fetches  # pyright: ignore[reportUnknownVariableType]
-            builds = [self.build(element) for element in elements]
-            return lambda values: [build(values) for build in builds]
+            builders = [self.build(element) for element in elements]
+            return lambda values: [builder(values) for builder in builders]
+        # The result keeps the class of a mapping, but not that of a list: `_split_container` splits
+        # subclasses of `dict`.
         if cls is dict:
             by_key = {key: self.build(value) for key, value in fetches.items()}
-            return lambda values: {key: build(values) for key, build in by_key.items()}
+            return lambda values: {key: builder(values) for key, builder in by_key.items()}
         if fetches is None:
             raise FetchError("None cannot be fetched; leave it out")
-        container = _taken_apart(fetches)
+        container = _split_container(fetches)
         if container is None:
             node = self._graph.node(fetches)
-            return operator.itemgetter(self._slots.setdefault(node, len(self._slots)))
-        parts, make = container
+            slot = self._slots.setdefault(node, len(self._slots))
+            return operator.itemgetter(slot)
+        parts, make_container = container
         build_parts = self.build(parts)
 
         def build_container(values: Sequence[Any]) -> Any:
-            built = build_parts(values)
+            built_parts = build_parts(values)
             try:
-                return make(built)
+                return make_container(built_parts)
             except Exception as error:
                 raise FetchError(
                     f"the fetches have a {cls.__name__}, and none can be made of their values:"
-                    f" {safe_repr(error)}; fetch a tuple, list or dict"
+                    f" {safe_repr(error)}. Instead, fetch a tuple, list or dict"
                 ) from error
 
         return build_container
 
 
-def _taken_apart(fetches: Any) -> tuple[Any, Callable[[Any], Any]] | None:
-    """Return a list or dict of the parts of a container, and the function that makes another of it.
+def _split_container(fetches: Any) -> tuple[Any, Callable[[Any], Any]] | None:
+    """Return the parts of a container, and a function that makes a similar one of other parts.
 
-    For anything else return None.
+    The parts are a list or a dict. Return None if `fetches` is not a container.
     """
     if isinstance(fetches, (str, Node)):
         return None
     cls: Any = type(fetches)  # pyright: ignore[reportUnknownVariableType]
     container: Any = fetches
     if isinstance(fetches, tuple):
-        # The class of a named tuple takes the items as arguments.
-        return [*container], (lambda items: cls(*items)) if hasattr(cls, "_fields") else cls
+        if hasattr(cls, "_fields"):
+            # The class of a named tuple takes each item as an argument of its own.
+            return [*container], lambda items: cls(*items)
+        return [*container], cls
     if isinstance(fetches, defaultdict):
         return dict(container), functools.partial(cls, container.default_factory)
     if isinstance(fetches, Mapping):
         return dict(container), cls
+    # The package `attrs` stores the fields of a class in this attribute.
     fields = getattr(cls, "__attrs_attrs__", None)
     if dataclasses.is_dataclass(cls):
         fields = dataclasses.fields(cls)
     if fields is None:
         return None
     attributes = {field.name: getattr(fetches, field.name) for field in fields}
-    return attributes, functools.partial(_changed_copy, fetches)
+    return attributes, functools.partial(_copy_with, fetches)
 
 
-def _changed_copy(original: Any, attributes: dict[str, Any]) -> Any:
+def _copy_with(original: Any, attributes: dict[str, Any]) -> Any:
+    """Return a copy of an object with new values of some attributes, without calling its class.
+
+    `__init__` may not take all attributes, or may reject values of other types.
+    """
     result = copy.copy(original)
     for name, value in attributes.items():
-        # A frozen class rejects `setattr`.
+        # A frozen class rejects `setattr`, but cannot reject a call of the method of `object`.
         object.__setattr__(result, name, value)
     return result
 
@@ -137,7 +147,7 @@ def _changed_copy(original: Any, attributes: dict[str, Any]) -> Any:
 def canonical_feeds(graph: Graph, feed_dict: Mapping[Any, Any] | None) -> dict[Node, Any]:
     """Return the feeds by node.
 
-    A key may be a node, a name, or a tuple of these with equally nested values.
+    A key may be a node, a name, or a tuple of keys. A tuple needs a sequence of as many values.
 
     Raises:
         FetchError: a key is unknown, a value is a node, a tuple does not match its values, or a
@@ -147,13 +157,13 @@ def canonical_feeds(graph: Graph, feed_dict: Mapping[Any, Any] | None) -> dict[N
         return {}
     if not isinstance(feed_dict, Mapping):
         raise FetchError(
-            f"feed_dict is {safe_repr(feed_dict)}; give a mapping from nodes or names to values (in"
-            " session.steps, a step function of one parameter, besides the global step, takes the"
-            " value itself)"
+            f"feed_dict is {safe_repr(feed_dict)}; give a mapping from nodes or names to values. In"
+            " session.steps, a step function that has one parameter besides the global step takes"
+            " the value itself"
         )
     feeds: dict[Node, Any] = {}
-    pairs: list[tuple[Any, Any]] = [*feed_dict.items()]
-    # The loop appends the pairs of a tuple to the list that it reads.
+    pairs = list(feed_dict.items())
+    # The loop appends the pairs of a tuple to the list that it reads, because they may be tuples.
     for key, value in pairs:
         if isinstance(key, tuple):
             keys: tuple[Any, ...] = key  # pyright: ignore[reportUnknownVariableType]
@@ -179,7 +189,7 @@ def canonical_feeds(graph: Graph, feed_dict: Mapping[Any, Any] | None) -> dict[N
     return feeds
 
 
-# -- the plan: the operations that compute a set of nodes, their order, and the changes to commit
+# -- plans
 
 
 @dataclass(frozen=True)
@@ -192,23 +202,26 @@ class PlannedOperation:
     inputs: tuple[int, ...]
     """The slots of its inputs."""
     call: Callable[[list[Any]], Any]
-    """Calls its function with the inputs, which it takes out of the values."""
+    """Calls its function with the inputs, which it selects from the values of a run."""
     is_async: bool
+    """Whether the result of the call must be awaited."""
     may_wait: bool
+    """Whether awaiting the result may suspend the task."""
     of_graph: bool
-    """False if it only reads the result of a step function, which observers do not see."""
+    """Whether observers see it; false if it only reads the result of a step function."""
 
 
 class Plan:
-    """The plan for one set of fetched and fed nodes, made once.
+    """The plan for one set of fetched and fed nodes. A session makes it once and keeps it.
 
-    The values of a run are the global step at its start, those of the fed nodes, in order, and a
-    copy of `template`, which has constants. The run sets those of `variables`, and calls the
-    operations, which are ordered by their inputs, and so by their slots. `take_fetched` selects the
+    The values of a run are in numbered slots. Slot 0 has the global step at the start of the run.
+    The values of the fed nodes follow, in order, and then a copy of `template`, which has the
+    constants. The run sets the slots of `variables` and calls the operations. Each operation comes
+    after its inputs, so operations are in the order of their slots. `take_fetched` selects the
     fetched values.
 
-    `changes` are the variables that the run changes, the slots of the results, and whether these
-    are added; `replaced` are the variables to which nothing is added.
+    Each item of `changes` has the name of a variable, the slot of the result that changes it, and
+    whether the result is added to it. `replaced` has the names of the variables that are replaced.
     """
 
     def __init__(
@@ -219,46 +232,50 @@ class Plan:
         grace_secs: float,
         step: Operation | None = None,
     ) -> None:
-        """Plan a run that fetches `nodes`, and whose feeds are those of `fed`, in this order.
+        """Plan a run that fetches `nodes` and feeds `fed`, in this order.
 
-        `step`, the operation of a step function, is run whatever is fetched: a parameter that is
-        fetched may be meant as a key of its result.
+        A run always calls `step`, the operation of a step function. Only its result shows whether a
+        fetched parameter has the same name as one of its keys.
 
         Raises:
-            FetchError: a placeholder is not fed, or a parameter of an operation is not in the
-                graph.
+            FetchError: a placeholder is not fed, or an input of an operation is not in the graph.
             GraphError: the operations form a cycle, or two of them change one variable.
         """
         self._graph = graph
         self._grace_secs = grace_secs
-        self._claims: dict[str, Operation] = {}
+        self._changed_by: dict[str, Operation] = {}
+        """The first operation that changes each variable."""
         self.template: list[Any] = []
         self.variables: list[tuple[int, str]] = []
         self.operations: list[PlannedOperation] = []
         self.changes: list[tuple[str, int, bool]] = []
         self.replaced: list[str] = []
         self.steps: int = 0
-        self._number_fed = len(fed)
-        # None for a node that is being planned: these are the path to the current node, in order.
+        """The number of steps by which the run advances the global step."""
+        self._fed_count = len(fed)
+        # A slot is None while its node is being planned. The nodes without a slot are the path to
+        # the current node, in order, so a cycle shows when one of them is visited again.
         self._slots: dict[Node, int | None] = {graph.global_step: 0}
-        self._slots.update({node: slot for slot, node in enumerate(fed, 1)})
-        self.take_fetched: Take = taking([self._visit(node) for node in nodes])
+        for slot, node in enumerate(fed, 1):
+            self._slots[node] = slot
+        self.take_fetched: Take = taking([self._slot_of(node) for node in nodes])
         if step is not None:
-            returned = self._visit(step)
+            result_slot = self._slot_of(step)
             for node in nodes:
                 if not isinstance(node, Output):
                     check = functools.partial(_check_unambiguous, node, step)
-                    self._append(node.name, check, [returned])
+                    self._append_operation(node.name, check, [result_slot])
 
-    def _visit(self, node: Node) -> int:
-        """Return the slot of a node, after planning the nodes that it needs."""
+    def _slot_of(self, node: Node) -> int:
+        """Return the slot of a node. Plan the node and its inputs first if it has no slot."""
         if node not in self._slots:
             self._slots[node] = None
             self._slots[node] = self._plan_node(node)
         slot = self._slots[node]
         if slot is None:
             path = [visited for visited, place in self._slots.items() if place is None]
-            names = [visited.name for visited in [*path[path.index(node) :], node]]
+            cycle = path[path.index(node) :]
+            names = [visited.name for visited in [*cycle, node]]
             raise GraphError(
                 f"operations form a cycle: {' -> '.join(names)}; feed one of them, or break the"
                 " cycle"
@@ -266,15 +283,18 @@ class Plan:
         return slot
 
     def _new_slot(self, value: Any = MISSING) -> int:
+        """Add a slot after those of the global step and the feeds; return its number."""
         self.template.append(value)
-        return self._number_fed + len(self.template)
+        return self._fed_count + len(self.template)
 
     def _plan_node(self, node: Node) -> int:
+        """Plan a node after its inputs, and return its new slot."""
         if isinstance(node, Operation):
             return self._plan_operation(node)
         if isinstance(node, Output):
-            result = self._visit(node.operation)
-            return self._append(node.name, functools.partial(_item, node), [result])
+            result_slot = self._slot_of(node.operation)
+            read_output = functools.partial(_output_value, node)
+            return self._append_operation(node.name, read_output, [result_slot])
         if isinstance(node, Placeholder):
             if node.default is MISSING:
                 raise FetchError(
@@ -282,26 +302,27 @@ class Plan:
                     " the feeds of the loop, or give it a default"
                 )
             return self._new_slot(node.default)
-        # A variable, as the global step has its slot from the beginning.
+        # The node is a variable, because the global step has had a slot from the beginning.
         slot = self._new_slot()
         self.variables.append((slot, node.name))
         return slot
 
     def _plan_operation(self, node: Operation) -> int:
+        """Plan an operation after its inputs, and return the slot of its result."""
         positional: list[int] = []
         named: dict[str, int] = {}
         for place, name in enumerate(node.inputs):
             if name in node.optional and name not in self._graph.nodes:
                 continue
             try:
-                needed = self._graph.node(name)
+                input_node = self._graph.node(name)
             except FetchError as error:
                 raise FetchError(
-                    f"operation {node.name!r} has an input that cannot be found: {error}; "
-                    f"graph.placeholder({name!r}) adds what is fed"
+                    f"operation {node.name!r} has an input that cannot be found: {error}. To feed"
+                    f" the input, add graph.placeholder({name!r})"
                 ) from None
-            slot = self._visit(needed)
-            # After an input that was left out none is passed by position.
+            slot = self._slot_of(input_node)
+            # If an earlier input was left out, the positions of later ones do not match any more.
             if name in node.keyword_only or len(positional) < place:
                 named[name] = slot
             else:
@@ -309,11 +330,11 @@ class Plan:
         fn = node.fn
         if node.thread:
             fn = functools.partial(_call_in_thread, fn, self._grace_secs)
-        slot = self._append(node.name, fn, positional, named, of_graph=True)
-        self._claim(node, slot)
+        slot = self._append_operation(node.name, fn, positional, named, of_graph=True)
+        self._add_change(node, slot)
         return slot
 
-    def _append(
+    def _append_operation(
         self,
         name: str,
         fn: Callable[..., Any],
@@ -322,7 +343,7 @@ class Plan:
         *,
         of_graph: bool = False,
     ) -> int:
-        """Append an operation whose inputs are in these slots; return the slot of its result."""
+        """Append an operation that reads its inputs from slots; return the slot of its result."""
         slot = self._new_slot()
         is_async = is_coroutine_function(fn)
         self.operations.append(
@@ -330,7 +351,7 @@ class Plan:
                 name,
                 slot,
                 inputs=(*positional, *named.values()),
-                call=_call(fn, positional, named),
+                call=_call_with_slots(fn, positional, named),
                 is_async=is_async,
                 may_wait=is_async and can_wait(fn),
                 of_graph=of_graph,
@@ -338,22 +359,24 @@ class Plan:
         )
         return slot
 
-    def _claim(self, node: Operation, slot: int) -> None:
-        """Note the changes of an operation, whose result is in `slot`, for the commit."""
+    def _add_change(self, node: Operation, slot: int) -> None:
+        """Add the steps of an operation, and the change of a variable by its result in `slot`."""
         self.steps += node.steps
         name = node.updates or node.adds_to
         if name is None:
             return
-        variables = {variable.name for variable in self._graph.variables}
-        if name not in variables:
+        variable_names = {variable.name for variable in self._graph.variables}
+        if name not in variable_names:
             raise GraphError(
                 f"operation {node.name!r} changes {name!r}, which is not a variable;"
-                f" {did_you_mean(name, variables)}; graph.variable({name!r}, ...) adds one"
+                f" {did_you_mean(name, variable_names)}. To add it, call"
+                f" graph.variable({name!r}, ...)"
             )
-        other = self._claims.setdefault(name, node)
-        if other is not node and (other.updates or node.updates):
+        first = self._changed_by.setdefault(name, node)
+        # A variable can be added to several times, but a replacement would discard other changes.
+        if first is not node and (first.updates or node.updates):
             raise GraphError(
-                f"{other.name!r} and {node.name!r} both change {name!r} in one run; use adds_to for"
+                f"{first.name!r} and {node.name!r} both change {name!r} in one run; use adds_to for"
                 " both, or run one"
             )
         self.changes.append((name, slot, node.updates is None))
@@ -361,22 +384,25 @@ class Plan:
             self.replaced.append(name)
 
 
+# `fn` and `grace_secs` are positional-only, because they may be names of inputs as well.
 async def _call_in_thread(
     fn: Callable[..., Any], grace_secs: float, /, *args: Any, **kwargs: Any
 ) -> Any:
+    """Call the function of an operation in a worker thread."""
     return await to_thread(functools.partial(fn, *args, **kwargs), grace_secs=grace_secs)
 
 
-def _call(
+def _call_with_slots(
     fn: Callable[..., Any], positional: Sequence[int], named: Mapping[str, int]
 ) -> Callable[[list[Any]], Any]:
-    inputs = taking(positional)
+    """Return a function that calls `fn` with arguments from these slots of the values of a run."""
+    take_positional = taking(positional)
     if named:
         return lambda values: fn(
-            *inputs(values), **{name: values[slot] for name, slot in named.items()}
+            *take_positional(values), **{name: values[slot] for name, slot in named.items()}
         )
-    # The usual numbers of inputs are spelled out: this is on the path of every run, and `fn(*...)`
-    # costs twice as much.
+    # The usual numbers of inputs have calls of their own, because each run makes such calls and
+    # `fn(*...)` takes twice as long.
     if not positional:
         return lambda values: fn()
     if len(positional) == 1:
@@ -385,16 +411,17 @@ def _call(
     if len(positional) == 2:
         first, second = positional
         return lambda values: fn(values[first], values[second])
-    return lambda values: fn(*inputs(values))
+    return lambda values: fn(*take_positional(values))
 
 
 def _is_mapping(result: object) -> TypeGuard[Mapping[Any, Any]]:
-    # The usual results come first: the check of an abstract class costs ten times as much.
+    # A dict and None, the usual results, are tested first: testing for an abstract class takes ten
+    # times as long.
     return type(result) is dict or (result is not None and isinstance(result, Mapping))
 
 
-def _item(node: Output, result: Any) -> Any:
-    """Return the item of a step's result that an output stands for."""
+def _output_value(node: Output, result: Any) -> Any:
+    """Return the item of a step's result that has the name of an output."""
     step = node.operation.name
     if not _is_mapping(result):
         raise FetchError(
@@ -413,16 +440,16 @@ def _item(node: Output, result: Any) -> Any:
 
 
 def _check_unambiguous(node: Node, step: Operation, result: Any) -> None:
-    """Raise if a fetched node has the name of a key of the step's result."""
+    """Raise if a fetched node, which is not an output, has the name of a key of a step's result."""
     if not _is_mapping(result) or node.name not in result:
         return
-    other = "a parameter"
+    meaning = "a parameter"
     if node is step:
-        other = "the function itself"
+        meaning = "the function itself"
     elif isinstance(node, GlobalStep):
-        other = "the global step"
+        meaning = "the global step"
     raise FetchError(
-        f"{node.name!r} is fetched, and is both {other} and a key of the result of step"
+        f"{node.name!r} is fetched, and is both {meaning} and a key of the result of step"
         f" {step.name!r}; rename the key",
         name=node.name,
     )

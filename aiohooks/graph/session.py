@@ -53,16 +53,19 @@ if TYPE_CHECKING:
 
 
 _MOST_PLANS = 1024
-_FIRST = operator.itemgetter(0)
-"""Builds the result of a single leaf."""
-# A constant, as every run begins with it.
+_BUILD_LEAF = operator.itemgetter(0)
+"""Builds the result of a run that fetches a single leaf."""
+# The range is a constant, because every run uses it.
 _ATTEMPTS = range(100)
-"""The attempts of a run that other runs overtake; it must not be repeated indefinitely."""
+"""The attempts of a run. Their number is limited, because other runs may overtake each of them."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Monitor:
-    """What a raw session needs of the monitored session that it is part of."""
+    """The time limit and the methods of a monitored session that its raw session uses.
+
+    `Session` has methods of the same names.
+    """
 
     grace_secs: float
     stateful_hooks: Callable[[], Mapping[str, Stateful]]
@@ -73,15 +76,18 @@ class Monitor:
 class Session:
     """Runs the operations that a set of fetches needs: each once, independent ones concurrently.
 
-    A run reads each variable once, at its start. When every operation has succeeded, the new values
-    of variables and the global step are committed together; a run that fails or is cancelled
-    changes nothing. Runs of one session may be concurrent; only those of a monitored session take
-    turns. If another run has replaced a variable that a run has read and replaces itself
-    (`updates=`), its operations run once more, with the new value: no update is lost.
+    A run reads each variable once, at its start. When every operation has succeeded, the run
+    commits the new values of variables and the global step together. A run that fails or is
+    cancelled changes nothing.
 
-    The first operation that may wait and the later ones have contexts of their own: with the
-    context variables that are set by the operations whose results they need. At the end, the
-    caller's context has the variables that all of them have set; the last operation wins.
+    Runs of one session may be concurrent, except that the runs of a monitored session take turns.
+    A run may replace a variable (`updates=`) after another run has replaced the value that it read.
+    In this case, its operations are called again with the new value, so that no update is lost.
+
+    The first operation that may wait and all later ones are called in contexts of their own. Such a
+    context has the context variables that were set by the operations whose results it needs. At
+    the end of a run, the caller's context gets the variables that all operations have set. If
+    several operations have set one variable, the last operation wins.
     """
 
     def __init__(
@@ -92,15 +98,15 @@ class Session:
         variables: Variables | None = None,
         grace_secs: float | None = None,
     ) -> None:
-        """Open a session. It holds no resources; closing it only makes `run` raise.
+        """Open a session. It holds no resources, and closing it only makes `run` raise.
 
         Args:
             graph: the graph to run.
-            global_step: the store of the global step; by default one of its own.
-            variables: the values of the variables; by default its own.
+            global_step: the store of the global step. By default, the session has its own store.
+            variables: the values of the variables. By default, the session has its own values.
             grace_secs: how long a cancelled run waits for calls that do not end immediately, such
-                as those in worker threads. By default 10 s, or the `stop_grace_period_secs` of the
-                monitored session that uses this one.
+                as calls in worker threads. The default is 10 s, or the `stop_grace_period_secs` of
+                the monitored session that uses this one.
         """
         check_instance(graph, Graph, "graph")
         check_instance(global_step, StepStore, "global_step", optional=True)
@@ -109,7 +115,7 @@ class Session:
         self.graph: Graph = graph
         """The graph that is run."""
         self.global_step: StepStore = MemoryStepStore() if global_step is None else global_step
-        """The step store: `session.global_step.latest.step`."""
+        """The step store; `session.global_step.latest.step` is the latest step."""
         self.variables: Variables = variables or Variables()
         """The values of the variables; see `variables.snapshot` and `variables.assign`."""
         self.committed_step: int = self.global_step.latest.step
@@ -123,9 +129,10 @@ class Session:
         self.saver: Saver | None = None
         """The saver from which the creator of this session restores."""
         self.saved: bool = False
-        """Whether a hook saves the session in checkpoints; set it in a hook of your own that does.
+        """Whether a hook saves the session in checkpoints.
 
-        Otherwise a warning says that no hook does.
+        If your own hook saves the session, set this in it. Otherwise a warning says that no hook
+        saves it.
         """
         self.restored: Restored | None = None
         """The restored checkpoint of this session; its `state` has only the states of hooks."""
@@ -133,8 +140,9 @@ class Session:
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._plans: dict[tuple[Any, tuple[Any, ...], bool], Plan] = {}
+        """The plans by fetches, keys of the feeds, and whether the run is raw."""
         initial = {variable.name: variable.initial for variable in graph.variables}
-        # Variables that are added to the graph later have no values here.
+        # Checkpoints have these only, because variables that are added later have no values here.
         self._variable_names = tuple(initial)
         self._values = values_of(self.variables)
         self._values.initialize(initial)
@@ -173,27 +181,27 @@ class Session:
     ) -> Any:
         """Run the operations that `fetches` needs, and return the values in the same shape.
 
-        A step function is run whatever is fetched, unless that is nothing or the global step alone.
+        A step function is called unless you fetch nothing, or only the global step.
 
         Args:
-            fetches: nodes or names, nested in lists, tuples, mappings and dataclasses.
-            feed_dict: values by node or name, for this run only; a fed node is not computed.
-            options: not accepted here; for sessions with a `run` of their own.
+            fetches: nodes or names, which may be nested in lists, tuples, mappings and dataclasses.
+            feed_dict: values by node or name, for this run only. A fed node is not computed.
+            options: options for a session class that has a `run` of its own; others raise.
             run_metadata: a dict into which such a session may write.
 
         Raises:
             FetchError: a name is unknown, or a placeholder is not fed.
             GraphError: the operations cannot be ordered.
-            InvalidArgumentError: options are given.
+            InvalidArgumentError: you pass options, which this class does not accept.
             SessionClosedError: the session is closed.
-            UpdateConflictError: other runs kept replacing a variable that this one replaces.
+            UpdateConflictError: other runs kept replacing a variable that this run replaces.
             WrongLoopError: the session was used in another event loop before.
-            BaseException: the error of an operation, unchanged; several as one group.
+            BaseException: an operation raised this error, or several errors form this group.
         """
         if options:
             raise InvalidArgumentError(
-                f"options is {options!r}, and this session knows none: they are for a Session"
-                " subclass with a `run` of its own; for a time limit use `async with"
+                f"options is {options!r}, but this session accepts none: they are for a Session"
+                " subclass with a `run` of its own. For a time limit, use `async with"
                 " asyncio.timeout(...)`"
             )
         loop = asyncio.get_running_loop()
@@ -201,55 +209,58 @@ class Session:
             self._loop = loop
         if self._loop is not loop:
             raise WrongLoopError(
-                "this session belongs to another event loop; make one in each loop, and share a"
-                " step store by URL"
+                "this session belongs to another event loop. Make a session in each loop, and"
+                " share a step store by URL"
             )
         return await self._run(None, fetches, feed_dict)
 
     def _run(
         self,
-        waits: RunWaits | None,
+        run_waits: RunWaits | None,
         fetches: Any,
         feed_dict: Mapping[Any, Any] | None,
         options: object = None,
         run_metadata: object = None,
         build: Build | None = None,
     ) -> Awaitable[Any]:
-        """Make a run: by itself, or as part of the run that has `waits`.
+        """Return the awaitable of a run; with `run_waits`, it is part of a monitored run.
 
-        If the caller gives `build`, that builds the result from the values of a tuple of leaves.
+        If the caller gives `build`, it builds the result from the values of a tuple of leaves.
         """
+        # Each run comes here: this test saves a call, and a plain function saves a coroutine.
         if self._closed:
-            self._check_open()  # raises
+            self._check_open()
         plan = None
-        own_build: Build = _FIRST
-        # A leaf or a tuple of leaves, as the monitored session fetches, is looked up as it is.
+        default_build: Build = _BUILD_LEAF
+        # The usual fetches, a leaf or a tuple of leaves, are keys of `_plans` as they are.
         kind: Any = type(fetches)  # pyright: ignore[reportUnknownVariableType]
         if kind is tuple or kind in LEAF_TYPES:
             try:
                 fed_keys = () if feed_dict is None else tuple(feed_dict)
-                plan = self._plans.get((fetches, fed_keys, waits is None))
+                plan = self._plans.get((fetches, fed_keys, run_waits is None))
             except TypeError:
-                # A part cannot be hashed, such as a list in a tuple.
+                # The fetches have a part that cannot be hashed, such as a list in a tuple.
                 plan = None
             if kind is tuple:
-                own_build = tuple
+                default_build = tuple
         if plan is None:
-            plan, own_build, feed_dict = self._plan(fetches, feed_dict, waits is None)
-        given: list[Any] = [MISSING]
+            plan, default_build, feed_dict = self._plan(fetches, feed_dict, run_waits is None)
+        # `_run_plan` replaces the first value with the global step.
+        fed_values: list[Any] = [MISSING]
         if feed_dict:
             for value in feed_dict.values():
-                given.append(value)
+                fed_values.append(value)
+                # The value cannot be a node: this call raises the error with its message.
                 if isinstance(value, Node):
-                    canonical_feeds(self.graph, feed_dict)  # raises
-        return self._run_plan(plan, build or own_build, given, waits)
+                    canonical_feeds(self.graph, feed_dict)
+        return self._run_plan(plan, build or default_build, fed_values, run_waits)
 
     async def _run_plan(
-        self, plan: Plan, build: Build, given: list[Any], waits: RunWaits | None
+        self, plan: Plan, build: Build, fed_values: list[Any], run_waits: RunWaits | None
     ) -> Any:
-        """Call the operations of a plan and commit their results, until no other run interferes."""
+        """Call the operations of a plan and commit their results; repeat this if overtaken."""
         for _ in _ATTEMPTS:
-            values = given + plan.template
+            values = fed_values + plan.template
             values[0] = self.global_step.latest.step
             for slot, name in plan.variables:
                 values[slot] = self._values.by_name[name]
@@ -263,7 +274,7 @@ class Session:
                 for operation in operations:
                     slot = operation.slot
                     if operation.may_wait:
-                        calls = OperationCalls(self, operations, values, waits)
+                        calls = OperationCalls(self, operations, values, run_waits)
                         calls.start_ready()
                         break
                     result = operation.call(values)
@@ -273,152 +284,162 @@ class Session:
                         _reject_coroutine(operation.name, result)
                     values[slot] = result
             except BaseException as error:
-                calls = calls or OperationCalls(self, operations, values, waits)
+                # `calls` reports this failure in the same way as that of a concurrent operation.
+                calls = calls or OperationCalls(self, operations, values, run_waits)
                 calls.failed(slot, error)
             if calls is not None:
                 await calls.wait()
-            # Built before the commit: if it cannot be built, the run must change nothing.
+            # The result is built before the commit, because a run that fails must change nothing.
             result = build(plan.take_fetched(values))
             store = self.global_step
-            # Spelled out here, as most runs of a step function end so.
-            if not plan.changes and (store.inline or not plan.steps):
-                self.committed_step = (
-                    store.advance_nowait(plan.steps) if plan.steps else store.latest.step
-                )
+            # Most runs of a step function end here, without the cost of `_commit`.
+            steps = plan.steps
+            if not plan.changes and (store.inline or not steps):
+                self.committed_step = store.advance_nowait(steps) if steps else store.latest.step
                 return result
-            if await self._commit(plan, values, waits):
+            if await self._commit(plan, values, run_waits):
                 return result
-            # After a recovery another session has the variables.
+            # A session that was replaced in a recovery must not run again: its successor has the
+            # variables.
             self._check_open()
-            _drop_effects(waits)
+            _drop_effects(run_waits)
         names = ", ".join(map(repr, plan.replaced))
         raise UpdateConflictError(
             f"this run replaces {names} (updates=), and in each of its {len(_ATTEMPTS)} attempts"
-            " another one had done so since it began; add to a variable with adds_to=, or let the"
-            " runs take turns"
+            " another run did so first. Add to the variable with adds_to=, or let the runs take"
+            " turns"
         )
 
     def _check_open(self) -> None:
+        """Raise if the session is closed."""
         if self._closed:
             raise SessionClosedError(
                 "this session is closed; use the session that the latest after_create_session got"
             )
 
     def _plan(
-        self, fetches: Any, feed_dict: Mapping[Any, Any] | None, raw: bool
+        self, fetches: Any, feed_dict: Mapping[Any, Any] | None, is_raw: bool
     ) -> tuple[Plan, Build, Mapping[Node, Any]]:
         """Return the plan of a run, the function that builds its result, and the feeds by node.
 
-        Nested fetches and feeds have the plan of the tuple of their nodes. `raw` says that the run
-        is not part of a monitored one.
+        Nested fetches and feeds have the plan of the tuple of their nodes. `is_raw` is true if the
+        run is not part of a monitored one.
         """
         leaves = Leaves(self.graph)
         build = leaves.build(fetches)
         feeds = canonical_feeds(self.graph, feed_dict)
         nodes = leaves.nodes
-        request: Any = (nodes, tuple(feeds), raw)
+        fed_nodes = tuple(feeds)
+        key: Any = (nodes, fed_nodes, is_raw)
         parts: Any = (fetches,)
         if type(fetches) is tuple:
             parts = fetches  # pyright: ignore[reportUnknownVariableType]
         fed_keys = tuple(feed_dict or ())
-        # A tuple with a repeated leaf counts as nested: it has more parts than the plan has nodes.
-        if len(parts) == len(nodes) and LEAF_TYPES.issuperset(map(type, (*parts, *fed_keys))):
-            request = (fetches, fed_keys, raw)
-        if request not in self._plans:
-            step = self._step_to_run(nodes, tuple(feeds), raw)
+        part_types = map(type, (*parts, *fed_keys))
+        # `_run` looks up flat fetches as they are. A tuple with a repeated leaf counts as nested,
+        # because it has more parts than the plan has nodes.
+        if len(parts) == len(nodes) and LEAF_TYPES.issuperset(part_types):
+            key = (fetches, fed_keys, is_raw)
+        if key not in self._plans:
+            step = self._step_to_run(nodes, fed_nodes, is_raw)
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
-            self._plans[request] = Plan(self.graph, nodes, feeds, self.grace_secs, step)
-        return self._plans[request], build, feeds
+            self._plans[key] = Plan(self.graph, nodes, feeds, self.grace_secs, step)
+        return self._plans[key], build, feeds
 
     def _step_to_run(
-        self, nodes: tuple[Node, ...], fed: tuple[Node, ...], raw: bool
+        self, nodes: tuple[Node, ...], fed: tuple[Node, ...], is_raw: bool
     ) -> Operation | None:
-        """Return the operation of a step function, unless the run leaves it out.
+        """Return the operation of a step function if the run must call it whatever is fetched.
 
         Raises:
-            FetchError: nothing would run; or a fed name is neither a parameter nor fetched, so it
-                is probably misspelt.
+            FetchError: nothing would run. Or a fed name, which is probably misspelled, is neither a
+                parameter of the step nor fetched.
         """
         step = self.graph.step_operation
         if step is None:
-            if nodes or raw:
+            if nodes or is_raw:
                 return None
-            known = [name for name, node in self.graph.nodes.items() if isinstance(node, Operation)]
+            names = [name for name, node in self.graph.nodes.items() if isinstance(node, Operation)]
             raise FetchError(
                 "neither the caller nor a hook fetches anything, so nothing would run;"
-                f" operations are: {known}"
+                f" operations are: {names}"
             )
-        results = [node for node in fed if isinstance(node, Output)]
-        for node in results:
+        fed_outputs = [node for node in fed if isinstance(node, Output)]
+        for node in fed_outputs:
             if node not in nodes:
                 raise FetchError(
                     f"{node.name!r} is fed, and is neither a parameter of step {step.name!r} nor"
                     f" fetched; {did_you_mean(node.name, step.inputs)}",
                     name=node.name,
                 )
-        # A hook may read the global step with a raw run.
-        if results or (raw and {self.graph.global_step}.issuperset(nodes)):
+        # A raw run that fetches only the global step must not train: hooks read the step this way.
+        if fed_outputs or (is_raw and {self.graph.global_step}.issuperset(nodes)):
             return None
         return step
 
-    def _commit(self, plan: Plan, values: list[Any], waits: RunWaits | None) -> Awaitable[bool]:
-        """Commit the changes of a run; return false, and change nothing, if it was overtaken.
+    def _commit(self, plan: Plan, values: list[Any], run_waits: RunWaits | None) -> Awaitable[bool]:
+        """Commit the changes of a run, or change nothing and return False if it was overtaken.
 
-        A run is overtaken if a variable that it replaces was replaced since the run read it.
+        A run is overtaken if a variable that it replaces was replaced after the run had read it.
         """
-        commit = self._commit_changes(plan, values, waits)
+        commit = self._commit_changes(plan, values, run_waits)
         if not plan.steps or self.global_step.inline:
             return commit
-        return Wait[bool]("commit of the variables and the global step", waits=waits).result_of(
-            commit
-        )
+        wait = Wait[bool]("commit of the variables and the global step", waits=run_waits)
+        return wait.result_of(commit)
 
-    async def _commit_changes(self, plan: Plan, values: list[Any], waits: RunWaits | None) -> bool:
+    async def _commit_changes(
+        self, plan: Plan, values: list[Any], run_waits: RunWaits | None
+    ) -> bool:
+        """Set the variables and advance the global step; return False if the run was overtaken."""
         by_name = self._values.by_name
         for slot, name in plan.variables:
-            # Values are not changed in place: another value is another object.
+            # Values are not changed in place, so another value is always another object.
             if name in plan.replaced and by_name[name] is not values[slot]:
                 return False
-        new = self._values.prepare(plan.changes, values)
+        new_values = self._values.prepare(plan.changes, values)
         store = self.global_step
-        if not plan.steps or store.inline:
-            # First, as the store may reject the step; nothing is awaited before the values are set.
-            self.committed_step = (
-                store.advance_nowait(plan.steps) if plan.steps else store.latest.step
-            )
-            by_name.update(new)
+        steps = plan.steps
+        if not steps or store.inline:
+            # The store may reject the step, so it comes first. Nothing is awaited before the values
+            # are set, so no other task sees the step without them.
+            self.committed_step = store.advance_nowait(steps) if steps else store.latest.step
+            by_name.update(new_values)
             return True
-        # Before the step: a waiter for it, in any process, must find the variables of that step.
-        old = {name: by_name[name] for name in new}
-        by_name.update(new)
-        waits = waits or RunWaits()
-        scope = waits.scope
+        # The values come first: a waiter for the step, in any process, must find its variables.
+        old_values = {name: by_name[name] for name in new_values}
+        by_name.update(new_values)
+        scope = None if run_waits is None else run_waits.scope
         attempt = None if scope is None else scope.attempt
 
-        async def advance() -> None:
-            # In this task: if the run is cancelled meanwhile, it is committed or undone all the
-            # same.
+        async def advance_step() -> None:
+            # This runs in a task of its own: a run that is cancelled in the meantime must still be
+            # either committed or undone.
             try:
-                self.committed_step = await store.advance(plan.steps)
+                self.committed_step = await store.advance(steps)
             except Exception:
-                # Values that another session has committed since then stay.
-                by_name.update({name: old[name] for name in new if by_name[name] is new[name]})
+                for name, value in new_values.items():
+                    # A value that another session has committed in the meantime must stay.
+                    if by_name[name] is value:
+                        by_name[name] = old_values[name]
                 raise
             if scope is not None:
                 scope.committed = True
             if attempt is not None:
                 attempt.committed = True
 
-        await shielded(advance(), grace_secs=self.grace_secs, what="advance of the global step")
+        await shielded(
+            advance_step(), grace_secs=self.grace_secs, what="advance of the global step"
+        )
         return True
 
     def state_dict(self) -> dict[str, Any]:
         """Return the content of a checkpoint.
 
-        It has the graph's "variables", and the states of "tracked" objects and of "hooks", by name.
-        Values of variables are not copied, because a commit replaces a value and never modifies
-        it. States are copied, their tensors to the memory of the host.
+        The keys are "variables", "tracked" and "hooks". Each has a dict of values or states by
+        name. Values of variables are not copied, because a commit replaces a value and never
+        modifies it. States are copied, with their tensors, to the memory of the host.
 
         Raises:
             InvalidHookError: two stateful hooks have the same name.
@@ -427,7 +448,7 @@ class Session:
             "tracked": {name: self.state_of(tracked) for name, tracked in self.tracked.items()},
             "hooks": {name: hook.state_dict() for name, hook in self.stateful_hooks().items()},
         }
-        # One call for both: tensors that share memory share it in the copy.
+        # A single call copies both, so that tensors that share memory share it in the copies.
         copies = snapshot(states, self._snapshot_memory)
         return {
             "variables": {name: self._values.by_name[name] for name in self._variable_names},
@@ -439,7 +460,7 @@ class Session:
         """Return the hooks of the monitored session that are saved in checkpoints, by name.
 
         Raises:
-            InvalidHookError: two of them have one name.
+            InvalidHookError: two of them have the same name.
         """
         if self._monitor is None:
             return {}
@@ -448,7 +469,7 @@ class Session:
     def state_of(self, tracked: Stateful) -> Any:
         """Return the state of a tracked object for a checkpoint.
 
-        For feeds that are prefetched it is the state after the last element that was used.
+        For prefetched feeds, return the state after the last element that was used.
         """
         if self._monitor is None:
             return tracked.state_dict()
@@ -463,9 +484,9 @@ class Session:
             await self._monitor.drain_hooks()
 
     async def aclose(self) -> None:
-        """Close the session; closing twice is harmless.
+        """Close the session, so that `run` raises. You may call this method again.
 
-        Its variables and global step stay readable.
+        The variables and the global step of the session stay readable.
         """
         self._closed = True
 
@@ -475,68 +496,77 @@ class Session:
 
 
 GatheredRun = Callable[..., Awaitable[Any]]
-"""`Session.run` as part of another run.
+"""Runs a session as part of a monitored run.
 
-The arguments: its waits, fetches, feeds, options, metadata, and a `Build` if wanted.
+The arguments are the waits of that run, fetches, feeds, options, metadata and an optional `Build`.
 """
 
 
 def monitored_run(session: Session, monitor: Monitor) -> GatheredRun:
     """Make a session part of a monitored one; return the function that runs it as part of a run.
 
-    An overridden `run` is called as one wait.
+    If `run` is overridden, the function calls it, and the whole call is a single wait.
     """
-    # A session creator may return a session of another class.
+    # Users write session creators, which may return a session of another class.
     if isinstance(session, Session):  # pyright: ignore[reportUnnecessaryIsInstance]
         session._monitor = monitor  # pyright: ignore[reportPrivateUsage]
         if not session._has_own_grace:  # pyright: ignore[reportPrivateUsage]
             session.grace_secs = monitor.grace_secs
-    if getattr(type(session), "run", None) is Session.run and "run" not in vars(session):
+    inherits_run = getattr(type(session), "run", None) is Session.run
+    # `run` can also be replaced on the object itself.
+    if inherits_run and "run" not in vars(session):
         return session._run  # pyright: ignore[reportPrivateUsage]
 
     async def run(
-        waits: RunWaits,
+        run_waits: RunWaits,
         fetches: Any,
         feed_dict: Any,
         options: Any,
         run_metadata: Any,
         build: Build | None = None,
     ) -> Any:
-        further = {} if options is None else {"options": options, "run_metadata": run_metadata}
-        wait = Wait[Any]("run of the session", waits=waits)
-        values = await wait.result_of(session.run(fetches, feed_dict=feed_dict, **further))
-        if build is not None:
-            values = build(values)
-        return values
+        # Without options, `run` need not have the parameters for them.
+        run_options = {} if options is None else {"options": options, "run_metadata": run_metadata}
+        wait = Wait[Any]("run of the session", waits=run_waits)
+        values = await wait.result_of(session.run(fetches, feed_dict=feed_dict, **run_options))
+        if build is None:
+            return values
+        return build(values)
 
     return run
 
 
 def was_fed(session: object) -> bool:
-    """Return whether runs of a session were fed, as far as their plans are kept."""
+    """Return whether any plan that a session keeps is for a run with feeds."""
     if not isinstance(session, Session):
         return False
     plans = session._plans  # pyright: ignore[reportPrivateUsage]
-    return any(fed for _, fed, _ in plans)
+    return any(fed_keys for _, fed_keys, _ in plans)
 
 
-def _drop_effects(waits: RunWaits | None) -> None:
-    """Drop the effects that operations of a monitored run have recorded, as they are repeated."""
-    # A run within another run does not know which of the recorded effects are its own.
-    if waits is not None and waits.scope is not None and waits.scope.attempt is not None:
-        attempt = waits.scope.attempt
+def _drop_effects(run_waits: RunWaits | None) -> None:
+    """Drop the effects that operations of a monitored run have recorded; they record them again."""
+    # A raw run has no waits. It keeps all effects, because it cannot find its own among those of a
+    # run around it.
+    if run_waits is None or run_waits.scope is None:
+        return
+    attempt = run_waits.scope.attempt
+    if attempt is not None:
         del attempt.effects[attempt.effects_before_run :]
 
 
-def _reject_coroutine(name: str, coro: Any) -> NoReturn:
-    coro.close()
+def _reject_coroutine(name: str, coroutine: Any) -> NoReturn:
+    """Raise the error of a plain function that returned a coroutine."""
+    # Python would warn that a coroutine that is not closed was never awaited.
+    coroutine.close()
     raise GraphError(
         f"operation {name!r} is a plain function that returned a coroutine; write it as `async def`"
     )
 
 
 def _observed(operation: PlannedOperation, observers: Sequence[Observer]) -> PlannedOperation:
-    """Return an operation of the graph with `observers` that are notified of its call."""
+    """Return a copy of a planned operation that notifies `observers` of each call."""
+    # The operations that only read the result of a step are not part of the graph.
     if not operation.of_graph:
         return operation
     if operation.is_async:
@@ -545,18 +575,18 @@ def _observed(operation: PlannedOperation, observers: Sequence[Observer]) -> Pla
         )
         return dataclasses.replace(operation, call=call)
 
-    def observed(values: list[Any]) -> Any:
+    def call_observed(values: list[Any]) -> Any:
         with observing(observers, "operation", operation.name):
             return operation.call(values)
 
-    return dataclasses.replace(operation, call=observed)
+    return dataclasses.replace(operation, call=call_observed)
 
 
 class OperationCalls(Overlap):
-    """The calls of a run from the first operation that may wait, or has failed; numbered by slot.
+    """The calls of a run from the first operation that may wait or has failed, numbered by slot.
 
-    A call starts when its inputs are ready, in a context with what the operations that it needs
-    have set.
+    A call starts when its inputs are ready. Its context has the context variables that the
+    operations before it in the graph have set.
     """
 
     kind = "operation"
@@ -566,16 +596,16 @@ class OperationCalls(Overlap):
         session: Session,
         operations: Sequence[PlannedOperation],
         values: list[Any],
-        waits: RunWaits | None,
+        run_waits: RunWaits | None,
     ) -> None:
-        super().__init__(values, session.grace_secs, waits)
+        super().__init__(values, session.grace_secs, run_waits)
         self._session = session
         self._operations = operations
-        self._caller = copy_context()
+        self._caller_context = copy_context()
         self._call_contexts: dict[int, tuple[Context, Context]] = {}
-        """The context of each call, as it was before the call and as it is."""
+        """The context of each call: a copy from before the call, and the context itself."""
         self._setters: dict[int, set[int]] = {}
-        """The calls that each call depends on and that have set something in their contexts."""
+        """For each call, the calls on which it depends and which have set context variables."""
 
     def start_ready(self) -> None:
         """Start the operations whose inputs are ready, in the order of the plan."""
@@ -584,15 +614,18 @@ class OperationCalls(Overlap):
             if self.failing:
                 return
             slot = operation.slot
-            is_called = slot in self._call_contexts or values[slot] is not MISSING
-            if not is_called and all(values[needed] is not MISSING for needed in operation.inputs):
-                self._start(operation)
+            # Operations that were called before these calls were made have a value but no context.
+            if slot in self._call_contexts or values[slot] is not MISSING:
+                continue
+            if all(values[needed] is not MISSING for needed in operation.inputs):
+                self._start_operation(operation)
 
-    def _start(self, operation: PlannedOperation) -> None:
+    def _start_operation(self, operation: PlannedOperation) -> None:
+        """Start an operation in a task, or call it immediately if it cannot wait."""
         slot = operation.slot
         call = operation.call
         values = self.results
-        context = self._context(operation)
+        context = self._new_context(operation)
         if operation.may_wait:
             self.start(slot, call, (values,), NO_KEYWORDS, operation.name, context=context)
             return
@@ -609,27 +642,30 @@ class OperationCalls(Overlap):
     def succeeded(self, number: int) -> None:
         self.start_ready()
 
-    def _context(self, operation: PlannedOperation) -> Context:
-        """Return a new context for a call, with what its inputs' operations have set."""
+    def _new_context(self, operation: PlannedOperation) -> Context:
+        """Return a new context for a call, with the variables that the calls it needs have set."""
         setters: set[int] = set()
         for needed in operation.inputs:
             if needed in self._call_contexts:
                 setters |= self._setters[needed]
                 if changes(*self._call_contexts[needed]):
                     setters.add(needed)
-        before = self._caller
+        before = self._caller_context
         if setters:
+            setter_contexts = [self._call_contexts[slot] for slot in sorted(setters)]
             before = before.copy()
-            before.run(copy_back, [self._call_contexts[slot] for slot in sorted(setters)])
+            before.run(copy_back, setter_contexts)
         context = before.copy()
         self._call_contexts[operation.slot] = (before, context)
         self._setters[operation.slot] = setters
         return context
 
     def finish(self) -> None:
+        # `Overlap` copies these back in this order: the last operation wins, whichever ended last.
         self._contexts = [self._call_contexts[slot] for slot in sorted(self._call_contexts)]
         super().finish()
 
     def describe(self, number: int) -> str:
         name = next(operation.name for operation in self._operations if operation.slot == number)
+        # The run trains the step after the latest one, unless a train operation has more `steps`.
         return f"operation {name!r} at step {self._session.global_step.latest.step + 1}"

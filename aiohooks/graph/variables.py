@@ -1,4 +1,4 @@
-"""The values of a graph's variables: a session's own, or shared by the sessions of a process."""
+"""The values of a graph's variables, which a session owns or shares with others in its process."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ class Values:
     def __init__(self) -> None:
         self.by_name: dict[str, Any] = {}
         self.ready: bool = False
-        """Whether everything of a session that needs them is initialized."""
+        """Whether the values, and the rest of the session that claimed them, are initialized."""
         self.failure: BaseException | None = None
-        """The error of the session that should have initialized the values and gave up."""
+        """The error with which the session that should have initialized the values gave up."""
         self.waiting_workers: Waiters = Waiters()
-        """Workers that wait until the values are ready, or until their initialization fails."""
+        """The workers that wait until the values are ready or their initialization has failed."""
         self._is_claimed = False
         """Whether a session initializes the values, or has initialized them."""
         self._waiting_chiefs = Waiters()
-        """Sessions that wait to initialize the values, if the session that does so fails."""
+        """The sessions that initialize the values if the session that claimed them fails."""
 
     async def claim(self) -> bool:
         """Return whether the caller must initialize the values.
 
-        While another session initializes them, wait: it may fail.
+        If another session is initializing them, wait until it has succeeded or failed.
         """
         while self._is_claimed:
             if self.ready:
@@ -46,39 +46,43 @@ class Values:
         return True
 
     def initialize(self, initial: Mapping[str, Any]) -> None:
-        """Set the initial values of variables that have no value: all of them, or none.
+        """Set the initial values of all variables that have no value.
 
-        `mark_ready` follows when everything else of the session is initialized.
+        If a function that returns an initial value raises, set none. Call `mark_ready` when the
+        rest of the session is initialized, too.
         """
         values: dict[str, Any] = {}
         for name in self.missing(initial):
             value = initial[name]
-            values[name] = value() if callable(value) else value
+            if callable(value):
+                value = value()
+            values[name] = value
         self.by_name.update(values)
 
     def missing(self, names: Iterable[str]) -> list[str]:
-        """Return the names of variables that have no value."""
+        """Return those of the names that have no value."""
         return [name for name in names if name not in self.by_name]
 
     def mark_ready(self) -> None:
-        """Wake the waiting workers."""
+        """Mark the values as ready, and wake the sessions that wait for this."""
         self.ready = True
         self.failure = None
         self._waiting_chiefs.wake()
         self.waiting_workers.wake()
 
     def discard(self) -> None:
-        """Remove the values of an initialization that failed; another session may claim them."""
+        """Remove the values of a failed initialization, so that another session can claim them."""
         self.by_name.clear()
         self._is_claimed = False
         self._waiting_chiefs.wake()
 
     def fail(self, error: BaseException) -> None:
-        """End the waits of workers: the session that should have initialized the values gave up."""
+        """Make the waits of workers raise, because the session to initialize the values failed."""
+        # The session that has claimed the values still initializes them, or has done so.
         if self._is_claimed:
             return
-        # Workers that are still waiting get the first error, also if a second session fails before
-        # they run.
+        # Workers that were woken may not have run yet. They must get the first error, even if a
+        # second session fails before they run.
         if self.failure is None or not self.waiting_workers:
             self.failure = error
         self.waiting_workers.wake()
@@ -86,24 +90,25 @@ class Values:
     def prepare(
         self, changes: Iterable[tuple[str, int, bool]], results: Sequence[Any]
     ) -> dict[str, Any]:
-        """Return the new values of a run.
+        """Return the new values of a run, and change nothing yet.
 
-        Each change has the name of a variable, the place of its result, and whether that is added.
-        An addition that fails raises here, before anything is changed.
+        Each change has the name of a variable, the slot of its result, and whether the result is
+        added to the variable. If an addition fails, raise its error with a note.
         """
         values: dict[str, Any] = {}
-        for name, place, adds in changes:
-            value = results[place]
-            if adds:
-                old = values.get(name, self.by_name[name])
+        for name, slot, is_added in changes:
+            value = results[slot]
+            if is_added:
+                # Several operations of the run may add to one variable.
+                old_value = values.get(name, self.by_name[name])
                 try:
-                    value = old + value
+                    value = old_value + value
                 except Exception as error:
                     add_note(
                         error,
-                        f"a value of type {type(value).__name__} was to be added to variable"
-                        f" {name!r} of type {type(old).__name__}; return from the operation what"
-                        " can be added",
+                        f"the operation returned a value of type {type(value).__name__}, which"
+                        f" cannot be added to variable {name!r} of type {type(old_value).__name__}."
+                        " Return a value that can be added",
                     )
                     raise
             values[name] = value
@@ -114,8 +119,9 @@ class Variables:
     """The values of variables by name.
 
     A value is never changed in place: a commit replaces all changed values together. A new object
-    has no values. The first session created on it (a chief) initializes them; other sessions
-    (workers) can wait until it is `ready`. Sessions that share one object train one model.
+    has no values. The first session that is created on it (a chief) initializes them. Other
+    sessions (workers) can wait until the object is `ready`. Sessions that share one object train
+    one model.
     """
 
     def __init__(self) -> None:
@@ -139,46 +145,46 @@ class Variables:
         check_secs(timeout, "timeout", optional=True)
         values = self._values
         if not values.ready and values.failure is None:
-            # Returns at the timeout as well: the checks below tell the cases apart.
+            # The wait also returns at the timeout, so both conditions are tested again below.
             await wait_for_others(values.waiting_workers.wait(timeout))
         if values.failure is not None:
             raise PublisherFailedError(
-                f"the session that should have initialised the variables failed: {values.failure!r}"
+                f"the session that should have initialized the variables failed: {values.failure!r}"
             ) from values.failure
         if not values.ready:
             raise SessionNotReadyError(
-                f"the variables were not initialised within {timeout} s; is a chief running that"
+                f"the variables were not initialized within {timeout} s; is a chief running that"
                 " shares these Variables?"
             )
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the current values by name; a later commit does not change the result."""
+        """Return the current values by name. Later commits do not change the returned dict."""
         return self._values.by_name.copy()
 
     def assign(self, values: Mapping[str, Any]) -> None:
-        """Replace several values together, between runs: `session.variables.assign({"rate": 0.1})`.
+        """Replace several values together, as in `session.variables.assign({"rate": 0.1})`.
 
-        A run that has read the old value of a variable that it replaces itself (`updates=`) is
-        repeated with the new one.
+        Call this method between runs. If a run in progress has read a value and is going to replace
+        it (`updates=`), its operations are called again with the new value.
 
         Raises:
-            FetchError: a name is not a variable; nothing is changed then.
+            FetchError: a name is not a variable. In this case, no value is changed.
         """
         check_mapping(values, "values", optional=False)
-        for name in self._values.missing(values):
-            raise FetchError(
-                f"{name!r} is not a variable; {did_you_mean(name, self._values.by_name)}"
-            )
-        self._values.by_name.update(values)
+        by_name = self._values.by_name
+        for name in values:
+            if name not in by_name:
+                raise FetchError(f"{name!r} is not a variable; {did_you_mean(name, by_name)}")
+        by_name.update(values)
 
-    # Type checkers would accept any attribute of a class that has this method.
+    # If type checkers saw this method, they would accept any attribute.
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            # `copy` looks up attributes before it has set `_values`.
+            # `copy` looks up attributes of a new object before it has set `_values`.
             values = self.__dict__.get("_values", Values())
             raise AttributeError(
-                f"Variables has no attribute {name!r}; read the values with snapshot(), replace"
+                f"Variables has no attribute {name!r}. Read the values with snapshot(), and replace"
                 " some with assign({name: value}); known are:"
                 f" {', '.join(values.by_name) or 'none'}",
                 name=name,

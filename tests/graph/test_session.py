@@ -96,7 +96,7 @@ async def test_a_commit_that_fails_changes_nothing(
         await session.run(["more", "train"])
     if error is TypeError:
         assert notes_of(caught.value)[0].startswith(
-            "a value of type str was to be added to variable 'number' of type int; return"
+            "the operation returned a value of type str, which cannot be added to variable 'number'"
         )
     assert session.variables.snapshot() == {"number": 1, "other": 1}
     assert session.global_step.latest.step == step
@@ -109,7 +109,7 @@ async def test_options_of_a_raw_run_are_refused() -> None:
     session = ah.Session(counting_graph())
     with refused(
         ah.errors.InvalidArgumentError,
-        "options is {'timeout_in_ms': 10}, and this session knows none",
+        "options is {'timeout_in_ms': 10}, but this session accepts none",
     ):
         await session.run("train", options={"timeout_in_ms": 10})
     assert session.global_step.latest.step == 0

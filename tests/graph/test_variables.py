@@ -96,7 +96,7 @@ async def test_an_unknown_attribute_says_how_values_are_read_and_replaced() -> N
     """Variables are not attributes; the error says what to call, and which are known."""
     variables = ah.Session(counting_graph()).variables
     message = (
-        r"no attribute 'total'; read the values with snapshot\(\), replace some with"
+        r"no attribute 'total'. Read the values with snapshot\(\), and replace some with"
         r" assign\(.*known are: total"
     )
     with pytest.raises(AttributeError, match=message):
@@ -127,13 +127,13 @@ async def test_waiting_ends_at_its_deadline_exactly() -> None:
         clock.advance(0.1)
         with refused(
             ah.errors.SessionNotReadyError,
-            "not initialised within 100 s",
+            "not initialized within 100 s",
             "a chief running that shares these Variables",
         ):
             await waiting
         assert isinstance(waiting.exception(), TimeoutError)
         assert clock.pending == 0
-    with refused(ah.errors.SessionNotReadyError, "not initialised within 0 s"):
+    with refused(ah.errors.SessionNotReadyError, "not initialized within 0 s"):
         await variables.wait_ready(0)
 
 
@@ -168,7 +168,7 @@ async def test_waits_end_with_the_error_of_a_failed_chief() -> None:
             pass
     for wait in (waiting, variables.wait_ready()):
         with refused(
-            ah.PublisherFailedError, "should have initialised the variables failed", "no data"
+            ah.PublisherFailedError, "should have initialized the variables failed", "no data"
         ) as caught:
             await wait
         assert caught.value.__cause__ is error
