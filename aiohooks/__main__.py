@@ -90,16 +90,17 @@ exit codes:
 """
 
 
-def _count(text: str) -> int:
+def _parse_count(text: str) -> int:
+    """Return the number of an argument, or raise the error that argparse shows."""
     with contextlib.suppress(ValueError):
         count = int(text)
         if count >= 0:
             return count
-    # For a ValueError, argparse would show the name of this function.
+    # argparse shows this message. For a ValueError, it would show the name of this function.
     raise argparse.ArgumentTypeError("give a number of at least 0")
 
 
-def _secs(text: str) -> float:
+def _parse_secs(text: str) -> float:
     with contextlib.suppress(ValueError):
         secs = float(text)
         if 0 <= secs < float("inf"):
@@ -107,7 +108,7 @@ def _secs(text: str) -> float:
     raise argparse.ArgumentTypeError("give seconds, 0 or more")
 
 
-def _pid(text: str) -> int:
+def _parse_pid(text: str) -> int:
     if text.isdecimal():
         return int(text)
     raise argparse.ArgumentTypeError(
@@ -122,8 +123,8 @@ def _add_command(commands: Any, name: str, execute: str, text: str) -> Callable[
     Args:
         commands: the subparsers of the program.
         name: the name of the command.
-        execute: its function in this package, as `module:function`.
-        text: its help, which begins with a summary.
+        execute: the function of the command in this package, as `module:function`.
+        text: the help: a summary, an empty line, and the details.
     """
     summary, _, details = text.partition("\n\n")
     command: argparse.ArgumentParser = commands.add_parser(
@@ -143,7 +144,7 @@ def _add_run_command(commands: Any) -> None:
     add(
         "--workers",
         dest="num_workers",
-        type=_count,
+        type=_parse_count,
         default=3,
         metavar="N",
         help="besides the chief (default: 3)",
@@ -172,7 +173,7 @@ def _add_run_command(commands: Any) -> None:
     add("--checkpoint-dir", metavar="DIR", help="passed to the function")
     add(
         "--max-restarts",
-        type=_count,
+        type=_parse_count,
         default=3,
         metavar="N",
         help="of each process that dies (default: 3)",
@@ -180,7 +181,7 @@ def _add_run_command(commands: Any) -> None:
     add(
         "--grace-secs",
         dest="stop_grace_secs",
-        type=_secs,
+        type=_parse_secs,
         default=10.0,
         metavar="S",
         help="how long a process may take to end (default: 10)",
@@ -190,7 +191,7 @@ def _add_run_command(commands: Any) -> None:
 def make_parser(prog: str) -> argparse.ArgumentParser:
     """Return the parser of all commands.
 
-    Its result has the options of a command, and `execute`, the name of the command's function.
+    The parsed arguments are the options of a command, and `execute`, the name of its function.
     """
     parser = argparse.ArgumentParser(
         prog=prog,
@@ -214,11 +215,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
         metavar="URL",
         help="of the step store: local:///directory, redis://, ray://namespace",
     )
-    add(
-        "--run",
-        metavar="NAME",
-        help="the name of the run (default: $AIOHOOKS_RUN, or `default`)",
-    )
+    add("--run", metavar="NAME", help="the name of the run (default: $AIOHOOKS_RUN, or `default`)")
     add(
         "--address",
         metavar="HOST:PORT",
@@ -227,36 +224,36 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     add("--json", dest="as_json", action="store_true", help="print it as JSON")
 
     add = _add_command(commands, "why", "_command_line.why:print_why", _WHY)
-    add("pid", metavar="PID", type=_pid, help="the ID of the process")
+    add("pid", metavar="PID", type=_parse_pid, help="the ID of the process")
     add("--json", dest="as_json", action="store_true", help="print it as JSON")
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return the exit code: the program `aiohooks`.
+    """Run a command of the program `aiohooks`, and return its exit code.
 
     Args:
         arguments: the command and its arguments; by default the arguments of this process.
 
     Raises:
-        SystemExit: the arguments are invalid (2), help was asked for (0), or a run was ended by
-            SIGTERM (143).
+        SystemExit: the arguments are invalid (2), the user asked for help (0), or SIGTERM ended a
+            run (143).
     """
     name = os.path.basename(sys.argv[0])
     prog = "python -m aiohooks" if name == "__main__.py" else name
     options = vars(make_parser(prog).parse_args(arguments))
     try:
-        # Import only the packages of this command: the import of all takes long.
+        # Import only the modules of this command, because importing all of them takes long.
         execute = pkgutil.resolve_name(options.pop("execute"))
         code: int = execute(**options)
-        # Raise the error of a closed pipe here, not when the interpreter ends.
+        # Raise the error of a closed pipe here. When the interpreter ends, no one can catch it.
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader has seen enough. When the interpreter closes the output, it would complain
-        # about the text that is left in its buffer.
+        # The reader, such as `head`, has ended. Redirect the output, or the interpreter would fail
+        # to write the rest of its buffer when it ends, and print an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (AiohooksError, OSError, ImportError) as error:

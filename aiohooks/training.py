@@ -61,18 +61,19 @@ def monitored_training_session(  # noqa: PLR0913 - options of users, by keyword
     """Return a monitored session with the usual hooks of a training job.
 
     A chief restores from `checkpoint_dir` and has, in this order: `chief_only_hooks`, a
-    `StepCounterHook`, a `SummarySaverHook`, a `CheckpointSaverHook`, `hooks`. Each of the three is
-    present if its period is not None and it has something to do; they are independent. A worker
-    waits for the chief, and has `hooks` only.
+    `StepCounterHook`, a `SummarySaverHook`, a `CheckpointSaverHook`, `hooks`. A period of None
+    leaves out its hook. Without `summaries` there is no `SummarySaverHook`, and without
+    `checkpoint_dir` no `CheckpointSaverHook`. A worker waits for the chief, and has only `hooks`.
 
     Args:
         source: a graph, or a coroutine function that is the step.
-        is_chief: whether it initializes, restores and saves, or waits for the chief that does.
+        is_chief: whether this process initializes, restores and saves the training. Otherwise it is
+            a worker.
         checkpoint_dir: the directory from which checkpoints are restored and to which they are
-            saved; None for neither.
+            saved. With None, nothing is restored or saved.
         scaffold: how sessions are initialized, and which objects checkpoints track.
-        hooks: of chief and workers.
-        chief_only_hooks: of the chief; they come first.
+        hooks: the hooks of the chief and of the workers.
+        chief_only_hooks: the hooks of the chief only. They come first.
         save_checkpoint: when to save.
         save_summaries: when to write `summaries`.
         log_step_count: when to log the steps per second.
@@ -81,56 +82,35 @@ def monitored_training_session(  # noqa: PLR0913 - options of users, by keyword
         summary_dir: the directory of the summaries; by default `checkpoint_dir`.
         session: the options of `AsyncMonitoredSession` (`global_step`, `variables`, `recovery`,
             `stop_grace_period_secs`, `handle_signals`, `yield_secs`, `name`), the `session_factory`
-            of `ChiefSessionCreator`, and `max_wait_secs`, how long a worker waits for its chief:
-            7,200 by default, None for no limit.
+            of `ChiefSessionCreator`, and `max_wait_secs`. A worker waits for its chief for at most
+            `max_wait_secs`, by default 7,200; None sets no limit.
 
     Raises:
         InvalidArgumentError: an argument is invalid, summaries have no directory, or a worker has
             no connection to its chief.
     """
-    check_instance(
-        save_checkpoint,
-        Every,
-        "save_checkpoint",
-        optional=True,
-    )
-    check_instance(
-        save_summaries,
-        Every,
-        "save_summaries",
-        optional=True,
-    )
-    check_instance(
-        log_step_count,
-        Every,
-        "log_step_count",
-        optional=True,
-    )
+    check_instance(save_checkpoint, Every, "save_checkpoint", optional=True)
+    check_instance(save_summaries, Every, "save_summaries", optional=True)
+    check_instance(log_step_count, Every, "log_step_count", optional=True)
     graph = graph_of(source)
-    # What the session does not take is for its creator.
+    # Some of the options belong to the creator, and `AsyncMonitoredSession` would reject them.
     options: dict[str, Any] = {**session}
     max_wait_secs = options.pop("max_wait_secs", _MAX_WAIT_SECS)
     creator_options = {name: options.pop(name) for name in _CREATOR_OPTIONS if name in options}
     creator: SessionCreator
     if not is_chief:
-        # The usual hooks write files that all processes of the training would share.
+        # A worker has no usual hooks, because they write files that all processes would share.
         creator = WorkerSessionCreator(
-            graph,
-            scaffold=scaffold,
-            max_wait_secs=max_wait_secs,
-            **creator_options,
+            graph, scaffold=scaffold, max_wait_secs=max_wait_secs, **creator_options
         )
         return AsyncMonitoredSession(creator, hooks, **options)
     creator = ChiefSessionCreator(
-        graph,
-        scaffold=scaffold,
-        checkpoint_dir=checkpoint_dir,
-        **creator_options,
+        graph, scaffold=scaffold, checkpoint_dir=checkpoint_dir, **creator_options
     )
-    # In the order of TensorFlow's function of this name.
-    usual: list[SessionRunHook] = []
+    # The order is that of TensorFlow's `MonitoredTrainingSession`.
+    usual_hooks: list[SessionRunHook] = []
     if log_step_count is not None:
-        usual.append(StepCounterHook(log_step_count))
+        usual_hooks.append(StepCounterHook(log_step_count))
     if summaries is not None and save_summaries is not None:
         if summary_dir is None:
             if isinstance(checkpoint_dir, Saver):
@@ -142,7 +122,7 @@ def monitored_training_session(  # noqa: PLR0913 - options of users, by keyword
                 "summaries are given and no directory for them; give summary_dir= or"
                 " checkpoint_dir="
             )
-        usual.append(SummarySaverHook(summary_dir, summaries, every=save_summaries))
+        usual_hooks.append(SummarySaverHook(summary_dir, summaries, every=save_summaries))
     if checkpoint_dir is not None and save_checkpoint is not None:
-        usual.append(CheckpointSaverHook(every=save_checkpoint))
-    return AsyncMonitoredSession(creator, [*chief_only_hooks, *usual, *hooks], **options)
+        usual_hooks.append(CheckpointSaverHook(every=save_checkpoint))
+    return AsyncMonitoredSession(creator, [*chief_only_hooks, *usual_hooks, *hooks], **options)

@@ -2,8 +2,8 @@
 
     run             start a function as a chief and its workers
     steps           show a run in a step store
-    why             show why processes wait, and for which others
+    why             show why a process waits
 
-`checkpoints` is in `aiohooks.checkpoint`, whose files it shows. The module of a command is imported
-when the command is called.
+The command `checkpoints` is in `aiohooks.checkpoint`, whose files it shows. `aiohooks.__main__`
+imports the module of a command when the command is called.
 """

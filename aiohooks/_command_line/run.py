@@ -20,8 +20,8 @@ from aiohooks.stores import open_step_store
 
 Main = Callable[..., Coroutine[Any, Any, Any]]
 
+# The `address` argument of `ray.run` for each `--address` that has another meaning there.
 _RAY_ADDRESSES = {None: "local", "auto": None}
-"""The `address` of `ray.run` for an `--address`, where they differ."""
 
 
 def run_function(
@@ -59,19 +59,21 @@ def run_function(
     if engine == "local" and address is not None:
         raise InvalidArgumentError(f"--address {address} is for --engine ray")
     main = load_function(function)
-    # Ray adds the directory of the program to the import path of its processes. That of this
-    # package has modules which would hide others.
+    # Ray adds the directory of the program to the import path of its processes. The directory of
+    # this package would be wrong, because its modules would hide others of the same names.
     sys.argv[0] = sys.modules[main.__module__].__file__ or sys.argv[0]
 
     async def launch() -> list[Any]:
+        """Run the tasks on Ray or in local processes, and return their results."""
         if engine == "ray":
-            # This import needs an extra.
+            # Import this only here, because it needs the extra `ray`.
             from aiohooks.distributed import ray
 
             cluster = _RAY_ADDRESSES.get(address, address)
             return await ray.run(main, address=cluster, run=run, **options)
         if store is not None:
-            # Raise the errors of an unavailable store or a damaged run here, not in all processes.
+            # This raises the error of an unavailable store or a damaged run only once. Otherwise
+            # every process would raise it.
             async with contextlib.aclosing(open_step_store(store, run=run)) as opened:
                 await opened.inspect()
         return await run_processes(main, store=store, run=run, **options)
@@ -80,8 +82,8 @@ def run_function(
         results = run_program(launch)
     except BaseExceptionGroup as group:
         for error in flattened([group]):
-            # The notes name the task and have the traceback of its process. The traceback of the
-            # error shows only the launcher.
+            # Print the notes, which contain the name of the task and the traceback of its process.
+            # The traceback of the error itself shows only the launcher.
             summary = f"{type(error).__name__}: {safe_str(error)}"
             print(summary, *notes_of(error), sep="\n", file=sys.stderr)
         return 1
@@ -92,10 +94,10 @@ def run_function(
 
 
 def load_function(target: str) -> Main:
-    """Import the coroutine function of the name `module:function`.
+    """Import a coroutine function by its name, `module:function`.
 
     Raises:
-        InvalidArgumentError: there is no such function.
+        InvalidArgumentError: no coroutine function has this name.
         SystemExit: the module raised an error, whose traceback is printed.
     """
     module_name, _, name = target.partition(":")
@@ -105,7 +107,7 @@ def load_function(target: str) -> Main:
         )
     if module_name.endswith(".py"):
         raise InvalidArgumentError(
-            f"{target!r} has the name of a file; give that of the module: {module_name[:-3]}:{name}"
+            f"{target!r} has the name of a file; give the module: {module_name[:-3]}:{name}"
         )
     # Python adds this directory for `python -m aiohooks`, but not for the installed program.
     if os.getcwd() not in sys.path:
@@ -119,22 +121,24 @@ def load_function(target: str) -> Main:
     if function is None:
         problem = "has no function of this name"
     hint = "write one: async def main(task)"
-    if known := [key for key, value in vars(module).items() if is_coroutine_function(value)]:
-        hint = did_you_mean(name, known)
+    if candidates := [key for key, value in vars(module).items() if is_coroutine_function(value)]:
+        hint = did_you_mean(name, candidates)
     raise InvalidArgumentError(
         f"{target}: {module_name} {problem}; give a coroutine function that takes the task; {hint}"
     )
 
 
 def _import_module(name: str) -> ModuleType:
+    """Import a module of the user; print the traceback of an error in its code, and exit."""
     try:
         return importlib.import_module(name)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
-            # The module or a package above it is missing, and not a module that it imports.
+            # The module itself or a package that contains it is missing. A missing module that it
+            # imports has another name, and needs the traceback.
             raise InvalidArgumentError(
-                f"there is no module {name!r} in {os.getcwd()}, and none is installed; run the"
-                " command in the directory that contains it"
+                f"there is no module {name!r} in {os.getcwd()}, and none is installed. Run the"
+                " command in the directory that contains the module"
             ) from None
         # The error is in the user's own code, so its traceback is shown.
         traceback.print_exc()

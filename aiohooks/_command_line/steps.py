@@ -1,4 +1,4 @@
-"""`aiohooks steps URL`: show a run in a step store, from outside."""
+"""`aiohooks steps URL`: show a run in a step store without joining the run."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ def print_run(url: str, run: str | None, *, address: str | None, as_json: bool) 
     """Print the report of a run, and return the exit code.
 
     Raises:
-        AiohooksError: there is no such run.
+        AiohooksError: the run does not exist, or its report cannot be read.
     """
     report = asyncio.run(_inspect_run(url, run, address))
     if as_json:
         print(json.dumps(dataclasses.asdict(report), indent=2))
     else:
-        print("\n".join(_lines(report)))
+        print("\n".join(_report_lines(report)))
     return 0
 
 
 async def _inspect_run(url: str, run: str | None, address: str | None) -> RunReport:
-    """Return the report of the engine about a run.
+    """Return the engine's report on a run.
 
     Raises:
-        AiohooksError: there is no such run, or the engine is unavailable.
-        InvalidArgumentError: the URL is invalid, or its store is within one process.
+        AiohooksError: the run does not exist, or the engine is unavailable.
+        InvalidArgumentError: the URL is invalid, or its store belongs to a single process.
     """
     if url.startswith("memory:"):
         raise InvalidArgumentError(
-            "memory:// is a store within one process; give the URL of one that processes share"
+            "memory:// is a store within one process; give the URL of a store that processes share"
         )
     options = {} if address is None else {"address": address}
     store = open_step_store(url, run=run, **options)
@@ -44,13 +44,14 @@ async def _inspect_run(url: str, run: str | None, address: str | None) -> RunRep
         await store.aclose()
     if report is None:
         raise AiohooksError(
-            f"there is no run {store.run!r} in this step store; give the name of another one with"
+            f"there is no run {store.run!r} in this step store; give the name of another run with"
             " --run"
         )
     return report
 
 
-def _lines(report: RunReport) -> Iterator[str]:
+def _report_lines(report: RunReport) -> Iterator[str]:
+    """Yield the lines of the report for people."""
     yield f"run {printable(report.run)}: step {report.step} of epoch {report.epoch}"
     yield f"  chief       {_describe_chief(report)}"
     for publisher in report.publishers:
@@ -87,7 +88,7 @@ def _describe_waiting(steps: tuple[int, ...] | None) -> str:
         return "the engine does not know the waiters"
     if not steps:
         return "no process"
-    # Step 0 has been reached in any run: a wait for it ends at any change.
+    # Every run has reached step 0, so the engine uses it for waits that any change ends.
     wanted = ", ".join(f"step {step}" if step else "any change" for step in steps)
     processes = "1 process" if len(steps) == 1 else f"{len(steps)} processes"
     return f"{processes}: for {wanted}"

@@ -1,4 +1,4 @@
-"""`aiohooks why PID`: ask a process why it waits, from outside."""
+"""`aiohooks why PID`: ask another process why it waits."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from aiohooks._why.graph import WaitGraph
 from aiohooks.errors import printable
 from aiohooks.session.why import unanswered, why_folder
 
-_SECS = 1.5
-"""How long a process may take to answer."""
+# How long a process may take to answer.
+_ANSWER_SECS = 1.5
 _MAX_LINE_LENGTH = 10_000
 
 
@@ -28,33 +28,33 @@ def print_why(pid: int, *, as_json: bool) -> int:
     Returns:
         The exit code: 0, or 1 if the process has not answered.
     """
-    graph = _ask(pid)
+    graph = _ask_process(pid)
     if as_json:
         print(graph.to_json())
     else:
         print("\n".join(printable(line, _MAX_LINE_LENGTH) for line in str(graph).splitlines()))
-    # The graph has a note only if there is no answer.
+    # `unanswered` adds a note to its graph. The graph of an answer has no notes.
     return 1 if graph.notes else 0
 
 
-def _ask(pid: int) -> WaitGraph:
-    """Return the answer of a process, or a graph with the reason why there is none."""
+def _ask_process(pid: int) -> WaitGraph:
+    """Return the answer of a process, or a graph that explains why the process has not answered."""
     state = process_state(pid)
     if state is not None:
         return unanswered(pid, state)
     path = why_folder() / f"{pid}.sock"
     answer = b""
     try:
-        for part in _receive(path):
+        for part in _receive_answer(path):
             answer += part
     except TimeoutError:
-        # The answer begins with a space, before the graph is made.
+        # A process sends a space before it makes the graph, to show that its thread runs.
         reason = "it has too many tasks, or the machine is busy: ask again"
         if not answer:
             reason = "it is in C code that does not let Python's other threads run"
-        # The system may show more by now.
+        # The process may have been stopped after the first check.
         reason = process_state(pid) or reason
-        return unanswered(pid, f"has not answered in {_SECS} s: {reason}{_kernel_wait(pid)}")
+        return unanswered(pid, f"has not answered in {_ANSWER_SECS} s: {reason}{_kernel_wait(pid)}")
     except (FileNotFoundError, ConnectionRefusedError):
         return unanswered(
             pid,
@@ -66,24 +66,24 @@ def _ask(pid: int) -> WaitGraph:
     try:
         return WaitGraph.from_json(answer)
     except ValueError:
-        # It is empty or incomplete.
+        # The answer is empty or incomplete, because the process ended while it answered.
         return unanswered(pid, "it has ended meanwhile")
 
 
-def _receive(path: Path) -> Iterator[bytes]:
-    """Yield the parts of an answer; raise `TimeoutError` if it is incomplete after `_SECS`."""
-    end = time.monotonic() + _SECS
+def _receive_answer(path: Path) -> Iterator[bytes]:
+    """Yield the parts of an answer; raise `TimeoutError` if it takes longer than `_ANSWER_SECS`."""
+    deadline = time.monotonic() + _ANSWER_SECS
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(_SECS)
+        connection.settimeout(_ANSWER_SECS)
         connection.connect(str(path))
         while part := connection.recv(1 << 16):
             yield part
             # A timeout of 0 would make the socket non-blocking.
-            connection.settimeout(max(end - time.monotonic(), 0.001))
+            connection.settimeout(max(deadline - time.monotonic(), 0.001))
 
 
 def _kernel_wait(pid: int) -> str:
-    """Return the function of the kernel in which a process waits, as the end of a message."""
+    """Return the end of a message: the kernel function in which a process waits, if readable."""
     with contextlib.suppress(OSError):
         function = Path(f"/proc/{pid}/wchan").read_text()
         if function not in ("", "0"):

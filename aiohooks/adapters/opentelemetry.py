@@ -2,9 +2,9 @@
 
     session = AsyncMonitoredSession(step, [OpenTelemetryHook(), ...], name="trainer")
 
-The span of the run is the current one in the hooks and in the step, so spans and log records made
-there belong to it. It has links to spans of the other publishers of its step store, also of those
-in other processes. docs/guides/telemetry.md lists the attributes and metrics.
+The span of the run is the current span in the hooks and in the step, so their spans and log records
+belong to it. It has links to spans of the other publishers of its step store, also of publishers in
+other processes. docs/guides/telemetry.md lists the attributes and metrics.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ except ImportError as _missing:
 
 __all__ = ["OpenTelemetryHook"]
 
-_W3C = TraceContextTextMapPropagator()
+_PROPAGATOR = TraceContextTextMapPropagator()
 
 
 class OpenTelemetryHook(SessionRunHook):
     """Makes spans and metrics of the runs of a session.
 
-    Each attempt of a run is a span "run", a child of the span that is current where `run` was
-    called. It begins in the hook's `before_run`, before that of hooks with a higher order, and ends
-    with the run. A hook's method and an operation that suspend are children of it, from their first
-    suspension on. The span of an attempt that fails has the error, unless that is a clean end.
+    Each attempt of a run has a span "run". Its parent is the current span of the caller of `run`.
+    The span begins in the hook's `before_run`, before the `before_run` of hooks with a higher
+    order, and ends with the attempt. A hook's method or an operation that suspends has a child span
+    from its first suspension to its end. The span of an attempt that fails records the error,
+    unless the error is a clean end.
 
-    If the span is sampled, the session announces it to the sessions that share its step store,
-    whose runs link to it: the first span immediately, later spans to other processes when it begins
-    or ends a wait.
+    If the span is sampled, the session announces it to the sessions that share its step store, and
+    their runs link to it. The first span is announced immediately. Other processes get later spans
+    when the session begins or ends a wait.
     """
 
     order: ClassVar[int] = -1000
@@ -71,19 +72,20 @@ class OpenTelemetryHook(SessionRunHook):
                 "aiohooks.wait.duration", "s", "How long hooks and operations waited."
             ),
         )
-        self._session: dict[str, str] = {}
+        # The attributes of the session, which all spans and metrics have.
+        self._attributes: dict[str, str] = {}
         self._publishers: Publishers | None = None
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Take the names of the session and, if processes share its step store, of the run."""
+        """Read the name of the session and, if processes share its step store, of the run."""
         status = coord.status()
         steps = session.global_step
         self._publishers = publishers_of(steps)
-        self._session = {}
+        self._attributes = {}
         if status is not None and status.name is not None:
-            self._session["aiohooks.session"] = status.name
+            self._attributes["aiohooks.session"] = status.name
         if not steps.inline:
-            self._session["aiohooks.run"] = steps.run
+            self._attributes["aiohooks.run"] = steps.run
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Begin the span of the run, and make it the current span."""
@@ -94,15 +96,10 @@ class OpenTelemetryHook(SessionRunHook):
         links: list[trace.Link] = []
         if self._publishers is not None:
             traces = self._publishers.traces(without=publisher)
-            links = [_link(traceparent, name) for traceparent, name in traces.items()]
-        span = _RunSpan(
-            self._instruments,
-            self._session,
-            run_context,
-            links,
-        )
+            links = [_link_to(traceparent, name) for traceparent, name in traces.items()]
+        span = _RunSpan(self._instruments, self._attributes, run_context, links)
         scope.observers += (span,)
-        # Others could not follow a link to a span that is not sampled.
+        # Do not announce a span that is not sampled: a link to it would lead to nothing.
         if publisher is not None and (traceparent := span.traceparent):
             publisher.set_trace(traceparent)
         return None
@@ -122,105 +119,102 @@ class _RunSpan:
     def __init__(
         self,
         instruments: _Instruments,
-        session: Mapping[str, str],
+        session_attributes: Mapping[str, str],
         run_context: SessionRunContext,
         links: Sequence[trace.Link],
     ) -> None:
         self._instruments = instruments
-        self._session = session
-        self._began = time.perf_counter()
+        self._session_attributes = session_attributes
+        self._start_secs = time.perf_counter()
         self._span = instruments.tracer.start_span(
             "run",
             attributes={
-                **session,
+                **session_attributes,
                 "aiohooks.step": run_context.global_step,
                 "aiohooks.attempt": run_context.attempt,
             },
             links=links,
         )
-        self._outside = context.get_current()
-        self._inside = trace.set_span_in_context(self._span, self._outside)
-        self._waiting: dict[trace.Span, None] = {}
-        context.attach(self._inside)
+        self._outer_context = context.get_current()
+        self._inner_context = trace.set_span_in_context(self._span, self._outer_context)
+        self._wait_spans: dict[trace.Span, None] = {}
+        context.attach(self._inner_context)
 
     @property
     def traceparent(self) -> str:
-        """The header with which others link to the span; empty if the span is not collected."""
+        """The W3C header for links to the span; empty if the span is not sampled."""
         carrier: dict[str, str] = {}
         if self._span.get_span_context().trace_flags.sampled:
-            _W3C.inject(carrier, self._inside)
+            _PROPAGATOR.inject(carrier, self._inner_context)
         return carrier.get("traceparent", "")
 
     def started(self, kind: Kind, what: str) -> _Wait:
+        """Observe a call, which gets a span only if it suspends."""
         return _Wait(self, what)
 
     def wait_started(self, what: str) -> trace.Span:
-        span = self._instruments.tracer.start_span(what, context=self._inside)
-        self._waiting[span] = None
+        span = self._instruments.tracer.start_span(what, context=self._inner_context)
+        self._wait_spans[span] = None
         return span
 
     def wait_ended(
-        self,
-        span: trace.Span,
-        what: str,
-        secs: float,
-        error: BaseException | None,
+        self, span: trace.Span, what: str, secs: float, error: BaseException | None
     ) -> None:
-        # A wait that is still running when the run ends has no span any more.
-        if span not in self._waiting:
+        # The run may have ended before the wait. It has then ended the span as well.
+        if span not in self._wait_spans:
             return
-        del self._waiting[span]
-        self._instruments.wait_secs.record(secs, {**self._session, "aiohooks.wait": what})
-        _end(span, error)
+        del self._wait_spans[span]
+        attributes = {**self._session_attributes, "aiohooks.wait": what}
+        self._instruments.wait_secs.record(secs, attributes)
+        _end_span(span, error)
 
     def attempt_ended(self, error: BaseException | None) -> None:
-        for span in self._waiting:
+        for span in self._wait_spans:
             span.end()
-        self._waiting.clear()
-        # Not `detach`, whose token belongs to one context: a hook may be called in a copy of the
-        # caller's.
-        context.attach(self._outside)
-        attributes = dict(self._session)
+        self._wait_spans.clear()
+        # `detach` would fail if the hook was called in a copy of the caller's context, because its
+        # token belongs to one context.
+        context.attach(self._outer_context)
+        attributes = dict(self._session_attributes)
         if error is not None and not is_clean_end(error):
             attributes["error.type"] = type(error).__qualname__
-        self._instruments.run_secs.record(time.perf_counter() - self._began, attributes)
-        _end(self._span, error)
+        self._instruments.run_secs.record(time.perf_counter() - self._start_secs, attributes)
+        _end_span(self._span, error)
 
 
 class _Wait:
-    """A hook's method or an operation, which has a span once it has suspended."""
+    """A call of a hook's method or an operation, which has a span once it has suspended."""
 
-    __slots__ = ("_began", "_run", "_span", "_what")
+    __slots__ = ("_run", "_span", "_start_secs", "_what")
 
     def __init__(self, run: _RunSpan, what: str) -> None:
         self._run = run
         self._what = what
         self._span: trace.Span | None = None
-        self._began: float
+        self._start_secs: float
 
     def suspended(self) -> None:
         self._span = self._run.wait_started(self._what)
-        self._began = time.perf_counter()
+        self._start_secs = time.perf_counter()
 
     def ended(self, error: BaseException | None) -> None:
         if self._span is not None:
             self._run.wait_ended(
-                self._span,
-                self._what,
-                time.perf_counter() - self._began,
-                error,
+                self._span, self._what, time.perf_counter() - self._start_secs, error
             )
 
 
-# Cached, because each run links to the same spans until their publishers announce others.
+# The cache saves work, because each run links to the same spans until others are announced.
 @functools.lru_cache(maxsize=1024)
-def _link(traceparent: str, publisher: str) -> trace.Link:
-    """Return a link to the span of a publisher."""
-    span = trace.get_current_span(_W3C.extract({"traceparent": traceparent}))
+def _link_to(traceparent: str, publisher: str) -> trace.Link:
+    """Return a link to the span of a publisher, which may be in another process."""
+    remote_context = _PROPAGATOR.extract({"traceparent": traceparent})
+    span = trace.get_current_span(remote_context)
     return trace.Link(span.get_span_context(), {"aiohooks.publisher": publisher})
 
 
-def _end(span: trace.Span, error: BaseException | None) -> None:
+def _end_span(span: trace.Span, error: BaseException | None) -> None:
+    """End a span, and record the error of its call unless the error is a clean end."""
     if error is not None and not is_clean_end(error) and span.is_recording():
         name = type(error).__qualname__
         span.record_exception(error)

@@ -1,4 +1,4 @@
-"""A session in Prometheus: its state is read when Prometheus asks for it, not in each run.
+"""A session in Prometheus: each scrape reads the state of the session.
 
     timing = HookTimingHook()
     hooks = [PrometheusHook(timing=timing), *timing.watch([saver, MyHook()])]
@@ -54,10 +54,11 @@ _SCRAPE_TIMEOUT_SECS = 5.0
 class PrometheusHook(SessionRunHook):
     """Shows a session in a registry of `prometheus_client`, from its creation to its end.
 
-    Values are read when the registry is scraped, in the session's event loop, from the session and
-    the given hooks; a run costs two readings of the clock. A scrape in another thread waits for the
-    event loop; if the loop is blocked for longer than five seconds, that scrape goes without the
-    session. Several sessions may share a registry: the label `session` has the name of the session.
+    Each scrape of the registry reads the values from the session and the given hooks, in the
+    session's event loop. A run only reads the clock twice. A scrape in another thread waits for the
+    event loop. If the loop is blocked for longer than five seconds, that scrape does not contain
+    the session. Several sessions may share a registry: the label `session` has the name of the
+    session.
     """
 
     def __init__(
@@ -68,34 +69,25 @@ class PrometheusHook(SessionRunHook):
         saver: CheckpointSaverHook | None = None,
         gates: Iterable[VersionGateHook] = (),
     ) -> None:
-        """Create the hook; the given hooks are registered in the same session.
+        """Create the hook. Register the given hooks in the same session.
 
         Args:
-            registry: where the metrics are shown; by default the registry of the process.
-            timing: the hook whose measurements of the other hooks are shown.
-            saver: the hook whose checkpoints are shown.
-            gates: the hooks whose lag behind the versions is shown.
+            registry: the registry of the metrics; by default the registry of the process.
+            timing: the hook whose measurements of other hooks the metrics show.
+            saver: the hook whose checkpoints the metrics show.
+            gates: the hooks whose lag behind the versions the metrics show.
         """
         check_instance(registry, CollectorRegistry, "registry")
-        check_instance(
-            timing,
-            HookTimingHook,
-            "timing",
-            optional=True,
-        )
-        check_instance(
-            saver,
-            CheckpointSaverHook,
-            "saver",
-            optional=True,
-        )
+        check_instance(timing, HookTimingHook, "timing", optional=True)
+        check_instance(saver, CheckpointSaverHook, "saver", optional=True)
         self._registry = registry
         self._timing = timing
         self._saver = saver
         self._gates = tuple(gates)
         for gate in self._gates:
             check_instance(gate, VersionGateHook, "a gate")
-        self._sessions: _Sessions | None = None
+        # The collector of the registry, while it shows the session.
+        self._collector: _SessionCollector | None = None
 
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
         """Return all metrics of the registry as text, and its content type.
@@ -106,80 +98,84 @@ class PrometheusHook(SessionRunHook):
         return encode(self._registry), content_type
 
     async def begin(self) -> None:
-        """Forget an earlier session."""
+        """Set the attributes of a new session."""
         self._now = quick_now()
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._rate = StepRate()
-        self._began: float | None = None
+        self._run_began_at: float | None = None
         self._step_counts = [0] * (len(BUCKET_SECS) + 1)
         self._step_secs = 0.0
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Show the session.
+        """Show the session in the registry.
 
         Raises:
             InvalidArgumentError: the registry shows another session of this name.
         """
         self._coord = coord
-        # A run that failed has left its start, and has no `after_run`.
-        self._began = None
-        if self._sessions is not None:
+        # A recovery follows a run that failed. Its `after_run` was not called.
+        self._run_began_at = None
+        if self._collector is not None:
             return
         status = coord.status()
         self._name = ""
         if status is not None and status.name is not None:
             self._name = status.name
-        sessions = _sessions_of(self._registry)
-        sessions.add(self._name, self._samples)
-        self._sessions = sessions
+        collector = _collector_of(self._registry)
+        collector.add(self._name, self._collect_samples)
+        self._collector = collector
         self._rate.update(current_clock().now(), session.global_step.latest)
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Note when the run begins."""
-        self._began = self._now()
+        """Record the start of the run."""
+        self._run_began_at = self._now()
         return None
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Count the run."""
-        if self._began is not None:
-            secs = self._now() - self._began
+        """Count the run, and add its duration to the histogram."""
+        if self._run_began_at is not None:
+            secs = self._now() - self._run_began_at
             self._step_secs += secs
-            self._step_counts[bisect_left(BUCKET_SECS, secs)] += 1
+            bucket = bisect_left(BUCKET_SECS, secs)
+            self._step_counts[bucket] += 1
 
     async def close(self, exc: BaseException | None) -> None:
-        """Show the session no longer."""
-        # Nothing is shown if the session failed before its creation.
-        if self._sessions is not None:
-            del self._sessions.by_name[self._name]
-            self._sessions = None
+        """Remove the session from the registry."""
+        # If the session could not be created, the registry does not show it.
+        if self._collector is not None:
+            del self._collector.readers[self._name]
+            self._collector = None
 
-    def _samples(self) -> list[_Sample]:
-        """Return the current values, in any thread; none if the event loop does not answer."""
-        # An endpoint in the session's own loop must not wait for itself.
+    def _collect_samples(self) -> list[_Sample]:
+        """Return the current values, in any thread. If the event loop is blocked, return none."""
+        # A scrape in the session's own event loop would wait for itself.
         if threading.get_ident() == self._thread:
             return list(self._read_samples())
         answer: Future[list[_Sample]] = Future()
 
         def read() -> None:
+            """Read the values, or pass the error on to the thread of the scrape."""
             try:
                 answer.set_result(list(self._read_samples()))
             except BaseException as error:
                 answer.set_exception(error)
 
-        # The session changes only in its event loop, so the values are read there.
+        # Read the values in the event loop. The session changes only there, so that no value can
+        # change during the read.
         try:
             self._loop.call_soon_threadsafe(read)
             return answer.result(_SCRAPE_TIMEOUT_SECS)
         except TimeoutError:
             return []
         except RuntimeError:
-            # The session was left open when its loop ended.
+            # The session was still open when its event loop was closed.
             if not self._loop.is_closed():
                 raise
             return []
 
     def _read_samples(self) -> Iterator[_Sample]:
+        """Yield the current values of the session and its hooks. Call this in its event loop."""
         status = self._coord.status()
         assert status is not None, "the coordinator is that of a session"
         assert status.steps is not None, "the session has been created"
@@ -225,70 +221,73 @@ class PrometheusHook(SessionRunHook):
             yield "checkpoint_step", session, saver.latest.step
 
     def __repr__(self) -> str:
-        shown = "without a session" if self._sessions is None else f"showing {self._name!r}"
+        shown = "without a session" if self._collector is None else f"showing {self._name!r}"
         return f"<PrometheusHook {shown}>"
 
 
-_OF_SESSION = ["session"]
-_OF_HOOK = ["session", "hook"]
-_OF_METHOD = ["session", "hook", "method"]
-_OF_GATE = ["session", "versions"]
+_SESSION_LABELS = ["session"]
+_HOOK_LABELS = ["session", "hook"]
+_METHOD_LABELS = ["session", "hook", "method"]
+_GATE_LABELS = ["session", "versions"]
+# The type, the name, the description and the labels of each metric.
 _METRICS: list[tuple[type[Metric], str, str, list[str]]] = [
-    (CounterMetricFamily, "runs", "Runs begun.", _OF_SESSION),
-    (CounterMetricFamily, "recoveries", "Raw sessions replaced.", _OF_SESSION),
-    (GaugeMetricFamily, "global_step", "Latest step known here.", _OF_SESSION),
-    (GaugeMetricFamily, "steps_per_second", "Steps over the last 10 s.", _OF_SESSION),
-    (HistogramMetricFamily, "step_seconds", "Successful runs.", _OF_SESSION),
-    (HistogramMetricFamily, "hook_seconds", "Calls of hooks.", _OF_METHOD),
-    (CounterMetricFamily, "hook_blocking_seconds", "Event loop blocked by hooks.", _OF_METHOD),
-    (CounterMetricFamily, "hook_calls", "Calls of a hook.", _OF_HOOK),
-    (CounterMetricFamily, "hook_failures", "Calls that failed.", _OF_HOOK),
-    (CounterMetricFamily, "hook_dropped", "Calls that the hook did not get.", _OF_HOOK),
-    (GaugeMetricFamily, "hook_pending", "Background calls of the hook.", _OF_HOOK),
-    (GaugeMetricFamily, "hook_disabled", "1 while the hook is disabled.", _OF_HOOK),
-    (GaugeMetricFamily, "step_waiters", "Waits for a step.", _OF_SESSION),
-    (CounterMetricFamily, "checkpoints_saved", "Checkpoints written.", _OF_SESSION),
-    (CounterMetricFamily, "checkpoints_failed", "Saves that failed.", _OF_SESSION),
-    (GaugeMetricFamily, "checkpoint_age_seconds", "Age of the last checkpoint.", _OF_SESSION),
-    (GaugeMetricFamily, "checkpoint_size_bytes", "Size of the last checkpoint.", _OF_SESSION),
-    (GaugeMetricFamily, "checkpoint_step", "Step of the last checkpoint.", _OF_SESSION),
-    (GaugeMetricFamily, "version_lag", "Versions published during the last run.", _OF_GATE),
-    (GaugeMetricFamily, "versions_ahead", "Versions ahead when the last run began.", _OF_GATE),
+    (CounterMetricFamily, "runs", "Runs begun.", _SESSION_LABELS),
+    (CounterMetricFamily, "recoveries", "Raw sessions replaced.", _SESSION_LABELS),
+    (GaugeMetricFamily, "global_step", "Latest step known here.", _SESSION_LABELS),
+    (GaugeMetricFamily, "steps_per_second", "Steps over the last 10 s.", _SESSION_LABELS),
+    (HistogramMetricFamily, "step_seconds", "Successful runs.", _SESSION_LABELS),
+    (HistogramMetricFamily, "hook_seconds", "Calls of hooks.", _METHOD_LABELS),
+    (CounterMetricFamily, "hook_blocking_seconds", "Event loop blocked by hooks.", _METHOD_LABELS),
+    (CounterMetricFamily, "hook_calls", "Calls of a hook.", _HOOK_LABELS),
+    (CounterMetricFamily, "hook_failures", "Calls that failed.", _HOOK_LABELS),
+    (CounterMetricFamily, "hook_dropped", "Calls that the hook did not get.", _HOOK_LABELS),
+    (GaugeMetricFamily, "hook_pending", "Background calls of the hook.", _HOOK_LABELS),
+    (GaugeMetricFamily, "hook_disabled", "1 while the hook is disabled.", _HOOK_LABELS),
+    (GaugeMetricFamily, "step_waiters", "Waits for a step.", _SESSION_LABELS),
+    (CounterMetricFamily, "checkpoints_saved", "Checkpoints written.", _SESSION_LABELS),
+    (CounterMetricFamily, "checkpoints_failed", "Saves that failed.", _SESSION_LABELS),
+    (GaugeMetricFamily, "checkpoint_age_seconds", "Age of the last checkpoint.", _SESSION_LABELS),
+    (GaugeMetricFamily, "checkpoint_size_bytes", "Size of the last checkpoint.", _SESSION_LABELS),
+    (GaugeMetricFamily, "checkpoint_step", "Step of the last checkpoint.", _SESSION_LABELS),
+    (GaugeMetricFamily, "version_lag", "Versions published during the last run.", _GATE_LABELS),
+    (GaugeMetricFamily, "versions_ahead", "Versions ahead when the last run began.", _GATE_LABELS),
 ]
-"""The type, the name, the description and the labels of each metric."""
 
 _Buckets = tuple[list[tuple[str, float]], float]
+# A metric's name, the values of its labels, and its value: a number, a histogram, or None.
 _Sample = tuple[str, Sequence[str], float | _Buckets | None]
-"""A metric's name, the values of its labels, and its value: a number, a histogram, or None."""
 
 
 def _histogram(counts: Iterable[int], total_secs: float) -> _Buckets:
+    """Return the histogram of `counts` by bucket in the form of `HistogramMetricFamily`."""
     bounds = [*map(str, BUCKET_SECS), "+Inf"]
-    return list(zip(bounds, map(float, accumulate(counts)), strict=True)), total_secs
+    # Each bucket of Prometheus also counts the values of all smaller buckets.
+    totals = map(float, accumulate(counts))
+    return list(zip(bounds, totals, strict=True)), total_secs
 
 
-class _Sessions(Collector):
+class _SessionCollector(Collector):
     """The sessions that a registry shows: functions that read their values, by name."""
 
     def __init__(self) -> None:
-        self.by_name: dict[str, Callable[[], list[_Sample]]] = {}
+        self.readers: dict[str, Callable[[], list[_Sample]]] = {}
 
     def add(self, name: str, read: Callable[[], list[_Sample]]) -> None:
-        if name in self.by_name:
+        if name in self.readers:
             raise InvalidArgumentError(
                 f"the registry shows a session named {name!r} already; give each session a `name`,"
                 " or a registry of its own"
             )
-        self.by_name[name] = read
+        self.readers[name] = read
 
     def describe(self) -> Iterable[Metric]:
-        """Return the metrics without samples: the registry rejects other metrics of these names."""
+        """Return the metrics without samples, so that the registry rejects equal names."""
         return self._families().values()
 
     def collect(self) -> Iterable[Metric]:
         families = self._families()
-        # A copy, because sessions begin and end in other threads meanwhile.
-        for read in tuple(self.by_name.values()):
+        # Iterate over a copy, because other threads may add and remove sessions meanwhile.
+        for read in tuple(self.readers.values()):
             for name, labels, value in read():
                 if isinstance(value, tuple):
                     families[name].add_metric(labels, *value)
@@ -303,17 +302,19 @@ class _Sessions(Collector):
         }
 
 
-_sessions_by_registry: weakref.WeakKeyDictionary[CollectorRegistry, _Sessions] = (
+_collectors: weakref.WeakKeyDictionary[CollectorRegistry, _SessionCollector] = (
     weakref.WeakKeyDictionary()
 )
-# Sessions of several threads may share a registry.
+# The lock is needed because sessions of several threads may share a registry.
 _registry_lock = threading.Lock()
 
 
-def _sessions_of(registry: CollectorRegistry) -> _Sessions:
+def _collector_of(registry: CollectorRegistry) -> _SessionCollector:
+    """Return the collector of a registry, and register it at the first call."""
     with _registry_lock:
-        sessions = _sessions_by_registry.get(registry)
-        if sessions is None:
-            sessions = _sessions_by_registry[registry] = _Sessions()
-            registry.register(sessions)
-        return sessions
+        collector = _collectors.get(registry)
+        if collector is None:
+            collector = _SessionCollector()
+            _collectors[registry] = collector
+            registry.register(collector)
+        return collector

@@ -63,7 +63,7 @@ __all__ = [
 tf: Any = tensorflow.compat.v1
 
 if TYPE_CHECKING:
-    # TensorFlow's classes have no types, which the classes below would inherit.
+    # TensorFlow's classes have no types. The classes below would be of type Any as well.
     _OutOfRangeError = Exception
     _AbortedError = Exception
     _UnavailableError = Exception
@@ -78,7 +78,7 @@ _reduce: Any = tf.errors.OpError.__reduce__
 class OutOfRangeError(errors.OutOfRangeError, _OutOfRangeError):
     """The end of the input, which ends a session cleanly.
 
-    It is raised instead of TensorFlow's error of the same name, which is its cause.
+    It replaces TensorFlow's error of the same name, which is its cause.
     """
 
     __reduce__: Any = _reduce
@@ -87,7 +87,7 @@ class OutOfRangeError(errors.OutOfRangeError, _OutOfRangeError):
 class AbortedError(errors.AbortedError, _AbortedError):
     """The loss of a run, from which a session recovers.
 
-    It is raised instead of TensorFlow's error of the same name, which is its cause.
+    It replaces TensorFlow's error of the same name, which is its cause.
     """
 
     __reduce__: Any = _reduce
@@ -96,7 +96,7 @@ class AbortedError(errors.AbortedError, _AbortedError):
 class UnavailableError(errors.UnavailableError, _UnavailableError):
     """An unavailable service, from which a session recovers.
 
-    It is raised instead of TensorFlow's error of the same name, which is its cause.
+    It replaces TensorFlow's error of the same name, which is its cause.
     """
 
     __reduce__: Any = _reduce
@@ -104,15 +104,16 @@ class UnavailableError(errors.UnavailableError, _UnavailableError):
 
 @contextlib.contextmanager
 def _errors_of_both() -> Generator[None]:
-    """Replace TensorFlow's errors that a session handles by errors of both libraries."""
+    """Replace the errors of TensorFlow that a session handles by errors of both libraries."""
     try:
         yield
     except tf.errors.OpError as error:
-        for kind in (OutOfRangeError, AbortedError, UnavailableError):
-            tensorflow_kind: Any = kind.__bases__[1]
-            if isinstance(error, tensorflow_kind) and not isinstance(error, kind):
-                replacement: Any = kind(error.node_def, error.op, error.message)
-                # Log lines show the `repr`, which has only these.
+        for error_class in (OutOfRangeError, AbortedError, UnavailableError):
+            tensorflow_class: Any = error_class.__bases__[1]
+            # An inner block may have replaced the error already.
+            if isinstance(error, tensorflow_class) and not isinstance(error, error_class):
+                replacement: Any = error_class(error.node_def, error.op, error.message)
+                # Log lines contain the `repr` of the error, which shows only its `args`.
                 replacement.args = (error.message,)
                 raise replacement from error
         raise
@@ -123,32 +124,27 @@ class _Element(Node):
 
     __slots__ = ("element",)
 
-    def __init__(
-        self,
-        graph: Graph,
-        name: str,
-        element: Any,
-    ) -> None:
+    def __init__(self, graph: Graph, name: str, element: Any) -> None:
         super().__init__(graph, name)
         self.element = element
 
     @property
     def feed_key(self) -> Any:
         """The key of the element in a feed dict of TensorFlow."""
-        # Tensors may not be hashable.
+        # A tensor may not be hashable, so its name is the key.
         return self.name if isinstance(self.element, tf.Tensor) else self.element
 
 
 class TensorFlowGraph(Graph):
     """A `tf.Graph` as the graph of a session.
 
-    Its tensors, operations and variables are fetched and fed as such or by name.
+    Fetch and feed its tensors, operations and variables as objects or by name.
     """
 
     def __init__(self, graph: Any = None) -> None:
-        """Create the graph of a session for `graph`, a `tf.Graph`, by default the current one.
+        """Create the graph of a session for a `tf.Graph`, by default the current graph.
 
-        A session finalizes it, and restores its state at the end.
+        A session finalizes the `tf.Graph`. At its end, the graph can be changed again.
         """
         super().__init__()
         self.tf_graph: Any = tf.get_default_graph() if graph is None else graph
@@ -171,18 +167,20 @@ class TensorFlowGraph(Graph):
         `"global_step"` is the global step.
 
         Raises:
-            FetchError: it is not in the graph, or the operation has several outputs.
+            FetchError: the graph has no such element, or the operation has several outputs.
         """
         try:
             value = self._value_of(key) if isinstance(key, str) else key
-            found = self.tf_graph.as_graph_element(value)
+            graph_element = self.tf_graph.as_graph_element(value)
         except (KeyError, TypeError, ValueError) as error:
-            # TensorFlow rejects sparse and ragged tensors here: they consist of several tensors.
+            # TensorFlow rejects a sparse or ragged tensor here, because it consists of several
+            # tensors. A run can still fetch it.
             if tf.is_tensor(key):
                 return _Element(self, str(key), key)
             raise FetchError(f"{key!r} is not in the graph of TensorFlow: {error}") from error
-        # Nodes are compared by identity, so a tensor has the same node in each call.
-        return self._elements.setdefault(found.name, _Element(self, found.name, found))
+        # Nodes are compared by identity, so each call must return the same node for a tensor.
+        name = graph_element.name
+        return self._elements.setdefault(name, _Element(self, name, graph_element))
 
     def _value_of(self, name: str) -> Any:
         """Return the tensor or the variable of a name, or an operation that has no value."""
@@ -190,23 +188,24 @@ class TensorFlowGraph(Graph):
             step = tf.train.get_global_step(self.tf_graph)
             if step is not None:
                 return step
-        element = self.tf_graph.as_graph_element(name)
-        if isinstance(element, tf.Tensor) or not element.outputs:
-            return element
-        if len(element.outputs) > 1:
+        named = self.tf_graph.as_graph_element(name)
+        if isinstance(named, tf.Tensor) or not named.outputs:
+            return named
+        if len(named.outputs) > 1:
             raise FetchError(
-                f"{name!r} is an operation with {len(element.outputs)} outputs; name one, such as"
+                f"{name!r} is an operation with {len(named.outputs)} outputs; name one, such as"
                 f" '{name}:0'"
             )
-        [output] = element.outputs
+        [output] = named.outputs
         if output.dtype != tf.resource:
             return output
-        # A resource is the handle of a variable, or of an object without a value.
+        # The value of a resource is a handle. If the handle is that of a variable, return the
+        # variable, so that a run fetches its value.
         for collection in ("variables", "local_variables"):
             for variable in self.tf_graph.get_collection(collection):
-                if variable.op is element:
+                if variable.op is named:
                     return variable
-        return element
+        return named
 
     @property
     def trains(self) -> bool:
@@ -215,7 +214,7 @@ class TensorFlowGraph(Graph):
     def _release(self) -> None:
         super()._release()
         if not self.finalized:
-            # TensorFlow's own sessions do this at their end, too.
+            # TensorFlow's own sessions also call this private method at their end.
             self.tf_graph._unsafe_unfinalize()
 
     def _add(self, node: Any) -> Any:
@@ -226,7 +225,7 @@ class TensorFlowGraph(Graph):
 
 
 class _Coordinator(tf.train.Coordinator):  # type: ignore[misc]
-    """TensorFlow's coordinator of one session, connected to the library's.
+    """TensorFlow's coordinator of one session, connected to the coordinator of this library.
 
     TensorFlow's hooks and their threads request stops of this coordinator.
     """
@@ -234,12 +233,12 @@ class _Coordinator(tf.train.Coordinator):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__(clean_stop_exception_types=())
         self._loop = asyncio.get_running_loop()
-        self._requested = asyncio.Event()
+        self._stop_was_requested = asyncio.Event()
         self._error_was_raised = False
 
     def request_stop(self, ex: Any = None) -> None:
         super().request_stop(ex)
-        self._loop.call_soon_threadsafe(self._requested.set)
+        self._loop.call_soon_threadsafe(self._stop_was_requested.set)
 
     async def watch(self, coord: Coordinator) -> None:
         """Stop both coordinators when one of them stops.
@@ -247,9 +246,10 @@ class _Coordinator(tf.train.Coordinator):  # type: ignore[misc]
         Raise the error of a thread, which ends the run or the session.
         """
         try:
-            await coord.until(self._requested.wait())
+            await coord.until(self._stop_was_requested.wait())
         finally:
             super().request_stop()
+        # Set this first, so that `end` does not raise the same error again.
         self._error_was_raised = True
         with _errors_of_both():
             self.raise_requested_exception()
@@ -265,64 +265,70 @@ class _Coordinator(tf.train.Coordinator):  # type: ignore[misc]
                 raise
 
 
+# The time between two reads of the global step during a wait, as in TensorFlow's own hook.
 _READ_SECS = 0.5
-"""The time between two reads of the global step during a wait, as in TensorFlow's own hook."""
 
 
-class _GlobalStep(MemoryStepStore):
+class _GlobalStepStore(MemoryStepStore):
     """The step store of a TensorFlow graph, which reads the global step while there are waits.
 
-    TensorFlow reports no steps of other sessions.
+    Other sessions of a cluster advance the step, and TensorFlow does not report this.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._wanted = asyncio.Event()
+        self._has_waits = asyncio.Event()
         self._reader: asyncio.Task[None] | None = None
 
-    def follow(self, read_step: Callable[[], int], grace_secs: float) -> None:
-        """Read the step of a session whenever there are waits for it, until `unfollow`."""
-        # Sessions of other processes may advance the step, and are no publishers here.
+    def start_reading(self, read_step: Callable[[], int], grace_secs: float) -> None:
+        """Read the step of a session whenever there are waits for it, until `stop_reading`."""
+        # Waits must continue without a publisher: sessions of other processes may advance the step,
+        # and are no publishers here.
         self._waits.holds = True
         self._reader = asyncio.create_task(
-            self._read(read_step, grace_secs), name="reader of TensorFlow's global step"
+            self._read_during_waits(read_step, grace_secs),
+            name="reader of TensorFlow's global step",
         )
 
-    async def unfollow(self) -> None:
-        """Stop reading the step: waits end when no publisher is left."""
+    async def stop_reading(self) -> None:
+        """Stop reading the step. Waits then fail if the store has no publisher."""
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.wait([self._reader])
         self._waits.holds = False
         self._waits.fail_unreachable()
 
-    async def take(self, step: int, known: int) -> None:
-        """Set the step to a value that was read when `known` was the latest step."""
-        # A step below one that was known before the read is not outdated: it was restored.
-        if step < known:
+    async def apply_read(self, step: int, step_before: int) -> None:
+        """Set the step to a value that was read when `step_before` was the latest step."""
+        # A step that is lower than before the read cannot be an outdated value. TensorFlow has
+        # restored a checkpoint.
+        if step < step_before:
             await self.reset(step)
         else:
             await self.raise_to(step)
 
     def _subscribe(self, step: int | None) -> None:
+        """Start or stop the reads: `step` is the next step with a wait, or None without waits."""
         if step is None:
-            self._wanted.clear()
+            self._has_waits.clear()
         else:
-            self._wanted.set()
+            self._has_waits.set()
 
-    async def _read(self, read_step: Callable[[], int], grace_secs: float) -> None:
+    async def _read_during_waits(self, read_step: Callable[[], int], grace_secs: float) -> None:
         while True:
-            await self._wanted.wait()
-            known = self.latest.step
+            await self._has_waits.wait()
+            step_before = self.latest.step
             try:
-                await self.take(await to_thread(read_step, grace_secs=grace_secs), known)
+                step = await to_thread(read_step, grace_secs=grace_secs)
+                await self.apply_read(step, step_before)
             except Exception as error:
-                # A session can recover from an error of this library, such as the end of a server.
+                # A session may recover from an error of this library, such as the end of a server.
+                # It does not recover from other errors.
                 if isinstance(error, errors.AiohooksError):
                     self._waits.abort(error)
                 else:
                     self.fail(error)
-                # Waits that begin later read the step again.
+                # Waits that begin later must not get this error, but read the step again.
                 self._waits.clear_failure()
             await sleep(_READ_SECS)
 
@@ -330,17 +336,17 @@ class _GlobalStep(MemoryStepStore):
 class TensorFlowSession(Session):
     """The raw session over a `tf.Session`, created by `TensorFlowSessionCreator`.
 
-    Its global step is that of the TensorFlow graph. It is read after each run, and every half a
-    second during waits for a step, as other sessions of a cluster advance it.
+    The global step is that of the TensorFlow graph. The session reads it after each run, and every
+    half a second during waits for a step, because other sessions of a cluster advance it.
 
-    TensorFlow cannot stop a run: its cancellation waits for its end, and changes of TensorFlow's
-    variables stay.
+    TensorFlow cannot stop a run. The cancellation of a run waits until TensorFlow has finished it,
+    and the changes of variables remain.
     """
 
     def __init__(
         self,
         graph: TensorFlowGraph,
-        global_step: _GlobalStep,
+        global_step: _GlobalStepStore,
         tf_session: Any,
         tf_coord: Any,
         read_step: Callable[[], int],
@@ -368,7 +374,8 @@ class TensorFlowSession(Session):
             feed_dict: values by tensor or name.
             options: `{"run_options": [tf.RunOptions(...)]}`, merged with the options of the hooks
                 as in TensorFlow. `"run_metadata": [tf.RunMetadata()]` gives the object to fill.
-            run_metadata: gets the `tf.RunMetadata` as `"run_metadata"`, if there are options.
+            run_metadata: a dict that gets the `tf.RunMetadata` as `"run_metadata"` if there are
+                options.
         """
         self._check_open()
         leaves = Leaves(self.graph)
@@ -377,17 +384,13 @@ class TensorFlowSession(Session):
         arguments: dict[str, Any] = {}
         if options is not None:
             metadata = options.get("run_metadata") or [tf.RunMetadata()]
-            arguments["options"] = _merged(options.get("run_options", ()))
+            arguments["options"] = _merge_options(options.get("run_options", ()))
             arguments["run_metadata"] = metadata[0]
-        known = self._steps.latest.step
+        step_before = self._steps.latest.step
         values, step = await to_thread(
-            self._run_in_thread,
-            leaves.nodes,
-            feeds,
-            arguments,
-            grace_secs=self.grace_secs,
+            self._run_in_thread, leaves.nodes, feeds, arguments, grace_secs=self.grace_secs
         )
-        await self._steps.take(step, known)
+        await self._steps.apply_read(step, step_before)
         self.committed_step = step
         if run_metadata is not None:
             run_metadata.update(arguments)
@@ -395,11 +398,9 @@ class TensorFlowSession(Session):
 
     @_errors_of_both()
     def _run_in_thread(
-        self,
-        nodes: Iterable[Any],
-        feeds: Mapping[Any, Any],
-        arguments: dict[str, Any],
+        self, nodes: Iterable[Any], feeds: Mapping[Any, Any], arguments: dict[str, Any]
     ) -> tuple[Any, int]:
+        """Run the operations, and return their values and the global step after them."""
         fed = {node.feed_key: value for node, value in feeds.items()}
         values = self.tf_session.run([node.element for node in nodes], fed, **arguments)
         return values, self._read_step()
@@ -408,7 +409,7 @@ class TensorFlowSession(Session):
         """Close the `tf.Session` after its threads have ended, or after the grace period."""
         if not self.closed:
             await super().aclose()
-            await self._steps.unfollow()
+            await self._steps.stop_reading()
             await to_thread(self._close_session, grace_secs=self.grace_secs)
 
     def _close_session(self) -> None:
@@ -418,15 +419,20 @@ class TensorFlowSession(Session):
             self.tf_session.close()
 
 
-_NUMBERS = ("trace_level", "timeout_in_ms", "inter_op_thread_pool")
+_NUMBER_FIELDS = ("trace_level", "timeout_in_ms", "inter_op_thread_pool")
 
 
-def _merged(run_options: Iterable[Any]) -> Any:
-    """Merge `RunOptions` as TensorFlow does: the larger number, flags by "or", lists joined."""
+def _merge_options(run_options: Iterable[Any]) -> Any:
+    """Merge `RunOptions` as TensorFlow does.
+
+    A number is the largest of all. A flag is set if any of them is set. Lists are joined.
+    """
     merged = tf.RunOptions()
     for options in run_options:
-        larger = {name: max(getattr(merged, name), getattr(options, name)) for name in _NUMBERS}
-        # It joins flags and lists, but takes numbers from the latter.
+        larger = {
+            name: max(getattr(merged, name), getattr(options, name)) for name in _NUMBER_FIELDS
+        }
+        # This joins flags and lists, but overwrites the numbers.
         merged.MergeFrom(options)
         for name, value in larger.items():
             setattr(merged, name, value)
@@ -434,40 +440,34 @@ def _merged(run_options: Iterable[Any]) -> Any:
 
 
 class TensorFlowSessionCreator:
-    """Creates the raw sessions of a monitored session by a session creator of TensorFlow."""
+    """Creates the raw sessions of a monitored session with a session creator of TensorFlow."""
 
     def __init__(self, creator: Any = None, *, graph: Any = None) -> None:
-        """Create no session yet.
+        """Store the creator. `create_session` creates the sessions.
 
         Args:
             creator: a `tf.train.ChiefSessionCreator`, which initializes or restores the variables,
-                or another creator of TensorFlow; by default a chief without checkpoints.
-            graph: the `tf.Graph`, by default the current one.
+                or another creator of TensorFlow. The default is a chief without checkpoints.
+            graph: the `tf.Graph`; by default the current graph.
         """
         self._creator = tf.train.ChiefSessionCreator() if creator is None else creator
         self.graph: TensorFlowGraph = TensorFlowGraph(graph)
-        self._steps = _GlobalStep()
+        self._steps = _GlobalStepStore()
         self.global_step: MemoryStepStore = self._steps
         """The step store of the sessions, which follows the global step of the graph."""
 
     async def create_session(self) -> TensorFlowSession:
         """Create a session that TensorFlow restores or initializes, and start its queue runners."""
         tf_coord = _Coordinator()
-        tf_session, read_step, step = await to_thread(self._create, tf_coord)
-        session = TensorFlowSession(
-            self.graph,
-            self._steps,
-            tf_session,
-            tf_coord,
-            read_step,
-        )
-        await self._steps.take(step, self._steps.latest.step)
+        tf_session, read_step, step = await to_thread(self._create_in_thread, tf_coord)
+        session = TensorFlowSession(self.graph, self._steps, tf_session, tf_coord, read_step)
+        await self._steps.apply_read(step, self._steps.latest.step)
         session.committed_step = step
-        self._steps.follow(read_step, session.grace_secs)
+        self._steps.start_reading(read_step, session.grace_secs)
         return session
 
     @_errors_of_both()
-    def _create(self, tf_coord: _Coordinator) -> tuple[Any, Callable[[], int], int]:
+    def _create_in_thread(self, tf_coord: _Coordinator) -> tuple[Any, Callable[[], int], int]:
         with self.graph.tf_graph.as_default():
             tf_session = self._creator.create_session()
             if tf.get_collection(tf.GraphKeys.QUEUE_RUNNERS):
@@ -477,15 +477,16 @@ class TensorFlowSessionCreator:
 
 
 def _make_step_reader(tf_session: Any) -> Callable[[], int]:
-    """Return a function that reads the global step; 0 if the graph has none."""
+    """Return a function that reads the global step. Without a global step, it returns 0."""
     step = tf.train.get_global_step()
     if step is None:
         return lambda: 0
-    read = tf_session.make_callable(step)
+    # A callable is faster than a run of the session.
+    read_value = tf_session.make_callable(step)
 
     @_errors_of_both()
     def read_step() -> int:
-        return int(read())
+        return int(read_value())
 
     return read_step
 
@@ -493,28 +494,25 @@ def _make_step_reader(tf_session: Any) -> Callable[[], int]:
 class TensorFlowHooks(BlockingHook):
     """Hooks that were written for TensorFlow (`tf.train.SessionRunHook`), unchanged.
 
-    They need a session over a TensorFlow graph, and get TensorFlow's own session, coordinator,
-    context, options and metadata. As in TensorFlow they are called one after another in the order
-    of the list, in one thread. Other hooks of the session run concurrently.
+    The hooks need a session over a TensorFlow graph. They get TensorFlow's own session,
+    coordinator, context, options and metadata. As in TensorFlow, a thread calls the hooks one after
+    another in the order of the list. Other hooks of the session run concurrently.
 
-    A stop that a hook requests is recorded immediately. `end` is called for all hooks, even after
-    the `end` of a hook fails.
+    A stop that a hook requests is recorded immediately. `end` is called for all hooks, even if the
+    `end` of a hook fails.
     """
 
     def __init__(self, hooks: Iterable[Any], *, grace_secs: float = DEFAULT_GRACE_SECS) -> None:
-        """Create a hook of `hooks`; a cancellation waits at most `grace_secs` for their calls."""
+        """Wrap `hooks`. A cancellation waits at most `grace_secs` for a call of a hook."""
         self._calls_in_order = _CallsInOrder(hooks)
         super().__init__(self._calls_in_order, grace_secs=grace_secs)
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        # In any other session, `begin` has failed.
+        # `begin` rejects the graph of any other session.
         if isinstance(session, TensorFlowSession):
             coord.start_soon(session.tf_coord.watch, coord, name="TensorFlow's coordinator")
         await self._call(
-            "after_create_session",
-            self._calls_in_order.session_created,
-            session,
-            coord,
+            "after_create_session", self._calls_in_order.session_created, session, coord
         )
 
     def __repr__(self) -> str:
@@ -522,7 +520,7 @@ class TensorFlowHooks(BlockingHook):
 
 
 class _CallsInOrder:
-    """The hooks of TensorFlow as one object with plain methods."""
+    """Combines the hooks of TensorFlow into one object with plain methods for `BlockingHook`."""
 
     def __init__(self, hooks: Iterable[Any]) -> None:
         self.hooks = checked_objects(hooks, tf.train.SessionRunHook, "hooks")
@@ -540,14 +538,10 @@ class _CallsInOrder:
 
     def session_created(self, session: Any, coord: Any) -> None:
         for hook in self.hooks:
-            self._call(
-                hook,
-                "after_create_session",
-                session.tf_session,
-                session.tf_coord,
-            )
+            self._call(hook, "after_create_session", session.tf_session, session.tf_coord)
 
     def before_run(self, run_context: Any) -> SessionRunArgs:
+        """Return the fetches by the number of their hook, all feeds, and the options in a list."""
         original = run_context.original_args
         self._context = tf.train.SessionRunContext(
             tf.train.SessionRunArgs(original.fetches, original.feed_dict),
@@ -574,20 +568,16 @@ class _CallsInOrder:
         )
 
     def after_run(self, run_context: Any, run_values: SessionRunValues) -> None:
-        # TensorFlow's hooks expect both objects, also of a run without options.
-        ran_with = run_values.run_metadata or {
+        """Call `after_run` of each hook with the values of its own fetches."""
+        # TensorFlow's hooks expect both objects, even after a run without options.
+        options_and_metadata = run_values.run_metadata or {
             "options": tf.RunOptions(),
             "run_metadata": tf.RunMetadata(),
         }
         results = run_values.results or {}
         for number, hook in enumerate(self.hooks):
-            values = tf.train.SessionRunValues(results.get(number), **ran_with)
-            self._call_in_run(
-                run_context,
-                hook,
-                "after_run",
-                values,
-            )
+            values = tf.train.SessionRunValues(results.get(number), **options_and_metadata)
+            self._call_in_run(run_context, hook, "after_run", values)
 
     def end(self, session: Any) -> None:
         failures: list[Exception] = []
@@ -602,28 +592,16 @@ class _CallsInOrder:
             raise failures[0]
 
     def _call_in_run(
-        self,
-        run_context: SessionRunContext,
-        hook: Any,
-        method: str,
-        *args: Any,
+        self, run_context: SessionRunContext, hook: Any, method: str, *args: Any
     ) -> Any:
-        result = self._call(
-            hook,
-            method,
-            self._context,
-            *args,
-        )
+        """Call a method with TensorFlow's context, and pass on a stop that the hook requests."""
+        result = self._call(hook, method, self._context, *args)
         if self._context.stop_requested:
             run_context.request_stop(f"{type(hook).__name__} has requested it")
         return result
 
-    def _call(
-        self,
-        hook: Any,
-        method: str,
-        *args: Any,
-    ) -> Any:
+    def _call(self, hook: Any, method: str, *args: Any) -> Any:
+        """Call a method of a hook in the `tf.Graph`, and add its name to an error."""
         try:
             with self._graph.tf_graph.as_default(), _errors_of_both():
                 return getattr(hook, method)(*args)

@@ -55,9 +55,9 @@ async def run_tasks(
 ) -> list[T]:
     """Run `main(task, *args)` for the chief and each worker, as tasks of this event loop.
 
-    They share a `MemoryStepStore`. When a task fails the others are cancelled. There are no
-    restarts: a session recovers by itself from all errors that a restart in the same process could
-    help with.
+    All tasks share a `MemoryStepStore`. When a task fails, the other tasks are cancelled. Tasks are
+    not restarted, because a session recovers by itself from every error that a restart in the same
+    process could solve.
 
     Args:
         main: a coroutine function that takes the `Task`.
@@ -74,7 +74,7 @@ async def run_tasks(
     """
     spec = make_spec(main, args, num_workers, run, checkpoint_dir)
     async with MemoryStepStore(run=run) as store:
-        return await supervise(lambda task: task.call(store), spec, store)
+        return await supervise(lambda task_spec: task_spec.call(store), spec, store)
 
 
 async def run_processes(  # noqa: PLR0913 - options of users, by keyword
@@ -92,27 +92,27 @@ async def run_processes(  # noqa: PLR0913 - options of users, by keyword
 ) -> list[T]:
     """Run `main(task, *args)` for the chief and each worker, in processes of this machine.
 
-    A process that dies (by a signal, with an exit code other than 0, or before `main` has ended) is
-    restarted after a growing pause, with the next `attempt`; so is a worker that ends while a chief
-    is dead. An exception of `main` is final: the other processes get SIGTERM, which a session with
-    `handle_signals=True` takes as a stop, and SIGKILL `stop_grace_secs` later. They also end when
-    this process does, however it ends. The processes that a dying process has started, and has left
-    in its process group, are killed.
+    A process dies by a signal, with an exit code other than 0, or before `main` has ended. It is
+    restarted after a growing pause, with the next `attempt`. A worker that ends while the chief is
+    dead is restarted as well. When a process dies, the processes that it has started and left in
+    its process group are killed.
 
-    Unless the program handles SIGTERM, the signal ends the processes in this way, and then the
-    program by `SystemExit`.
+    An exception of `main` is final: the other processes get SIGTERM, which a session with
+    `handle_signals=True` takes as a stop, and SIGKILL `stop_grace_secs` later. They also end
+    whenever this process ends. Unless the program handles SIGTERM, the signal ends the processes in
+    this way, and then the program by `SystemExit`.
 
     `main`, `args` and the results are pickled: `main` is a function of a module, or of a script
-    that starts its own work under `if __name__ == "__main__":`. The processes also find the run's
-    address in AIOHOOKS_STEP_STORE and AIOHOOKS_RUN.
+    that starts its own work under `if __name__ == "__main__":`. The variables AIOHOOKS_STEP_STORE
+    and AIOHOOKS_RUN give the run's address to the processes.
 
     Args:
         main: see `run_tasks`.
         num_workers: see `run_tasks`.
         args: see `run_tasks`.
-        store: the URL of the step store; by default a local one in a new directory, which is
+        store: the URL of the step store. The default is a local store in a new directory, which is
             removed afterwards.
-        run: the name of the run; by default a new one, which is forgotten afterwards.
+        run: the name of the run. The default is a new name, and the run is deleted afterwards.
         checkpoint_dir: see `run_tasks`.
         max_restarts: how often each task may be restarted.
         backoff: the pauses before restarts.
@@ -126,13 +126,12 @@ async def run_processes(  # noqa: PLR0913 - options of users, by keyword
         ExceptionGroup: of the error of `main`, or a `TaskDiedError`, for each task that failed.
         SystemExit: SIGTERM was received; the exit code is 143, as in shells.
         InvalidArgumentError: an argument is invalid; nothing was started.
-        UnsupportedSystemError: the system has no groups of processes as Unix has them; nothing was
-            started.
+        UnsupportedSystemError: the system has no process groups; nothing was started.
     """
     if not hasattr(os, "killpg"):
         raise UnsupportedSystemError(
-            "run_processes needs groups of processes as Unix has them, which this system has not;"
-            " use run_tasks, or start the processes yourself, with a store that all of them reach"
+            "run_processes needs the process groups of Unix, which this system does not have. Use"
+            " run_tasks, or start the processes yourself, with a store that all of them can reach"
             " (redis://)"
         )
     spec = make_spec(main, args, num_workers, run, checkpoint_dir)
@@ -142,15 +141,16 @@ async def run_processes(  # noqa: PLR0913 - options of users, by keyword
             f"store={store!r} is for one process; leave it out, or give local:///directory"
         )
     spec = dataclasses.replace(spec, url="local://" if store is None else store)
-    # Opened before any process is started, so that invalid options are reported once.
+    # Open a store before any process starts, so that an invalid option is reported only once.
     observer = spec.open_store()
 
     async def run_all() -> list[T]:
+        """Run the processes with the given store, or with a local store in a new directory."""
         if store is not None:
             return await launch(_run_in_process, spec, observer, forgets=run is None)
         async with _new_directory(stop_grace_secs) as path:
-            own = dataclasses.replace(spec, url=f"local://{path}", own_dir=path)
-            return await launch(_run_in_process, own, own.open_store(), forgets=False)
+            local_spec = dataclasses.replace(spec, url=f"local://{path}", own_dir=path)
+            return await launch(_run_in_process, local_spec, local_spec.open_store(), forgets=False)
 
     return await until_sigterm(run_all(), f"the launcher of the run {spec.run}")
 
@@ -166,8 +166,8 @@ async def _new_directory(grace_secs: float) -> AsyncGenerator[str]:
 
 
 _spawn = multiprocessing.get_context("spawn")
-# `start` and `join` of multiprocessing also reap other processes that have ended: of two threads
-# that do so at the same time one does not get the exit code.
+# `start` and `join` of multiprocessing also reap other processes that have ended. If two threads
+# did so at the same time, one of them would miss the exit code of its process.
 _start_lock = threading.Lock()
 
 
@@ -191,8 +191,9 @@ async def _run_in_process(spec: TaskSpec) -> Any:
             process.terminate()
         raise
     finally:
-        # Before the end of the process, which may be blocked in writing.
+        # A process may be blocked in writing to the pipe. It can end only after the pipe is closed.
         receiver.close()
+        # `_end_process` closes the process object, which has no PID then.
         pid = process.pid
         code = await shielded(
             _end_process(process, grace_secs), grace_secs=2 * grace_secs + 1, what=process.name
@@ -204,17 +205,19 @@ async def _run_in_process(spec: TaskSpec) -> Any:
             exit_code=code,
         )
     pickler: Any = ForkingPickler  # its `loads` has no types
-    return unwrap_result(await to_thread(pickler.loads, data, grace_secs=grace_secs), spec)
+    result = await to_thread(pickler.loads, data, grace_secs=grace_secs)
+    return unwrap_result(result, spec)
 
 
 def _start_process(process: SpawnProcess) -> None:
+    """Start a process, or raise if its arguments cannot be pickled."""
     try:
         with _start_lock:
             process.start()
-    # A local function is an AttributeError up to Python 3.13, and then a PicklingError.
+    # Pickling a local function raises AttributeError up to Python 3.13, and PicklingError since.
     except (AttributeError, TypeError, ValueError, pickle.PicklingError) as error:
         raise InvalidArgumentError(
-            f"main or its args cannot be sent to another process ({error}): give a function of a"
+            f"main or its args cannot be sent to another process ({error}). Give a function of a"
             " module, and plain values"
         ) from error
 
@@ -225,17 +228,18 @@ _LENGTH = struct.Struct("!Q")
 async def _receive_result(pipe: int, process: SpawnProcess) -> bytes | None:
     """Return the pickled result of a process, or None if the process ends without a result.
 
-    The process may end without an end of the pipe: processes that it has forked hold the pipe open.
+    Processes that it has forked may hold the pipe open. Therefore this function also watches for
+    the end of the process itself.
     """
     os.set_blocking(pipe, False)
     received = bytearray()
     ended = False
-    with _open_process(process.pid, process.sentinel) as end:
+    with _open_process(process.pid, process.sentinel) as process_file:
         while True:
             try:
                 while part := os.read(pipe, 1 << 20):
                     received += part
-                ended = True
+                ended = True  # the pipe is at its end
             except BlockingIOError:
                 pass
             size = len(received) - _LENGTH.size
@@ -243,28 +247,29 @@ async def _receive_result(pipe: int, process: SpawnProcess) -> bytes | None:
                 return bytes(received[_LENGTH.size :])
             if ended:
                 return None
-            await _wait_readable(pipe, end)
-            # Asked before the pipe is read: a process that has ended has written everything.
-            ended = bool(connection.wait([end.fileno()], 0))
+            await _wait_readable(pipe, process_file)
+            # Check this before the next read, which then gets everything that the ended process has
+            # written.
+            ended = bool(connection.wait([process_file.fileno()], 0))
 
 
 async def _end_process(process: SpawnProcess, grace_secs: float) -> int | None:
     """Wait until a process has ended, and return its exit code; kill it after the grace period."""
     pid = process.pid
-    if pid is None:  # it could not be started
+    if pid is None:  # the process could not be started
         return None
-    with _open_process(pid, process.sentinel) as end:
+    with _open_process(pid, process.sentinel) as process_file:
         try:
-            await limited(_wait_readable(end), grace_secs, process.name)
+            await limited(_wait_readable(process_file), grace_secs, process.name)
         except TimeoutError:
             process.kill()
-            await _wait_readable(end)
+            await _wait_readable(process_file)
     with _start_lock:
         process.join()
     code = process.exitcode
     process.close()
     if code != 0:
-        # The processes that it has started, and has not ended.
+        # The process may have left others running that it had started. They are in its group.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
     return code
@@ -276,18 +281,18 @@ def _open_process(pid: int | None, sentinel: int) -> io.FileIO:
         try:
             return io.FileIO(os.pidfd_open(pid))
         except ProcessLookupError:
-            # It has ended, and its exit code was taken: open a file that is readable already.
+            # The process has ended, and its exit code was read. Return a file that is readable now.
             reader, writer = os.pipe()
             os.close(writer)
             return io.FileIO(reader)
         except OSError:  # an old kernel, or a sandbox
             pass
-    # The last choice: the sentinel is a pipe, which processes forked by this one hold open.
+    # The sentinel is the last choice: it is a pipe, which processes forked by this one hold open.
     return io.FileIO(os.dup(sentinel))
 
 
 async def _wait_readable(*files: int | io.FileIO) -> None:
-    """Wait until a file has data or is at its end."""
+    """Wait until one of the files has data or is at its end."""
     loop = asyncio.get_running_loop()
     readable: asyncio.Future[None] = loop.create_future()
     for file in files:
@@ -311,54 +316,58 @@ def _describe_exit(code: int | None) -> str:
 
 
 def _process_main(sender: connection.Connection[Any, Any], spec: TaskSpec) -> None:
-    # A process group of its own, or Ctrl-C would reach this process twice: from the terminal and
+    """Run a task in this process, and send its result to the launcher."""
+    # Without a process group of its own, this process would get Ctrl-C twice: from the terminal and
     # from the launcher.
     os.setpgrp()
     launcher = parent_process()
     assert launcher is not None, "multiprocessing has started this process"
-    leave = _lock_directory(spec.own_dir)
+    release_directory = _lock_directory(spec.own_dir)
     threading.Thread(
         target=_end_with_launcher,
-        args=(launcher, spec.stop_grace_secs, leave),
+        args=(launcher, spec.stop_grace_secs, release_directory),
         name="aiohooks: parent's end",
         daemon=True,
     ).start()
     _send_result(sender, run_task(spec))
+    # The launcher was killed if this process has another parent.
     if os.getppid() != launcher.pid:
-        leave()
+        release_directory()
 
 
 def _lock_directory(path: str | None) -> Callable[[], None]:
-    """Lock the launcher's directory, if there is one; return the function that gives the lock up.
+    """Lock the launcher's directory, if there is one; return the function that releases the lock.
 
-    The launcher's processes share the lock. The last process to give it up removes the directory:
-    the launcher was killed and cannot. No fork inherits the lock, which is a POSIX lock.
+    The launcher's processes share the lock. They release it only if the launcher was killed, and
+    the last of them removes the directory. A forked process does not inherit this POSIX lock.
     """
     if path is None:
         return lambda: None
-    import fcntl  # every system with groups of processes has it
+    import fcntl  # every system with process groups has this module
 
     # No run has a file of this name.
     fd = os.open(os.path.join(path, ".processes"), os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.lockf(fd, fcntl.LOCK_SH)
 
-    def leave() -> None:
+    def release_lock() -> None:
         fcntl.lockf(fd, fcntl.LOCK_UN)
+        # This raises while another process has the lock.
         with contextlib.suppress(BlockingIOError, PermissionError):
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path, ignore_errors=True)
 
-    return leave
+    return release_lock
 
 
 def _send_result(sender: connection.Connection[Any, Any], result: TaskResult) -> None:
+    """Send a result, or an error if it cannot be pickled, and close the pipe."""
     try:
         data = ForkingPickler.dumps(result)
     except Exception as error:
-        unsent = TypeError(f"what main returned cannot be sent to another process: {error}")
+        unsent = TypeError(f"the result of main cannot be sent to another process: {error}")
         data = ForkingPickler.dumps(TaskResult(None, unsent, traceback.format_exc()))
-    # The view is released here: an error refers to this frame, and Python 3.13 complains when it
-    # collects both with a view. The pipe is broken if the launcher has ended.
+    # Release the view of the data here. An error refers to this frame, and Python 3.13 warns when
+    # it collects both together with a view. The pipe is broken if the launcher has ended.
     with (
         data,
         contextlib.suppress(BrokenPipeError),
@@ -369,13 +378,16 @@ def _send_result(sender: connection.Connection[Any, Any], result: TaskResult) ->
     sender.close()
 
 
-def _end_with_launcher(launcher: BaseProcess, grace_secs: float, leave: Callable[[], None]) -> None:
+def _end_with_launcher(
+    launcher: BaseProcess, grace_secs: float, release_directory: Callable[[], None]
+) -> None:
     """End this process after its launcher, which may be killed before it can end its processes."""
-    with _open_process(launcher.pid, launcher.sentinel) as end:
-        connection.wait([end.fileno()])
+    with _open_process(launcher.pid, launcher.sentinel) as process_file:
+        connection.wait([process_file.fileno()])
+    # A handler, such as that of a session, may end the task normally.
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         os.kill(os.getpid(), signal.SIGTERM)
         threading.Event().wait(grace_secs)
-    leave()
-    # With the processes that this process has started.
+    release_directory()
+    # This kills the whole group: this process, and the processes that it has started.
     os.killpg(0, signal.SIGKILL)

@@ -48,9 +48,9 @@ async def run(  # noqa: PLR0913 - options of users, by keyword
 ) -> list[T]:
     """Run `main(task, *args)` for the chief and each worker, as tasks on a Ray cluster.
 
-    They share a `RayStepStore`. A task whose process or node dies is restarted, where there is
-    room, with the next `attempt`. An exception of `main` is final, and ends the other tasks. Ray
-    ends them also when this process ends.
+    All tasks share a `RayStepStore`. A task whose process or node dies is restarted with the next
+    `attempt`, on a node that has room for it. An exception of `main` is final, and ends the other
+    tasks. Ray also ends the tasks when this process ends.
 
     Unless the program handles SIGTERM, the signal ends the tasks as an interrupt would, and then
     the program by `SystemExit`.
@@ -59,13 +59,13 @@ async def run(  # noqa: PLR0913 - options of users, by keyword
         main: see `aiohooks.distributed.local.run_processes`.
         num_workers: see `run_processes`.
         args: see `run_processes`.
-        address: `host:port` of a cluster; None takes RAY_ADDRESS or the cluster on this machine;
-            "local" starts one for the duration of the run, which listens on the loopback interface
-            only. A process that is part of a cluster uses that one.
+        address: `host:port` of a cluster. None uses RAY_ADDRESS or the cluster on this machine.
+            "local" starts a cluster for the duration of the run, which listens on the loopback
+            interface only. A process that is part of a cluster uses its own cluster.
         namespace: the Ray namespace of the run's actor.
         run: see `run_processes`.
-        checkpoint_dir: the value of `Task.checkpoint_dir`; on several machines a directory that all
-            of them share.
+        checkpoint_dir: the value of `Task.checkpoint_dir`. Several machines must share this
+            directory.
         max_restarts: see `run_processes`.
         backoff: see `run_processes`.
         stop_grace_secs: how long a task may take to end after it was interrupted.
@@ -94,14 +94,18 @@ async def run(  # noqa: PLR0913 - options of users, by keyword
             raise InvalidArgumentError(
                 f"task_options has {reserved!r}, which the launcher sets: see max_restarts"
             )
-    init = {**(init_options or {})}
+    init_arguments = dict(init_options or {})
     if address == "local":
-        cpus = (spec.num_workers + 1) * resources["num_cpus"]
-        init.setdefault("num_cpus", max(os.cpu_count() or 1, int(cpus + 1)))
-        init.setdefault("include_dashboard", False)
+        # All tasks must run at the same time, also on a machine with fewer CPUs.
+        task_cpus = (spec.num_workers + 1) * resources["num_cpus"]
+        init_arguments.setdefault("num_cpus", max(os.cpu_count() or 1, int(task_cpus + 1)))
+        init_arguments.setdefault("include_dashboard", False)
 
     async def run_all() -> list[T]:
-        await to_thread(lambda: _cluster.join(address, timeout=60.0, **init), grace_secs=60.0)
+        """Join the cluster for the duration of the run."""
+        await to_thread(
+            lambda: _cluster.join(address, timeout=60.0, **init_arguments), grace_secs=60.0
+        )
         try:
             run_attempt = functools.partial(_run_on_cluster, resources=resources)
             return await launch(run_attempt, spec, store, forgets=run is None)
@@ -112,10 +116,10 @@ async def run(  # noqa: PLR0913 - options of users, by keyword
 
 
 async def _run_on_cluster(spec: TaskSpec, resources: Mapping[str, Any]) -> Any:
-    """Run a task on the cluster; it has ended when this returns or raises.
+    """Run a task on the cluster. The task has ended when this function returns or raises.
 
     Raises:
-        TaskDiedError: the process of the task, or its node, died.
+        TaskDiedError: the process of the task or its node has died.
     """
     task = _cluster.submit(_run_in_ray, spec, f"aiohooks {spec.name}", resources)
     reply = _cluster.result_of(task)
@@ -124,12 +128,14 @@ async def _run_on_cluster(spec: TaskSpec, resources: Mapping[str, Any]) -> Any:
     except Exception as error:
         if not _cluster.is_ray_error(error):
             raise
-        message = (str(error).strip().splitlines() or [""])[0]
+        lines = str(error).strip().splitlines()
+        message = lines[0] if lines else ""
         raise TaskDiedError(
             f"the {spec.name} (attempt {spec.attempt}) died: {type(error).__name__}: {message}",
             task_id=spec.task_id,
         ) from error
     finally:
+        # After a cancellation, the task may still run on the cluster.
         if not reply.done() or reply.cancelled():
             await shielded(
                 _end_task(task, spec.stop_grace_secs),
@@ -141,12 +147,12 @@ async def _run_on_cluster(spec: TaskSpec, resources: Mapping[str, Any]) -> Any:
 
 def _run_in_ray(spec: TaskSpec) -> TaskResult:
     """Run a task in a process of Ray's, where a session with `handle_signals` gets SIGTERM."""
-    # A session handles the signal only where nothing else does, and Ray has a handler.
-    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # A session handles the signal only if the process has no other handler, and Ray has one.
+    ray_handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         return run_task(spec)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, ray_handler)
 
 
 async def _end_task(task: Any, grace_secs: float) -> None:

@@ -53,9 +53,9 @@ class Task:
     Attributes:
         task_id: 0 for the chief, 1 to `num_workers` for the workers.
         num_workers: the number of workers besides the chief.
-        store: the step store of the run, open; closed by the launcher.
-        checkpoint_dir: the directory of the run's checkpoints; None if the launcher was given none.
-        attempt: 1 at first, then higher by 1 after each restart of the task.
+        store: the open step store of the run. The launcher closes it.
+        checkpoint_dir: the directory of the run's checkpoints; None if the launcher got none.
+        attempt: 1 for the first start, and one more for each restart of the task.
     """
 
     task_id: int
@@ -71,7 +71,7 @@ class Task:
 
     @property
     def name(self) -> str:
-        """`chief`, or `worker 2`."""
+        """The name of the task in messages, such as `chief` or `worker 2`."""
         return task_name(self.task_id)
 
 
@@ -85,9 +85,10 @@ def task_name(task_id: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
-    """A task, with the options of its launcher; it can be pickled.
+    """A task and the options of its launcher.
 
-    Another process runs the task with it, and the launcher ends and restarts the task.
+    A spec can be pickled, so that another process can run the task. The launcher uses the spec to
+    end and restart the task.
     """
 
     main: Callable[..., Coroutine[Any, Any, Any]]
@@ -100,8 +101,8 @@ class TaskSpec:
     backoff: Backoff = Backoff()
     stop_grace_secs: float = 2.5
     url: str = ""
+    # The directory that the launcher has made for the store, if any.
     own_dir: str | None = None
-    """The directory of the store, if the launcher has made one."""
     task_id: int = 0
     attempt: int = 1
 
@@ -115,7 +116,7 @@ class TaskSpec:
         return open_step_store(self.url, run=self.run, **self.store_options)
 
     def call(self, store: StepStore) -> Coroutine[Any, Any, Any]:
-        """Call `main`."""
+        """Call `main` with the task, and return its coroutine."""
         return self.main(
             Task(self.task_id, self.num_workers, store, self.checkpoint_dir, self.attempt),
             *self.args,
@@ -129,9 +130,9 @@ def make_spec(
     run: str | None,
     checkpoint_dir: str | os.PathLike[str] | None,
 ) -> TaskSpec:
-    """Return the spec of the tasks of a run; without a name the run gets a random name.
+    """Return the spec of the tasks of a run. A run without a name gets a random name.
 
-    The parameters are those of all launchers.
+    All launchers have these parameters.
 
     Raises:
         InvalidArgumentError: an argument is invalid.
@@ -144,16 +145,16 @@ def make_spec(
     check_instance(args, tuple, "args")
     error = call_error(main, None, *args)
     if error is not None:
-        given = f"the Task and the arguments {args!r}" if args else "the Task"
+        arguments = f"the Task and the arguments {args!r}" if args else "the Task"
         raise InvalidArgumentError(
-            f"main is {main!r}, which is called with {given}: {error}"
+            f"main is {main!r}, which is called with {arguments}: {error}"
         ) from error
     num_workers = checked_int(num_workers, "num_workers", expected="a whole number, 0 for none")
     if run is None:
         run = f"run-{secrets.token_hex(4)}"
     if checkpoint_dir is not None:
         check_checkpoint_dir(checkpoint_dir)
-        # Absolute, because other processes may have another working directory.
+        # The path must be absolute, because other processes may have another working directory.
         checkpoint_dir = Path(os.path.abspath(checkpoint_dir))
     return TaskSpec(main, args, num_workers, run, checkpoint_dir)
 
@@ -167,7 +168,7 @@ def with_process_options(
 ) -> TaskSpec:
     """Return the spec with the options of launchers that start processes.
 
-    By default waiters in the stores of the run keep waiting for a task that is restarted.
+    By default (`on_lost="keep"`), waiters of the run keep waiting while a task is restarted.
 
     Raises:
         InvalidArgumentError: an option is invalid.
@@ -195,7 +196,7 @@ def with_process_options(
 
 
 class TaskResult(NamedTuple):
-    """The value or the error of a task, as its process sends it back."""
+    """The value or the error of a task, which its process sends to the launcher."""
 
     value: Any
     error: BaseException | None = None
@@ -209,14 +210,15 @@ def run_task(spec: TaskSpec) -> TaskResult:
     os.environ.update(variables)
     try:
         return TaskResult(run(_call_main, spec))
-    except SystemExit as end:
-        if end.code:
+    except SystemExit as request:
+        # Any other exit code must end the process, so that the launcher restarts the task.
+        if request.code:
             raise
         return TaskResult(None)
     except Exception as error:
         return TaskResult(None, _picklable(error), traceback.format_exc())
     finally:
-        # A process of Ray's runs other tasks later.
+        # A process of Ray runs other tasks later, which must not find this run.
         for name, value in previous.items():
             if value is None:
                 del os.environ[name]
@@ -225,7 +227,8 @@ def run_task(spec: TaskSpec) -> TaskResult:
 
 
 async def _call_main(spec: TaskSpec) -> Any:
-    # The name is part of a session's messages, and each process has a Task-1.
+    """Call `main` with an open store, in a named asyncio task."""
+    # A session's messages contain this name. Without it, every process would report "Task-1".
     current_task().set_name(spec.name)
     async with spec.open_store() as store:
         return await spec.call(store)
@@ -261,7 +264,7 @@ async def launch(
 ) -> list[T]:
     """Run the tasks as `supervise` does, and close the store at the end.
 
-    `forgets` deletes the run then, because its name is random.
+    If `forgets`, delete the run before: its name is random, so no other run will use it.
     """
     try:
         return await supervise(run_attempt, spec, store)
@@ -274,6 +277,7 @@ async def launch(
                     what=f"forgetting the run {store.run}",
                 )
             except StoreUnavailableError as error:
+                # This error must not replace the results or the errors of the tasks.
                 logger.warning("the run %s could not be deleted: %s", store.run, error)
         await store.aclose()
 
@@ -283,14 +287,14 @@ async def supervise(
 ) -> list[T]:
     """Run the chief and all workers, restart tasks that die, and return the results in order.
 
-    A worker that ends while the chief is dead is restarted as well: the next chief restores a
-    checkpoint, and the run is not done. When a task fails the others are cancelled.
+    A worker that ends while the chief is dead is restarted as well, because the next chief restores
+    a checkpoint and repeats steps. When a task fails, the other tasks are cancelled.
 
     Args:
         run_attempt: runs one attempt of a task. It raises `TaskDiedError` if the process of the
-            task ends without a result; cancelled, it ends that process.
+            task ends without a result. If it is cancelled, it ends that process.
         spec: the spec of all tasks.
-        store: the store of the run, to see whether a dead chief has a successor.
+        store: the store of the run, which shows whether a dead chief has a successor.
 
     Raises:
         ExceptionGroup: of the errors of the tasks that failed.
@@ -298,6 +302,7 @@ async def supervise(
     term_of_dead_chief = 0
 
     async def chief_is_missing() -> bool:
+        """Return whether the chief has died and has no successor yet."""
         if not term_of_dead_chief or tasks[0].done():
             return False
         return await _last_term(store) <= term_of_dead_chief
@@ -310,8 +315,8 @@ async def supervise(
         nonlocal term_of_dead_chief
         attempt = 1
         deaths = 0
+        # The result of the latest attempt that returned. It is in a list because it may be None.
         results: list[T] = []
-        """The result of the latest attempt that has ended; a result may be None."""
         while True:
             try:
                 result = await run_attempt(replace(spec, task_id=task_id, attempt=attempt))
@@ -331,14 +336,14 @@ async def supervise(
                 if task_id == 0:
                     term_of_dead_chief = await _last_term(store)
             except Exception as error:
-                # The worker had finished before, and has found only that the next chief has
-                # finished as well.
+                # An earlier attempt of this worker has returned. This attempt has only found that
+                # the next chief has finished as well.
                 if results and is_clean_end(error):
                     return results[0]
                 raise
-            secs = spec.backoff.pause_secs(attempt)
-            logger.warning("%s; restarting it in %.1f s, attempt %d", reason, secs, attempt + 1)
-            await sleep(secs)
+            pause = spec.backoff.pause_secs(attempt)
+            logger.warning("%s; restarting it in %.1f s, attempt %d", reason, pause, attempt + 1)
+            await sleep(pause)
             attempt += 1
 
     tasks = [
@@ -351,9 +356,9 @@ async def supervise(
 
 def _results_of(tasks: Sequence[asyncio.Task[T]]) -> list[T]:
     """Return the results of tasks that have ended, or raise their errors as a group."""
-    errors = [
-        error for task in tasks if not task.cancelled() and (error := task.exception()) is not None
-    ]
+    ended = [task for task in tasks if not task.cancelled()]
+    errors = [error for task in ended if (error := task.exception()) is not None]
+    # A failure cancels the other tasks, so a cancelled task is an error only if none has failed.
     if not errors:
         errors = [
             TaskDiedError(f"the {task.get_name()} was cancelled from outside")
@@ -366,7 +371,10 @@ def _results_of(tasks: Sequence[asyncio.Task[T]]) -> list[T]:
 
 
 async def _wait_ended_or_failed(tasks: Sequence[asyncio.Task[Any]], grace_secs: float) -> None:
-    """Wait until all tasks have ended; cancel the others when a task fails, or at a cancel."""
+    """Wait until all tasks have ended.
+
+    When a task fails or this wait is cancelled, cancel the other tasks and wait for their ends.
+    """
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def on_done(task: asyncio.Task[Any]) -> None:
@@ -381,6 +389,7 @@ async def _wait_ended_or_failed(tasks: Sequence[asyncio.Task[Any]], grace_secs: 
     finally:
         for task in tasks:
             task.cancel()
+        # Each task may need 2 * grace_secs + 1 to end its process.
         await shielded(
             wait_done(tasks, None),
             grace_secs=2 * grace_secs + 5.0,
@@ -389,7 +398,7 @@ async def _wait_ended_or_failed(tasks: Sequence[asyncio.Task[Any]], grace_secs: 
 
 
 async def _last_term(store: StepStore) -> int:
-    """Return the term of the run's last chief; 0 without a chief, or if it cannot be read."""
+    """Return the term of the run's last chief, or 0 if there was none or the store is down."""
     try:
         report = await store.inspect()
     except StoreUnavailableError as error:
@@ -399,9 +408,9 @@ async def _last_term(store: StepStore) -> int:
 
 
 async def until_sigterm(running: Coroutine[Any, Any, T], label: str) -> T:
-    """Await `running`; SIGTERM cancels it and then ends the program.
+    """Await `running`, and let SIGTERM cancel it and then end the program.
 
-    Not if the program handles that signal itself.
+    If the program handles SIGTERM itself, only await `running`. Messages contain the `label`.
     """
     if not may_handle(signal.SIGTERM):
         return await running
@@ -409,12 +418,13 @@ async def until_sigterm(running: Coroutine[Any, Any, T], label: str) -> T:
     state = owner_of(coord).state
     state.label = label
     stop = StopOnSignal(SignalPolicy(signals=(signal.SIGTERM,)), state)
-    remove = stop.install()
+    remove_handler = stop.install()
     try:
         return await coord.until(running)
     except StopRequestedError:
         if stop.number is None:
             raise
+        # Shells report this exit code for a program that a signal has ended.
         raise SystemExit(128 + stop.number) from None
     finally:
-        remove()
+        remove_handler()

@@ -52,19 +52,19 @@ from aiohooks.session.hook import SessionRunContext, SessionRunValues
 from aiohooks.session.status import EffectStatus
 
 _ATOMS = frozenset({type(None), bool, int, float, str, bytes})
+# A checkpoint has at most 64 levels. Some of them are the state around the payload.
 _MAX_DEPTH = 32
-"""A checkpoint holds 64 levels, some of which are around the payload."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Effect:
-    """An effect of a committed run, as a handler of an `EffectsHook` gets it.
+    """An effect of a committed run, which a handler of an `EffectsHook` receives.
 
     Attributes:
-        kind: the name of its handler.
-        payload: its data.
-        key: unique, and the same whenever the step is repeated, in this process or another: the
-            receiver's idempotency key.
+        kind: the name of the handler.
+        payload: the data of the effect.
+        key: a unique name that stays the same when the step is repeated, also by another process.
+            The receiver uses it as the idempotency key.
         step: the global step of the run.
     """
 
@@ -75,22 +75,22 @@ class Effect:
 
 
 Handler: TypeAlias = Callable[[Effect], Awaitable[object]]
-"""A coroutine function that delivers an effect. It returns when the effect is delivered, and raises
-to have the delivery repeated.
-"""
+"""A coroutine function that delivers an effect. If it raises, the delivery is repeated."""
 
 
 @dataclasses.dataclass(eq=False)
-class _Kind:
-    """The effects of one kind that may be delivered, and their delivery."""
+class _KindQueue:
+    """The queue of one kind: its effects that are ready for the handler, and their delivery."""
 
     handler: Handler
     ready: deque[Effect] = dataclasses.field(default_factory=deque[Effect])
+    # The task that delivers the effects; None while there are none.
     task: asyncio.Task[None] | None = None
     delivered: int = 0
+    # How many deliveries have failed in all.
     failures: int = 0
-    attempts: int = 0
-    """Failed deliveries of the first effect."""
+    # How many deliveries of the first effect have failed.
+    failures_of_first: int = 0
     last_error: str | None = None
 
 
@@ -101,16 +101,18 @@ class EffectsHook(ResettingHook, Waiting):
     step that a recovery or a kill undoes has no effect. With "commit" it is delivered as soon as
     its run is committed; a step that is repeated then has its effect again, under the same key.
 
-    Each kind is delivered in order, at least once, by a task alongside the training. Failed
-    deliveries are repeated. Effects that are not delivered yet are part of the checkpoints, and the
-    next process delivers them. While `max_pending` effects wait for their handlers, runs that
-    record effects wait at their end; when `max_pending` wait for a checkpoint, one is saved.
+    A task for each kind delivers the effects in order, at least once, alongside the training. It
+    repeats failed deliveries. The checkpoints contain the effects that are not delivered yet, and
+    the next process delivers them. While `max_pending` effects wait for their handlers, runs that
+    record effects wait at their end. When `max_pending` effects wait for a checkpoint, the
+    `CheckpointSaverHook` saves one.
 
-    At a clean end the last checkpoint is saved, its effects are delivered for at most `drain_secs`,
-    and a checkpoint without them is saved. Effects that remain are counted in a warning.
+    When the session ends normally, that hook saves the last checkpoint, this hook delivers its
+    effects for at most `drain_secs`, and a checkpoint without them is saved. A warning counts the
+    remaining effects.
     """
 
-    # After the hooks that record, before the hook that saves.
+    # This hook must follow the hooks that record effects, and precede the hook that saves them.
     order: ClassVar[int] = 99
 
     def __init__(
@@ -128,14 +130,13 @@ class EffectsHook(ResettingHook, Waiting):
         Args:
             handlers: a coroutine function for each kind.
             when: when an effect is delivered.
-            run: the name of the training in the keys, unique among those of the receiver, also
-                among the workers of one training. By default a random name, which is kept in the
-                checkpoints. Name the run if effects are delivered at the commit: a process that is
-                killed before the first checkpoint would choose another name.
+            run: the name of the training in the keys. The receiver must get each name from one
+                training only, and from one worker of it. By default the name is random and kept in
+                the checkpoints. Name the run if effects are delivered at the commit, because the
+                next process chooses another random name if no checkpoint was saved.
             max_pending: how many effects may wait for their handlers, and for a checkpoint.
             backoff: the pauses before a delivery is repeated.
-            drain_secs: how long the end of the session waits for deliveries; None: until all are
-                done.
+            drain_secs: how long the end of the session waits for deliveries. None sets no limit.
 
         Raises:
             InvalidArgumentError: an argument is invalid.
@@ -161,21 +162,25 @@ class EffectsHook(ResettingHook, Waiting):
         self._reset()
 
     def _reset(self) -> None:
+        """Set the attributes of a new session, with an empty outbox."""
         self._run = self._given_run or os.urandom(6).hex()
+        # The step of the latest effects in the outbox.
         self._step = 0
-        """The step of the last effects, with the next numbers at that step by recorder."""
+        # The number of effects at that step, by recorder.
         self._numbers = Counter[str]()
+        # How often the step fell without the restore of a checkpoint.
         self._resets = 0
-        """How often the step fell without a restored checkpoint."""
+        # The attempt whose recorded effects are neither in the outbox nor dropped.
         self._attempt: SessionRunContext | None = None
-        """The attempt that has recorded effects last, until they are taken or dropped."""
+        # How many effects were moved to the outbox, which is also the number of the last one.
         self._effect_count = 0
-        """How many effects were taken: the number of the last one."""
+        # The effects that wait for a checkpoint, by number.
         self._unsaved: dict[int, Effect] = {}
-        """The effects that wait for a checkpoint, by number."""
-        self._kinds = {kind: _Kind(handler) for kind, handler in self._handlers.items()}
+        self._queues = {kind: _KindQueue(handler) for kind, handler in self._handlers.items()}
         self._delivered_since_state = False
+        # Whether a checkpoint with effects was loaded for the raw session that is created.
         self._was_loaded = False
+        # Whether a hook saves the outbox in checkpoints.
         self._is_saved = False
         self._coord: Coordinator | None = None
         self._grace_secs = DEFAULT_GRACE_SECS
@@ -185,10 +190,10 @@ class EffectsHook(ResettingHook, Waiting):
     # -- the life of a session
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Accept the effects of the session's runs, and deliver those of the last process.
+        """Accept the effects of the session's runs, and deliver effects of the last process.
 
         Raises:
-            InvalidArgumentError: with `when="checkpoint"`, nothing saves the session where it is
+            InvalidArgumentError: with `when="checkpoint"`, no hook saves the session where it is
                 restored from.
             InvalidHookError: the session has another `EffectsHook`.
         """
@@ -197,20 +202,24 @@ class EffectsHook(ResettingHook, Waiting):
             raise InvalidHookError(
                 "the session has two EffectsHooks; give one of them the handlers of all kinds"
             )
-        stateful: Mapping[str, Any] = getattr(session, "stateful_hooks", dict[str, Any])()
+        stateful: Mapping[str, Any] = {}
+        # A creator of the program may return a session of a class without this method.
+        if hasattr(session, "stateful_hooks"):
+            stateful = session.stateful_hooks()
         self._is_saved = any(
             hook.saves_for(session) for hook in stateful.values() if hasattr(hook, "saves_for")
         )
         if not self._is_saved and not self._at_commit:
             raise InvalidArgumentError(
                 'EffectsHook(when="checkpoint") delivers the effects of durable checkpoints, and no'
-                " hook saves this session where it is restored from: give it"
+                " hook saves this session where it is restored from. Give the session"
                 " ChiefSessionCreator(..., checkpoint_dir=...) and CheckpointSaverHook(), or"
                 ' deliver when="commit"'
             )
         is_recovery = self._coord is not None
-        if is_recovery and not self._was_loaded and getattr(session, "restored", None) is not None:
-            # The checkpoint is older than this hook.
+        restored = getattr(session, "restored", None)
+        if is_recovery and restored is not None and not self._was_loaded:
+            # The checkpoint is older than this hook, so the recovery undoes all effects.
             self.load_state_dict({"pending": ()})
         self._was_loaded = False
         self._coord = coord
@@ -222,15 +231,20 @@ class EffectsHook(ResettingHook, Waiting):
 
     @only_if("_lacks_room")
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Take the effects of the run. Wait while too many can be delivered; a stop ends the wait.
+        """Wait until fewer than `max_pending` effects wait for their handlers, or until a stop.
 
-        A drain does not end it: its runs need room as well.
+        `_lacks_room` has moved the effects of the run to the outbox. A drain does not end the wait,
+        because its runs need room as well.
         """
         assert self._coord is not None
         with contextlib.suppress(StopRequestedError):
             await self._coord.until(self._wait_until(self._has_room))
 
     def _lacks_room(self, run_context: SessionRunContext, run_values: object) -> bool:
+        """Move the effects of the run to the outbox; return whether `after_run` must wait for room.
+
+        The session calls this after each run. It needs no task, unlike `after_run`.
+        """
         run_context.accepts_effects = False
         if self._attempt is not run_context:
             return False
@@ -238,29 +252,33 @@ class EffectsHook(ResettingHook, Waiting):
         return not self._has_room()
 
     async def end(self, session: Session) -> None:
-        """Deliver the rest, unless a saver does that after the last checkpoint."""
+        """Deliver the remaining effects, unless a saver does so after the last checkpoint."""
         if not self._is_saved:
             await self.drain()
 
     async def close(self, exc: BaseException | None) -> None:
-        """End the deliveries, and log how many effects remain.
+        """Cancel the deliveries, and log how many effects remain.
 
-        Effects that no checkpoint has are delivered for a third of the grace period.
+        After an error, effects that no checkpoint contains are delivered before, for at most a
+        third of the grace period.
         """
         self._move_to_outbox()
         if not self._is_saved and exc is not None:
             secs = self._grace_secs / 3
-            await self.drain(secs if self._drain_secs is None else min(secs, self._drain_secs))
-        tasks = [kind.task for kind in self._kinds.values() if kind.task is not None]
+            if self._drain_secs is not None:
+                secs = min(secs, self._drain_secs)
+            await self.drain(secs)
+        tasks = [queue.task for queue in self._queues.values() if queue.task is not None]
         for task in tasks:
             task.cancel()
-        # Without a limit here: a delivery has its own.
+        # No time limit here, because `_call_handler` sets one for each delivery.
         await wait_done(tasks, None)
         self._coord = None
-        if remaining := self._pending():
+        remaining = self._pending()
+        if remaining:
             outcome = (
-                "the next process delivers those that its checkpoint has, and makes the steps of"
-                " the others again"
+                "the next process delivers the effects in its checkpoint, and repeats the steps of"
+                " the others"
             )
             if not self._is_saved:
                 outcome = "they are lost, as no checkpoint has them"
@@ -271,40 +289,41 @@ class EffectsHook(ResettingHook, Waiting):
     # -- the outbox
 
     def record(
-        self,
-        attempt: SessionRunContext,
-        kind: str,
-        payload: Any,
-        recorder: str | None,
+        self, attempt: SessionRunContext, kind: str, payload: Any, recorder: str | None
     ) -> None:
-        """Record an effect of an attempt; threads may call this. See `aiohooks.effect`."""
-        if not isinstance(kind, str) or kind not in self._kinds:  # pyright: ignore[reportUnnecessaryIsInstance]
+        """Record an effect of an attempt. Any thread may call this. See `aiohooks.effect`."""
+        if not isinstance(kind, str) or kind not in self._queues:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidArgumentError(
-                f"kind of an effect is {kind!r}; give the kind of a handler of the EffectsHook;"
-                f" {did_you_mean(str(kind), self._kinds)}"
+                f"kind of an effect is {kind!r}; give the kind of a handler of the EffectsHook:"
+                f" {did_you_mean(str(kind), self._queues)}"
             )
         copied = _copy_payload(payload, f"the payload of effect {kind!r}")
         with self._lock:
             if not attempt.accepts_effects:
                 raise EffectError(
                     f"effect({kind!r}) was called after the effects of its run were taken or"
-                    " dropped; record it before the run ends, and in after_run by a hook with an"
-                    f" order below {self.order}"
+                    " dropped. Record it before the run ends. In after_run, only a hook with an"
+                    f" order below {self.order} can record it"
                 )
-            # The attempt before ended without `after_run`: it failed, perhaps after its commit.
             if self._attempt is not attempt:
+                # The previous attempt failed before `after_run`, perhaps after its commit. Its
+                # effects must not be mixed with these.
                 self._move_recorded()
                 self._attempt = attempt
             attempt.effects.append((kind, copied, recorder or kind))
 
     def _move_to_outbox(self) -> None:
+        """Move the recorded effects to the outbox; with `when="commit"`, deliver them."""
         with self._lock:
             self._move_recorded()
         if self._at_commit:
             self.release(self._effect_count)
 
     def _move_recorded(self) -> None:
-        """Move the latest recorded effects to the outbox, or drop them if their run failed."""
+        """Move the recorded effects to the outbox, or drop them if their run failed.
+
+        The caller holds the lock.
+        """
         attempt = self._attempt
         self._attempt = None
         if attempt is None:
@@ -314,7 +333,7 @@ class EffectsHook(ResettingHook, Waiting):
             return
         step = attempt.global_step
         if step < self._step:
-            # These steps are no repetitions, so their keys must be new.
+            # No checkpoint was restored, so this step is not a repetition and needs new keys.
             self._resets += 1
         if step != self._step:
             self._numbers.clear()
@@ -337,21 +356,22 @@ class EffectsHook(ResettingHook, Waiting):
         return self.unsaved >= self._max_pending
 
     def mark(self) -> int:
-        """Return the argument for `release` when the state that was just taken is durable."""
+        """Return the argument for `release`, once the state that was just taken is durable."""
         self._delivered_since_state = False
         return self._effect_count
 
     def release(self, mark: int) -> None:
-        """Deliver the effects that were taken up to `mark`."""
-        for number in [number for number in self._unsaved if number <= mark]:
+        """Deliver the effects up to the number `mark`."""
+        released = [number for number in self._unsaved if number <= mark]
+        for number in released:
             effect = self._unsaved.pop(number)
-            self._kinds[effect.kind].ready.append(effect)
+            self._queues[effect.kind].ready.append(effect)
         self._deliver()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the undelivered effects, and the counters from which the next keys are made."""
-        # A hook that fails after the commit prevents `after_run` of this one. The effects of the
-        # run still belong to the state.
+        """Return the undelivered effects, and the counters for the next keys."""
+        # If another hook failed after the commit, `after_run` of this hook was not called. The
+        # effects of the run still belong to the state.
         if self._attempt is not None and self._attempt.committed:
             self._move_to_outbox()
         return {
@@ -367,8 +387,8 @@ class EffectsHook(ResettingHook, Waiting):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the outbox from a checkpoint.
 
-        In a recovery, effects recorded after the checkpoint are dropped, and effects delivered
-        after it are not delivered again.
+        A recovery drops effects that were recorded after the checkpoint. It does not repeat
+        deliveries that were made after it.
 
         Raises:
             InvalidArgumentError: an effect in the checkpoint has no handler.
@@ -378,19 +398,20 @@ class EffectsHook(ResettingHook, Waiting):
         saved: dict[str, Effect] = {}
         for kind, key, step, payload in state["pending"]:
             saved[key] = Effect(kind, payload, key, step)
-        if unknown := sorted({effect.kind for effect in saved.values()} - self._kinds.keys()):
+        unknown = sorted({effect.kind for effect in saved.values()} - self._queues.keys())
+        if unknown:
             raise InvalidArgumentError(
                 f"the checkpoint has effects of the kinds {unknown} that were not delivered, and"
                 " EffectsHook has no handlers for them. Add a handler for each kind; a handler"
                 " that does nothing drops its effects"
             )
         if self._coord is None:
-            # A new process, which has delivered nothing yet.
+            # This is a new process, which has delivered nothing yet.
             for effect in saved.values():
-                self._kinds[effect.kind].ready.append(effect)
+                self._queues[effect.kind].ready.append(effect)
         else:
             self._drop_undone(saved)
-        # A name that the program gives now replaces the name in the checkpoint.
+        # The name that the program gives now takes precedence over the name in the checkpoint.
         self._run = self._given_run or state.get("run", self._run)
         self._step = state.get("step", 0)
         self._resets = state.get("resets", 0)
@@ -398,20 +419,21 @@ class EffectsHook(ResettingHook, Waiting):
         self._was_loaded = True
 
     def _drop_undone(self, saved: Mapping[str, Effect]) -> None:
+        """Drop the effects that are not in the restored checkpoint: their steps are undone."""
         undone = [effect for effect in self._pending() if effect.key not in saved]
         self._unsaved = {
             number: effect for number, effect in self._unsaved.items() if effect.key in saved
         }
-        for kind in self._kinds.values():
-            kind.ready = deque(effect for effect in kind.ready if effect.key in saved)
+        for queue in self._queues.values():
+            queue.ready = deque(effect for effect in queue.ready if effect.key in saved)
         if undone:
             logger.warning(
                 "effects of steps that are undone are dropped: %s", _counts_by_kind(undone)
             )
 
     def _pending(self) -> list[Effect]:
-        """Return the effects that are not delivered; those of one kind are in order."""
-        ready = [effect for kind in self._kinds.values() for effect in kind.ready]
+        """Return the undelivered effects. Effects of one kind keep their order."""
+        ready = [effect for queue in self._queues.values() for effect in queue.ready]
         return [*ready, *self._unsaved.values()]
 
     def status(self) -> tuple[EffectStatus, ...]:
@@ -419,98 +441,109 @@ class EffectsHook(ResettingHook, Waiting):
         unsaved = Counter(effect.kind for effect in self._unsaved.values())
         return tuple(
             EffectStatus(
-                name,
-                pending=len(kind.ready) + unsaved[name],
-                unsaved=unsaved[name],
-                delivered=kind.delivered,
-                failures=kind.failures,
-                last_error=kind.last_error,
+                kind,
+                pending=len(queue.ready) + unsaved[kind],
+                unsaved=unsaved[kind],
+                delivered=queue.delivered,
+                failures=queue.failures,
+                last_error=queue.last_error,
             )
-            for name, kind in self._kinds.items()
+            for kind, queue in self._queues.items()
         )
 
     # -- delivering
 
     def _has_room(self) -> bool:
-        return sum(len(kind.ready) for kind in self._kinds.values()) < self._max_pending
+        """Return whether fewer than `max_pending` effects wait for their handlers."""
+        return sum(len(queue.ready) for queue in self._queues.values()) < self._max_pending
 
     def _deliver(self) -> None:
-        """Start the deliveries of each kind that has effects ready."""
+        """Start a delivery task for each kind that has effects and no such task."""
         if self._coord is None:
             return
-        for name, kind in self._kinds.items():
-            if kind.ready and kind.task is None:
-                coro = self._deliver_kind(name, kind)
-                kind.task = new_task(coro, f"delivery of {name}", self._context.copy())
+        for kind, queue in self._queues.items():
+            if queue.ready and queue.task is None:
+                delivery = self._deliver_kind(kind, queue)
+                queue.task = new_task(delivery, f"delivery of {kind}", self._context.copy())
 
-    async def _deliver_kind(self, name: str, kind: _Kind) -> None:
+    async def _deliver_kind(self, kind: str, queue: _KindQueue) -> None:
         """Deliver the effects of a kind, one after another."""
         try:
-            while kind.ready:
-                effect = kind.ready[0]
+            while queue.ready:
+                effect = queue.ready[0]
                 try:
-                    await self._call_handler(kind.handler, effect)
+                    await self._call_handler(queue.handler, effect)
                 except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
                     raise
                 except BaseException as error:
-                    self._note_failure(name, kind, effect, error)
-                    await sleep(self._backoff.pause_secs(kind.attempts))
+                    # Errors such as a panic of Rust code derive from BaseException. They must not
+                    # end the task, because the later effects would stay undelivered.
+                    self._note_failure(kind, queue, effect, error)
+                    await sleep(self._backoff.pause_secs(queue.failures_of_first))
                 else:
-                    self._note_delivery(kind, effect)
+                    self._note_delivery(queue, effect)
         finally:
-            kind.task = None
+            queue.task = None
             self._progress.wake()
 
     async def _call_handler(self, handler: Handler, effect: Effect) -> None:
-        # A copy: a handler that changes its payload changes neither a repetition nor a checkpoint.
+        """Call a handler with a copy of the effect.
+
+        A handler that changes the payload then changes neither a repetition nor a checkpoint.
+        """
         copied = dataclasses.replace(effect, payload=_copy_payload(effect.payload, "payload"))
-        # `close` has the whole grace period.
+        # A cancelled handler gets half of the grace period, because `close` waits for it and must
+        # itself end within the whole period.
         wait = Wait[object](f"delivery of {effect.key}", self._grace_secs / 2)
         await wait.result_of(handler(copied))
 
-    def _note_delivery(self, kind: _Kind, effect: Effect) -> None:
-        kind.attempts = 0
-        kind.delivered += 1
+    def _note_delivery(self, queue: _KindQueue, effect: Effect) -> None:
+        """Count a delivery, and remove the effect from the queue."""
+        queue.failures_of_first = 0
+        queue.delivered += 1
         self._delivered_since_state = True
-        # A recovery may have undone its step meanwhile.
-        if kind.ready and kind.ready[0] is effect:
-            kind.ready.popleft()
+        # A recovery during the delivery may have removed the effect already.
+        if queue.ready and queue.ready[0] is effect:
+            queue.ready.popleft()
         self._progress.wake()
 
     def _note_failure(
-        self,
-        name: str,
-        kind: _Kind,
-        effect: Effect,
-        error: BaseException,
+        self, kind: str, queue: _KindQueue, effect: Effect, error: BaseException
     ) -> None:
-        kind.attempts += 1
-        kind.failures += 1
-        kind.last_error = printable(safe_repr(error))
-        if is_logged(kind.failures) or (kind.attempts > 1 and is_logged(kind.attempts)):
+        """Count a failed delivery. Log the first, the tenth, the hundredth, ... of them."""
+        queue.failures_of_first += 1
+        queue.failures += 1
+        queue.last_error = printable(safe_repr(error))
+        failures = queue.failures_of_first
+        # An effect that fails once is logged only by the count of all failures.
+        is_stuck = failures > 1 and is_logged(failures)
+        if is_stuck or is_logged(queue.failures):
             logger.warning(
                 "delivery of %s failed, in attempt %d; %d of %r wait behind it: %s",
                 effect.key,
-                kind.attempts,
-                len(kind.ready) - 1,
-                name,
-                kind.last_error,
-                exc_info=error if kind.failures == 1 else None,
+                failures,
+                len(queue.ready) - 1,
+                kind,
+                queue.last_error,
+                exc_info=error if queue.failures == 1 else None,
             )
 
     async def drain(self, secs: float | None = None) -> bool:
-        """Deliver the effects that may be delivered, for `secs`, by default `drain_secs`.
+        """Wait at most `secs`, by default `drain_secs`, until all ready effects are delivered.
 
         Returns:
-            Whether effects of the latest state were delivered since it was taken.
+            Whether effects were delivered after the latest state was taken, which thus still
+            contains them.
         """
         self._move_to_outbox()
         self._deliver()
-        secs = self._drain_secs if secs is None else secs
+        if secs is None:
+            secs = self._drain_secs
         if secs != 0:
-            done = self._wait_until(lambda: all(kind.task is None for kind in self._kinds.values()))
+            queues = self._queues.values()
+            waiting = self._wait_until(lambda: all(queue.task is None for queue in queues))
             with contextlib.suppress(TimeoutError):
-                await limited(done, secs, "the delivery of effects")
+                await limited(waiting, secs, "the delivery of effects")
         return self._delivered_since_state
 
     async def _wait_until(self, condition: Callable[[], bool]) -> None:
@@ -518,17 +551,17 @@ class EffectsHook(ResettingHook, Waiting):
             await self._progress.wait()
 
     def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> Awaited | None:
-        """Return the deliveries, for which the end and runs without room wait."""
-        calls = [
+        """Return the running deliveries, for which `_wait_until` waits."""
+        deliveries = [
             Awaited(
-                "deliveries", f"the deliveries of {name!r}, {len(kind.ready)} left", key=kind.task
+                "deliveries", f"the deliveries of {kind!r}, {len(queue.ready)} left", key=queue.task
             )
-            for name, kind in self._kinds.items()
-            if kind.task is not None
+            for kind, queue in self._queues.items()
+            if queue.task is not None
         ]
-        if not calls or method != "_wait_until":
+        if not deliveries or method != "_wait_until":
             return None
-        return Awaited("calls", "", by=lambda: calls, needs="any")
+        return Awaited("calls", "", by=lambda: deliveries, needs="any")
 
     def __repr__(self) -> str:
         when = "commit" if self._at_commit else "checkpoint"
@@ -536,6 +569,7 @@ class EffectsHook(ResettingHook, Waiting):
 
 
 def _check_handler(kind: object, handler: Any) -> None:
+    """Raise if a kind is no name, or if its handler cannot be called with an effect."""
     if not isinstance(kind, str) or not kind:
         raise InvalidArgumentError(f"handlers has the kind {kind!r}; a kind is a non-empty str")
     if not is_coroutine_function(handler):
@@ -543,39 +577,46 @@ def _check_handler(kind: object, handler: Any) -> None:
             f"the handler of {kind!r} is {handler!r}; give a coroutine function (`async def`), and"
             " call blocking functions with `await asyncio.to_thread(...)`"
         )
-    # None stands for the effect.
-    if (error := call_error(handler, None)) is not None:
+    error = call_error(handler, None)  # None stands for the effect
+    if error is not None:
         raise InvalidHookError(
-            f"the handler of {kind!r} cannot be called with one argument, the Effect: {error};"
-            " write it as `async def handler(effect):`"
+            f"the handler of {kind!r} cannot be called with one argument, the Effect: {error}."
+            " Write it as `async def handler(effect):`"
         )
 
 
 def _counts_by_kind(effects: Iterable[Effect]) -> str:
+    """Return the number of effects of each kind, such as "2 of 'charge', 1 of 'mail'"."""
     counts = Counter(effect.kind for effect in effects)
     return ", ".join(f"{count} of {kind!r}" for kind, count in counts.items())
 
 
 def _copy_payload(value: Any, place: str, depth: int = 0) -> Any:
-    """Return a copy of a payload, or raise if a checkpoint could not hold it exactly."""
-    # Exact types: a checkpoint would return an instance of a subclass as its base.
-    kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
-    if kind is str:
+    """Return a copy of a payload, or raise if a checkpoint could not hold it exactly.
+
+    Args:
+        value: the payload, or a part of it.
+        place: the description of the value in messages.
+        depth: how many lists, tuples and dicts contain the value.
+    """
+    # The exact type counts: a checkpoint would restore an instance of a subclass as its base class.
+    value_type: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
+    if value_type is str:
         _check_text(value, place)
-    if kind in _ATOMS:
+    if value_type in _ATOMS:
         return value
     if depth > _MAX_DEPTH:
         raise InvalidArgumentError(f"{place} is nested deeper than {_MAX_DEPTH} levels; flatten it")
-    if kind is list or kind is tuple:
+    if value_type is list or value_type is tuple:
         items = [
             _copy_payload(item, f"{place}[{index}]", depth + 1) for index, item in enumerate(value)
         ]
-        return kind(items)
-    if kind is not dict:
+        return value_type(items)
+    if value_type is not dict:
         raise InvalidArgumentError(
-            f"{place} is {safe_repr(value)}, a {kind.__name__}; give None, bool, int, float, str,"
-            " bytes, or lists, tuples and dicts of these. Convert an array with .tolist() or"
-            " .tobytes(); instead of large data, give the name under which the receiver finds it"
+            f"{place} is {safe_repr(value)}, a {value_type.__name__}; give None, bool, int, float,"
+            " str, bytes, or lists, tuples and dicts of these. Convert an array with .tolist() or"
+            " .tobytes(). Instead of large data, give the name under which the receiver finds it"
         )
     copied: dict[Any, Any] = {}
     for key, item in cast("dict[Any, Any]", value).items():
@@ -590,8 +631,10 @@ def _copy_payload(value: Any, place: str, depth: int = 0) -> Any:
 
 
 def _check_text(text: str, place: str) -> None:
+    """Raise if a text has a lone surrogate, which a checkpoint cannot contain."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        message = f"{place} has {text!r}, which cannot be encoded as UTF-8: {error}"
-        raise InvalidArgumentError(message) from None
+        raise InvalidArgumentError(
+            f"{place} has {text!r}, which cannot be encoded as UTF-8: {error}"
+        ) from None

@@ -9,9 +9,9 @@ Work is admitted only a few versions ahead of the published version:
 Here `per_version=2`, so that a version uses up two items, and `max_lag=1`: items 4 and 5 wait until
 version 1 is published.
 
-The count alone bounds the lag only of items that are used in the order of their admission. Where
-items overtake each other the ticket decides: it counts the versions published since, and `use`
-rejects stale items.
+This count bounds the lag only of items that are used in the order of their admission. If items
+overtake each other, the ticket decides: it counts the versions published after the admission, and
+`use` rejects stale items.
 
     gate       VersionGate; the queue of waiting callers
     tickets    Ticket; the ledger of admitted items

@@ -1,4 +1,4 @@
-"""The gate: a ledger of admitted items, and a queue of the callers that wait for room."""
+"""The gate: a ledger of admitted items, and a queue of callers that wait for room."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from aiohooks.stores.publishers import publisher_summary, shortened
 from aiohooks.version_gate.tickets import AdmissionLedger, Ticket, logger, versions_between
 
 Until = Callable[[Awaitable[Any]], Awaitable[Any]]
-"""Awaits an awaitable, or ends with a stop, as `session.until` and `coord.until` do."""
+"""A function that awaits an awaitable until a stop: `session.until` or `coord.until`."""
 
 
 class NotNeeded(Exception):
     """Ends a wait on a store that is no longer needed.
 
-    A signal between waits, which no caller gets.
+    It is a signal between waiters, and no caller gets it.
     """
 
 
@@ -43,13 +43,15 @@ class _Waiter:
 
     admitted: bool = False
     expired: bool = False
+    # Whether it was woken because another waiter's wait on the store has failed.
     checks_store: bool = False
-    """Whether it was woken because the store has failed the wait of another waiter."""
+    # The future of `wake`, while another waiter waits on the store.
     turn: asyncio.Future[None] | None = None
-    """Its wait until it is admitted or is to wait on the store."""
+    # The wait on the store, while this waiter makes it for all.
     store_wait: Wait[None] | None = None
 
     def wake(self) -> None:
+        """End the current wait of the caller, which then checks why it was woken."""
         if self.store_wait is not None:
             self.store_wait.end(NotNeeded("the queue moves"))
         elif self.turn is not None:
@@ -63,8 +65,8 @@ class _Waiter:
 class AdmissionQueue(Waiting):
     """The callers that wait for room in the ledger, in order.
 
-    While there are any, one of them waits on the store or has been woken to do so. Every caller
-    waits for itself, so that a cancelled caller leaves nothing behind, and each error is new.
+    One of the waiters waits on the store, or has been woken to do so. Each caller waits in its own
+    task, so that a cancelled caller leaves nothing behind, and each caller gets its own error.
     """
 
     def __init__(self, versions: StepStore, max_lag: int, per_version: int) -> None:
@@ -73,10 +75,10 @@ class AdmissionQueue(Waiting):
             versions, max_lag, per_version, on_room=self._admit_waiters
         )
         self.waiters: dict[_Waiter, None] = {}
-        self.waits: int = 0
+        self.wait_count: int = 0
         self.max_waiting: int = 0
         self.waited_secs: float = 0.0
-        self._store_is_watched = False  # by one of the waiters
+        self._store_is_watched = False  # whether a waiter waits on the store
         self._clock = current_clock()
         self._log = WaitLog(logger, self._clock, self._describe_waits)
 
@@ -93,7 +95,7 @@ class AdmissionQueue(Waiting):
         )
 
     def _admit_waiters(self) -> None:
-        """Admit waiters, the first ones first, while there is room."""
+        """Admit waiters in order while there is room."""
         while self.waiters and self.ledger.room > 0:
             self.ledger.entering += 1
             waiter = next(iter(self.waiters))
@@ -104,53 +106,55 @@ class AdmissionQueue(Waiting):
     async def admit(self, secs: float | None, until: Until | None) -> Ticket:
         """Return the ticket of an item, once there is room for it and for all earlier callers."""
         ledger = self.ledger
-        ledger.enter()
+        ledger.check_loop_and_sync()
         if self.waiters or ledger.room <= 0:
             await self.wait(secs, until)
             ledger.sync()
-            # The ticket takes the place that was kept for this caller since its admission.
+            # The ledger has kept a place for this caller since its admission. The ticket takes it.
             ledger.entering -= 1
         return ledger.issue_ticket()
 
     async def wait(self, secs: float | None, until: Until | None) -> None:
-        """Wait at the end of the queue until admitted. There is no room at the call.
+        """Wait at the end of the queue until admitted. Call this only if there is no room.
 
         Raises:
             StepTimeoutError: the caller was not admitted within `secs`.
         """
-        since = self._clock.now()
+        begin_secs = self._clock.now()
         if secs == 0:
-            raise self._timeout_error(since)
+            raise self._timeout_error(begin_secs)
         waiter = _Waiter()
         self.waiters[waiter] = None
-        self.waits += 1
+        self.wait_count += 1
         self.max_waiting = max(self.max_waiting, len(self.waiters))
         timer = call_later(secs, waiter.expire, self._clock)
         self._log.begin(waiter)
         try:
-            waiting = self._wait_admitted(waiter, since)
+            waiting = self._wait_admitted(waiter, begin_secs)
             if until is None:
                 await waiting
             else:
                 await until(waiting)
         except BaseException:
-            # Admitted and cancelled in the same iteration of the loop: give the place back.
+            # The caller was admitted and cancelled in the same iteration of the event loop. The
+            # place would be lost unless the caller returns it.
             if waiter.admitted:
                 self.ledger.return_place()
             raise
         finally:
             timer.cancel()
             self._log.end(waiter)
-            self.waited_secs += self._clock.now() - since
+            self.waited_secs += self._clock.now() - begin_secs
             self.waiters.pop(waiter, None)
-            # One waiter watches the store for all. If that was this one, the next takes over.
+            # If this waiter waited on the store for all, the next one takes over.
             if self.waiters and not self._store_is_watched:
                 next(iter(self.waiters)).wake()
 
-    async def _wait_admitted(self, waiter: _Waiter, since: float) -> None:
+    async def _wait_admitted(self, waiter: _Waiter, begin_secs: float) -> None:
+        """Wait on the store if no other waiter does; otherwise wait to be woken. Repeat this."""
         while not waiter.admitted:
             if waiter.expired:
-                raise self._timeout_error(since)
+                raise self._timeout_error(begin_secs)
             if not self._store_is_watched:
                 await self._wait_on_store(waiter)
                 continue
@@ -161,17 +165,18 @@ class AdmissionQueue(Waiting):
                 waiter.turn = None
 
     async def _wait_on_store(self, waiter: _Waiter) -> None:
-        """Wait for the next version or reset, unless `waiter` is admitted now or is woken."""
+        """Wait for the next version or reset, or until `waiter` is woken."""
+        # This may admit the waiter.
         self.ledger.sync()
         if waiter.admitted:
             return
         versions = self.ledger.versions
-        seen = versions.latest
+        position = versions.latest
 
         async def wait_for_change() -> None:
-            # The position may have changed: this task begins later than it was made.
-            if versions.latest == seen:
-                await versions.wait_for(seen.step + 1, on_reset="raise")
+            # The position may have changed between the creation of this task and its start.
+            if versions.latest == position:
+                await versions.wait_for(position.step + 1, on_reset="raise")
 
         self._store_is_watched = True
         waiter.store_wait = Wait(f"a wait in the version gate of {versions.run}")
@@ -183,8 +188,8 @@ class AdmissionQueue(Waiting):
             add_note(
                 error, f"{len(self.waiters)} waited for room in the version gate of {versions.run}"
             )
-            # All others wait on the store now, and get errors of their own. If this waiter was
-            # woken for that, they have been woken, too.
+            # Wake the other waiters to wait on the store as well, so that each gets its own error.
+            # A waiter that was woken for this reason need not wake them again.
             if not waiter.checks_store:
                 for other in self.waiters:
                     other.checks_store = True
@@ -196,34 +201,37 @@ class AdmissionQueue(Waiting):
         self.ledger.sync()
 
     def _describe_waits(self) -> str:
+        """Return the text for the log about waits that take long."""
         versions = self.ledger.versions
         publishers = publisher_summary(versions.statistics().publishers)
         text = (
             f"{self!r}: waiting for version {versions.latest.step + 1} or a dropped item,"
             f" {publishers}"
         )
-        holders = tuple(dict.fromkeys(ticket.admitted_by for ticket in self.ledger.open.values()))
+        # A dict, because it keeps the order and drops repeated names.
+        holders = dict.fromkeys(ticket.admitted_by for ticket in self.ledger.open.values())
         if not holders:
             return text
-        return f"{text}; its open items were admitted by {shortened(holders)}"
+        return f"{text}; its open items were admitted by {shortened(tuple(holders))}"
 
-    def _timeout_error(self, since: float) -> StepTimeoutError:
+    def _timeout_error(self, begin_secs: float) -> StepTimeoutError:
+        """Return the error of a wait that began at `begin_secs`, with a note on the publishers."""
         versions = self.ledger.versions
         publishers = versions.statistics().publishers
-        seen = versions.latest.step
+        step = versions.latest.step
         error = step_timeout_error(
-            f"{self.ledger!r} has no room until version {seen + 1} is published or an item is"
+            f"{self.ledger!r} has no room until version {step + 1} is published or an item is"
             " dropped; not admitted",
-            wanted=seen + 1,
-            seen=seen,
-            secs=self._clock.now() - since,
+            wanted=step + 1,
+            seen=step,
+            secs=self._clock.now() - begin_secs,
             publishers=publishers,
         )
         if publishers:
-            # Imported here, because it is seldom needed.
+            # Only this error needs the module, whose import takes a while.
             from aiohooks._why.builder import why
 
-            if note := why(versions.awaited_step(seen + 1)):
+            if note := why(versions.awaited_step(step + 1)):
                 add_note(error, note)
         return error
 
@@ -233,7 +241,10 @@ class AdmissionQueue(Waiting):
 
 
 class Admission:
-    """The block of one item: `async with gate.admit() as ticket`. Made by `VersionGate.admit`."""
+    """The block of one item: `async with gate.admit() as ticket`.
+
+    `VersionGate.admit` creates it.
+    """
 
     __slots__ = ("_queue", "_secs", "_ticket", "_until")
 
@@ -269,19 +280,19 @@ class GateStatistics:
         published: the latest version.
         room: how many items would be admitted now.
         open: how many are admitted and not settled.
-        due: how many of these must be used before the next version is published, or will be stale.
+        due: how many open items will be stale once the next version is published.
         admitted: how many were admitted so far.
         used: how many were used.
         shipped: how many were shipped.
-        dropped: how many were given up, for whatever reason.
+        dropped: how many were given up, for any reason.
         stale: dropped items that were too old for `use`, or at the end of their block.
         invalidated: dropped items that a reset of the versions ended.
         abandoned: dropped items whose block an error or a cancellation left, or to whose ticket
             nothing refers any more.
         waiting: how many callers wait to be admitted.
-        max_waiting: the most that have waited at the same time.
-        waits: how many have had to wait so far.
-        waited_secs: the sum of the waits that are over.
+        max_waiting: the highest number of callers that have waited at the same time.
+        waits: how many callers have had to wait so far.
+        waited_secs: the total duration of the waits that have ended.
         lag_mean: the mean lag of the items that were used or shipped; 0 if there are none.
         lag_max: the highest lag of the items that were used or shipped.
     """
@@ -308,22 +319,22 @@ class GateStatistics:
 class VersionGate:
     """Admits work only while it is at most `max_lag` versions ahead of the published version.
 
-    It measures the age of the work when it is used. The versions are a step store that a trainer
-    advances, with whose weights the work is done. A gate belongs to one event loop and needs no
-    session. It does not poll, and admits waiters in order.
+    The gate measures the age of the work when it is used. The versions are the steps of a step
+    store. A trainer advances the store, and the work is done with its weights. A gate belongs to
+    one event loop and needs no session. It does not poll, and admits waiters in order.
 
-    Where the trainer runs in the same process, `use` each item in the step that publishes the next
-    version. Where it runs elsewhere, let the item's block end when the item is sent: each version
-    then counts as having used up `per_version` of them.
+    If the trainer runs in the same process, `use` each item in the step that publishes the next
+    version. If it runs elsewhere, let the item's block end when the item is sent: the gate then
+    assumes that each version uses up `per_version` sent items.
     """
 
     def __init__(self, versions: StepStore, *, max_lag: int, per_version: int = 1) -> None:
         """Open the gate at the latest version.
 
         Args:
-            versions: counts the published versions; may be at any step.
+            versions: the step store that counts the published versions, at any step.
             max_lag: how many versions may be published between the admission of an item and its
-                use. With 0 only items that were made with the newest version are used.
+                use. With 0, only items that were made with the newest version are used.
             per_version: how many items one version uses up.
         """
         check_instance(versions, StepStore, "versions")
@@ -340,9 +351,9 @@ class VersionGate:
         leaves nothing behind.
 
         Args:
-            timeout: the time limit of the wait in seconds; 0 means not to wait, None no limit.
-            until: `session.until` or `coord.until`: the wait also ends when the session stops or
-                one of its tasks fails.
+            timeout: the time limit of the wait in seconds; 0 means not to wait, None sets no limit.
+            until: `session.until` or `coord.until`. With it, the wait also ends when the session
+                stops or one of its tasks fails.
 
         Raises:
             StepTimeoutError: there was no room in time.
@@ -357,31 +368,34 @@ class VersionGate:
 
     @property
     def due(self) -> int:
-        """How many open items must be used before the next version is published, or will be stale.
+        """How many open items will be stale once the next version is published.
 
-        A trainer that continues to take items until this is 0 never drops one for its age.
+        A trainer that uses items until this is 0 never drops an item because of its age.
         """
         return self._ledger.due
 
     def lag_of(self, position: Position) -> int:
-        """Return how many versions were published since `position`, as far as this process knows.
+        """Return how many versions were published after `position`, as far as this process knows.
 
-        For items of another process, which come with the position of their ticket:
+        Use it for an item of another process that comes with the position of its ticket:
         `gate.lag_of(position) <= gate.max_lag`.
 
         Returns:
-            `2**53 - 1` if the versions were reset since.
+            The number of versions, or `2**53 - 1` if the versions were reset after `position`.
         """
         return versions_between(Position(*position), self.versions.latest)
 
     def statistics(self) -> GateStatistics:
-        """Return a snapshot of the gate; outside its event loop, as of the last use there."""
+        """Return a snapshot of the gate.
+
+        Outside the gate's event loop, the snapshot shows the gate as of its last use in the loop.
+        """
         ledger = self._ledger
         if ledger.is_own_loop():
             ledger.sync()
         queue = self._queue
         ends = ledger.ends
-        good = ends["used"] + ends["shipped"]
+        used_or_shipped = ends["used"] + ends["shipped"]
         return GateStatistics(
             published=self.versions.latest,
             room=max(0, ledger.room),
@@ -390,15 +404,15 @@ class VersionGate:
             admitted=ledger.admitted,
             used=ends["used"],
             shipped=ends["shipped"],
-            dropped=ends.total() - good,
+            dropped=ends.total() - used_or_shipped,
             stale=ends["stale"],
             invalidated=ends["invalidated"],
             abandoned=ends["abandoned"],
             waiting=len(queue.waiters),
             max_waiting=queue.max_waiting,
-            waits=queue.waits,
+            waits=queue.wait_count,
             waited_secs=queue.waited_secs,
-            lag_mean=ledger.lag_sum / max(1, good),
+            lag_mean=ledger.lag_sum / max(1, used_or_shipped),
             lag_max=ledger.lag_max,
         )
 

@@ -22,13 +22,14 @@ TicketState = Literal["open", "used", "shipped", "dropped", "stale", "invalidate
 
 
 class Ticket:
-    """One admitted item: how old it is, and whether it may be used. Made by `VersionGate.admit`.
+    """The ticket of an admitted item: how old the item is, and whether it may be used.
 
-    A ticket is settled once: by `use`, by `drop`, or by the end of its block. A block that an error
-    or a cancellation leaves abandons its item. A block that ends normally has shipped it: it is
-    used elsewhere, for one of the next versions. After `hand_off` a normal end has no effect, and
-    whoever has the ticket then calls `use` or `drop`. An open ticket to which nothing refers any
-    more, because the task that had it has ended, abandons its item too: keep it with the item.
+    Entering `VersionGate.admit` returns a ticket. A ticket is settled once: by `use`, by `drop`, or
+    by the end of its block. An error or a cancellation that leaves the block abandons the item. A
+    block that ends normally ships the item, which is then used elsewhere, for one of the next
+    versions. After `hand_off` a normal end has no effect, and the owner of the ticket must call
+    `use` or `drop`. Keep the ticket with the item: a ticket that is garbage-collected while it is
+    open abandons its item.
     """
 
     __slots__ = (
@@ -47,72 +48,72 @@ class Ticket:
         self.number: int = ledger.admitted
         """How many items had been admitted before this one."""
         self.position: Position = ledger.position
-        """The published position at its admission.
+        """The published position at the admission of the item.
 
-        Send it along to another process, for `VersionGate.lag_of`.
+        Send it to another process with the item, for `VersionGate.lag_of`.
         """
         self.step: int = step
-        """The version for which it is used if all items are used in order.
+        """The version for which the item is used if all items are used in order.
 
-        At most `max_lag` above `version`.
+        It is at most `max_lag` above `version`.
         """
         self.admitted_by: str = current_task().get_name()
-        """The name of the task that admitted it."""
+        """The name of the task that admitted the item."""
         self.state: TicketState = "open"
-        """How it was settled.
+        """How the ticket was settled.
 
-        "open": not settled. "used" and "shipped": good ends. "dropped": given up. "stale": too old
-        for `use`, or at the end of its block. "invalidated": the versions were reset. "abandoned":
-        an error left its block, or nothing refers to it.
+        "open": it is not settled. "used", "shipped": the item was in time. "dropped": it was given
+        up. "stale": it was too old for `use`, or at the end of its block. "invalidated": the
+        versions were reset. "abandoned": an error left its block, or the ticket was collected.
         """
         self.settled_at: Position | None = None
-        """The published position when it was settled; None while it is open."""
+        """The published position when the ticket was settled; None while it is open."""
         self.handed_off: bool = False
         """Whether `hand_off` was called."""
         self._ledger = ledger
 
     @property
     def version(self) -> int:
-        """The published version at its admission.
+        """The published version at the admission of the item.
 
-        The item works with this version if it reads the version before any `await`.
+        The work uses this version if it reads the weights before any `await`.
         """
         return self.position.step
 
     @property
     def lag(self) -> int:
-        """How many versions were published between its admission and its settling.
+        """How many versions were published between the admission and the settling of the ticket.
 
-        While it is open, up to now. `2**53 - 1`, more than any bound, if the versions were reset
-        between.
+        For an open ticket, versions up to now count. If the versions were reset, the lag is
+        `2**53 - 1`, which is more than any bound.
         """
         return versions_between(self.position, self.settled_at or self._ledger.versions.latest)
 
     def use(self) -> bool:
         """Use the item for the version that is published next.
 
-        Call it right before that work begins.
+        Call this immediately before the step that uses the item.
 
         Returns:
-            Whether the item may be used. False: it is stale or invalidated, or was dropped or
-            abandoned before.
+            Whether the item may be used. It may not if it is stale, invalidated, dropped or
+            abandoned.
 
         Raises:
-            InvalidArgumentError: it was used or shipped already.
+            InvalidArgumentError: the item was used or shipped already.
         """
-        self._ledger.enter()
+        self._ledger.check_loop_and_sync()
         if self.state == "open":
             return self._ledger.use_or_ship(self, "used")
         self._check_not_used()
         return False
 
     def drop(self) -> None:
-        """Give the item up, which frees its place; harmless if that has happened already.
+        """Give up the item, which frees its place. Do nothing if the item was given up already.
 
         Raises:
-            InvalidArgumentError: it was used or shipped already.
+            InvalidArgumentError: the item was used or shipped already.
         """
-        self._ledger.enter()
+        self._ledger.check_loop_and_sync()
         if self.state == "open":
             self._ledger.settle_ticket(self.number, "dropped")
         self._check_not_used()
@@ -120,7 +121,7 @@ class Ticket:
     def hand_off(self) -> Ticket:
         """Keep the ticket open when its block ends normally, and return the ticket.
 
-        For example, to put it into a queue with the item.
+        Use this, for example, to put the ticket into a queue with the item.
         """
         self.handed_off = True
         return self
@@ -130,12 +131,12 @@ class Ticket:
             raise InvalidArgumentError(f"{self!r} was used already: one item, one use")
         if self.state == "shipped":
             raise InvalidArgumentError(
-                f"{self!r} was shipped already: its block has ended; call hand_off() inside the"
-                " block"
+                f"{self!r} was shipped already: its block has ended. To keep it open, call"
+                " hand_off() inside the block"
             )
 
     def __del__(self) -> None:
-        # There is no state if `__init__` has failed.
+        # An object whose `__init__` has failed has no state, and is collected as well.
         if getattr(self, "state", None) == "open":
             self._ledger.lose_ticket(self.number)
 
@@ -144,9 +145,9 @@ class Ticket:
 
 
 def versions_between(old: Position, new: Position) -> int:
-    """Return how many versions were published between the positions.
+    """Return how many versions were published between two positions.
 
-    0 if `new` is not newer, `MAX_STEP` across a reset.
+    Return 0 if `new` is not newer, and `MAX_STEP` if the versions were reset between them.
     """
     if old >= new:
         return 0
@@ -156,7 +157,7 @@ def versions_between(old: Position, new: Position) -> int:
 
 
 class OpenTicket(NamedTuple):
-    """An open ticket in the ledger, which does not keep it alive."""
+    """The entry of an open ticket in the ledger. It does not keep the ticket alive."""
 
     ref: weakref.ref[Ticket]
     version: int
@@ -164,29 +165,25 @@ class OpenTicket(NamedTuple):
 
 
 class AdmissionLedger:
-    """Counts admitted items, as of the position that it has seen last.
+    """Counts admitted items, as of the position of the last `sync`.
 
-    Call `sync` before you read it.
+    Call `sync` before you read the counts.
     """
 
     def __init__(
-        self,
-        versions: StepStore,
-        max_lag: int,
-        per_version: int,
-        on_room: Callable[[], None],
+        self, versions: StepStore, max_lag: int, per_version: int, on_room: Callable[[], None]
     ) -> None:
         """Start with no items; call `on_room` whenever there may be more room than before."""
         self.versions: StepStore = versions
         self.max_lag: int = max_lag
         self.per_version: int = per_version
         self.position: Position = versions.latest
+        # The open tickets by their numbers, the oldest first.
         self.open: dict[int, OpenTicket] = {}
-        """The open tickets by their numbers, the oldest first."""
+        # The number of admitted waiters that have not got their tickets yet.
         self.entering: int = 0
-        """The number of admitted waiters whose tasks have not run since."""
+        # The number of shipped items that no version has used up yet.
         self.shipped_ahead: int = 0
-        """The number of shipped items that no version has used up yet."""
         self.admitted: int = 0
         self.ends: Counter[TicketState] = Counter()
         self.lag_sum: int = 0
@@ -194,7 +191,7 @@ class AdmissionLedger:
         self._on_room = on_room
         self._used_ahead = 0  # items used for the version that is published next
         self._open_by_version: Counter[int] = Counter()
-        self._warned = False  # that a ticket was lost
+        self._loss_was_logged = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -205,14 +202,15 @@ class AdmissionLedger:
 
     @property
     def reserved(self) -> int:
-        """How many places settled items take until a version has used them up."""
-        # A version uses up no more than `per_version` items, however many were used for it.
+        """How many places settled items occupy until a version has used them up."""
+        # A version frees at most `per_version` places, even if more items were used for it.
         return self.shipped_ahead + min(self._used_ahead, self.per_version)
 
     @property
     def due(self) -> int:
-        """How many open items would be stale with one more version."""
+        """How many open items will be stale once the next version is published."""
         latest = self.versions.latest
+        # The next `sync` will invalidate all items.
         if latest.epoch != self.position.epoch:
             return 0
         return self._open_by_version[latest.step - self.max_lag]
@@ -234,19 +232,19 @@ class AdmissionLedger:
         return ticket
 
     def sync(self) -> None:
-        """Count the versions published since the last call; invalidate all tickets at a reset."""
+        """Count the versions published after the last call; after a reset, invalidate tickets."""
         old = self.position
         self.position = self.versions.latest
         if self.position == old:
             return
-        # Items used for the version before do not count for the next one.
+        # Items that were used for the previous version do not count for the next one.
         self._used_ahead = 0
         if self.position.epoch == old.epoch:
             used_up = (self.position.step - old.step) * self.per_version
             self.shipped_ahead = max(0, self.shipped_ahead - used_up)
         else:
             self.shipped_ahead = 0
-            # A copy: settling removes the ticket.
+            # Iterate over a copy, because settling a ticket removes it.
             for number in tuple(self.open):
                 self.settle_ticket(number, "invalidated")
         self._on_room()
@@ -255,7 +253,7 @@ class AdmissionLedger:
         """Settle an open ticket as used or shipped, or as stale if it is too old.
 
         Returns:
-            Whether it was in time.
+            Whether the item was in time.
         """
         lag = ticket.lag
         if lag > self.max_lag:
@@ -263,7 +261,8 @@ class AdmissionLedger:
             return False
         self.lag_sum += lag
         self.lag_max = max(self.lag_max, lag)
-        # Before the ticket is settled, which admits waiters: the item keeps its place.
+        # Count the item before its ticket is settled. Settling admits waiters, and one of them
+        # would otherwise get the place of this item.
         if state == "used":
             self._used_ahead += 1
         else:
@@ -272,13 +271,13 @@ class AdmissionLedger:
         return True
 
     def settle_ticket(self, number: int, state: TicketState) -> None:
-        """Settle an open ticket, which may have been collected."""
+        """Settle an open ticket, even if the ticket itself was collected."""
         entry = self.open.pop(number)
         ticket = entry.ref()
         if ticket is not None:
             ticket.settled_at = self.position
             ticket.state = state
-        # Versions without open tickets are removed, or the counter would grow without end.
+        # Remove versions without open tickets, or the counter would grow with every version.
         self._open_by_version[entry.version] -= 1
         if not self._open_by_version[entry.version]:
             del self._open_by_version[entry.version]
@@ -298,25 +297,26 @@ class AdmissionLedger:
             self.settle_ticket(ticket.number, "abandoned")
 
     def lose_ticket(self, number: int) -> None:
-        """Abandon soon the item of an open ticket that was collected."""
-        assert self._loop is not None, "it has admitted the item"
-        # Not now: tickets are collected in any thread, in the middle of anything. If the loop is
-        # closed, so is the gate.
+        """Schedule that the item of a collected, open ticket is abandoned."""
+        assert self._loop is not None, "the ledger has admitted the item in its loop"
+        # The garbage collector runs in any thread and between any two lines, so only the event loop
+        # may change the ledger. If the loop is closed, no one uses the gate any more.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._abandon_lost, number)
 
     def _abandon_lost(self, number: int) -> None:
+        """Abandon the item of a collected ticket, and log the first loss."""
         self.sync()
         lost = self.open.get(number)
-        # A reset may have invalidated it meanwhile.
+        # A reset may have invalidated the ticket before.
         if lost is None:
             return
-        if not self._warned:
-            self._warned = True
+        if not self._loss_was_logged:
+            self._loss_was_logged = True
             logger.warning(
                 "%r: item %d, admitted by task %r, is abandoned because nothing refers to its"
-                " ticket any more; call use() or drop() on each ticket (later ones are only"
-                " counted)",
+                " ticket any more. Call use() or drop() on each ticket. Later losses are only"
+                " counted, not logged",
                 self,
                 number,
                 lost.admitted_by,
@@ -327,11 +327,11 @@ class AdmissionLedger:
         """Return whether the running event loop is the ledger's own."""
         return self._loop is not None and running_loop() is self._loop
 
-    def enter(self) -> None:
-        """Check that the running event loop is that of the first call, and `sync`.
+    def check_loop_and_sync(self) -> None:
+        """Raise unless the loop of the first call is running, and then `sync`.
 
         Raises:
-            WrongLoopError: it is another one, or there is none.
+            WrongLoopError: no event loop is running, or another one than at the first call.
         """
         if self._loop is None:
             self._loop = running_loop()

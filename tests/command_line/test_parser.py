@@ -102,7 +102,7 @@ REFUSED = {
     "run jobs": "'jobs' does not name a function; give module:function, such as train:main",
     "run jobs:": "'jobs:' does not name a function",
     "run a/jobs:main": "'a/jobs:main' does not name a function",
-    "run jobs.py:main": "'jobs.py:main' has the name of a file; give that of the module: jobs:main",
+    "run jobs.py:main": "'jobs.py:main' has the name of a file; give the module: jobs:main",
     "run jobbs:main": "there is no module 'jobbs' in ",
     "run jobs.inner:main": "there is no module 'jobs.inner' in ",
     "run jobs:mains": (

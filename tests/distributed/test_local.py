@@ -253,7 +253,7 @@ async def test_a_process_that_fails() -> None:
     assert "tasks.py" in error.__notes__[0]
     with pytest.raises(ExceptionGroup) as caught:
         await run_processes(distributed_tasks.returns_a_lock, num_workers=0)
-    assert "what main returned cannot be sent" in str(caught.value.exceptions[0])
+    assert "the result of main cannot be sent" in str(caught.value.exceptions[0])
 
 
 @contextlib.asynccontextmanager

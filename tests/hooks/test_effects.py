@@ -349,8 +349,8 @@ async def test_the_next_process_delivers_what_is_left(
     await kill_after(chief(tmp_path), [ah.EffectsHook({"publish": blocked}), saving(None)], 2)
     assert (
         caplog.messages[-1]
-        == "effects that were not delivered: 2 of 'publish'; the next process delivers those that"
-        " its checkpoint has, and makes the steps of the others again"
+        == "effects that were not delivered: 2 of 'publish'; the next process delivers the effects"
+        " in its checkpoint, and repeats the steps of the others"
     )
     receiver = Receiver()
     await train(chief(tmp_path), [ah.EffectsHook({"publish": receiver}), saving(None)], 1)
@@ -588,7 +588,7 @@ async def test_where_no_effect_can_be_recorded() -> None:
         await train(step, [], 1)
     with pytest.raises(EffectError, match=r"that delivers none; add EffectsHook\(\{kind: handler"):
         await train(step, [ah.StopAtStepHook(last_step=5)], 1)
-    with pytest.raises(EffectError, match="in after_run by a hook with an order below 99"):
+    with pytest.raises(EffectError, match="In after_run, only a hook with an order below 99"):
         await train(double, [hook, late], 1)
     contexts: list[ah.SessionRunContext] = []
     background = ah.configure(Calling(contexts.append), background=True)
@@ -745,7 +745,7 @@ async def test_without_checkpoints_it_is_refused(directory: bool, tmp_path: Path
     hooks = [effects(publish=Receiver()), *([saving(tmp_path / "other")] if directory else [])]
     with pytest.raises(
         InvalidArgumentError,
-        match=r"give it ChiefSessionCreator\(..., checkpoint_dir=...\) and CheckpointSaver",
+        match=r"Give the session ChiefSessionCreator\(..., checkpoint_dir=...\) and Checkpoint",
     ):
         await train(chief(tmp_path) if directory else step, hooks, 1)
 
@@ -947,8 +947,8 @@ async def test_the_end_waits_for_drain_secs(
     else:
         await train(step, [effects(publish=blocked, drain_secs=0.01, when="commit")], 2)
     kept = (
-        "the next process delivers those that its checkpoint has, and makes the steps of the others"
-        " again"
+        "the next process delivers the effects in its checkpoint, and repeats the steps of the"
+        " others"
     )
     what = kept if saved else "they are lost, as no checkpoint has them"
     assert f"effects that were not delivered: 2 of 'publish'; {what}" in caplog.messages
