@@ -89,9 +89,24 @@ def monitored_training_session(  # noqa: PLR0913 - options of users, by keyword
         InvalidArgumentError: an argument is invalid, summaries have no directory, or a worker has
             no connection to its chief.
     """
-    check_instance(save_checkpoint, Every, "save_checkpoint", optional=True)
-    check_instance(save_summaries, Every, "save_summaries", optional=True)
-    check_instance(log_step_count, Every, "log_step_count", optional=True)
+    check_instance(
+        save_checkpoint,
+        Every,
+        "save_checkpoint",
+        optional=True,
+    )
+    check_instance(
+        save_summaries,
+        Every,
+        "save_summaries",
+        optional=True,
+    )
+    check_instance(
+        log_step_count,
+        Every,
+        "log_step_count",
+        optional=True,
+    )
     graph = graph_of(source)
     # Some of the options belong to the creator, and `AsyncMonitoredSession` would reject them.
     options: dict[str, Any] = {**session}
@@ -101,11 +116,17 @@ def monitored_training_session(  # noqa: PLR0913 - options of users, by keyword
     if not is_chief:
         # A worker has no usual hooks, because they write files that all processes would share.
         creator = WorkerSessionCreator(
-            graph, scaffold=scaffold, max_wait_secs=max_wait_secs, **creator_options
+            graph,
+            scaffold=scaffold,
+            max_wait_secs=max_wait_secs,
+            **creator_options,
         )
         return AsyncMonitoredSession(creator, hooks, **options)
     creator = ChiefSessionCreator(
-        graph, scaffold=scaffold, checkpoint_dir=checkpoint_dir, **creator_options
+        graph,
+        scaffold=scaffold,
+        checkpoint_dir=checkpoint_dir,
+        **creator_options,
     )
     # The order is that of TensorFlow's `MonitoredTrainingSession`.
     usual_hooks: list[SessionRunHook] = []

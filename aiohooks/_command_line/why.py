@@ -34,7 +34,7 @@ def print_why(pid: int, *, as_json: bool) -> int:
     else:
         print("\n".join(printable(line, _MAX_LINE_LENGTH) for line in str(graph).splitlines()))
     # `unanswered` adds a note to its graph. The graph of an answer has no notes.
-    return 1 if graph.notes else 0
+    return int(bool(graph.notes))
 
 
 def _ask_process(pid: int) -> WaitGraph:

@@ -97,7 +97,12 @@ class OpenTelemetryHook(SessionRunHook):
         if self._publishers is not None:
             traces = self._publishers.traces(without=publisher)
             links = [_link_to(traceparent, name) for traceparent, name in traces.items()]
-        span = _RunSpan(self._instruments, self._attributes, run_context, links)
+        span = _RunSpan(
+            self._instruments,
+            self._attributes,
+            run_context,
+            links,
+        )
         scope.observers += (span,)
         # Do not announce a span that is not sampled: a link to it would lead to nothing.
         if publisher is not None and (traceparent := span.traceparent):
@@ -158,7 +163,11 @@ class _RunSpan:
         return span
 
     def wait_ended(
-        self, span: trace.Span, what: str, secs: float, error: BaseException | None
+        self,
+        span: trace.Span,
+        what: str,
+        secs: float,
+        error: BaseException | None,
     ) -> None:
         # The run may have ended before the wait. It has then ended the span as well.
         if span not in self._wait_spans:
@@ -200,7 +209,10 @@ class _Wait:
     def ended(self, error: BaseException | None) -> None:
         if self._span is not None:
             self._run.wait_ended(
-                self._span, self._what, time.perf_counter() - self._start_secs, error
+                self._span,
+                self._what,
+                time.perf_counter() - self._start_secs,
+                error,
             )
 
 

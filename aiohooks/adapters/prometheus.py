@@ -78,8 +78,18 @@ class PrometheusHook(SessionRunHook):
             gates: the hooks whose lag behind the versions the metrics show.
         """
         check_instance(registry, CollectorRegistry, "registry")
-        check_instance(timing, HookTimingHook, "timing", optional=True)
-        check_instance(saver, CheckpointSaverHook, "saver", optional=True)
+        check_instance(
+            timing,
+            HookTimingHook,
+            "timing",
+            optional=True,
+        )
+        check_instance(
+            saver,
+            CheckpointSaverHook,
+            "saver",
+            optional=True,
+        )
         self._registry = registry
         self._timing = timing
         self._saver = saver

@@ -124,7 +124,12 @@ class _Element(Node):
 
     __slots__ = ("element",)
 
-    def __init__(self, graph: Graph, name: str, element: Any) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        name: str,
+        element: Any,
+    ) -> None:
         super().__init__(graph, name)
         self.element = element
 
@@ -388,7 +393,11 @@ class TensorFlowSession(Session):
             arguments["run_metadata"] = metadata[0]
         step_before = self._steps.latest.step
         values, step = await to_thread(
-            self._run_in_thread, leaves.nodes, feeds, arguments, grace_secs=self.grace_secs
+            self._run_in_thread,
+            leaves.nodes,
+            feeds,
+            arguments,
+            grace_secs=self.grace_secs,
         )
         await self._steps.apply_read(step, step_before)
         self.committed_step = step
@@ -398,7 +407,10 @@ class TensorFlowSession(Session):
 
     @_errors_of_both()
     def _run_in_thread(
-        self, nodes: Iterable[Any], feeds: Mapping[Any, Any], arguments: dict[str, Any]
+        self,
+        nodes: Iterable[Any],
+        feeds: Mapping[Any, Any],
+        arguments: dict[str, Any],
     ) -> tuple[Any, int]:
         """Run the operations, and return their values and the global step after them."""
         fed = {node.feed_key: value for node, value in feeds.items()}
@@ -460,7 +472,13 @@ class TensorFlowSessionCreator:
         """Create a session that TensorFlow restores or initializes, and start its queue runners."""
         tf_coord = _Coordinator()
         tf_session, read_step, step = await to_thread(self._create_in_thread, tf_coord)
-        session = TensorFlowSession(self.graph, self._steps, tf_session, tf_coord, read_step)
+        session = TensorFlowSession(
+            self.graph,
+            self._steps,
+            tf_session,
+            tf_coord,
+            read_step,
+        )
         await self._steps.apply_read(step, self._steps.latest.step)
         session.committed_step = step
         self._steps.start_reading(read_step, session.grace_secs)
@@ -512,7 +530,10 @@ class TensorFlowHooks(BlockingHook):
         if isinstance(session, TensorFlowSession):
             coord.start_soon(session.tf_coord.watch, coord, name="TensorFlow's coordinator")
         await self._call(
-            "after_create_session", self._calls_in_order.session_created, session, coord
+            "after_create_session",
+            self._calls_in_order.session_created,
+            session,
+            coord,
         )
 
     def __repr__(self) -> str:
@@ -538,7 +559,12 @@ class _CallsInOrder:
 
     def session_created(self, session: Any, coord: Any) -> None:
         for hook in self.hooks:
-            self._call(hook, "after_create_session", session.tf_session, session.tf_coord)
+            self._call(
+                hook,
+                "after_create_session",
+                session.tf_session,
+                session.tf_coord,
+            )
 
     def before_run(self, run_context: Any) -> SessionRunArgs:
         """Return the fetches by the number of their hook, all feeds, and the options in a list."""
@@ -577,7 +603,12 @@ class _CallsInOrder:
         results = run_values.results or {}
         for number, hook in enumerate(self.hooks):
             values = tf.train.SessionRunValues(results.get(number), **options_and_metadata)
-            self._call_in_run(run_context, hook, "after_run", values)
+            self._call_in_run(
+                run_context,
+                hook,
+                "after_run",
+                values,
+            )
 
     def end(self, session: Any) -> None:
         failures: list[Exception] = []
@@ -592,15 +623,29 @@ class _CallsInOrder:
             raise failures[0]
 
     def _call_in_run(
-        self, run_context: SessionRunContext, hook: Any, method: str, *args: Any
+        self,
+        run_context: SessionRunContext,
+        hook: Any,
+        method: str,
+        *args: Any,
     ) -> Any:
         """Call a method with TensorFlow's context, and pass on a stop that the hook requests."""
-        result = self._call(hook, method, self._context, *args)
+        result = self._call(
+            hook,
+            method,
+            self._context,
+            *args,
+        )
         if self._context.stop_requested:
             run_context.request_stop(f"{type(hook).__name__} has requested it")
         return result
 
-    def _call(self, hook: Any, method: str, *args: Any) -> Any:
+    def _call(
+        self,
+        hook: Any,
+        method: str,
+        *args: Any,
+    ) -> Any:
         """Call a method of a hook in the `tf.Graph`, and add its name to an error."""
         try:
             with self._graph.tf_graph.as_default(), _errors_of_both():
