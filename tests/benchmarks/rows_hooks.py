@@ -222,7 +222,7 @@ async def no_effects(counts: Counts) -> AsyncIterator[Setup]:
             [
                 _figure(
                     "5 no-op hooks and an EffectsHook without effects / 6 no-op hooks",
-                    1.05,
+                    1.2,
                     "effects",
                     "no-op",
                 )
