@@ -136,8 +136,9 @@ def describe_awaitable(awaitable: object) -> str:
     frame = awaitable.cr_frame if inspect.iscoroutine(awaitable) else None
     awaited = None if frame is None else awaited_in(frame)
     name = awaited.name if isinstance(awaited, Awaited) else _task_name(awaitable)
-    made: Any = awaitable if isinstance(awaitable, types.CoroutineType) else type(awaitable)  # pyright: ignore[reportUnknownVariableType]
-    return name or made.__qualname__
+    if isinstance(awaitable, types.CoroutineType):
+        return name or awaitable.__qualname__
+    return name or type(awaitable).__qualname__
 
 
 def describe_suspension(task: asyncio.Task[Any]) -> str:
@@ -331,7 +332,8 @@ class BlockedLoopWatch(threading.Thread):
 
     def _frames(self) -> Frames:
         """Return the frames that the loop is running, the outermost first; none if it waits."""
-        innermost = sys._current_frames().get(self._loop_thread)  # pyright: ignore[reportPrivateUsage]
+        current_frames = sys._current_frames  # pyright: ignore[reportPrivateUsage]
+        innermost = current_frames().get(self._loop_thread)
         frames = frames_of(innermost, in_loop=True) if self._loop.is_running() else ()
         waits = len(frames) == 1 and frames[0].f_code.co_name == "select"
         return () if waits else frames

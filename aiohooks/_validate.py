@@ -184,7 +184,8 @@ def call_error(fn: Callable[..., Any], *arguments: object) -> TypeError | None:
 def checked_path(path: object, name: str) -> str:
     """Return a path as a str; raise `InvalidArgumentError` if it is not one, or empty."""
     if isinstance(path, (str, os.PathLike)):
-        text: object = os.fspath(path)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        given: str | os.PathLike[Any] = path  # pyright: ignore[reportUnknownVariableType]
+        text: object = os.fspath(given)
         if isinstance(text, str) and text:
             return text
     raise InvalidArgumentError(f"{name} is {path!r}; give a path")

@@ -109,7 +109,8 @@ class InTurn(AgentHooks):
     """Awaits the hooks one after the other: what most dispatchers do."""
 
     def __init__(self, senders: Sequence[Sender], guardrail: Guardrail) -> None:
-        self.senders, self.before_tool = senders, guardrail.before_tool  # type: ignore[method-assign]
+        self.senders = senders
+        self.before_tool = guardrail.before_tool  # type: ignore[method-assign]
 
     async def on_tool_start(self, call: ToolCall) -> None:
         for sender in self.senders:

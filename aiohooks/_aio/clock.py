@@ -62,7 +62,8 @@ class LoopClock:
         return "<LoopClock>"
 
 
-_current: ContextVar[Clock] = ContextVar("aiohooks_clock", default=LoopClock())  # noqa: B039 - it has no state
+# A mutable default would be shared by all contexts; this one has no state.
+_current: ContextVar[Clock] = ContextVar("aiohooks_clock", default=LoopClock())  # noqa: B039
 
 
 def current_clock() -> Clock:

@@ -113,7 +113,7 @@ class _Builder:
     ) -> None:
         self._loops, self._most = loops, most
         self._running = {asyncio.current_task(loop): frame for loop, frame in blocked.items()}
-        self._stacks: dict[int, types.FrameType] = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+        self._stacks = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
         self._ids: dict[object, str] = {}  # by their keys
         self._kept: list[object] = []
         self._nodes: dict[str, WaitNode] = {}

@@ -16,8 +16,8 @@ The event loop continues meanwhile.
 """
 
 # The package has no types.
-# pyright: reportUntypedBaseClass=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownVariableType=false
+# pyright: reportUntypedBaseClass=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 from __future__ import annotations
 
 import asyncio

@@ -437,15 +437,16 @@ async def call_groups(
             methods = [call.method for call in calls] if notified else group.methods
             if keywords:
                 methods = [functools.partial(method, **keywords) for method in methods]
-            left: Iterator[Any] = iter(methods) if others is None else zip(methods, others)  # noqa: B905 - of one length
+            left = iter(methods)
+            left_pairs = None if others is None else zip(left, others)  # noqa: B905 - of one length
             before = len(answers)
             while True:
                 try:
-                    if others is None:
+                    if left_pairs is None:
                         for method in left:
-                            answers.append(await method(*args))  # noqa: PERF401 - see `number` # pyright: ignore[reportCallIssue]
+                            answers.append(await method(*args))  # noqa: PERF401 - see `number`
                     else:
-                        for method, other in left:
+                        for method, other in left_pairs:
                             answers.append(await method(args[0], other))
                     break
                 except BaseException as error:

@@ -170,8 +170,8 @@ def for_group(hook: Any, lifecycle: Any) -> Any:
     """Return what is called for a hook of a group: the object of a `BlockingHook` itself, in
     threads.
     """
-    given = hook.hook if isinstance(hook, HookRegistration) else hook
-    place: str | None = getattr(type(given), BLOCKING, None)  # pyright: ignore[reportUnknownArgumentType]
+    given: object = hook.hook if isinstance(hook, HookRegistration) else hook
+    place: str | None = getattr(type(given), BLOCKING, None)
     if place is None or lifecycle in type(given).__mro__:
         return hook
     return registration_of(hook)._replace(hook=getattr(given, place), thread=True)

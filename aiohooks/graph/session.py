@@ -508,7 +508,7 @@ def monitored_run(session: Session, monitor: Monitor) -> GatheredRun:
     If `run` is overridden, the function calls it, and the whole call is a single wait.
     """
     # Users write session creators, which may return a session of another class.
-    if isinstance(session, Session):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if isinstance(session, Session):
         session._monitor = monitor  # pyright: ignore[reportPrivateUsage]
         if not session._has_own_grace:  # pyright: ignore[reportPrivateUsage]
             session.grace_secs = monitor.grace_secs

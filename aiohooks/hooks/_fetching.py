@@ -206,7 +206,7 @@ class WritingHook(FetchingHook):
         values: Mapping[str, Any] = run_values.results
         if self._convert is not None:
             values = self._convert(dict(values))
-            if not isinstance(values, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            if not isinstance(values, Mapping):
                 raise InvalidArgumentError(
                     f"{self._convert_name} returned {values!r}; it must return a mapping by tag"
                 )

@@ -148,7 +148,7 @@ class EffectsHook(ResettingHook, Waiting):
         if not handlers:
             raise InvalidArgumentError("handlers is empty; give {kind: coroutine function}")
         check_choice(when, "when", "checkpoint", "commit")
-        if run is not None and (not isinstance(run, str) or not run):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if run is not None and (not isinstance(run, str) or not run):
             raise InvalidArgumentError(f"run is {run!r}; give a non-empty str, or leave it out")
         check_instance(backoff, Backoff, "backoff")
         check_secs(drain_secs, "drain_secs", optional=True)
@@ -167,7 +167,7 @@ class EffectsHook(ResettingHook, Waiting):
         # The step of the latest effects in the outbox.
         self._step = 0
         # The number of effects at that step, by recorder.
-        self._numbers = Counter[str]()
+        self._numbers: Counter[str] = Counter()
         # How often the step fell without the restore of a checkpoint.
         self._resets = 0
         # The attempt whose recorded effects are neither in the outbox nor dropped.
@@ -292,7 +292,7 @@ class EffectsHook(ResettingHook, Waiting):
         self, attempt: SessionRunContext, kind: str, payload: Any, recorder: str | None
     ) -> None:
         """Record an effect of an attempt. Any thread may call this. See `aiohooks.effect`."""
-        if not isinstance(kind, str) or kind not in self._queues:  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(kind, str) or kind not in self._queues:
             raise InvalidArgumentError(
                 f"kind of an effect is {kind!r}; give the kind of a handler of the EffectsHook:"
                 f" {did_you_mean(str(kind), self._queues)}"
@@ -611,7 +611,7 @@ def _copy_payload(value: Any, place: str, depth: int = 0) -> Any:
         items = [
             _copy_payload(item, f"{place}[{index}]", depth + 1) for index, item in enumerate(value)
         ]
-        return value_type(items)
+        return value_type(items)  # pyright: ignore[reportUnknownVariableType]
     if value_type is not dict:
         raise InvalidArgumentError(
             f"{place} is {safe_repr(value)}, a {value_type.__name__}; give None, bool, int, float,"

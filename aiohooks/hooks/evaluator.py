@@ -180,7 +180,10 @@ class EvaluatorHook(SessionRunHook):
         max_pending = checked_int(max_pending, "max_pending", 1)
         max_results = checked_int(max_results, "max_results", 1)
         check_callable(snapshot, "snapshot", optional=True)
-        several: Iterable[OnResult] = on_result if isinstance(on_result, Iterable) else (on_result,)  # pyright: ignore[reportUnknownVariableType]
+        if isinstance(on_result, Iterable):
+            several: Iterable[OnResult] = on_result  # pyright: ignore[reportUnknownVariableType]
+        else:
+            several = (on_result,)
         self._listeners = tuple(several)
         for listener in self._listeners:
             check_callable(listener, "on_result")

@@ -241,7 +241,7 @@ class Scaffold:
             object.__setattr__(self, "tracked", other.tracked)
         check_mapping(self.tracked, "tracked", optional=True)
         for name, one in (self.tracked or {}).items():
-            if not isinstance(name, str) or not is_stateful(one):  # pyright: ignore[reportUnnecessaryIsInstance]
+            if not isinstance(name, str) or not is_stateful(one):
                 raise InvalidArgumentError(
                     f"tracked[{name!r}] is {one!r}; give a name and an object with state_dict() and"
                     " load_state_dict(state), such as checkpoint.RandomState(generator) for a"

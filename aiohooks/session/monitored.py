@@ -149,7 +149,7 @@ class AsyncMonitoredSession(Requests):
         check_secs(stop_grace_period_secs, "stop_grace_period_secs")
         check_secs(yield_secs, "yield_secs", optional=True)
         check_instance(recovery, RecoveryPolicy, "recovery")
-        if name is not None and (not isinstance(name, str) or not name):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if name is not None and (not isinstance(name, str) or not name):
             raise InvalidArgumentError(f"name is {name!r}; give a non-empty str, or leave it out")
         creator = creator_of(source, global_step, variables)
         self._graph = creator.graph

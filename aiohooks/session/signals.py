@@ -61,10 +61,8 @@ class SignalPolicy:
     resume: signal.Signals | None = None
 
     def __post_init__(self) -> None:
-        given: Any = self.signals
-        if (
-            not isinstance(given, tuple) or not given or not all(map(_can_be_handled, given))  # pyright: ignore[reportUnknownArgumentType]
-        ):
+        given = self.signals
+        if not isinstance(given, tuple) or not given or not all(map(_can_be_handled, given)):
             raise InvalidArgumentError(
                 f"signals is {given!r}; give a tuple of signals that can be handled:"
                 " (signal.SIGTERM,)"

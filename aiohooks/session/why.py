@@ -48,7 +48,8 @@ def why_session(state: SessionState) -> WaitGraph:
     """
     loops = {} if state.loop is None else {state.loop: state.thread}
     own = threading.get_ident() == state.thread
-    return _graph(loops, {} if own else sys._current_frames())  # pyright: ignore[reportPrivateUsage]
+    current_frames = sys._current_frames  # pyright: ignore[reportPrivateUsage]
+    return _graph(loops, {} if own else current_frames())
 
 
 def process_graph() -> WaitGraph:

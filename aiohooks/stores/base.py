@@ -300,7 +300,7 @@ class StepStore(Waiting):
 
         Also those that begin later, until a publisher registers or the step moves.
         """
-        if not isinstance(exc, BaseException):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(exc, BaseException):
             raise InvalidArgumentError(
                 f"fail({exc!r}): give the exception that the publisher failed with"
             )
@@ -478,7 +478,7 @@ _MAX_NAME = 1_000
 
 def _checked_name(name: str, what: str) -> str:
     # It is shown in messages and logs, one line each.
-    if not isinstance(name, str) or not name or not name.isprintable():  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(name, str) or not name or not name.isprintable():
         raise InvalidArgumentError(f"{what}{name!r}: give a printable name that is not empty")
     if len(name) > _MAX_NAME:
         raise InvalidArgumentError(

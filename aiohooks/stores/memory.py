@@ -110,7 +110,8 @@ class MemoryStepStore(StepStore):
         step += by
         if step < waits.next_threshold:
             # What Position(...) does, in half the time.
-            waits.latest = tuple.__new__(Position, (epoch, step))  # pyright: ignore[reportUnknownMemberType]
+            new = tuple.__new__(Position, (epoch, step))  # pyright: ignore[reportUnknownMemberType]
+            waits.latest = new
         elif step > MAX_STEP:  # the next threshold is never above MAX_STEP + 1
             checked_step(step, f"advance by {by} would lead to step")
         else:

@@ -201,7 +201,9 @@ class _ReadyQueue(deque[asyncio.Handle]):
 def _task_of(handle: asyncio.Handle) -> asyncio.Task[Any] | None:
     # A handle has no public attribute for its callback. That of a step is a method of the task.
     owner = getattr(getattr(handle, "_callback", None), "__self__", None)
-    return owner if isinstance(owner, asyncio.Task) else None  # pyright: ignore[reportUnknownVariableType]
+    if not isinstance(owner, asyncio.Task):
+        return None
+    return owner  # pyright: ignore[reportUnknownVariableType]
 
 
 class _Selector(selectors.DefaultSelector):

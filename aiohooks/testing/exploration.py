@@ -391,7 +391,7 @@ class _Run:
         for kind in self._happens:
             if kind == "event":
                 for event, name in tuple(self.events):
-                    self._may_happen(kind, lambda event=event: event() is not False, name)  # type: ignore[misc]
+                    self._may_happen(kind, functools.partial(_happens, event), name)
             else:
                 self._may_happen(kind, functools.partial(self._happen, kind))
 
@@ -713,6 +713,10 @@ class _Explorer:
                     break
                 size //= 2
         return run
+
+
+def _happens(event: Callable[[], object]) -> bool:
+    return event() is not False
 
 
 def _key(kind: str, name: str) -> str:

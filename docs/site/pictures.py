@@ -17,7 +17,11 @@ from tests.support.source import ROOT
 DOCS = ROOT / "docs"
 WIDTH, ROW = 400, 42
 STYLE = (
-    "<style>.chart{--ink:var(--color-foreground-primary,#1f2328);--dim:var(--color-foreground-muted,#59636e);--bar:#9aa7b5;--ours:#2563eb}@media(prefers-color-scheme:dark){.chart{--ink:var(--color-foreground-primary,#e6edf3);--dim:var(--color-foreground-muted,#9198a1);--bar:#5c6773;--ours:#60a5fa}}.chart"
+    "<style>.chart{--ink:var(--color-foreground-primary,#1f2328)"
+    ";--dim:var(--color-foreground-muted,#59636e);--bar:#9aa7b5;--ours:#2563eb}"
+    "@media(prefers-color-scheme:dark)"
+    "{.chart{--ink:var(--color-foreground-primary,#e6edf3)"
+    ";--dim:var(--color-foreground-muted,#9198a1);--bar:#5c6773;--ours:#60a5fa}}.chart"
     " text{fill:var(--ink);font:13px system-ui,sans-serif}.chart .dim{fill:var(--dim)}.chart"
     " .title{font-weight:600}.chart rect{fill:var(--bar)}.chart .ours{fill:var(--ours)}.chart"
     " .box{fill:none;stroke:var(--dim)}</style>"

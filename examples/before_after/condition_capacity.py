@@ -5,6 +5,7 @@ raises.
 from __future__ import annotations
 
 import asyncio
+import functools
 
 import aiohooks as ah
 
@@ -27,10 +28,13 @@ async def old(fault: Fault) -> None:
                 condition.notify_all()
         raise fault.failure()
 
+    def has_room(submitted: int) -> bool:
+        return submitted < (trained + MAX_LAG + 1) * BATCH
+
     trainer = asyncio.create_task(train())
     for submitted in range(40):
         async with condition:
-            await condition.wait_for(lambda have=submitted: have < (trained + MAX_LAG + 1) * BATCH)  # type: ignore[misc]
+            await condition.wait_for(functools.partial(has_room, submitted))
     await trainer
 
 

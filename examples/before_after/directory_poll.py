@@ -57,7 +57,8 @@ async def old(fault: Fault) -> None:
     async with trainer("files") as (directory, kill):
         fault.record()
         kill()
-        while not (directory / f"step_{WANTED}" / "STABLE").exists():  # noqa: ASYNC110 - the polling that is replaced
+        # The polling that is replaced.
+        while not (directory / f"step_{WANTED}" / "STABLE").exists():  # noqa: ASYNC110
             await asyncio.sleep(POLL_SECS)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
 import logging
 import os
 import signal
@@ -115,7 +116,8 @@ async def test_a_lifespan_is_entered_once() -> None:
 
 async def test_a_loop_that_is_no_coroutine_function_is_named() -> None:
     """The session fails with what to write instead."""
-    service = SessionService(AsyncMonitoredSession(step), lambda session: None)  # type: ignore[arg-type, return-value]
+    no_coroutine_function: Any = lambda session: None  # noqa: E731
+    service = SessionService(AsyncMonitoredSession(step), no_coroutine_function)
     async with serving(service=service):
         await ticks(20)
     assert "returned None; write it as `async def`" in str(service.health().failure)
@@ -322,9 +324,13 @@ async def test_a_second_signal_ends_the_drain_of_a_service(
         waiting = await one.begin("/steps/9")
         if requested is not None:
             drained.session.request_drain(requested)
+
+        def is_in(state: str) -> bool:
+            return drained.service.health().state == state
+
         for state in ("draining", "stopping"):
             await receive()
-            await until_true(lambda state=state: drained.service.health().state == state)  # type: ignore[misc]
+            await until_true(functools.partial(is_in, state))
             assert one.clock.pending
         await waiting.task
         drained.released.set()

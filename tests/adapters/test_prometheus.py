@@ -322,7 +322,8 @@ async def test_prometheus_scrapes_a_service(tmp_path: Path, registry: CollectorR
         series, "hook_seconds_count", hook="CheckpointSaverHook", method="after_run"
     )
     assert asked_three_times == [1]
-    families = {family.name: family for family in parse_openmetrics(openmetrics.text)}  # type: ignore[no-untyped-call]
+    parsed_families = parse_openmetrics(openmetrics.text)  # type: ignore[no-untyped-call]
+    families = {family.name: family for family in parsed_families}
     assert families["aiohooks_step_seconds"].type == "histogram"
     assert families["aiohooks_runs"].type == "counter"
 
@@ -346,4 +347,4 @@ def test_invalid_arguments_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError, match="give"):
         PrometheusHook(**wrong)
     with pytest.raises(InvalidArgumentError, match="metrics"):
-        SessionService(doubling(), metrics=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        SessionService(doubling(), metrics=5)  # type: ignore[arg-type]

@@ -123,7 +123,8 @@ def wandb_records(folder: Path, kind: str) -> Iterator[Any]:
             position += 7 + length
             whole += data[position - length : position]
             if part in (1, 4):  # the whole, or its last part
-                record: Any = wandb_internal_pb2.Record()  # type: ignore[attr-defined,unused-ignore]
+                protocol: Any = wandb_internal_pb2  # not every version declares its contents
+                record = protocol.Record()
                 record.ParseFromString(whole)
                 whole = b""
                 if record.WhichOneof("record_type") == kind:

@@ -91,7 +91,8 @@ async def test_a_forked_child_copies_nothing(tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:
         os._exit(copier.status.pending)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0  # noqa: ASYNC222 - it has ended by then
+    # It has ended by then.
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0  # noqa: ASYNC222
     assert copier.status.pending == 1
     await copier.aclose(30)  # ends immediately: there is nothing to copy
 
@@ -621,7 +622,10 @@ def test_arguments_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (lambda: Mirror("memory://x", max_pending=0), "max_pending is 0"),
         (lambda: Mirror("memory://x", timeout_secs=0), "timeout_secs is 0"),
         (lambda: Mirror("memory://x", backoff=1.0), "backoff is 1.0"),  # type: ignore[arg-type]
-        (lambda: Mirror("memory://x", storage_options=3), "storage_options is 3"),  # type: ignore[arg-type]
+        (
+            lambda: Mirror("memory://x", storage_options=3),  # type: ignore[arg-type]
+            "storage_options is 3",
+        ),
     ]
     for call, message in calls:
         with pytest.raises(InvalidArgumentError, match=message.replace("(", r"\(")):

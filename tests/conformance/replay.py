@@ -250,8 +250,10 @@ class ScriptedCreator:
         if not replay.assigns:
             return ScriptedSession(replay, n, options)
         session = await ah.ChiefSessionCreator(replay.graph, **options).create_session()
-        session.run = functools.partial(scripted_run, replay, session.run)  # type: ignore[method-assign]
-        session.aclose = functools.partial(scripted_close, replay, n, session.aclose)  # type: ignore[method-assign]
+        run = functools.partial(scripted_run, replay, session.run)
+        close = functools.partial(scripted_close, replay, n, session.aclose)
+        session.run = run  # type: ignore[method-assign]
+        session.aclose = close  # type: ignore[method-assign]
         return session
 
 

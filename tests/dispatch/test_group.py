@@ -397,7 +397,8 @@ async def test_hooks_that_cannot_be_left(
     """
     events: list[str] = []
     hooks = [Resource("a", events, "leave"), Resource("b", events), Resource("c", events, "leave")]
-    with pytest.raises(ValueError if block_fails else ExceptionGroup) as raised:  # noqa: PT012 - the block raises
+    # The block itself raises.
+    with pytest.raises(ValueError if block_fails else ExceptionGroup) as raised:  # noqa: PT012
         async with ah.HookGroup(AgentHooks, hooks):
             if block_fails:
                 raise ValueError("of the block")
@@ -410,7 +411,8 @@ async def test_hooks_that_cannot_be_left(
             "and then: OSError('leave a')",
         ]
     else:
-        assert [str(one) for one in raised.value.exceptions] == ["leave c", "leave a"]  # type: ignore[attr-defined]
+        failures = raised.value.exceptions  # type: ignore[attr-defined]
+        assert [str(failure) for failure in failures] == ["leave c", "leave a"]
 
 
 async def test_contexts_cannot_be_added_to_an_open_group() -> None:

@@ -44,7 +44,10 @@ class Broker:
     def noted(self, text: str) -> Annotated[str | Coroutine[Any, Any, str], "a note"]:
         return text
 
-    def for_checkers(self, text: str) -> "str | Awaitable[Missing]":  # type: ignore[name-defined]  # noqa: F821, UP037
+    def for_checkers(
+        self,
+        text: str,
+    ) -> "str | Awaitable[Missing]":  # type: ignore[name-defined]  # noqa: F821, UP037
         return text
 
 

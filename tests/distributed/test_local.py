@@ -354,7 +354,8 @@ async def launched(tmp_path: Path) -> AsyncIterator[tuple[Popen[bytes], list[int
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "temporary")}
     async with pids_of(tmp_path / "pipe", 2) as pids_written:
         command = [sys.executable, str(script), str(tmp_path / "pipe")]
-        with Popen(command, env=env, stdin=PIPE, stdout=PIPE, start_new_session=True) as launcher:  # noqa: ASYNC220
+        options: dict[str, Any] = {"env": env, "stdin": PIPE, "stdout": PIPE}
+        with Popen(command, start_new_session=True, **options) as launcher:  # noqa: ASYNC220
             try:
                 yield launcher, await pids_written
             finally:

@@ -73,7 +73,11 @@ def test_a_handler_that_cannot_take_the_keywords_is_refused() -> None:
     """Langchain passes many keyword arguments; a handler without `**kwargs` is refused by name."""
 
     class Narrow(AsyncCallbackHandler):
-        async def on_tool_start(self, serialized: Any, input_str: str) -> None: ...  # type: ignore[override]
+        async def on_tool_start(  # type: ignore[override]
+            self,
+            serialized: Any,
+            input_str: str,
+        ) -> None: ...
 
     with pytest.raises(InvalidHookError, match=r"Narrow\.on_tool_start"):
         ah.compose(AsyncCallbackHandler, [Narrow()])

@@ -35,10 +35,8 @@ def last_values(folder: Path) -> list[Any]:
     restart made void.
     """
     try:
-        from tensorboard.backend.event_processing.event_file_loader import (  # type: ignore[import-untyped]
-            RawEventFileLoader,
-        )
-        from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
+        from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+        from tensorboard.compat.proto.event_pb2 import Event
     except ImportError:
         return []
 

@@ -756,12 +756,12 @@ async def test_what_cannot_handle_is_refused() -> None:
         InvalidHookError,
         match="the handler of 'publish' is <built-in function len>; give a coroutine function",
     ):
-        ah.EffectsHook({"publish": len})  # type: ignore[dict-item] # pyright: ignore[reportArgumentType]
+        ah.EffectsHook({"publish": len})  # type: ignore[dict-item]
     with pytest.raises(
         InvalidHookError,
         match=r"of 'publish' cannot be called with one argument, the Effect: missing .* 'clock",
     ):
-        ah.EffectsHook({"publish": later_than})  # type: ignore[dict-item] # pyright: ignore[reportArgumentType]
+        ah.EffectsHook({"publish": later_than})  # type: ignore[dict-item]
     effects(publish=blocked, max_pending=1, drain_secs=0)  # the least
     two = [effects(publish=blocked, when="commit"), effects(charge=blocked, when="commit")]
     two[1].name = "second"

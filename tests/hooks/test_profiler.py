@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import json
 import logging
 import os
@@ -381,6 +382,11 @@ async def test_nothing_is_observed_after_the_session(clock: ManualClock, tmp_pat
 # -- windows and limits
 
 
+def has_captures(hook: ah.ProfilerHook, count: int) -> bool:
+    """Return whether so many files have been written."""
+    return len(hook.captures) == count
+
+
 async def test_by_steps(tmp_path: Path) -> None:
     """There is a file for each boundary that is crossed, named by the step, with its run alone."""
     hook = ah.ProfilerHook(tmp_path / "new" / "traces", every=ah.Every(steps=2))
@@ -388,7 +394,7 @@ async def test_by_steps(tmp_path: Path) -> None:
     async with doubling(hook) as session:
         for step in range(1, 6):
             await session.run("loss", {"batch": 1.0})
-            await until_true(lambda count=step // 2: len(hook.captures) == count)  # type: ignore[misc]
+            await until_true(functools.partial(has_captures, hook, step // 2))
     assert written(tmp_path / "new" / "traces") == ["timeline-2.json", "timeline-4.json"]
     assert hook.captures == [
         str(tmp_path / "new" / "traces" / f"timeline-{step}.json") for step in (2, 4)
@@ -419,7 +425,7 @@ async def test_by_time(tmp_path: Path) -> None:
             for secs, count in ((0, 0), (1.9, 0), (0.1, 1), (1.9, 1), (0.1, 2)):
                 clock.advance(secs)
                 await session.run("loss", {"batch": 1.0})
-                await until_true(lambda count=count: len(hook.captures) == count)  # type: ignore[misc]
+                await until_true(functools.partial(has_captures, hook, count))
                 counts.append(len(written(tmp_path)))
     assert counts == [0, 0, 1, 1, 2]
 
@@ -430,7 +436,7 @@ async def test_window_steps(clock: ManualClock, tmp_path: Path) -> None:
     async with ah.AsyncMonitoredSession(train_step, [hook]) as session:
         for step in range(1, 10):
             await played(clock, session.run("loss"))
-            await until_true(lambda count=(step - 1) // 3: len(hook.captures) == count)  # type: ignore[misc]
+            await until_true(functools.partial(has_captures, hook, (step - 1) // 3))
     assert written(tmp_path) == ["timeline-3.json", "timeline-6.json", "timeline-9.json"]
     assert trace_tracks(tmp_path / "timeline-6.json")["steps"] == [
         ("step 6", 0, 10),

@@ -203,7 +203,8 @@ async def test_a_sentinel(tmp_path: Path) -> None:
         f"port {port}\nbind 127.0.0.1\nsentinel monitor m 127.0.0.1 1 1\n"
     )
     command = [program("valkey-server"), "sentinel.conf", "--sentinel"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL) as sentinel:  # noqa: ASYNC220
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(command, cwd=tmp_path, stdout=quiet) as sentinel:  # noqa: ASYNC220
         try:
             # The Sentinel is still starting: until then nothing listens there.
             said = await refused(RedisStepStore(f"redis://127.0.0.1:{port}"))
@@ -366,7 +367,8 @@ def abort_of_python_3_11_2(monkeypatch: pytest.MonkeyPatch) -> None:
         self._closed = True
         self._ssl_protocol._abort()
 
-    monkeypatch.setattr(asyncio.sslproto._SSLProtocolTransport, "abort", abort)  # type: ignore[attr-defined]
+    transport = asyncio.sslproto._SSLProtocolTransport  # type: ignore[attr-defined]
+    monkeypatch.setattr(transport, "abort", abort)
 
 
 @pytest.mark.usefixtures("abort_of_python_3_11_2")

@@ -535,7 +535,7 @@ def test_names_are_imported_when_they_are_used(statement: str, unwanted: set[str
 def test_an_unknown_name_is_an_attribute_error() -> None:
     """A name that does not exist is reported like that of any module, with one hint."""
     with pytest.raises(AttributeError, match="module 'aiohooks' has no attribute 'Grph'") as caught:
-        _ = ah.Grph  # type: ignore[attr-defined]  # pyright: ignore[reportUnknownVariableType, reportAttributeAccessIssue]
+        _ = ah.Grph  # type: ignore[attr-defined]
     shown = "".join(
         traceback.TracebackException.from_exception(caught.value).format_exception_only()
     )

@@ -404,7 +404,8 @@ async def test_a_training_session_of_another_class(is_chief: bool) -> None:
         if is_chief:
             assert await session.run("train", options={"level": 2}) == 1
         else:
-            async with ah.monitored_training_session(graph, is_chief=False, **options) as worker:  # type: ignore[arg-type]
+            of_a_worker: dict[str, Any] = {**options, "is_chief": False}
+            async with ah.monitored_training_session(graph, **of_a_worker) as worker:
                 assert await worker.run("train", options={"level": 2}) == 1
 
 

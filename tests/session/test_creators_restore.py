@@ -287,7 +287,8 @@ async def test_what_is_saved_has_the_step_it_was_at(tmp_path: Path) -> None:
         counting_graph(),
         {"variables": ah.Variables(), "global_step": ah.MemoryStepStore()},
     )
-    async with ah.AsyncMonitoredSession(ah.ChiefSessionCreator(graph, **shared)) as other:  # type: ignore[arg-type]
+    creator = ah.ChiefSessionCreator(graph, **shared)  # type: ignore[arg-type]
+    async with ah.AsyncMonitoredSession(creator) as other:
 
         class Meanwhile(ah.CheckpointSaverListener):
             async def before_save(self, *_: object) -> None:

@@ -578,4 +578,4 @@ async def test_statements_without_async_say_what_to_write() -> None:
         pass
     async with session:
         with pytest.raises(TypeError, match="write `async for`"):
-            list(session.steps())  # pyright: ignore
+            list(session.steps())

@@ -387,7 +387,8 @@ async def test_a_forked_child_does_not_handle_the_signals_of_its_parent() -> Non
             os._exit(
                 (signal.getsignal(USER) is signal.SIG_DFL) + 2 * (signal.set_wakeup_fd(-1) == -1)
             )
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3  # noqa: ASYNC222 - it has ended by then
+        # It has ended by then.
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3  # noqa: ASYNC222
         assert signal.getsignal(USER) is not signal.SIG_DFL
 
 

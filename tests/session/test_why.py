@@ -258,7 +258,7 @@ def test_a_session_takes_a_signal_that_would_print_it(
         with pytest.raises(SystemExit) as raised:
             ah.run(main, why=True)
         assert raised.value.code == 128 + signal.SIGUSR1
-        assert signal.getsignal(signal.SIGUSR1) is why._print_why  # pyright: ignore[reportPrivateUsage]
+        assert signal.getsignal(signal.SIGUSR1) is why._print_why
     finally:
         disable_why()
     assert signal.getsignal(signal.SIGUSR1) is before
@@ -274,7 +274,7 @@ async def test_a_signal_that_is_ignored_stays_ignored(
     try:
         async with opened():
             assert signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN
-            assert signal.getsignal(signal.SIGUSR1) is why._print_why  # pyright: ignore[reportPrivateUsage]
+            assert signal.getsignal(signal.SIGUSR1) is why._print_why
     finally:
         signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     assert caplog.text == ""
@@ -303,7 +303,7 @@ async def test_a_forked_child_is_not_asked_for_its_parent(folder: Path) -> None:
     """The child closes its copy of the socket, and leaves its parent's files."""
     async with opened():
         if (child := os.fork()) == 0:
-            os._exit(0 if why._server is None else 1)  # pyright: ignore[reportPrivateUsage]
+            os._exit(0 if why._server is None else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0  # noqa: ASYNC222
         assert files(folder) == [f"{os.getpid()}.sock"]
 

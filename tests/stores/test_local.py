@@ -228,7 +228,7 @@ async def test_a_run_directory_that_is_moved(tmp_path: Path, moved: str) -> None
         waiting = await parked(store.wait_for(3))
         async with LocalStepStore(tmp_path / "base") as chief, chief.lead():
             leading = asyncio.ensure_future(store.lead().__aenter__())
-            await until_true(lambda: store._vacancies)  # pyright: ignore[reportPrivateUsage]
+            await until_true(lambda: store._vacancies)
             (tmp_path / moved).rename(tmp_path / "elsewhere")
             for wait in (waiting, leading):
                 with pytest.raises(

@@ -54,7 +54,7 @@ class DyingConnection(FakeConnection):
 async def kill(store: FakeStepStore) -> None:
     assert isinstance(store.connection, DyingConnection)
     store.connection.dead = True
-    for task in tuple(store._tasks):  # pyright: ignore[reportPrivateUsage]
+    for task in tuple(store._tasks):
         task.cancel()
     await ticks(40)
 

@@ -305,7 +305,7 @@ async def test_a_failure_does_not_end_waits_for_a_publisher_that_comes_later() -
     already changes nothing.
     """
     store = MemoryStepStore()
-    waits = store._waits  # pyright: ignore[reportPrivateUsage]
+    waits = store._waits
     old, new = Member("p/1", "old", 1.0), Member("q/1", "new", 1.0)
     waits.observe_others((old,), None, lost=False)
     store.fail(RuntimeError("no more"))

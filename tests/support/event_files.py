@@ -8,9 +8,7 @@ from typing import Any
 
 def events(folder: Path) -> list[Any]:
     """Return all events of a directory's files, as TensorBoard's loader gives them."""
-    from tensorboard.backend.event_processing.event_file_loader import (  # type: ignore[import-untyped]
-        EventFileLoader,
-    )
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
     return [
         event for path in sorted(folder.iterdir()) for event in EventFileLoader(str(path)).Load()
@@ -21,9 +19,7 @@ def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
     """Return what TensorBoard shows for a tag: steps and values, without those that a restart made
     void.
     """
-    from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
-        EventAccumulator,
-    )
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     accumulator = EventAccumulator(str(folder))
     accumulator.Reload()

@@ -25,11 +25,11 @@ def unfolded(text: str) -> str:
 
 def disable_why() -> None:
     """Undo `enable_why`."""
-    if (server := why._server) is not None:  # pyright: ignore[reportPrivateUsage]
+    if (server := why._server) is not None:
         server.stop()
-        why._server = None  # pyright: ignore[reportPrivateUsage]
+        why._server = None
     for number in (signal.SIGUSR1, signal.SIGQUIT):
-        if signal.getsignal(number) is why._print_why:  # pyright: ignore[reportPrivateUsage]
+        if signal.getsignal(number) is why._print_why:
             signal.signal(number, signal.SIG_DFL)
 
 

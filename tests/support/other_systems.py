@@ -188,7 +188,8 @@ def become(system: System) -> None:
         for functions in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
             functions.clear()
         os.open = _open_without_directories(os.open)
-        shutil._use_fd_functions = False  # type: ignore[attr-defined] # what it has found when it was imported
+        # What it has found when it was imported.
+        shutil._use_fd_functions = False  # type: ignore[attr-defined]
         policy: Any = asyncio.get_event_loop_policy()
         type(policy)._loop_factory = _loop_without_files(asyncio.SelectorEventLoop)
     sys.platform = system

@@ -40,7 +40,7 @@ class _Finder:
     ) -> importlib.machinery.ModuleSpec | None:
         if name.partition(".")[0] not in self.missing:
             return None
-        return importlib.machinery.ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
         return None

@@ -213,7 +213,7 @@ class Worker:
     def __init__(self) -> None:
         self.store: Any = None
         self.stack = contextlib.AsyncExitStack()
-        self.moving: asyncio.Task[Any] | None = None
+        self.moving: asyncio.Future[Any] | None = None
         self.term = 0
         self.leading = contextlib.AsyncExitStack()
         self.publishers: dict[str, Publisher] = {}
@@ -271,7 +271,8 @@ class Worker:
         """Advance until `rest`, with several concurrent callers that pause up to so long after each
         step.
         """
-        self.moving = asyncio.gather(*(self._move(pause_secs) for _ in range(callers)))  # type: ignore[assignment]
+        moves = [self._move(pause_secs) for _ in range(callers)]
+        self.moving = asyncio.gather(*moves)
 
     async def _move(self, pause_secs: float) -> None:
         await asyncio.sleep(0)
@@ -440,7 +441,8 @@ class Worker:
         assert ctypes.CDLL(None).unshare(new_user_namespace) == 0, (
             "unshare"
         )  # os.unshare came with Python 3.12
-        Path("/proc/sys/user/max_inotify_instances").write_text("0")  # noqa: ASYNC240 - a setting of the kernel
+        # A setting of the kernel, and no file of a disk.
+        Path("/proc/sys/user/max_inotify_instances").write_text("0")  # noqa: ASYNC240
 
     async def die_at_call(self, number: int) -> None:
         """Die by SIGKILL at a system call of the local store: for an even number before it, else

@@ -133,7 +133,7 @@ async def an_error_not_retrieved() -> None:
 
 @defect("an error was lost: ")
 async def a_coroutine_not_awaited() -> None:
-    asyncio.sleep(1)  # type: ignore[unused-coroutine]  # pyright: ignore[reportUnusedCoroutine]
+    asyncio.sleep(1)  # type: ignore[unused-coroutine]
 
 
 @defect("an error: AssertionError")

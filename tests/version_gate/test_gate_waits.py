@@ -45,7 +45,8 @@ async def test_a_dead_publisher_ends_all_waits(
     raised = await asyncio.gather(*late, return_exceptions=True)
     assert [type(one) for one in raised] == [kind] * 3
     assert len({id(one) for one in raised}) == 3
-    assert "3 waited for room in the version gate of " in raised[0].__notes__[0]  # type: ignore[union-attr]
+    notes = raised[0].__notes__  # type: ignore[union-attr]
+    assert "3 waited for room in the version gate of " in notes[0]
     assert all(
         isinstance(one, kind) and one.__cause__ is error and "trainer" in str(one) for one in raised
     )

@@ -52,7 +52,8 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
 _STRONG_TOKEN = re.compile(r"[!-~]{32,}")
 
 _OF_PROXIES = re.compile(
-    rb"forwarded|via|x-forwarded-.+|x-original-.+|x-envoy-.+|.*-client-ip|.*-connecting-ip|x-real-ip"
+    rb"forwarded|via|x-forwarded-.+|x-original-.+|x-envoy-.+"
+    rb"|.*-client-ip|.*-connecting-ip|x-real-ip"
 )
 """Headers that proxies and tunnels add. One that adds none cannot be known from a client on this
 machine.
@@ -223,7 +224,8 @@ def _is_loopback(name: str) -> bool:
 _MAX_LENGTH = 500
 _USERINFO = re.compile(r"(?<=://)[^\s/@'\"]+@")
 _SECRET = re.compile(
-    r"(?P<name>[\w-]*(?:password|passwd|secret|token|api[_-]?key|authorization)[\w-]*['\"]?\s*[=:]\s*)"
+    r"(?P<name>[\w-]*(?:password|passwd|secret|token|api[_-]?key|authorization)"
+    r"[\w-]*['\"]?\s*[=:]\s*)"
     r"(?P<value>(?:bearer|basic)\s+\S+|'[^']*'|\"[^\"]*\"|[^\s,;)}\]&]+)",
     re.IGNORECASE,
 )

@@ -86,7 +86,8 @@ class SessionRunner:
                 self.opened.set()
                 try:
                     loop = self._loop(session)
-                    if not inspect.isawaitable(loop):  # pyright: ignore[reportUnnecessaryComparison]
+                    is_awaitable = inspect.isawaitable(loop)
+                    if not is_awaitable:
                         raise InvalidArgumentError(
                             f"run of a SessionService is {self._loop!r}, which returned {loop!r};"
                             " write it as `async def`"

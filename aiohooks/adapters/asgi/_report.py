@@ -168,7 +168,8 @@ def _safe(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _safe(each) for key, each in value.items()}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        fields: dict[Any, Any] = value  # pyright: ignore[reportUnknownVariableType]
+        return {key: _safe(field) for key, field in fields.items()}
     if isinstance(value, list | tuple):
         return [_safe(each) for each in value]  # pyright: ignore[reportUnknownVariableType]
     return safe_text(value)

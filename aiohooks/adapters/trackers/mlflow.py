@@ -40,7 +40,7 @@ class MLflowTracker:
             InvalidArgumentError: a name is empty or has a quote.
         """
         for what, name in (("experiment", experiment), ("run_name", run_name)):
-            if not isinstance(name, str) or not name or {"'", '"', "`"} & set(name):  # pyright: ignore[reportUnnecessaryIsInstance]
+            if not isinstance(name, str) or not name or {"'", '"', "`"} & set(name):
                 raise InvalidArgumentError(
                     f"{what} is {name!r}; give a non-empty str without quotes"
                 )

@@ -5,6 +5,7 @@ failures, time limits.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any
 
@@ -301,7 +302,7 @@ async def background_failure(fixture: Fixture) -> None:
         Calls, [*members(fixture, count=1), ah.configure(hook, background=True)]
     ) as group:
         for number in range(3):
-            await call(fixture, lambda number=number: group.hooks.call(number))  # type: ignore[misc]
+            await call(fixture, functools.partial(group.hooks.call, number))
             await fixture.pause("between", 1)
 
 

@@ -42,7 +42,8 @@ class WaitingHook(EveryPhaseHook):
         say(f"at {phase}")
         if phase == self._options.at and self.session is not None:
             await self.session.coord.wait_for_stop()
-            while self.session.stop_reason is None:  # noqa: ASYNC110 - by `close` the coordinator has stopped without one
+            # By `close` the coordinator has stopped without one.
+            while self.session.stop_reason is None:  # noqa: ASYNC110
                 await asyncio.sleep(0)
         if phase in self._options.stay:
             await asyncio.Event().wait()

@@ -78,7 +78,8 @@ class ScriptedRun:
                 last_seq, epoch, step = map(int, last.split())
                 state.answers[writer] = last_seq, Position(epoch, step)
             before, floor = dict(state.answers), Position(int(floor_epoch), int(floor_step))
-            write = Write(kind, int(amount), floor, int(term), writer, int(seq))  # type: ignore[arg-type]
+            known_kind: Any = kind
+            write = Write(known_kind, int(amount), floor, int(term), writer, int(seq))
             status, position, self.term = state.apply(write)
             if state.answers != before:
                 self._keep(state, writer, f"{seq} {position.epoch} {position.step}")
