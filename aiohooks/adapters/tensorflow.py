@@ -147,7 +147,7 @@ class TensorFlowGraph(Graph):
     """
 
     def __init__(self, graph: Any = None) -> None:
-        """Create the graph of a session for a `tf.Graph`, by default the current graph.
+        """Create the graph of a session for the `tf.Graph` `graph`, by default the current one.
 
         A session finalizes the `tf.Graph`. At its end, the graph can be changed again.
         """

@@ -24,9 +24,9 @@ TicketState = Literal["open", "used", "shipped", "dropped", "stale", "invalidate
 class Ticket:
     """The ticket of an admitted item: how old the item is, and whether it may be used.
 
-    Entering `VersionGate.admit` returns a ticket. A ticket is settled once: by `use`, by `drop`, or
-    by the end of its block. An error or a cancellation that leaves the block abandons the item. A
-    block that ends normally ships the item, which is then used elsewhere, for one of the next
+    It is returned by entering `VersionGate.admit`. A ticket is settled once: by `use`, by `drop`,
+    or by the end of its block. An error or a cancellation that leaves the block abandons the item.
+    A block that ends normally ships the item, which is then used elsewhere, for one of the next
     versions. After `hand_off` a normal end has no effect, and the owner of the ticket must call
     `use` or `drop`. Keep the ticket with the item: a ticket that is garbage-collected while it is
     open abandons its item.

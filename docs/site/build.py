@@ -185,7 +185,9 @@ def is_constructor_hidden(thing: Any) -> bool:
     their creator.
     """
     made = re.search(
-        r"\b(made|created|returned) by\b", inspect.getdoc(thing) or "", flags=re.IGNORECASE
+        r"\b(made|created|returned) by\b|\bcreates? it\b",
+        inspect.getdoc(thing) or "",
+        flags=re.IGNORECASE,
     )
     return inspect.isclass(thing) and bool(
         made or issubclass(thing, BaseException) or getattr(thing, "_is_protocol", False)

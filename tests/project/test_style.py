@@ -143,7 +143,7 @@ def test_no_line_is_longer_than_100_columns() -> None:
         f"{relative(path)}:{number}: {line}"
         for path in python_files("aiohooks", "docs", "examples", "tests")
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
-        if len(line) > 100 and "aiohooks/stores/local/" not in relative(path)  # issue 37
+        if len(line) > 100
     ]
     assert not found, "\n".join(found)
 

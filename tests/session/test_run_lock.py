@@ -458,7 +458,9 @@ async def test_a_raw_session_stays_in_its_loop() -> None:
     """A raw session belongs to the loop of its first run."""
     session = ah.Session(counting_graph())
     assert await session.run("total") == 0
-    with refused(ah.errors.WrongLoopError, "another event loop", "make one in each loop") as caught:
+    with refused(
+        ah.errors.WrongLoopError, "another event loop", "Make a session in each loop"
+    ) as caught:
         await asyncio.to_thread(lambda: asyncio.run(session.run("total")))
     assert isinstance(caught.value, RuntimeError)
     assert await session.run("total") == 0

@@ -23,7 +23,7 @@ import struct
 import sys
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote
 from zlib import crc32
 
@@ -209,8 +209,9 @@ class RunRecord(NamedTuple):
 
 def make_record(epoch: int, step: int, revision: int, term: int) -> RunRecord:
     """Return `RunRecord(Position(epoch, step), revision, term)`, in half the time."""
-    position = tuple.__new__(Position, (epoch, step))  # pyright: ignore[reportUnknownMemberType]
-    return tuple.__new__(RunRecord, (position, revision, term))  # pyright: ignore[reportUnknownMemberType]
+    new: Any = tuple.__new__
+    record: RunRecord = new(RunRecord, (new(Position, (epoch, step)), revision, term))
+    return record
 
 
 def pack_record(epoch: int, step: int, revision: int, term: int) -> bytes:
