@@ -101,7 +101,7 @@ async def http() -> None:
 
 async def refusals() -> None:
     """What cannot work is refused at its first use, with what to do instead."""
-    with pytest.raises(UnsupportedSystemError, match="use run_tasks"):
+    with pytest.raises(UnsupportedSystemError, match="Use run_tasks"):
         await run_processes(task_id_of, store="redis://localhost")
     with tempfile.TemporaryDirectory() as folder:
         async with ah.Saver(Path(folder, "checkpoints")) as saver:

@@ -23,7 +23,7 @@ import struct
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from urllib.parse import quote
 from zlib import crc32
 
@@ -197,6 +197,9 @@ _MAGIC = int.from_bytes(b"ahooks.1", "little")
 RECORD_SIZE = 2 * _HALF.size
 
 
+_new_tuple: Any = cast("Any", tuple).__new__
+
+
 class RunRecord(NamedTuple):
     """Where a run is. A later record is greater: nothing decreases, except the step in a new
     epoch.
@@ -209,8 +212,8 @@ class RunRecord(NamedTuple):
 
 def make_record(epoch: int, step: int, revision: int, term: int) -> RunRecord:
     """Return `RunRecord(Position(epoch, step), revision, term)`, in half the time."""
-    new: Any = tuple.__new__
-    record: RunRecord = new(RunRecord, (new(Position, (epoch, step)), revision, term))
+    position = _new_tuple(Position, (epoch, step))
+    record: RunRecord = _new_tuple(RunRecord, (position, revision, term))
     return record
 
 
