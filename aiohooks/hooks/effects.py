@@ -170,8 +170,9 @@ class EffectsHook(ResettingHook, Waiting):
         self._numbers: Counter[str] = Counter()
         # How often the step fell without the restore of a checkpoint.
         self._resets = 0
-        # The attempt whose recorded effects are neither in the outbox nor dropped.
-        self._attempt: SessionRunContext | None = None
+        # The attempts whose recorded effects are neither in the outbox nor dropped: the current
+        # one, and those that failed before `after_run`, perhaps after their commit.
+        self._attempts: list[SessionRunContext] = []
         # How many effects were moved to the outbox, which is also the number of the last one.
         self._effect_count = 0
         # The effects that wait for a checkpoint, by number.
@@ -246,7 +247,7 @@ class EffectsHook(ResettingHook, Waiting):
         The session calls this after each run. It needs no task, unlike `after_run`.
         """
         run_context.accepts_effects = False
-        if self._attempt is not run_context:
+        if not self._attempts:
             return False
         self._move_to_outbox()
         return not self._has_room()
@@ -305,33 +306,30 @@ class EffectsHook(ResettingHook, Waiting):
                     " dropped. Record it before the run ends. In after_run, only a hook with an"
                     f" order below {self.order} can record it"
                 )
-            if self._attempt is not attempt:
-                # The previous attempt failed before `after_run`, perhaps after its commit. Its
-                # effects must not be mixed with these.
-                self._move_recorded()
-                self._attempt = attempt
+            if attempt not in self._attempts:
+                self._attempts.append(attempt)
             attempt.effects.append((kind, copied, recorder or kind))
 
     def _move_to_outbox(self) -> None:
-        """Move the recorded effects to the outbox; with `when="commit"`, deliver them."""
+        """Move the effects of committed attempts to the outbox, and drop those of failed attempts.
+
+        With `when="commit"`, the effects are delivered.
+        """
+        # Threads only record. The outbox itself belongs to the event loop, and needs no lock.
         with self._lock:
-            self._move_recorded()
+            attempts = self._attempts
+            self._attempts = [attempt for attempt in attempts if attempt.accepts_effects]
+            recorded = [
+                (attempt.global_step, attempt.take_effects())
+                for attempt in attempts
+                if attempt.committed
+            ]
+        for step, effects in recorded:
+            self._add_to_outbox(step, effects)
         if self._at_commit:
             self.release(self._effect_count)
 
-    def _move_recorded(self) -> None:
-        """Move the recorded effects to the outbox, or drop them if their run failed.
-
-        The caller holds the lock.
-        """
-        attempt = self._attempt
-        self._attempt = None
-        if attempt is None:
-            return
-        attempt.accepts_effects = False
-        if not attempt.committed:
-            return
-        step = attempt.global_step
+    def _add_to_outbox(self, step: int, recorded: list[tuple[str, Any, str]]) -> None:
         if step < self._step:
             # No checkpoint was restored, so this step is not a repetition and needs new keys.
             self._resets += 1
@@ -339,7 +337,7 @@ class EffectsHook(ResettingHook, Waiting):
             self._numbers.clear()
         self._step = step
         run = f"{self._run}+{self._resets}" if self._resets else self._run
-        for kind, payload, recorder in attempt.effects:
+        for kind, payload, recorder in recorded:
             self._numbers[recorder] += 1
             key = f"{run}/{step}/{recorder}/{self._numbers[recorder]}"
             self._effect_count += 1
@@ -372,8 +370,7 @@ class EffectsHook(ResettingHook, Waiting):
         """Return the undelivered effects, and the counters for the next keys."""
         # If another hook failed after the commit, `after_run` of this hook was not called. The
         # effects of the run still belong to the state.
-        if self._attempt is not None and self._attempt.committed:
-            self._move_to_outbox()
+        self._move_to_outbox()
         return {
             "run": self._run,
             "step": self._step,

@@ -123,6 +123,12 @@ class SessionRunContext:
             )
         self.effect_recorder.record(self, kind, payload, recorder)
 
+    def take_effects(self) -> list[tuple[str, Any, str]]:
+        """Return the effects recorded so far, and forget them: for the `EffectsHook`."""
+        effects = self.effects
+        self.effects = []
+        return effects
+
     @property
     def stop_requested(self) -> bool:
         """Whether a stop was requested, by this hook or elsewhere."""

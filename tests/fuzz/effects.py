@@ -415,14 +415,14 @@ def _drop_nothing(original: Any, self: Any, saved: Any) -> None: ...
 
 
 def _take_all(original: Any, self: Any) -> None:
-    if self._attempt is not None:
-        self._attempt.committed = True
+    for attempt in self._attempts:
+        attempt.committed = attempt.committed or not attempt.accepts_effects
     original(self)
 
 
-def _drop_all(original: Any, self: Any) -> None:
-    self._attempt = None
-    original(self)
+def _drop_failed(original: Any, self: Any, *values: Any) -> Any:
+    self._attempts = self._attempts[-1:]
+    return original(self, *values)
 
 
 def _ignore_failure(
@@ -452,8 +452,8 @@ BUGS: dict[str, tuple[type, str, Any]] = {
     "a save releases what came after it": (EffectsHook, "release", _release_late),
     "the outbox is not saved": (EffectsHook, "state_dict", _forget_pending),
     "undone effects stay": (EffectsHook, "_drop_undone", _drop_nothing),
-    "a failed attempt leaves its effects": (EffectsHook, "_move_recorded", _take_all),
-    "a committed run loses its effects": (EffectsHook, "_move_recorded", _drop_all),
+    "a failed attempt leaves its effects": (EffectsHook, "_move_to_outbox", _take_all),
+    "a committed run loses its effects": (EffectsHook, "_lacks_room", _drop_failed),
     "a failed delivery is not repeated": (EffectsHook, "_note_failure", _ignore_failure),
     "a recovery delivers again": (EffectsHook, "load_state_dict", _load_all),
     "all have one numbering": (EffectsHook, "record", _one_recorder),
