@@ -6,7 +6,6 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -29,8 +28,6 @@ from aiohooks.errors import (
 from aiohooks.stores import MemoryStepStore, Position, Publisher
 from aiohooks.testing.clock import ManualClock
 from tests.support.waiting import ticks
-
-pytestmark = pytest.mark.every_python
 
 STEPS = st.integers(0, 12)
 TIMEOUTS = st.sampled_from([None, None, 0, 5, 20])

@@ -21,8 +21,6 @@ from aiohooks.testing.clock import ManualClock
 from aiohooks.version_gate import GateStatistics, Ticket, VersionGate
 from tests.support.waiting import ticks
 
-pytestmark = pytest.mark.every_python
-
 
 @dataclass(eq=False)
 class Item:
