@@ -722,17 +722,17 @@ def _add_note_once(error: BaseException, text: str) -> None:
 
 
 def flattened(errors: Iterable[BaseException]) -> list[BaseException]:
-    """Return the errors, with the members of each group in place of the group.
+    """Return the errors as a flat list, in which the members of each group replace the group.
 
-    The notes of a group are added to its members.
+    The notes of a group are copied to its members.
     """
     flat: list[BaseException] = []
-    # Recursive, as groups are: a group within a group has notes as well.
     for error in errors:
         if not isinstance(error, BaseExceptionGroup):
             flat.append(error)
             continue
         group = cast("BaseExceptionGroup[BaseException]", error)
+        # Groups can be nested, and the groups of each level may have notes of their own.
         members = flattened(group.exceptions)
         for member in members:
             for note in notes_of(group):

@@ -166,9 +166,7 @@ def with_process_options(
     stop_grace_secs: float,
     store_options: Mapping[str, Any] | None,
 ) -> TaskSpec:
-    """Return the spec with the options of launchers that start processes.
-
-    By default (`on_lost="keep"`), waiters of the run keep waiting while a task is restarted.
+    """Return a copy of the spec with the options of launchers that start processes.
 
     Raises:
         InvalidArgumentError: an option is invalid.
@@ -177,6 +175,7 @@ def with_process_options(
     check_instance(backoff, Backoff, "backoff")
     check_secs(stop_grace_secs, "stop_grace_secs")
     check_mapping(store_options, "store_options")
+    # Unless the caller wants another policy, waits for a step continue while a task restarts.
     options = {"on_lost": "keep", **(store_options or {})}
     for reserved in ("url", "run"):
         if reserved in options:
@@ -264,22 +263,27 @@ async def launch(
 ) -> list[T]:
     """Run the tasks as `supervise` does, and close the store at the end.
 
-    If `forgets`, delete the run before: its name is random, so no other run will use it.
+    With `forgets`, the run is deleted first. Its name is random, so nothing will continue it.
     """
     try:
         return await supervise(run_attempt, spec, store)
     finally:
-        if forgets:
-            try:
-                await shielded(
-                    store.forget(),
-                    grace_secs=spec.stop_grace_secs,
-                    what=f"forgetting the run {store.run}",
-                )
-            except StoreUnavailableError as error:
-                # This error must not replace the results or the errors of the tasks.
-                logger.warning("the run %s could not be deleted: %s", store.run, error)
-        await store.aclose()
+        # Deleting the run may fail or be cancelled, and the store must be closed all the same.
+        try:
+            if forgets:
+                await _forget_run(store, spec.stop_grace_secs)
+        finally:
+            await store.aclose()
+
+
+async def _forget_run(store: StepStore, grace_secs: float) -> None:
+    try:
+        await shielded(
+            store.forget(), grace_secs=grace_secs, what=f"forgetting the run {store.run}"
+        )
+    except StoreUnavailableError as error:
+        # This error must not replace the results or the errors of the tasks.
+        logger.warning("the run %s could not be deleted: %s", store.run, error)
 
 
 async def supervise(

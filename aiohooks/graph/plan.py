@@ -66,7 +66,7 @@ class Leaves:
         return tuple(self._slots)
 
     def build(self, fetches: Any) -> Build:
-        """Add the leaves of one request, and return the function that builds its result.
+        """Assign a slot to each node in `fetches`; return the function that builds the result.
 
         Raises:
             FetchError: a part of the request is neither a known node nor a container of fetches.
@@ -76,8 +76,8 @@ class Leaves:
             elements: list[Any] = fetches  # pyright: ignore[reportUnknownVariableType]
             builders = [self.build(element) for element in elements]
             return lambda values: [builder(values) for builder in builders]
-        # The result keeps the class of a mapping, but not that of a list: `_split_container` splits
-        # subclasses of `dict`.
+        # A subclass of `list` becomes a plain list above. A subclass of `dict` keeps its class, so
+        # `_split_container` handles it below.
         if cls is dict:
             by_key = {key: self.build(value) for key, value in fetches.items()}
             return lambda values: {key: builder(values) for key, builder in by_key.items()}
@@ -89,6 +89,7 @@ class Leaves:
             slot = self._slots.setdefault(node, len(self._slots))
             return operator.itemgetter(slot)
         parts, make_container = container
+        # The parts are a list or a dict, which the branches above handle.
         build_parts = self.build(parts)
 
         def build_container(values: Sequence[Any]) -> Any:
@@ -147,7 +148,8 @@ def _copy_with(original: Any, attributes: dict[str, Any]) -> Any:
 def canonical_feeds(graph: Graph, feed_dict: Mapping[Any, Any] | None) -> dict[Node, Any]:
     """Return the feeds by node.
 
-    A key may be a node, a name, or a tuple of keys. A tuple needs a sequence of as many values.
+    A key may be a node, a name, or a tuple of keys. A tuple needs a tuple or list of as many
+    values.
 
     Raises:
         FetchError: a key is unknown, a value is a node, a tuple does not match its values, or a
@@ -163,7 +165,7 @@ def canonical_feeds(graph: Graph, feed_dict: Mapping[Any, Any] | None) -> dict[N
         )
     feeds: dict[Node, Any] = {}
     pairs = list(feed_dict.items())
-    # The loop appends the pairs of a tuple to the list that it reads, because they may be tuples.
+    # Tuples can be nested: the loop appends the pairs of a tuple to the list, and so reaches them.
     for key, value in pairs:
         if isinstance(key, tuple):
             keys: tuple[Any, ...] = key  # pyright: ignore[reportUnknownVariableType]

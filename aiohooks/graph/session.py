@@ -621,7 +621,7 @@ class OperationCalls(Overlap):
                 self._start_operation(operation)
 
     def _start_operation(self, operation: PlannedOperation) -> None:
-        """Start an operation in a task, or call it immediately if it cannot wait."""
+        """Start an operation in a task. If it cannot wait, call it here, without a task."""
         slot = operation.slot
         call = operation.call
         values = self.results
@@ -632,8 +632,10 @@ class OperationCalls(Overlap):
         try:
             result = context.run(call, values)
             if operation.is_async:
+                # A coroutine that never suspends has its result at once.
                 result = context.run(result_now, result)
             elif type(result) is types.CoroutineType:
+                # A plain function returned a coroutine, which nothing would await.
                 _reject_coroutine(operation.name, result)
             values[slot] = result
         except BaseException as error:

@@ -181,7 +181,8 @@ class Variables:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            # `copy` looks up attributes of a new object before it has set `_values`.
+            # `copy` looks up attributes of a new object before it has set `_values`. Then
+            # `self._values` would call this method again, without end.
             values = self.__dict__.get("_values", Values())
             raise AttributeError(
                 f"Variables has no attribute {name!r}. Read the values with snapshot(), and replace"

@@ -260,8 +260,8 @@ class EffectsHook(ResettingHook, Waiting):
     async def close(self, exc: BaseException | None) -> None:
         """Cancel the deliveries, and log how many effects remain.
 
-        After an error, effects that no checkpoint contains are delivered before, for at most a
-        third of the grace period.
+        After an error, effects that no checkpoint contains are delivered first, for at most a third
+        of the grace period. The deliveries that are cancelled then may take the rest.
         """
         self._move_to_outbox()
         if not self._is_saved and exc is not None:
@@ -277,12 +277,12 @@ class EffectsHook(ResettingHook, Waiting):
         self._coord = None
         remaining = self._pending()
         if remaining:
-            outcome = (
-                "the next process delivers the effects in its checkpoint, and repeats the steps of"
-                " the others"
-            )
-            if not self._is_saved:
-                outcome = "they are lost, as no checkpoint has them"
+            outcome = "they are lost, as no checkpoint has them"
+            if self._is_saved:
+                outcome = (
+                    "the next process delivers the effects in its checkpoint, and repeats the steps"
+                    " of the others"
+                )
             logger.warning(
                 "effects that were not delivered: %s; %s", _counts_by_kind(remaining), outcome
             )
