@@ -191,6 +191,17 @@ async def test_the_end_of_a_run(
     )
 
 
+async def test_the_store_is_closed_whatever_deleting_the_run_raises() -> None:
+    """An error of another kind is raised, and leaves no open store."""
+    store = Store()
+    store.calls, store.error = [], ValueError("odd")
+    with pytest.raises(ValueError, match="odd"):
+        await launch(
+            Attempts({(0, 1): lambda: 1, (1, 1): lambda: 2}), spec_of(), store, forgets=True
+        )
+    assert store.calls == ["forget", "close"]
+
+
 async def test_tasks_that_do_not_end(clock: ManualClock) -> None:
     """A launcher that is cancelled waits for them; cancelled again, for twice the grace period and
     five seconds more.
