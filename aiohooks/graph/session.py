@@ -632,7 +632,7 @@ class OperationCalls(Overlap):
         try:
             result = context.run(call, values)
             if operation.is_async:
-                # A coroutine that never suspends has its result at once.
+                # A coroutine that never suspends has its result immediately.
                 result = context.run(result_now, result)
             elif type(result) is types.CoroutineType:
                 # A plain function returned a coroutine, which nothing would await.
