@@ -225,6 +225,8 @@ class RunLock(Waiting):
         if waits.cause is not None or waits.own_contexts:
             waits.reset()
         scope.active = False
+        # Tasks that were started in the run have its scope, and must not keep its feeds alive.
+        scope.attempt = None
         current_scope.set(scope.outer)
         self.turns.release()
         if scope.observers:

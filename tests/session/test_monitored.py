@@ -4,7 +4,10 @@ context.
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -239,6 +242,27 @@ async def test_the_context_of_a_run() -> None:
         ("before", 12, 1, False),
         ("after", 11, 1, False),
     ]
+
+
+async def test_a_task_of_a_run_does_not_keep_its_feeds() -> None:
+    """A task that was started in a run lives on, and the batch of the run is freed at its end."""
+    gate = asyncio.Event()
+    tasks: list[asyncio.Task[Any]] = []
+
+    class Batch: ...
+
+    async def step(batch: Batch) -> None:
+        tasks.append(asyncio.create_task(gate.wait()))
+
+    async with ah.AsyncMonitoredSession(step, [RecordingHook()]) as session:
+        batch = Batch()
+        freed = weakref.ref(batch)
+        await session.run((), {"batch": batch})
+        del batch
+        gc.collect()
+        assert freed() is None
+        gate.set()
+        await tasks[0]
 
 
 async def test_the_committed_step_is_the_runs_own() -> None:
