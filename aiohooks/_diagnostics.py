@@ -50,8 +50,8 @@ class Awaited(NamedTuple):
         name: what it is.
         detail: its state.
         by: returns what it waits for itself: tasks, futures, threads, calls, other such things.
-        key: what is one thing has one key: the thing itself, or a text that is the same in all
-            processes of a run; of a call that runs in a task of its own, that task.
+        key: the identity of the node: the thing itself, or a text that is the same wherever it is
+            known; of a call that runs in a task of its own, that task.
         secs: for how long it has been waited for, or has lasted.
         needs: whether it waits for "all" of those in `by`, for "any" one, or "perhaps" for some, as
             far as is known.

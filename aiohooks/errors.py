@@ -505,7 +505,7 @@ def is_clean_end(error: BaseException) -> bool:
     session's input.
     """
     if isinstance(error, BaseExceptionGroup):
-        # A failure beside a clean end must not be suppressed with it.
+        # A group that also contains a failure must not be suppressed.
         group = cast("BaseExceptionGroup[BaseException]", error)
         return all(map(is_clean_end, group.exceptions))
     return isinstance(error, _CLEAN_ENDS)

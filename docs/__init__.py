@@ -1,1 +1,1 @@
-"""The pages of the documentation, and the programs that build and check the site made of them."""
+"""The pages of the documentation, and the programs that build its site."""

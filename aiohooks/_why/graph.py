@@ -1,6 +1,4 @@
-"""The wait-for graph as plain data, which a process can hand over: as text, as JSON, with its
-deadlocks.
-"""
+"""The wait-for graph as plain data, which can be converted to text and JSON, with its deadlocks."""
 
 from __future__ import annotations
 

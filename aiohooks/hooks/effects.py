@@ -170,8 +170,8 @@ class EffectsHook(ResettingHook, Waiting):
         self._numbers: Counter[str] = Counter()
         # How often the step fell without the restore of a checkpoint.
         self._resets = 0
-        # The attempts whose recorded effects are neither in the outbox nor dropped: the current
-        # one, and those that failed before `after_run`, perhaps after their commit.
+        # The attempts whose recorded effects are neither in the outbox nor dropped. These are the
+        # current attempt, and attempts that failed before `after_run` of this hook.
         self._attempts: list[SessionRunContext] = []
         # How many effects were moved to the outbox, which is also the number of the last one.
         self._effect_count = 0

@@ -6,7 +6,6 @@ import abc
 import asyncio
 import concurrent.futures
 import contextlib
-import os
 from asyncio import get_running_loop
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal, Self
@@ -387,15 +386,15 @@ class StepStore(Waiting):
         )
 
     def awaited_publisher(self, publisher: Publisher) -> str | None:
-        """Return the key of a publisher in the wait-for graph, the same in all processes of the
-        run; None if it has none.
+        """Return the key of a publisher in the wait-for graph, the same for all stores of the run
+        in this process; None if it has none.
         """
         return None
 
     @property
     def _identity(self) -> str:
         """What the run of this store is known by in the wait-for graph."""
-        return f"{os.getpid()}:{id(self)}"
+        return str(id(self))
 
     def _notes(self) -> Iterable[str]:
         """Return what else there is to say about a wait for a step."""

@@ -1,1 +1,1 @@
-"""The site of the documentation: how it is built from the pages, and what is checked of it."""
+"""Programs that build the site from the pages, and check it."""

@@ -1,5 +1,4 @@
-"""The site: its sources, which are the pages of docs/ with pages for what they link to, built by
-Sphinx and checked.
+"""Build the site from the pages of docs/ with Sphinx, and check it.
 
     python -m docs.site.build FOLDER
 
