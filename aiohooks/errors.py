@@ -9,7 +9,8 @@
      │   └─ UpdateConflictError               other runs kept replacing the run's variable
      ├─ UnavailableError                      a service is temporarily unavailable: recovered
      │   └─ StoreUnavailableError             the engine of a step store is unavailable
-     │       └─ StoreRefusedError             the engine denies access: waiting does not help
+     │       ├─ StoreRefusedError             the engine denies access: waiting does not help
+     │       └─ StoreResetError               the engine has lost the data of the run
      ├─ StoreDamagedError                     the stored data of a run cannot be read
      ├─ RecoveryExhaustedError                the session was used after recovery gave up
      ├─ FeedsLostError                        a recovery has undone steps and lost their feeds
@@ -93,6 +94,7 @@ __all__ = [
     "StoreClosedError",
     "StoreDamagedError",
     "StoreRefusedError",
+    "StoreResetError",
     "StoreUnavailableError",
     "TaskDiedError",
     "UnavailableError",
@@ -191,6 +193,30 @@ class StoreRefusedError(StoreUnavailableError):
     The reason is a password, a permission, a version or a path. A first connection and a first
     session do not retry; a session that has run recovers, as from any `UnavailableError`.
     """
+
+
+class StoreResetError(StoreUnavailableError):
+    """Raised by a write to a run whose data the engine has lost.
+
+    The run continues in a later epoch. The write is not made there, but if the data was lost after
+    the write, the new step may include it. Restore your state from a checkpoint, as the session
+    does when it recovers. The term of a chief has ended: it gets this error until it leaves `lead`.
+
+    Attributes:
+        old: the last position that was seen before the loss.
+        new: the position from which the run continues.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        old: tuple[int, int],
+        new: tuple[int, int],
+    ) -> None:
+        super().__init__(message)
+        self.old = old
+        self.new = new
 
 
 class StoreDamagedError(AiohooksError):

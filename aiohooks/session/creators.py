@@ -377,7 +377,8 @@ class ChiefSessionCreator(_Creator):
         else:
             self._saver = checkpoint.Saver(checkpoint_dir)
         self._own_saver = self._saver is not checkpoint_dir
-        self._created = False
+        self._latest: Session | None = None
+        self._is_run_lost = False  # by the engine, since the latest session was created
         self.restores_again: bool = True
         """Whether a session that replaces one is restored; set by the monitored session, as
         `RecoveryPolicy(restore=)` says.
@@ -401,20 +402,29 @@ class ChiefSessionCreator(_Creator):
                 this graph, store and variables.
         """
         values = values_of(self._variables)
+        if self._lead is not None and not self.global_step.leads:
+            self._is_run_lost = True
+            await self._leave_lead()
         if self._leads and self._lead is None:
             lead = self.global_step.lead()
             await lead.__aenter__()
             self._lead = lead
         seen = await self.global_step.value()  # so that the latest position is known
         first = await values.claim()
+        latest = self._latest
 
         async def initialise(session: Session) -> None:
             session.tracked = self._scaffold.tracked or {}
             session.saver = self._saver
-            if self._saver is not None and (first or (self._created and self.restores_again)):
+            if self._saver is not None and (first or (latest is not None and self.restores_again)):
                 restored = await self._saver.restore(missing_ok=True)
                 if restored is not None:
                     await restore_session(session, restored, seen)
+            if self._is_run_lost and latest is not None and session.restored is None:
+                # Without a checkpoint the variables are where the chief has left them.
+                if seen.step < latest.committed_step:
+                    await self.global_step.reset(latest.committed_step)
+                session.committed_step = latest.committed_step
             if first and session.restored is None and self._scaffold.init_fn is not None:
                 await self._scaffold.init_fn(session)
 
@@ -426,7 +436,8 @@ class ChiefSessionCreator(_Creator):
             raise
         if first:
             values.mark_ready()
-        self._created = True
+        self._latest = session
+        self._is_run_lost = False
         if self._lead is not None:
             await self.global_step.mark_initialised()
         return session
@@ -438,7 +449,6 @@ class ChiefSessionCreator(_Creator):
         A given `Saver` is not closed; what it has not copied to its mirror yet is waited for, at
         most `grace_secs`.
         """
-        lead, self._lead = self._lead, None
         try:
             if self._saver is not None:
                 await (
@@ -447,8 +457,12 @@ class ChiefSessionCreator(_Creator):
                     else self._saver.flush_mirror(grace_secs)
                 )
         finally:
-            if lead is not None:
-                await lead.__aexit__(None, None, None)
+            await self._leave_lead()
+
+    async def _leave_lead(self) -> None:
+        lead, self._lead = self._lead, None
+        if lead is not None:
+            await lead.__aexit__(None, None, None)
 
     def fail_waiters(self, error: BaseException) -> None:
         """End the waits of the workers for the variables; called by the monitored session when it

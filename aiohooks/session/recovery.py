@@ -370,7 +370,9 @@ class SessionSupervisor(Waiting):
         session = state.session
         if session is None:
             return
-        self._feeds.note_loss(session, session.global_step.latest.step)
+        # The store may have lost steps that the session has made.
+        reached = max(session.global_step.latest.step, session.committed_step)
+        self._feeds.note_loss(session, reached)
         state.session = None
 
         async def close() -> None:

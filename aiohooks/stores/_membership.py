@@ -38,7 +38,6 @@ class Members:
     """
 
     __slots__ = (
-        "_last_once",
         "_lease_secs",
         "_numbers",
         "_once",
@@ -57,7 +56,6 @@ class Members:
         self._numbers = 0
         self._publishers: dict[Publisher, Member] = {}
         self._once: list[Leave | Fail] = []
-        self._last_once: Leave | Fail | None = None  # the last one that was answered
         self._seq = 0
         self._sent: dict[str, Member] = {}
 
@@ -131,7 +129,6 @@ class Members:
             self._sent[request.member.id] = request.member
         elif isinstance(request, (Leave, Fail)):
             self._once.remove(request)
-            self._last_once = request
             if isinstance(request, Leave):
                 self._sent.pop(request.id, None)
 
@@ -140,14 +137,6 @@ class Members:
         outage.
         """
         self._sent.clear()
-
-    def repeat_last_exit(self) -> None:
-        """Send the last exit or failure again: the engine has lost its data. It counts once if
-        another process has kept it.
-        """
-        if self._last_once is not None:
-            self._once.insert(0, self._last_once)
-            self._last_once = None
 
     @property
     def renewal_secs(self) -> float | None:
@@ -258,6 +247,7 @@ class RunWatcher:
         "_grace_secs",
         "_hold",
         "_keep",
+        "_missing",
         "_observed",
         "_process",
         "_seen_exit",
@@ -279,6 +269,8 @@ class RunWatcher:
         self._grace_secs = join_grace_secs
         self._grace = NO_TIMER
         self._hold = NO_TIMER
+        # The members of a run that the engine has lost which have not registered again yet.
+        self._missing: dict[str, Member] = {}
         self._seen_exit = 0  # the number of the latest exit that the registry knows
 
     def observe(self, snapshot: Snapshot) -> None:
@@ -305,7 +297,9 @@ class RunWatcher:
             snapshot.ready and bool(snapshot.members or snapshot.last_exit is None)
         )
         here = {member.id for member in snapshot.members}
-        self._report_others(
+        for id in here:
+            self._missing.pop(id, None)
+        self._report(
             [
                 each.name
                 for each in old.members
@@ -313,17 +307,28 @@ class RunWatcher:
             ]
         )
 
-    def hold(self, secs: float) -> None:
-        """The engine has lost its data: let all waits continue until every publisher could be
-        announced again.
+    def begin_again(self, secs: float) -> None:
+        """The engine has lost the run: let all waits continue until each publisher has had the time
+        to register again.
         """
         self._stop_hold()
         self._hold = self._clock.call_later(secs, self._end_hold)
         self._waits.holds = True
+        self._seen_exit = 0
+        for member in self.snapshot.members:
+            if member.process != self._process:
+                self._missing[member.id] = member
 
     def _end_hold(self) -> None:
         self._stop_hold()
-        self._report_others()
+        missing = tuple(self._missing.values())
+        self._missing.clear()
+        if missing:
+            # The run that lost them cannot say that they are dead.
+            member, step = missing[-1], self._waits.latest.step
+            self._report_exit(LastExit(self._seen_exit, member.name, step, "", lost=True))
+        else:
+            self._report()
 
     def _stop_hold(self) -> None:
         self._hold.cancel()
@@ -339,44 +344,49 @@ class RunWatcher:
 
     def _end_grace(self) -> None:
         self._seen_exit = 0
-        self._report_others()
+        self._report()
 
-    def _report_others(self, gone: Collection[str] = ()) -> None:
+    def _report(self, gone: Collection[str] = ()) -> None:
         """Pass on the publishers of other processes, and how the last one left; those `gone` are of
         this process.
         """
-        members, left = self.snapshot.members, self.snapshot.last_exit
+        left = self.snapshot.last_exit
+        if left is None or left.number <= self._seen_exit:
+            self._waits.observe_others(self._others, None, lost=False)
+            return
+        self._seen_exit = left.number
+        self._missing = {id: each for id, each in self._missing.items() if each.name != left.name}
+        self._report_exit(left, gone)
+
+    @property
+    def _others(self) -> tuple[Member, ...]:
+        members = self.snapshot.members
         publishing = {member.process for member in members if not member.term}
-        others = tuple(
+        return tuple(
             member
             for member in members
             # A chief in a process that has a publisher does not count a second time.
             if member.process != self._process
             and (not member.term or member.process not in publishing)
         )
-        last_exit, lost = None, False
-        if left is not None and left.number > self._seen_exit:
-            self._seen_exit = left.number
-            lost = left.lost
-            if lost:
-                whose = " of this process, which is announced again," if left.name in gone else ""
-                logger.warning(
-                    "run %s: %s%s was found dead, last seen at step %d",
-                    self._waits.run,
-                    left.name,
-                    whose,
-                    left.step,
-                )
-            own = self._waits.publishers.last_exit
-            if (
-                own is not None
-                and not own.is_remote
-                and (own.name, own.step) == (left.name, left.step)
-            ):
-                last_exit = own  # this process's own exit, which has the error itself
-            elif not (lost and self._keep):
-                last_exit = PublisherExit(left.name, left.step, _error_of(left), is_remote=True)
-        self._waits.observe_others(others, last_exit, lost=lost)
+
+    def _report_exit(self, left: LastExit, gone: Collection[str] = ()) -> None:
+        if left.lost:
+            whose = " of this process, which is announced again," if left.name in gone else ""
+            logger.warning(
+                "run %s: %s%s was found dead, last seen at step %d",
+                self._waits.run,
+                left.name,
+                whose,
+                left.step,
+            )
+        own = self._waits.publishers.last_exit
+        last_exit = None
+        if own is not None and not own.is_remote and (own.name, own.step) == (left.name, left.step):
+            last_exit = own  # this process's own exit, which has the error itself
+        elif not (left.lost and self._keep):
+            last_exit = PublisherExit(left.name, left.step, _error_of(left), is_remote=True)
+        self._waits.observe_others(self._others, last_exit, lost=left.lost)
 
 
 def _error_of(left: LastExit) -> AiohooksError | None:

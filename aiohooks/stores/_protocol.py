@@ -128,6 +128,13 @@ class Snapshot(NamedTuple):
     """A random word made with the run; with another one the engine has lost the run meanwhile."""
 
 
+class Mark(NamedTuple):
+    """How far a process knows a run to have come."""
+
+    position: Position
+    term: int
+
+
 # What users see of a store and of a run.
 
 
@@ -293,9 +300,7 @@ class Write(NamedTuple):
     kind: WriteKind
     amount: int
     floor: Position
-    """The highest position that the writer knows; a run that is behind has lost data and first
-    jumps there.
-    """
+    """The highest position that the writer knows; a run that is behind it has lost data."""
     term: int
     """The writer's term, 0 without one; refused if it is older than the run's."""
     writer: str
@@ -306,7 +311,7 @@ class Write(NamedTuple):
 
     def target(self, position: Position) -> tuple[int, int]:
         """Return the epoch and the step that it leads to from `position`."""
-        epoch, step = max(position, self.floor)
+        epoch, step = position
         if self.kind == "advance":
             return epoch, step + self.amount
         if self.kind == "raise":
@@ -376,9 +381,9 @@ Request = Write | Join | Leave | Lead | Fail | Expire
 class Answer(NamedTuple):
     """The result of a request."""
 
-    status: Literal["ok", "stale", "busy", "full"]
+    status: Literal["ok", "stale", "busy", "full", "lost"]
     """"stale": of an older term; "busy": there is another chief; "full": it would pass the highest
-    step.
+    step; "lost": the run is behind what the writer knows.
     """
     position: Position
     """The position that a write led to; otherwise the current one."""

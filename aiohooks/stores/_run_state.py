@@ -5,7 +5,6 @@ a clock.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from aiohooks.stores._protocol import (
@@ -18,6 +17,7 @@ from aiohooks.stores._protocol import (
     LastExit,
     Lead,
     Leave,
+    Mark,
     Member,
     Position,
     Request,
@@ -26,6 +26,7 @@ from aiohooks.stores._protocol import (
 )
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
+_START = Position(1, 0)
 _MOST_WRITERS = 1024  # whose last answers are kept; the least recent one is dropped first
 
 
@@ -35,7 +36,7 @@ class RunState:
     """
 
     def __init__(self) -> None:
-        self.position = Position(1, 0)
+        self.position = _START
         self.term = 0
         self.leader = ""  # the process that the term was granted to
         self.ready = 0  # the term that has initialised what the workers need
@@ -45,15 +46,6 @@ class RunState:
         self.exits = 0
         self.failure: Failure | None = None
         self.answers: dict[str, tuple[int, Position]] = {}
-        # After the data was lost, see `recover`:
-        self.recovered: list[str] = []  # the processes that have said what they know
-        self.recovered_epoch = self.position.epoch  # the highest epoch from before
-        self.recovered_exits = 0  # the highest number of an exit from before
-        self.recovered_revision = 0  # the highest revision from before
-        self.unconfirmed: list[
-            str
-        ] = []  # members that other processes knew, and that have not been renewed since
-        self.gone: list[str] = []  # those that were removed without having been renewed
 
     def copy(self) -> RunState:
         other = RunState.__new__(RunState)
@@ -83,98 +75,26 @@ class RunState:
                 self.revision += 1
         return self._answer("ok")
 
-    def recover(
-        self, process: str, known: Snapshot, answers: Mapping[str, tuple[int, Position]]
-    ) -> None:
-        """Take over what a process knows of the run from before the engine lost it, with its own
-        members as they are now.
+    def succeed(self, lost: Mark) -> None:
+        """Take the place of a run that the engine has lost, and of which a process knew this much.
 
-        Each process does this once after a loss, in any order; what has happened since the loss is
-        kept. A reset since the loss
-        counts: a chief has restored what it has, and does not know the later steps from before.
-        Members of other processes come back as they were last seen: none counts as gone before it
-        could be announced again, and none that has been found dead since the loss comes back.
+        Each process that knew it calls this once, in any order. The epoch becomes later than any
+        of the lost run, so that no step falls within an epoch, and later terms are higher than all
+        of its terms. The first process decides on the step: a chief may have restored an earlier
+        one before others come.
         """
-        before = self.snapshot()
-        self._recover_position(known)
-        for writer, last in answers.items():
-            self.answers[writer] = max(last, self.answers.get(writer, last))
-        while len(self.answers) > _MOST_WRITERS:
-            del self.answers[next(iter(self.answers))]
-        if known.term > self.term:
-            self._begin_term(known.term, known.leader)
-            for member in tuple(self.members.values()):
-                if self._is_stale(member):
-                    self._remove(member.id)
-        if known.ready and (known.term, known.leader) == (self.term, self.leader):
-            self.ready = self.term
-        if known.failure is not None and self.failure is None:
-            self.failure = known.failure
-        if known.last_exit is not None and known.last_exit != self.last_exit:
-            self._recover_exit(known.last_exit)
-        self._recover_members(process, known)
-        if self.snapshot() != before:
-            self.revision = max(self.revision, known.revision) + 1
-
-    def mark_older(self) -> None:
-        """Before `recover`: the engine has an older copy of the run, or a part of it, in which
-        nothing is from after the loss.
-        """
-        self.recovered.clear()
-        self.gone.clear()
-        self.recovered_epoch = self.position.epoch
-        self.recovered_exits, self.recovered_revision = self.exits, self.revision
-        self.unconfirmed = list(self.members)
-
-    @property
-    def resets(self) -> int:
-        """How often the step was reset since the loss."""
-        return self.position.epoch - self.recovered_epoch
-
-    def _recover_position(self, known: Snapshot) -> None:
-        position, resets = known.position, self.resets
-        if not resets:
-            self.position = max(self.position, position)
-        elif known.term > self.term:  # by a chief that was none
-            self.position = Position(max(self.position.epoch, position.epoch) + 1, position.step)
-            self.recovered_epoch = self.position.epoch
-        elif position.epoch > self.recovered_epoch:
-            self.position = Position(position.epoch + resets, self.position.step)
-        self.recovered_epoch = max(self.recovered_epoch, position.epoch)
-
-    def _recover_exit(self, known: LastExit) -> None:
-        if self.exits <= self.recovered_exits:
-            if known.number > self.exits:
-                self.exits, self.last_exit = known.number, known
-        elif (
-            known.number >= self.exits and self.last_exit is not None
-        ):  # there was one since the loss: that is the last one
-            self.exits = known.number + 1
-            self.last_exit = self.last_exit._replace(number=self.exits)
-        self.recovered_exits = max(self.recovered_exits, known.number)
-
-    def _recover_members(self, process: str, known: Snapshot) -> None:
-        here = {member.id for member in known.members}
-        newest = known.revision >= self.recovered_revision
-        for id in tuple(self.unconfirmed):
-            # The process itself, or one with a more recent snapshot, knows that it has left.
-            if id not in here and (newest or id.rpartition("/")[0] == process):
-                self._remove(id)
-        seen_since = {*self.members, *self.gone}
-        for member in known.members:
-            if member.process == process:
-                self._join(member)
-            elif (
-                newest
-                and member.process not in self.recovered
-                and not self._is_stale(member)
-                and member.id not in seen_since
-            ):
-                self.members[member.id] = member
-                self.unconfirmed.append(member.id)
-        self.recovered_revision = max(self.recovered_revision, known.revision)
-        if process not in self.recovered:
-            self.recovered.append(process)
+        before = self.position, self.term
+        step = lost.position.step if self.position == _START else self.position.step
+        if self.position.epoch <= lost.position.epoch:
+            self.position = Position(lost.position.epoch + 1, step)
+        if self.term < lost.term:
+            self.term = lost.term
+            self.leader = ""
+        for member in tuple(self.members.values()):
+            if self._is_stale(member):
+                del self.members[member.id]
+        if (self.position, self.term) != before:
+            self.revision += 1
 
     def snapshot(self, run_id: str = "") -> Snapshot:
         return Snapshot(
@@ -196,12 +116,13 @@ class RunState:
         last = self._last_answer(write.writer)
         if last is not None and last[0] >= write.seq:
             return Answer("ok", last[1], self.term)
+        if write.floor > self.position:
+            return self._answer("lost")
         epoch, step = write.target(self.position)
-        if self._is_older_term(write.term, write.writer):
+        if self._is_term_over(write.term, write.writer):
             return self._answer("stale")
         if step > MAX_STEP:
             return self._answer("full")
-        self._begin_term(write.term, write.writer)
         self.position = Position(epoch, step)
         self._remember(write.writer, write.seq)
         return self._answer("ok")
@@ -234,11 +155,10 @@ class RunState:
         member = member._replace(heartbeat=0 if known is None else known.heartbeat + 1)
         if self._is_stale(member):
             # A chief that was taken for dead, and whose successor leads: its lease is gone.
-            if self._remove(member.id) is not None:
+            if self.members.pop(member.id, None) is not None:
                 self.revision += 1
             return
-        self._confirm(member)
-        self._begin_term(member.term, member.process)
+        self.members[member.id] = member
         if member.ready and self.ready != member.term:
             self.ready = member.term
             self.revision += 1
@@ -246,7 +166,7 @@ class RunState:
             self.revision += 1
 
     def _leave(self, leave: Leave) -> None:
-        known = self._remove(leave.id)
+        known = self.members.pop(leave.id, None)
         if leave.name:
             self._record_exit(leave.name, leave.step, leave.error, lost=False)
         elif known is not None:
@@ -255,19 +175,8 @@ class RunState:
     def _expire(self, expire: Expire) -> None:
         member = self.members.get(expire.id)
         if member is not None and member.heartbeat == expire.heartbeat:
-            self._remove(expire.id)
+            del self.members[expire.id]
             self._record_exit(member.name, self.position.step, "", lost=True)
-
-    def _confirm(self, member: Member) -> None:
-        self.members[member.id] = member
-        if member.id in self.unconfirmed:
-            self.unconfirmed.remove(member.id)
-
-    def _remove(self, id: str) -> Member | None:
-        if id in self.unconfirmed:
-            self.unconfirmed.remove(id)
-            self.gone.append(id)
-        return self.members.pop(id, None)
 
     def _record_exit(self, name: str, step: int, error: str, *, lost: bool) -> None:
         self.exits += 1
@@ -281,24 +190,18 @@ class RunState:
         if (
             known is None or not known.term
         ):  # otherwise it is the same request, repeated because its answer was lost
-            self._begin_term(self.term + 1, member.process)
-            self._confirm(member._replace(term=self.term, ready=False))
+            self.term += 1
+            self.leader = member.process
+            self.members[member.id] = member._replace(term=self.term, ready=False)
             self.revision += 1
         return self._answer("ok")
 
-    def _begin_term(self, term: int, leader: str) -> None:
-        """Begin a term, unless it is not newer than the current one."""
-        if term > self.term:
-            self.term, self.leader = term, leader
-
-    def _is_older_term(self, term: int, process: str) -> bool:
-        """Return whether a term of this process has ended. Two processes may have the same term if
-        the engine lost its data.
-        """
-        return 0 < term < self.term or (0 < term == self.term and self.leader not in ("", process))
+    def _is_term_over(self, term: int, process: str) -> bool:
+        """Return whether a term that this process had has ended; a term of 0 is none."""
+        return term > 0 and (term, process) != (self.term, self.leader)
 
     def _is_stale(self, member: Member) -> bool:
-        return self._is_older_term(member.term, member.process)
+        return self._is_term_over(member.term, member.process)
 
     def dump(self) -> bytes:
         return _ENCODER.encode({**vars(self), "members": list(self.members.values())}).encode()
@@ -321,15 +224,7 @@ class RunState:
             )
             state.members = {member.id: member for member in map(_member, read["members"])}
             state.exits = _number(read["exits"])
-            state.leader = str(read.get("leader", ""))
-            names = (
-                [str(one) for one in read.get(key, ())]
-                for key in ("recovered", "unconfirmed", "gone")
-            )
-            state.recovered, state.unconfirmed, state.gone = names
-            state.recovered_epoch = _number(read.get("recovered_epoch", state.position.epoch))
-            state.recovered_exits = _number(read.get("recovered_exits", 0))
-            state.recovered_revision = _number(read.get("recovered_revision", 0))
+            state.leader = str(read["leader"])
             if read["last_exit"] is not None:
                 number, name, step, error, lost = read["last_exit"]
                 state.last_exit = LastExit(

@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from aiohooks._aio.clock import Clock
-from aiohooks.stores._protocol import Answer, EngineError, Position, Request, RunReport, Snapshot
+from aiohooks.stores._protocol import (
+    Answer,
+    EngineError,
+    Mark,
+    Position,
+    Request,
+    RunReport,
+    Snapshot,
+)
 from aiohooks.stores._waiting import WaitRegistry
 
 
@@ -30,11 +38,6 @@ class Engine(abc.ABC):
     are found by leases. Otherwise nothing is tried again, and the engine removes the members of
     dead processes by itself.
     """
-    loss_note: ClassVar[str] = (
-        "; advances of processes that have not seen each other's since the loss may count once"
-    )
-    """What may be wrong with the step after the engine has lost its data."""
-
     link: EngineLink
     """What the store offers; set by `attach`."""
 
@@ -49,9 +52,9 @@ class Engine(abc.ABC):
         """Connect, subscribe, and then read the run; make the run if it is not there. Report from
         then on.
 
-        If it is another run than before (`Snapshot.run_id`), the engine has lost its data: first it
-        gets `link.known()`, by `RunState.recover`. Requests and reports of a run with another id
-        than that must fail.
+        If there is no run any more, another one than before (`Snapshot.run_id`), or an older copy,
+        the engine has lost data: the run gets `link.known()`, by `RunState.succeed`, and has
+        another id from then on. Requests and reports of a run with another id than that must fail.
         """
 
     async def watch(self) -> None:  # noqa: B027 - only if it is `remote`
@@ -120,10 +123,8 @@ class EngineLink:
     """Ends all calls and waits with an error: for good if it is damage, otherwise until the engine
     can be used again.
     """
-    known: Callable[[], Snapshot]
-    """Returns what this process knows of the run, for an engine that has lost it; its own members
-    are exact.
-    """
+    known: Callable[[], Mark]
+    """Returns how far this process knows the run to have come, for an engine that has lost it."""
     observed: Callable[[], Snapshot]
     """Returns the latest snapshot that was reported."""
     spawn: Callable[[Coroutine[Any, Any, Any], str], asyncio.Task[Any]]

@@ -72,9 +72,13 @@ class MemoryStepStore(StepStore):
             self._waits.set_initialised(False)
             yield Term(self._terms)
 
+    @property
+    def leads(self) -> bool:
+        return self._lead.locked()
+
     async def mark_initialised(self) -> None:
         self._enter()
-        if not self._lead.locked():
+        if not self.leads:
             raise self._not_leading_error()
         self._waits.set_initialised(True)
 
@@ -86,7 +90,7 @@ class MemoryStepStore(StepStore):
             Member(f"{process}/{each.name}", each.name, math.inf, each.waits_for)
             for each in waits.publishers.here
         ]
-        if self._lead.locked():
+        if self.leads:
             members.append(Member(f"{process}/", "chief", math.inf, term=self._terms))
         last_exit = None
         if (left := waits.publishers.last_exit) is not None:

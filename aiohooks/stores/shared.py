@@ -30,6 +30,7 @@ from aiohooks.errors import (
     StoreClosedError,
     StoreDamagedError,
     StoreRefusedError,
+    StoreResetError,
     StoreUnavailableError,
     copy_error,
 )
@@ -40,6 +41,7 @@ from aiohooks.stores._protocol import (
     Answer,
     EngineError,
     Lead,
+    Mark,
     Member,
     Position,
     Request,
@@ -155,11 +157,13 @@ class SharedStepStore(StepStore):
         )
         self._answers = 0
         # Writes.
+        self._reset_error: StoreResetError | None = None  # that no write has raised yet
         self._seq = 0
         self._pending_writes: deque[_PendingWrite] = deque()
         self._writing: asyncio.Task[None] | None = None
         # The chief of this process, from the request to lead on.
         self._term = 0
+        self._term_lost = False  # with the data of the run
         self._leader: Member | None = None
         self._left_before_lead = 0
         self._vacancies = Waiters()
@@ -286,6 +290,7 @@ class SharedStepStore(StepStore):
 
     async def mark_initialised(self) -> None:
         await self._ensure_open()
+        self._check_not_reset()
         chief = self._members.chief
         if chief is None:
             raise self._not_leading_error()
@@ -596,17 +601,41 @@ class SharedStepStore(StepStore):
         self._failure = None
         self._waits.clear_failure()
         self._leases.restart()
-        known = self._watcher.snapshot
-        if known.run_id not in ("", snapshot.run_id):
-            note = self._engine.loss_note
-            logger.warning(
-                "run %s: the engine has lost its data; it gets what is known here%s", self.run, note
-            )
-            self._watcher.hold(max([self._lease_secs, *(member.ttl for member in known.members)]))
-            self._members.repeat_last_exit()
+        if self._watcher.snapshot.run_id not in ("", snapshot.run_id):
+            self._begin_again(snapshot.position)
         self._observe_snapshot(snapshot)
         self._announce_again()
         self._sleepers.wake()
+
+    def _begin_again(self, new: Position) -> None:
+        """Take note that the engine has lost the run: the next write gets an error, the term has
+        ended, waits continue.
+        """
+        old = self._waits.latest
+        message = (
+            f"the engine has lost the run {self.run}, which was at step {old.step} of epoch"
+            f" {old.epoch}: it continues from step {new.step} of epoch {new.epoch}; restore what"
+            " belongs to it from a checkpoint"
+        )
+        logger.warning("%s", message)
+        self._reset_error = StoreResetError(message, old=old, new=new)
+        self._term_lost = self._term_lost or self._term > 0
+        self._term = 0
+        if self._members.chief is not None:
+            # It still counts as one that may advance, until it leaves.
+            self._members.chief = self._members.chief._replace(term=0, ready=False)
+        ttls = (member.ttl for member in self._watcher.snapshot.members)
+        self._watcher.begin_again(max(self._lease_secs, *ttls, 0.0))
+
+    def _check_not_reset(self) -> None:
+        """Raise the error of a write after a loss: once, or to a chief as long as it leads a run
+        that is lost.
+        """
+        if (error := self._reset_error) is None:
+            return
+        if not self._term_lost:
+            self._reset_error = None
+        raise copy_error(error)
 
     def _end_outage(self) -> None:
         self._disconnected_at = None
@@ -652,7 +681,10 @@ class SharedStepStore(StepStore):
             except StoreUnavailableError as error:
                 if self._waits.closed:
                     raise self._closed_error() from None
-                is_final = isinstance(error, StoreRefusedError) or not self._engine.remote
+                is_final = (
+                    isinstance(error, (StoreRefusedError, StoreResetError))
+                    or not self._engine.remote
+                )
                 if self._failure is not None and (self._is_damaged or not is_final):
                     raise copy_error(self._failure) from None
                 if is_final or (
@@ -711,10 +743,13 @@ class SharedStepStore(StepStore):
         write = Write(
             batch[0].kind, amount, self._waits.latest, self._term, self._process, self._seq
         )
+
+        async def ask() -> Answer:
+            self._check_not_reset()
+            return await self._engine.request(write)
+
         try:
-            epoch, step = self._written(
-                write, await self._retry(functools.partial(self._engine.request, write), batch)
-            )
+            epoch, step = self._written(write, await self._retry(ask, batch))
         except asyncio.CancelledError:  # the store is closed
             for one in batch:
                 resolve(one.answer, self._closed_error())
@@ -744,6 +779,10 @@ class SharedStepStore(StepStore):
                 term=write.term,
                 newest=answer.term,
             )
+        if answer.status == "lost":
+            raise StoreUnavailableError(
+                f"run {self.run}: the engine has an older copy of it, at step {position.step}"
+            )
         if answer.status == "full":
             checked_step(MAX_STEP + 1, f"{write.kind} by {write.amount} would lead to step")
         self._observe(position)
@@ -771,6 +810,7 @@ class SharedStepStore(StepStore):
                 answer = await self._request(Lead(member))
             self._check_not_closing()
             self._term = answer.term
+            self._reset_error = None  # the chief begins with the run as it is now
             self._members.chief = member._replace(term=answer.term)
             self._announce()
             yield Term(answer.term)
@@ -783,7 +823,12 @@ class SharedStepStore(StepStore):
     def _step_down(self, failure: BaseException | None) -> None:
         leader, self._leader = self._leader, None
         if leader is not None:
-            led, self._term, self._members.chief = self._term, 0, None
+            led = self._term > 0 or self._term_lost
+            if self._term_lost:  # the next term begins with the run as it is then
+                self._reset_error = None
+            self._term = 0
+            self._term_lost = False
+            self._members.chief = None
             publishers = self._waits.publishers
             # The publishers of this process, if it has or had any, report how it left.
             silent = (
@@ -913,16 +958,15 @@ class SharedStepStore(StepStore):
 
     # Snapshots of the run.
 
-    def _known(self) -> Snapshot:
-        """Return what this process knows of the run, for an engine that has lost it: its own
-        members are exact.
+    def _known(self) -> Mark:
+        """Return how far this process knows the run to have come, for an engine that has lost
+        it.
         """
-        known = self._watcher.snapshot
-        if self._term > known.term:
-            known = known._replace(term=self._term, leader=self._process, ready=False)
-        others = (member for member in known.members if member.process != self._process)
-        position = max(known.position, self._waits.latest)
-        return known._replace(position=position, members=(*others, *self._members.here))
+        return Mark(self._waits.latest, max(self._term, self._watcher.snapshot.term))
+
+    @property
+    def leads(self) -> bool:
+        return self._term > 0
 
     def _observe_snapshot(self, snapshot: Snapshot) -> None:
         """Take note of what the engine reports; called in the event loop, also with snapshots that

@@ -19,6 +19,7 @@ from aiohooks.errors import (
     StepResetError,
     StepTimeoutError,
     StoreClosedError,
+    StoreResetError,
 )
 from aiohooks.stores import Position, Publisher, SharedStepStore, StepStore
 from aiohooks.stores.base import publishers_of
@@ -588,70 +589,71 @@ async def forgets(a: StepStore, b: StepStore, run: Run) -> None:
         assert term.number == 1
 
 
-async def keeps_the_step_without_its_data(a: StepStore, b: StepStore, run: Run) -> None:
-    """An engine that has lost its data gets the step back from those who have seen it; no wait is
-    lost or ends early.
+async def begins_a_later_epoch_without_its_data(a: StepStore, b: StepStore, run: Run) -> None:
+    """An engine that has lost its data: each process gets the error at its next write, once, and
+    the run continues; waits continue, except for those that a reset ends.
     """
     await a.advance(5)
     await sees(b, Position(1, 5))
     waits = [await parked(store, store.wait_for(6)) for store in (a, b)]
+    ended = await parked(b, b.wait_for(6, on_reset="raise"))
     await run.lose_data()
+    for store in (a, b):
+        error = await raises(StoreResetError, store.advance())
+        assert error.old == Position(1, 5), error
+        assert error.new > error.old, error
+    await raises(StepResetError, ended)
     assert not any(wait.done() for wait in waits)
     assert await b.advance() == 6
     assert [await wait for wait in waits] == [6, 6]
-    assert await a.raise_to(0) == 6
-    assert await a.reset(2) == Position(2, 2)
+    assert (await a.value()).epoch > 1
+    assert await a.reset(2) > error.new
 
 
-async def keeps_the_lead_without_its_data(a: StepStore, b: StepStore, run: Run) -> None:
-    """An engine that has lost its data: the chief leads on, a standby waits on, and its term is a
-    newer one.
+async def ends_the_term_without_its_data(a: StepStore, b: StepStore, run: Run) -> None:
+    """An engine that has lost its data: the chief may write no more, its standby leads in a newer
+    term, and what was initialised is not.
     """
-    led: list[int] = []
-
-    async def stand_by() -> None:
-        async with b.lead() as term:
-            led.append(term.number)
-            await b.advance(10)
-
     async with a.lead() as first:
         await a.mark_initialised()
         await a.advance(3)
-        await a.flush()
         await b.wait_initialised()
-        standby = asyncio.ensure_future(stand_by())
+        standby = b.lead()
+        leads = asyncio.ensure_future(standby.__aenter__())
         await b.wait_for(3)
         await run.lose_data()
-        assert await a.advance() == 4
-        assert await b.wait_for(4) == 4
-        await b.wait_initialised(0)
-        assert not led
-    await standby
-    assert led[0] > first.number
-    assert await a.wait_for(14) == 14
+        for _ in range(2):
+            await raises(StoreResetError, a.advance())
+        await raises(StoreResetError, a.mark_initialised())
+        assert not a.leads
+        second = await leads
+        assert second.number > first.number
+        await raises(SessionNotReadyError, a.wait_initialised(0))
+        await b.reset(1)
+        await b.mark_initialised()
+    await a.wait_initialised()
+    assert await a.advance() == 2
+    await standby.__aexit__(None, None, None)
 
 
 async def has_one_chief_without_its_data(a: StepStore, b: StepStore, run: Run) -> None:
-    """A process that knows of no chief may take the lead of an engine that has lost its data: then
-    the old chief is refused.
+    """A process that knows of no term may take the lead of an engine that has lost its data: it is
+    refused when one that knows of a later term comes back.
     """
     async with a.lead():
+        await a.advance(3)
+    async with a.lead() as second:
         await a.advance(3)
         await b.aclose()
         await run.lose_data()
         c = await run.open()
-        leads = asyncio.ensure_future(c.lead().__aenter__())
-        try:
-            await a.advance()
-        except StaleTermError:
-            await leads
-            await c.advance()
-            await raises(StaleTermError, a.advance())
-        else:
-            await c.value()
-            assert not leads.done()
-            leads.cancel()
-            await asyncio.gather(leads, return_exceptions=True)
+        async with c.lead() as term:
+            await raises(StoreResetError, a.advance())
+            if term.number < second.number:  # otherwise `a` was back first
+                await raises(StaleTermError, c.advance())
+    async with a.lead() as third:
+        assert third.number > second.number
+        await a.advance()
 
 
 async def tells_each_exit_once_without_its_data(a: StepStore, b: StepStore, run: Run) -> None:
@@ -669,6 +671,7 @@ async def tells_each_exit_once_without_its_data(a: StepStore, b: StepStore, run:
     await b.value()
     wait = await parked(b, b.wait_for(100))
     await run.lose_data()
+    await raises(StoreResetError, a.advance())
     await a.advance()
     await b.wait_for(1)
     assert not wait.done()
@@ -705,8 +708,8 @@ _CHECKS: dict[str, _Check] = by_name(
 )
 _LOSSES: dict[str, _Check] = by_name(
     *(
-        keeps_the_step_without_its_data,
-        keeps_the_lead_without_its_data,
+        begins_a_later_epoch_without_its_data,
+        ends_the_term_without_its_data,
         has_one_chief_without_its_data,
     ),
     tells_each_exit_once_without_its_data,

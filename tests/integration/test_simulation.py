@@ -27,9 +27,9 @@ from tests.support.redis_servers import KINDS
 from tests.support.store_servers import running
 
 QUICKLY_FOUND = (
-    "exits_are_not_recovered",
-    "terms_are_not_recovered",
-    "an_old_exit_ends_waits",
+    "terms_begin_again",
+    "the_epoch_stays",
+    "a_loss_ends_waits",
     "registrations_are_not_repeated",
     "names_are_not_synced",
     "an_interrupted_element_is_repeated",

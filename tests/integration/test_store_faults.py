@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from tests.fuzz.store_faults.plans import CLIENT_FAULTS, LINK_FAULTS
 from tests.support.step_laws import (
     Kind,
     Operation,
-    find_miscount,
     find_second_leader,
     find_violation,
 )
@@ -117,27 +115,6 @@ def test_what_is_linearizable(history: list[Operation], found: str) -> None:
     """
     assert found in find_violation(history)
     assert bool(find_violation(history)) is bool(found)
-
-
-@pytest.mark.parametrize(
-    ("reads", "found"),
-    [
-        ([operation("read", 0, 5.0, 6.0, 3)], ""),
-        ([operation("read", 0, 5.0, 6.0, 2, process=2)], "last read"),
-        ([operation("read", 0, 5.0, 6.0, 4)], "last read"),
-        (
-            [operation("read", 0, 4.5, 4.6, 0, process=1), operation("read", 0, 5.0, 6.0, 3)],
-            "had seen",
-        ),
-        ([unanswered(math.pi), operation("read", 0, 5.0, 6.0, 4)], ""),
-    ],
-)
-def test_sums_after_a_loss(reads: list[Operation], found: str) -> None:
-    """All that was acknowledged is in the last read, nothing is in it twice, and no process sees
-    the step fall.
-    """
-    assert found in find_miscount([*TWO, *reads])
-    assert bool(find_miscount([*TWO, *reads])) is bool(found)
 
 
 @pytest.mark.parametrize(

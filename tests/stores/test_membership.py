@@ -9,10 +9,12 @@ import pytest
 
 import aiohooks as ah
 from aiohooks._aio.contexts import begin_run
-from aiohooks.stores._membership import _MAX_TEXT, Members, RunWatcher
+from aiohooks.errors import StoreResetError
+from aiohooks.stores._membership import _MAX_TEXT, RunWatcher
 from aiohooks.stores._protocol import Answer, Request
 from aiohooks.stores._waiting import WaitRegistry
 from aiohooks.stores.publishers import Publisher
+from aiohooks.stores.shared import OnLost
 from aiohooks.testing import ManualClock
 from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
 from tests.support.waiting import (
@@ -265,14 +267,17 @@ async def test_the_end_of_an_earlier_run_is_not_that_of_the_next(
         assert await waiting == 9
 
 
+# --- after a loss
+
+
 def test_a_second_loss_holds_the_waits_as_long_as_the_first(clock: ManualClock) -> None:
     """The time of the first one does not end it early."""
     waits = WaitRegistry.__new__(WaitRegistry)
     waits.holds = False
     watcher = RunWatcher(waits, "p", keep=False, join_grace_secs=0)
-    watcher.hold(5)
+    watcher.begin_again(5)
     clock.advance(3)
-    watcher.hold(5)
+    watcher.begin_again(5)
     clock.advance(3)
     assert waits.holds
     watcher.stop()
@@ -280,17 +285,53 @@ def test_a_second_loss_holds_the_waits_as_long_as_the_first(clock: ManualClock) 
     assert clock.pending == 0
 
 
-def test_an_exit_that_is_repeated_comes_before_the_later_ones() -> None:
-    """They count in their order: the engine has lost the earlier one, and has not answered the
-    later one yet.
-    """
-    members = Members("p", lease_secs=10)
-    for name in ("one", "two"):
-        members.leave_as(members.new(name), name, 1, None)
-    earlier, later = members.unsent()
-    members.mark_sent(earlier)
-    members.repeat_last_exit()
-    assert members.unsent() == [earlier, later]
+@pytest.mark.parametrize("on_lost", ["raise", "keep"])
+async def test_a_publisher_that_does_not_come_back_after_a_loss(
+    clock: ManualClock, engine: FakeEngine, on_lost: OnLost
+) -> None:
+    """The engine has forgotten it, and cannot find it dead: who knew it does, after its lease."""
+    dead = FakeStepStore(DyingConnection(engine))
+    async with FakeStepStore(engine, on_lost=on_lost) as b:
+        dead.publisher("trainer")
+        await dead.advance(5)
+        await dead.flush()
+        wait = await parked(b.wait_for(9), 40)
+        await kill(dead)
+        engine.lose_data()
+        engine.cut()
+        await pass_time(clock, 9)
+        assert not wait.done()
+        await pass_time(clock, 3)
+        if on_lost == "keep":
+            assert not wait.done()
+            await cancel_and_wait(wait)
+        else:
+            with pytest.raises(ah.PublisherFailedError, match="trainer failed at step 5") as caught:
+                await wait
+            assert "found dead" in str(caught.value.__cause__)
+    await close_dead(dead, clock)
+
+
+@pytest.mark.parametrize("writes", [True, False])
+async def test_a_chief_that_does_not_notice_a_loss_still_counts(
+    clock: ManualClock, engine: FakeEngine, writes: bool
+) -> None:
+    """It may be in a long step: waits continue, and end with how it leaves."""
+    async with FakeStepStore(engine) as a, FakeStepStore(engine) as b:
+        async with a.lead():
+            await a.flush()
+            wait = await parked(b.wait_for(9), 40)
+            engine.lose_data()
+            engine.cut()
+            await pass_time(clock, 30)
+            assert not a.leads
+            assert not wait.done()
+            if writes:
+                with pytest.raises(StoreResetError):
+                    await a.advance()
+        await a.flush()
+        with pytest.raises(ah.errors.PublisherFinishedError, match="chief finished"):
+            await wait
 
 
 @pytest.mark.parametrize(("length", "cut"), [(-1, False), (0, False), (1, True)])

@@ -11,10 +11,9 @@ import pytest
 
 from aiohooks import open_step_store
 from aiohooks.stores import Position
-from aiohooks.stores._protocol import Snapshot, Write
+from aiohooks.stores._protocol import Mark, Write
 from aiohooks.stores.ray import RayStepStore
 from aiohooks.stores.ray._actor import (
-    GCounter,
     LongPoll,
     StepActor,
     pack_message,
@@ -80,28 +79,26 @@ async def test_a_thousand_waiters_are_one_call() -> None:
 
 def nothing_known() -> bytes:
     """The message of a process that knows nothing."""
-    return pack_message("p", "", Snapshot(Position(1, 0)), GCounter().delta_since(0))
+    return pack_message("", Mark(Position(1, 0), 0))
 
 
 async def test_a_process_that_did_not_connect_is_not_answered() -> None:
-    """An actor answers only processes that have sent it what they know: without that it would count
-    from too low a step.
+    """An actor answers only processes that have said how far they know the run to have come:
+    without that it would count in an epoch from before.
     """
     actor = StepActor()
     write = Write("advance", 1, Position(1, 0), 0, "p", 1)
     assert (
         await actor.long_poll(
-            pack_message("another incarnation", 0, LongPoll("p", 1, None, 1, 0, 1.0))
+            pack_message("another incarnation", LongPoll("p", 1, None, 1, 0, 1.0))
         )
         == b""
     )
-    assert await actor.read(pack_message("another incarnation", 0)) == b""
-    assert (
-        await actor.apply(pack_message("another incarnation", 0, request_kind(write), write)) == b""
-    )
+    assert await actor.read(pack_message("another incarnation")) == b""
+    assert await actor.apply(pack_message("another incarnation", request_kind(write), write)) == b""
     incarnation, *_ = unpack_message(await actor.connect(nothing_known()))
     assert unpack_snapshot(
-        unpack_message(await actor.read(pack_message(incarnation, 0)))[1]
+        unpack_message(await actor.read(pack_message(incarnation)))[1]
     ).position == (1, 0)
 
 
@@ -112,7 +109,7 @@ async def test_the_newest_poll_replaces_the_others() -> None:
 
     def send_poll(number: int, threshold: int) -> asyncio.Future[bytes]:
         poll = LongPoll("p", number, threshold, 1, unpack_snapshot(snapshot).revision, 60.0)
-        return asyncio.ensure_future(actor.long_poll(pack_message(incarnation, 0, poll)))
+        return asyncio.ensure_future(actor.long_poll(pack_message(incarnation, poll)))
 
     second = send_poll(2, 5)
     await asyncio.sleep(0)

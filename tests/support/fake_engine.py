@@ -12,7 +12,7 @@ from typing import Any
 
 from aiohooks.errors import StoreDamagedError, StoreUnavailableError
 from aiohooks.stores import Engine, SharedStepStore
-from aiohooks.stores._protocol import Answer, Position, Request, RunReport, Snapshot, report_of
+from aiohooks.stores._protocol import Answer, Request, RunReport, Snapshot, report_of
 from aiohooks.stores._run_state import RunState
 
 
@@ -101,7 +101,6 @@ class FakeConnection(Engine):
     def __init__(self, engine: FakeEngine) -> None:
         self.server = engine
         self._run_id = ""
-        self._known_answers: dict[str, tuple[int, Position]] = {}
         self._notified: asyncio.Future[None] | None = None
 
     async def connect(self) -> Snapshot:
@@ -109,15 +108,18 @@ class FakeConnection(Engine):
         server, before = self.server, self._run_id
         server.check()
         server.connections += 1
-        state, self._run_id = server.run(self.link.run), server.run_ids[self.link.run]
+        state = server.run(self.link.run)
+        if before == server.run_ids[self.link.run] and state.position < self.link.latest:
+            server.lose_data()  # the rest of it: it is an older copy
+            state = server.run(self.link.run)
+        self._run_id = server.run_ids[self.link.run]
         if before not in ("", self._run_id):
-            state.recover(self.link.process, self.link.known(), self._known_answers)
+            state.succeed(self.link.known())
             server.notify()
         return self._read()
 
     def _read(self) -> Snapshot:
         state = self.server.run_of(self.link.run, self._run_id)
-        self._known_answers = state.answers.copy()
         return state.snapshot(self._run_id)
 
     async def watch(self) -> None:
@@ -143,6 +145,9 @@ class FakeConnection(Engine):
         await asyncio.sleep(0)
         with self._reconnecting():
             answer = self.server.apply(self.link.run, request, self._run_id)
+            if answer.status == "lost":
+                self.cut()
+                raise StoreUnavailableError("the fake engine has an older copy of its data")
             self._read()
         return answer
 

@@ -208,33 +208,6 @@ def _find_future_wait(
     return ""
 
 
-def find_miscount(history: Sequence[Operation]) -> str:
-    """Return what is wrong with the sums of a run whose data was lost; empty if nothing is.
-
-    The last read must show all that was acknowledged, and at most what was begun; no process may
-    see the step fall.
-    """
-    acked, begun = count_advances(history)
-    last = max(
-        (one for one in history if one.kind == "read" and one.is_known), key=lambda one: one.began
-    )
-    if not acked <= last.position.step <= begun:
-        return f"the last read shows {last.position}; {acked} were acknowledged, {begun} begun"
-    by_end = sorted(
-        (one for one in history if one.is_known and one.reads), key=lambda one: one.ended
-    )
-    for process in {one.process for one in history}:
-        own = [one for one in by_end if one.process == process]
-        seen, ended = START, 0
-        for one in sorted(own, key=lambda each: each.began):
-            while own[ended].ended < one.began:
-                seen = max(seen, own[ended].position)
-                ended += 1
-            if one.kind == "read" and one.position < seen:
-                return f"{one}: its process had seen {seen}"
-    return ""
-
-
 def count_advances(history: Iterable[Operation]) -> tuple[int, int]:
     """Return how much was acknowledged of what the calls were to add, and all of that."""
     advances = [one for one in history if one.kind == "advance"]

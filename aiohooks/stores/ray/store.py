@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Generator
-from typing import Any, ClassVar
+from typing import Any
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import call_later
@@ -23,8 +23,6 @@ from aiohooks.stores._protocol import (
 from aiohooks.stores.engine import Engine, EngineLink
 from aiohooks.stores.ray import _cluster
 from aiohooks.stores.ray._actor import (
-    CounterDelta,
-    GCounter,
     LongPoll,
     StepActor,
     pack_message,
@@ -46,9 +44,8 @@ class RayStepStore(SharedStepStore):
     """A step store kept by an actor of a Ray cluster.
 
     The first process that opens the run creates the actor on its own node; it lives until `forget`.
-    When it dies, Ray starts it again without its memory, and the processes send it what they know:
-    a write counts, exactly once, as long as one process that has seen it lives. For lost
-    connections see `SharedStepStore`.
+    When it dies, Ray starts it again without its memory: the run continues in a later epoch, and
+    writes get `StoreResetError`. For lost connections see `SharedStepStore`.
     """
 
     def __init__(
@@ -81,9 +78,7 @@ class RayStepStore(SharedStepStore):
 
 
 class RayEngine(Engine):
-    """A run in the memory of an actor, and a copy of its counter."""
-
-    loss_note: ClassVar[str] = ""  # the counter is exact
+    """A run in the memory of an actor."""
 
     def __init__(self, namespace: str, address: str | None) -> None:
         self._namespace = namespace
@@ -93,8 +88,6 @@ class RayEngine(Engine):
         self._deleted = False
         self._actor: Any = None
         self._incarnation = ""  # of the actor
-        self._counter = GCounter()
-        self._counter_version = 0  # the actor's, up to which `_counter` is complete
         self._replies: set[asyncio.Future[Any]] = set()
         self._poll_count = 0
         self._current_poll: tuple[LongPoll, asyncio.Future[Any]] | None = None
@@ -111,18 +104,14 @@ class RayEngine(Engine):
             raise StoreUnavailableError(f"the run {self.link.run} was forgotten: close its store")
         actor = await to_thread(self._find_actor, grace_secs=_GRACE_SECS)
         with self._unexpected_reply():
-            known = pack_message(
-                self.link.process,
-                self._incarnation,
-                self.link.known(),
-                self._counter.delta_since(0),
-            )
+            known = pack_message(self._incarnation, self.link.known())
             reply = _cluster.result_of(actor.connect.remote(known))
         message = await self._wait_reply(reply, self.link.connect_timeout)
         with self._unexpected_reply():
             incarnation, *content = unpack_message(message)
-            self._actor, self._incarnation, self._counter_version = actor, incarnation, 0
-            snapshot = self._merge_reply(*content)
+            self._actor = actor
+            self._incarnation = incarnation
+            snapshot = _unpack_reply(*content)
         assert isinstance(snapshot, Snapshot)
         return snapshot
 
@@ -151,7 +140,7 @@ class RayEngine(Engine):
         if actor is None:
             return None
         # A process that knows no incarnation yet brings nothing, and gets the snapshot.
-        nothing = pack_message(self.link.process, "", self.link.known(), GCounter().delta_since(0))
+        nothing = pack_message("", self.link.known())
         message = await self._wait_reply(
             _cluster.result_of(actor.connect.remote(nothing)), self.link.connect_timeout
         )
@@ -166,7 +155,7 @@ class RayEngine(Engine):
             poll = LongPoll(
                 link.process, self._poll_count, link.threshold, epoch, revision, link.heartbeat
             )
-            message = pack_message(self._incarnation, self._counter_version, poll)
+            message = pack_message(self._incarnation, poll)
             reply = _cluster.result_of(self._actor.long_poll.remote(message))
             self._current_poll = poll, reply
             try:
@@ -221,7 +210,7 @@ class RayEngine(Engine):
     async def _call_actor(self, method: str, *args: Any) -> Snapshot | Position | Answer:
         if self._actor is None:
             raise StoreUnavailableError(f"{self._what} is not connected")
-        message = pack_message(self._incarnation, self._counter_version, *args)
+        message = pack_message(self._incarnation, *args)
         call = getattr(self._actor, method).remote(message)
         return self._parse_reply(await self._wait_reply(_cluster.result_of(call)))
 
@@ -244,17 +233,7 @@ class RayEngine(Engine):
         if not message:
             raise StoreUnavailableError(f"{self._what} was started again without its memory")
         with self._unexpected_reply():
-            return self._merge_reply(*unpack_message(message))
-
-    def _merge_reply(
-        self, kind: str, content: Any, version: int, delta: Any
-    ) -> Snapshot | Position | Answer:
-        """Merge the counter's delta in a reply, and return the content of the reply."""
-        self._counter.merge(CounterDelta(*delta))
-        self._counter_version = max(self._counter_version, version)
-        if kind == "position":
-            return Position(*content)
-        return unpack_answer(content) if kind == "answer" else unpack_snapshot(content)
+            return _unpack_reply(*unpack_message(message))
 
     @contextlib.contextmanager
     def _unexpected_reply(self) -> Generator[None]:
@@ -273,6 +252,12 @@ class RayEngine(Engine):
         self._deleted = True
         actor = self._actor or await to_thread(self._find_actor, grace_secs=_GRACE_SECS)
         await to_thread(_cluster.kill_actor, actor, grace_secs=_GRACE_SECS)
+
+
+def _unpack_reply(kind: str, content: Any) -> Snapshot | Position | Answer:
+    if kind == "position":
+        return Position(*content)
+    return unpack_answer(content) if kind == "answer" else unpack_snapshot(content)
 
 
 def _fail(reply: asyncio.Future[Any], error: StoreUnavailableError) -> None:

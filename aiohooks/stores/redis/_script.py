@@ -69,12 +69,10 @@ class FoundRun(NamedTuple):
     """A run as it was read."""
 
     run_id: str
-    """Empty if there is no run, or not all of it is there: its state has what is left."""
+    """Empty if there is no run, or not all of it is there: then its state has what is left."""
     version: str
     """Changes with each change of anything but the position; empty without a state."""
     state: RunState
-    recent: str
-    """The answers to the writers that were the last to move the step, as lines."""
 
     @property
     def last_change(self) -> str:
@@ -88,11 +86,9 @@ def write_arguments(write: Write) -> tuple[str | int, ...]:
     return (write.kind, write.amount, floor.epoch, floor.step, write.term, write.writer, write.seq)
 
 
-def swap_arguments(
-    found: FoundRun, run_id: str, state: RunState, least_version: int, recovered: str
-) -> tuple[str | int, ...]:
-    """Return the arguments of the script to replace the state of a run that was found, by one of
-    this id.
+def swap_arguments(found: FoundRun, run_id: str, state: RunState) -> tuple[str | int, ...]:
+    """Return the arguments of the script to replace the state of a run that was found; with another
+    id, the run as well.
     """
     notifies, fails = state.revision != found.state.revision, state.failure != found.state.failure
     data, position = state.dump().decode(), state.position
@@ -100,38 +96,29 @@ def swap_arguments(
     return (
         found.version,
         run_id,
-        least_version,
         data,
         *changed,
-        recovered,
         found.state.position.epoch,
     )
 
 
-def parse_answer(reply: Any) -> tuple[Answer, str] | None:
-    """Read the script's reply to a write: the answer, and the recent answers; None if the run is
-    lost.
-    """
-    numbers, _, recent = _as_text(reply).partition("\n")
-    status, *rest = numbers.split()
-    epoch, step, term = map(int, rest)
-    return (
-        None
-        if status == "lost"
-        else (Answer(cast("Any", status), Position(epoch, step), term), recent)
-    )
+def parse_answer(reply: Any) -> Answer:
+    """Read the script's reply to a write."""
+    status, *numbers = _as_text(reply).split()
+    epoch, step, term = map(int, numbers)
+    return Answer(cast("Any", status), Position(epoch, step), term)
 
 
 def parse_read(reply: Any) -> FoundRun:
     """Read the script's reply to "read" or "inspect"."""
-    run_id, epoch, step, recent, version, term, leader, data, failed_at = map(_as_text, reply)
+    run_id, epoch, step, version, term, leader, data, failed_at = map(_as_text, reply)
     state = RunState.load(data.encode()) if data else RunState()
     state.position, state.term, state.leader = Position(int(epoch), int(step)), int(term), leader
     if state.failure is not None and failed_at:
         state.failure = state.failure._replace(position=parse_position(failed_at))
     if version:
         int(version)
-    return FoundRun(run_id, version, state, recent)
+    return FoundRun(run_id, version, state)
 
 
 def latest_entries(reply: Any) -> Iterable[tuple[str, str, dict[str, str]]]:

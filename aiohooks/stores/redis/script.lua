@@ -16,8 +16,7 @@ end
 
 local positions_key, changes_key, state_key, answers_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local MAX_STEP = 9007199254740991
-local MOST_WRITERS, WRITERS_AFTER_PURGE, MOST_RECENT = 1280, 1024, 64
-local LONGEST_RECENT = 512 * MOST_RECENT  -- a writer's name has that of its host, of 255 bytes at most
+local MOST_WRITERS, WRITERS_AFTER_PURGE = 1280, 1024
 
 -- Others may have put anything of any length into the keys: it is refused before more than its length is looked at, and shown
 -- in a few characters, as clients do not read long errors.
@@ -38,22 +37,21 @@ local function integer(number)
   return string.format('%.0f', number)
 end
 
--- The id of the only entry is the position of the run. The entry also has the id of the run, and the answers to the writers that
--- were the last to move the step: who sees a position knows which writes are in it, also after this server has lost its data.
+-- The id of the only entry is the position of the run; its field is the id of the run.
 local entry = redis.call('XREVRANGE', positions_key, '+', '-', 'COUNT', 1)[1]
-local epoch, step, recent, run_id = 1, 0, '', nil
+local epoch, step, run_id = 1, 0, nil
 if entry then
   local fields = entry[2]
-  if #fields ~= 4 or fields[1] ~= 'run' or fields[3] ~= 'recent' or #fields[4] > LONGEST_RECENT then
+  if #fields ~= 2 or fields[1] ~= 'run' then
     foreign('an entry of the stream, which no store of this version wrote,', table.concat(fields, ' ', 1, math.min(#fields, 4)))
   end
   local epoch_text, step_text = string.match(entry[1], '^(%d+)-(%d+)$')
   epoch, step = whole_number(epoch_text, 'the epoch'), whole_number(step_text, 'the step')
-  run_id, recent = fields[2], fields[4]
+  run_id = fields[2]
 end
 
 local known = redis.call('HMGET', state_key, 'run', 'term', 'leader', 'version', 'layout')
-if known[5] and known[5] ~= '2' then
+if known[5] and known[5] ~= '3' then
   foreign('the layout', known[5])
 end
 for i, name in ipairs({'id', 'term', 'leader', 'version', 'layout'}) do
@@ -82,31 +80,7 @@ local function renew_expiry()
 end
 
 local function put_position()
-  redis.call('XADD', positions_key, 'MAXLEN', 1, integer(epoch) .. '-' .. integer(step), 'run', run_id, 'recent', recent)
-end
-
--- Returns recent answers as pairs of a writer's name and its answer.
-local function split_recent(lines)
-  local answers = {}
-  for line in string.gmatch(lines, '[^\n]+') do
-    local name, answer = string.match(line, '^(.*) (%d+ %d+ %d+)$')
-    if not name then
-      foreign('a recent answer', line)
-    end
-    answers[#answers + 1] = {name, answer}
-  end
-  return answers
-end
-
--- The first answer to each writer becomes the recent one.
-local function set_recent(answers)
-  local lines, writers = {}, {}
-  for _, each in ipairs(answers) do
-    if #lines < MOST_RECENT and not writers[each[1]] then
-      lines[#lines + 1], writers[each[1]] = table.concat(each, ' '), true
-    end
-  end
-  recent = table.concat(lines, '\n')
+  redis.call('XADD', positions_key, 'MAXLEN', 1, integer(epoch) .. '-' .. integer(step), 'run', run_id)
 end
 
 local function unpack_answer(packed)
@@ -147,7 +121,7 @@ local function write()
   local kind, amount = ARGV[4], tonumber(ARGV[5])
   local floor_epoch, floor_step, writer_term = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
   local function reply(status, at_epoch, at_step)
-    return string.format('%s %s %s %.0f\n%s', status, at_epoch or integer(epoch), at_step or integer(step), term, recent)
+    return string.format('%s %s %s %.0f', status, at_epoch or integer(epoch), at_step or integer(step), term)
   end
   if run_id == '' or run_id ~= known_run_id then
     return reply('lost')
@@ -162,10 +136,10 @@ local function write()
       return reply('ok', integer(last_epoch), integer(last_step))
     end
   end
-  local new_epoch, new_step = epoch, step
   if floor_epoch > epoch or (floor_epoch == epoch and floor_step > step) then
-    new_epoch, new_step = floor_epoch, floor_step
+    return reply('lost')
   end
+  local new_epoch, new_step = epoch, step
   if kind == 'advance' then
     new_step = new_step + amount
   elseif kind == 'raise' then
@@ -173,21 +147,16 @@ local function write()
   else
     new_epoch, new_step = new_epoch + 1, amount
   end
-  if writer_term > 0 and (writer_term < term or (writer_term == term and leader ~= '' and leader ~= writer)) then
+  if writer_term > 0 and (writer_term ~= term or leader ~= writer) then
     return reply('stale')
   end
   if new_step > MAX_STEP then
     return reply('full')
   end
-  if writer_term > term then
-    term = writer_term
-    redis.call('HSET', state_key, 'term', integer(term), 'leader', writer)
-  end
   local moves = new_epoch > epoch or new_step > step
   epoch, step = new_epoch, new_step
   local answer = string.format('%.0f %.0f %.0f', seq, epoch, step)
   if moves then
-    set_recent(split_recent(writer .. ' ' .. answer .. '\n' .. recent))
     put_position()
   end
   redis.call('HSET', answers_key, 'w ' .. writer, answer)
@@ -199,42 +168,29 @@ local function write()
 end
 
 -- Replaces the state if it is still that of the version `after`, and the step was not reset since; returns the new version, or 0.
--- With another id the run is made anew; `recovered` are the answers that a process has brought after a loss.
+-- With another id the run is made anew.
 local function swap()
-  local after, new_run_id, least_version, data = ARGV[4], ARGV[5], tonumber(ARGV[6]), ARGV[7]
-  local new_epoch, new_step, new_term, new_leader = tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10], ARGV[11]
-  local notifies, fails, recovered, after_epoch = ARGV[12], ARGV[13], ARGV[14], tonumber(ARGV[15])
+  local after, new_run_id, data, new_epoch, new_step = ARGV[4], ARGV[5], ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8])
+  local new_term, new_leader, notifies, fails, after_epoch = ARGV[9], ARGV[10], ARGV[11], ARGV[12], tonumber(ARGV[13])
   if run_id ~= known_run_id or version ~= after or epoch ~= after_epoch then
     return 0
   end
-  if #recovered > LONGEST_RECENT then
-    foreign('a recent answer', recovered)
-  end
   local is_new = new_run_id ~= run_id
-  local moves = new_epoch > epoch or (new_epoch == epoch and new_step > step)
-  -- A position that is still here is kept, and with it the answers to the writes in it: their writers may repeat them.
-  local all_answers = split_recent(moves and is_new and recovered .. '\n' .. recent or recent .. '\n' .. recovered)
   if is_new then
-    redis.call('DEL', positions_key, changes_key, answers_key)
+    redis.call('DEL', unpack(KEYS))
     redis.call('HSET', answers_key, 'run', new_run_id)
-    run_id = new_run_id
+    run_id, version = new_run_id, '0'
   end
-  for _, each in ipairs(is_new and all_answers or split_recent(recovered)) do
-    local before = redis.call('HGET', answers_key, 'w ' .. each[1])
-    if not before or unpack_answer(before) < unpack_answer(each[2]) then
-      redis.call('HSET', answers_key, 'w ' .. each[1], each[2])
-    end
-  end
-  forget_silent_writers()
+  -- Writes since then have moved the step on: it is never moved back.
+  local moves = new_epoch > epoch or (new_epoch == epoch and new_step > step)
   if moves then
     epoch, step = new_epoch, new_step
   end
   if moves or is_new then
-    set_recent(all_answers)
     put_position()
   end
-  local new_version = integer(math.max(tonumber(version == '' and 0 or version), least_version) + 1)
-  redis.call('HSET', state_key, 'layout', '2', 'run', run_id, 'version', new_version)
+  local new_version = integer(tonumber(version) + 1)
+  redis.call('HSET', state_key, 'layout', '3', 'run', run_id, 'version', new_version)
   redis.call('HSET', state_key, 'term', new_term, 'leader', new_leader, 'data', data)
   if fails == '1' then
     redis.call('HSET', state_key, 'failed_at', integer(epoch) .. '-' .. integer(step))
@@ -266,6 +222,6 @@ elseif request == 'read' or request == 'inspect' then
   if run_id ~= '' and (fields[1] or '') == '' then
     foreign('the data in the state', 'missing')
   end
-  return {run_id, integer(epoch), integer(step), recent, version, integer(term), leader, fields[1] or '', fields[2] or ''}
+  return {run_id, integer(epoch), integer(step), version, integer(term), leader, fields[1] or '', fields[2] or ''}
 end
 return redis.error_reply('ERR aiohooks: unknown request ' .. request)

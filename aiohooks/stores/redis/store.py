@@ -23,7 +23,7 @@ from aiohooks.errors import (
 )
 from aiohooks.stores._protocol import (
     Answer,
-    Position,
+    Mark,
     Request,
     RunReport,
     Snapshot,
@@ -148,12 +148,8 @@ class RedisEngine(Engine):
         # the last entry seen of the stream that ends this process's own blocking read
         self._last_wake = "0-0"
         self._run = _script.FoundRun(
-            "", "", RunState(), ""
+            "", "", RunState()
         )  # as last read; the one before, while a connection is made
-        self._recent = (
-            Position(1, 0),
-            "",
-        )  # the highest position that came with recent answers, and those
         self._requests: RedisConnection | None = None
         self._reads: RedisConnection | None = None
         self._blocked_for: float | None = None  # the step that the current blocking read waits for
@@ -205,8 +201,7 @@ class RedisEngine(Engine):
                 raise
             # Nothing after this snapshot is missed: a blocking read from a given id also returns
             # earlier entries beyond it.
-            self._run = await self._recovered_run(await self._read_state())
-        self._observe_recent(self._run.state.position, self._run.recent)
+            self._run = await self._find_run()
         return self._run.state.snapshot(self._run.run_id)
 
     @contextlib.contextmanager
@@ -221,35 +216,34 @@ class RedisEngine(Engine):
                 self.link.fail(error)
             raise
 
-    async def _recovered_run(self, found: _script.FoundRun) -> _script.FoundRun:
-        """Give the server what this process knows of a run that it has lost since, or a part of it;
-        make one if there is none.
+    async def _find_run(self) -> _script.FoundRun:
+        """Read the run, after making it if it is not there, or if the server has lost what this
+        process knows of it.
         """
-        known = self._run
-        told = known.run_id  # the run that has what this process knows; empty: it knows nothing
-        while (
-            (is_older := self._is_older(found))
-            or not found.run_id
-            or told not in ("", found.run_id)
-        ):
-            state = found.state.copy()
-            if is_older or not found.run_id:
-                state.mark_older()
-            if known.run_id:
-                state.recover(self.link.process, self.link.known(), known.state.answers)
-            run_id = found.run_id if found.run_id and not is_older else secrets.token_hex(8)
-            if await self._swap(found, run_id, state, int(known.version or 0), self._recent[1]):
-                told = run_id
+        told = self._run.run_id  # the run that has what this process knows; empty: it knows nothing
+        nothing = Mark(RunState().position, 0)
+        while True:
             found = await self._read_state()
-        return found
+            is_lost = not found.run_id or self._is_older(found)
+            if not is_lost and told in ("", found.run_id):
+                return found
+            state, run_id = found.state.copy(), found.run_id
+            if is_lost:
+                state, run_id = RunState(), secrets.token_hex(8)
+                left = Mark(found.state.position, found.state.term)
+                if left != nothing:
+                    state.succeed(left)
+            if told:
+                state.succeed(self.link.known())
+            if await self._swap(found, run_id, state) and told:
+                told = run_id
 
     def _is_older(self, found: _script.FoundRun) -> bool:
         """Return whether the server has the run as it was before this process last read it, from an
         older copy of its data.
         """
-        known = self._run
-        return found.run_id == known.run_id != "" and (
-            int(found.version) < int(known.version) or found.state.position < self._recent[0]
+        return found.run_id == self._run.run_id and (
+            int(found.version) < int(self._run.version) or found.state.position < self.link.latest
         )
 
     async def _is_sentinel(self, connection: RedisConnection) -> bool:
@@ -321,13 +315,7 @@ class RedisEngine(Engine):
     def _observe_entry(self, entry_id: str, fields: dict[str, str]) -> None:
         if fields.get("run") != self._run.run_id:
             raise self._data_lost()
-        position = _script.parse_position(entry_id)
-        self._observe_recent(position, fields.get("recent", ""))
-        self.link.observe(position)
-
-    def _observe_recent(self, position: Position, recent: str) -> None:
-        if position >= self._recent[0]:
-            self._recent = position, recent
+        self.link.observe(_script.parse_position(entry_id))
 
     def subscribe(self, step: int | None) -> None:
         if self._waking is None and self._is_blocked_too_high():
@@ -371,11 +359,9 @@ class RedisEngine(Engine):
             self._keys.all, "write", self._run.run_id, *_script.write_arguments(write)
         )
         with self._unexpected_reply(reply):
-            parsed = _script.parse_answer(reply)
-        if parsed is None:
+            answer = _script.parse_answer(reply)
+        if answer.status == "lost":
             raise self._data_lost()
-        answer, recent = parsed
-        self._observe_recent(answer.position, recent)
         return answer
 
     async def read(self) -> Snapshot:
@@ -389,7 +375,6 @@ class RedisEngine(Engine):
             raise self._data_lost()
         if int(found.version) >= int(self._run.version):
             self._run = found
-        self._observe_recent(found.state.position, found.recent)
         return found
 
     async def _read_state(self) -> _script.FoundRun:
@@ -398,27 +383,20 @@ class RedisEngine(Engine):
         with self._unexpected_reply(reply):
             return _script.parse_read(reply)
 
-    async def _swap(
-        self,
-        found: _script.FoundRun,
-        run_id: str,
-        state: RunState,
-        least_version: int = 0,
-        recovered: str = "",
-    ) -> bool:
+    async def _swap(self, found: _script.FoundRun, run_id: str, state: RunState) -> bool:
         """Replace the state of the run that was found; return whether no other process was
         faster.
         """
-        if run_id == found.run_id and not recovered and state.dump() == found.state.dump():
+        if run_id == found.run_id and state.dump() == found.state.dump():
             return True
-        arguments = _script.swap_arguments(found, run_id, state, least_version, recovered)
+        arguments = _script.swap_arguments(found, run_id, state)
         reply = await self._call_script(self._keys.all, "swap", found.run_id, *arguments)
         with self._unexpected_reply(reply):
             return int(reply) > 0
 
     def _data_lost(self) -> StoreUnavailableError:
-        """Return the error for a run that is gone, or another one, after ending the connections:
-        connecting restores it.
+        """Return the error for a run that is gone, older, or another one, after ending the
+        connections: connecting makes it again.
         """
         error = StoreUnavailableError(
             f"run {self.link.run}: the data of the run is gone from redis at {self._address}"

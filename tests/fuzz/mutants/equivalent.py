@@ -140,11 +140,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         ),
     ): "the rest is read by the next call",
     (
-        "aiohooks/stores/_run_state.py",
-        "RunState._recover_exit",
-        "if known.number > self.exits:  =>  if (known.number >= self.exits):",
-    ): "a number is that of one exit",
-    (
         "aiohooks/checkpoint/_torch.py",
         "Block.on_device",
         f"{_ON_DEVICE.format(0)}  =>  {_ON_DEVICE.format(1)}",

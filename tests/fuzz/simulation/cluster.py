@@ -21,6 +21,7 @@ from aiohooks.errors import (
     PublisherFailedError,
     PublisherFinishedError,
     StaleTermError,
+    StoreResetError,
     StoreUnavailableError,
 )
 from aiohooks.stores import Engine, SharedStepStore
@@ -148,6 +149,8 @@ class Cluster:
                     await self._publish(process, store, steps, term.number)
                 finally:
                     self._end(tenure, "finished")
+        except StoreResetError as error:
+            self.world.trace(process, "leads no more", content=error)
         except StaleTermError as error:
             if not process.alive:
                 return
@@ -177,10 +180,16 @@ class Cluster:
                 action = self.wait(
                     process, store, store.latest.step + chance.choice((1, 1, 2, 5, 30))
                 )
-            task = asyncio.ensure_future(action)
+            task = asyncio.ensure_future(self._despite_losses(process, action))
             if chance.random() < 0.1:
                 process.call_later(chance.random(), task.cancel)
             await self._act(process, task)
+
+    async def _despite_losses(self, process: Process, action: Coroutine[Any, Any, None]) -> None:
+        try:
+            await action
+        except StoreResetError as error:
+            self.world.trace(process, "its write is lost", content=error)
 
     async def _publish(
         self, process: Process, store: SharedStepStore, steps: int, term: int
@@ -247,6 +256,13 @@ class Cluster:
     ) -> None:
         await self._do(process, store, "advance", by, store.advance(by), term)
 
+    async def advance_again(self, process: Process, store: SharedStepStore, by: int) -> None:
+        """Advance, and once more if that is the first write since a loss."""
+        try:
+            await self.advance(process, store, by)
+        except StoreResetError:
+            await self.advance(process, store, by)
+
     async def value(self, process: Process, store: SharedStepStore) -> None:
         async def read() -> int:
             return (await store.value()).step
@@ -273,11 +289,12 @@ class Cluster:
         term: int = 0,
     ) -> None:
         world = self.world
-        operation = Operation(process, kind, amount, world.now, store.latest.step, term)
+        operation = Operation(process, kind, amount, world.now, store.latest, term)
         self.history.operations.append(operation)
         world.trace(process, "begins", kind, amount)
         operation.step = await call
         operation.ended = world.now
+        operation.known_after = store.latest
         world.trace(process, "ends", kind, amount, operation.step)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from aiohooks.stores import Position
 from tests.fuzz.simulation.virtual_time import Process, World
 
 
@@ -15,10 +16,12 @@ class Operation:
     kind: str  # advance, value, wait
     amount: int  # of an advance; the step of a wait
     began: float
-    known: int
-    """The highest step that the process knew when it began."""
+    known: Position
+    """The latest position that the process knew when it began."""
     term: int = 0
     ended: float | None = None
+    known_after: Position | None = None
+    """The latest position that it knew at the end."""
     step: int | None = None
     """The result; None if it failed, was cancelled, or did not end."""
 
@@ -68,6 +71,10 @@ class History:
     violations: list[str] = field(default_factory=list)
     settled: float = 0.0
     """The time from which on there were no faults, and their consequences had passed."""
+
+    def was_lost(self, since: float, until: float) -> bool:
+        """Return whether the server lost data meanwhile."""
+        return any(since <= loss <= until for loss in self.losses)
 
     def was_well(self, process: Process, since: float, until: float) -> bool:
         """Return whether the process could act and be reached throughout."""

@@ -17,7 +17,7 @@ from aiohooks.checkpoint import _format
 from aiohooks.session import creators
 from aiohooks.session.feeds import FeedsAhead, SessionFeeds
 from aiohooks.stores._membership import LeaseWatch, Members, RunWatcher
-from aiohooks.stores._protocol import Member, Position, Snapshot, Write
+from aiohooks.stores._protocol import Mark, Member, Position
 from aiohooks.stores._run_state import RunState
 from aiohooks.stores._waiting import WaitRegistry
 from aiohooks.stores.shared import SharedStepStore
@@ -76,33 +76,28 @@ def _do_nothing(*args: Any) -> None:
 # Findings.
 
 
-@bug(RunState, "recover")
-def exits_are_not_recovered(
-    recover: Method, self: RunState, process: str, known: Snapshot, answers: Any
-) -> None:
-    """Finding 01: after a loss an exit has a number that was used before."""
-    recover(self, process, known._replace(last_exit=None), answers)
-
-
-@bug(RunState, "recover")
-def terms_are_not_recovered(
-    recover: Method, self: RunState, process: str, known: Snapshot, answers: Any
-) -> None:
+@bug(RunState, "succeed")
+def terms_begin_again(succeed: Method, self: RunState, lost: Mark) -> None:
     """Findings 02 and 03: after a loss the terms begin again."""
-    members = tuple(member for member in known.members if not member.term)
-    recover(self, process, known._replace(term=0, leader="", members=members), answers)
+    succeed(self, lost._replace(term=0))
 
 
-@bug(RunState, "_recover_members", without=((RunWatcher, "hold"),))
-def an_old_exit_ends_waits(recover: Method, self: RunState, process: str, known: Snapshot) -> None:
-    """Finding 04: after a loss an old exit ends a wait before its trainer was announced again."""
-    recover(
-        self,
-        process,
-        known._replace(
-            members=tuple(member for member in known.members if member.process == process)
-        ),
-    )
+@bug(RunState, "succeed")
+def the_epoch_stays(succeed: Method, self: RunState, lost: Mark) -> None:
+    """After a loss the step falls within an epoch."""
+    succeed(self, lost._replace(position=Position(0, 0)))
+
+
+@bug(RunWatcher, "begin_again")
+def a_loss_ends_waits(begin_again: Method, self: RunWatcher, secs: float) -> None:
+    """Finding 04: after a loss an exit ends a wait before its trainer was announced again."""
+
+
+@bug(RunWatcher, "_end_hold")
+def the_dead_of_a_lost_run_are_forgotten(end_hold: Method, self: RunWatcher) -> None:
+    """A wait for a trainer that has died while the run was lost never ends."""
+    self._missing.clear()
+    end_hold(self)
 
 
 @bug(Members, "mark_unsent")
@@ -125,16 +120,6 @@ def late_reads_count_in_full(
             self._silent[id] = member, known[1] + elapsed, False
 
 
-@bug(RunState, "recover")
-def answers_are_not_recovered(
-    recover: Method, self: RunState, process: str, known: Snapshot, answers: Any
-) -> None:
-    """Finding 13: an answer and then the data are lost, while another process has seen the step: it
-    counts twice.
-    """
-    recover(self, process, known, {})
-
-
 # Others.
 
 
@@ -143,15 +128,13 @@ def repeated_writes_count(last_answer: Method, self: RunState, writer: str) -> N
     """A write whose answer was lost counts again."""
 
 
-@bug(Write, "target")
-def a_run_that_is_behind_stays_behind(
-    target: Method, self: Write, position: Position
-) -> tuple[int, int]:
-    return target(self._replace(floor=Position(1, 0)), position)  # type: ignore[no-any-return]
+@bug(SharedStepStore, "_check_not_reset")
+def writes_continue_after_a_loss(check: Method, self: SharedStepStore) -> None:
+    """A write that was on its way when the data were lost is repeated in the run that follows."""
 
 
-@bug(RunState, "_is_older_term")
-def an_older_term_may_write(is_older_term: Method, self: RunState, term: int, process: str) -> bool:
+@bug(RunState, "_is_term_over")
+def an_older_term_may_write(is_term_over: Method, self: RunState, term: int, process: str) -> bool:
     return False
 
 

@@ -21,16 +21,12 @@ from tests.fuzz.simulation.disk import Disk
 from tests.fuzz.simulation.network import Connection, Network
 from tests.fuzz.simulation.virtual_time import Process
 
-_MOST_RECENT = 64
-
 
 @dataclass
 class Keys:
     """The keys of a run, as the script keeps them."""
 
-    position: tuple[Position, str, str] | None = (
-        None  # with the id of the run and the recent answers
-    )
+    position: tuple[Position, str] | None = None  # with the id of the run
     change: int = 0  # the id of the last entry
     state: dict[str, str] = field(default_factory=dict)
     answers: dict[str, str] = field(default_factory=dict)
@@ -47,7 +43,7 @@ class ScriptedRun:
 
     def call(self, request: str, known_run_id: str, *args: str) -> Any:
         keys = self.keys
-        self.position, self.run_id, self.recent = keys.position or (Position(1, 0), "", "")
+        self.position, self.run_id = keys.position or (Position(1, 0), "")
         self.term, self.leader = int(keys.state.get("term", 0)), keys.state.get("leader", "")
         if self.run_id != keys.state.get("run", "") or self.run_id != keys.answers.get("run", ""):
             self.run_id = ""
@@ -60,7 +56,6 @@ class ScriptedRun:
         found = (
             self.run_id,
             *self.position,
-            self.recent,
             version,
             self.term,
             self.leader,
@@ -83,29 +78,17 @@ class ScriptedRun:
             status, position, self.term = state.apply(write)
             if state.answers != before:
                 self._keep(state, writer, f"{seq} {position.epoch} {position.step}")
-        return f"{status} {position.epoch} {position.step} {self.term}\n{self.recent}"
+        return f"{status} {position.epoch} {position.step} {self.term}"
 
     def _keep(self, state: RunState, writer: str, answer: str) -> None:
-        keys = self.keys
-        keys.state |= {"term": str(state.term), "leader": state.leader}
         if state.position > self.position:
-            others, self.recent = self.recent, f"{writer} {answer}"
-            self._add_recent(others)
-            keys.position = state.position, self.run_id, self.recent
-        keys.answers[f"w {writer}"] = answer
-
-    def _add_recent(self, others: str) -> None:
-        lines: dict[str, str] = {}
-        for line in f"{self.recent}\n{others}".split("\n"):
-            if line and len(lines) < _MOST_RECENT:
-                lines.setdefault(line.rsplit(" ", 3)[0], line)
-        self.recent = "\n".join(lines.values())
+            self.keys.position = state.position, self.run_id
+        self.keys.answers[f"w {writer}"] = answer
 
     def _swap(self, known_run_id: str, args: tuple[str, ...]) -> int:
         (
             after,
             new_run_id,
-            least_version,
             data,
             epoch,
             step,
@@ -113,7 +96,6 @@ class ScriptedRun:
             leader,
             notifies,
             fails,
-            recovered,
             after_epoch,
         ) = args
         keys, version = self.keys, self.keys.state.get("version", "")
@@ -126,20 +108,13 @@ class ScriptedRun:
         is_new = new_run_id != self.run_id
         if is_new:
             keys.answers = {"run": new_run_id}
-            keys.position, keys.change = None, 0
-            self.run_id, self.recent = new_run_id, ""
-        for line in filter(None, recovered.split("\n")):
-            name, answer = f"w {line.rsplit(' ', 3)[0]}", " ".join(line.rsplit(" ", 3)[1:])
-            if name not in keys.answers or int(keys.answers[name].split()[0]) < int(
-                answer.split()[0]
-            ):
-                keys.answers[name] = answer
+            keys.position, keys.change, keys.state = None, 0, {}
+            self.run_id, version = new_run_id, "0"
         target = Position(int(epoch), int(step))
         moves, self.position = target > self.position, max(target, self.position)
         if moves or is_new:
-            self._add_recent(recovered)
-            keys.position = self.position, self.run_id, self.recent
-        new_version = max(int(version or 0), int(least_version)) + 1
+            keys.position = self.position, self.run_id
+        new_version = int(version) + 1
         keys.state |= {
             "run": self.run_id,
             "version": str(new_version),
@@ -225,8 +200,8 @@ class RedisServer:
         for read in tuple(self._reads):
             found: list[Any] = []
             if run.position is not None and run.position[0] > read.after[0]:
-                (epoch, step), run_id, recent = run.position
-                fields = [b"run", run_id.encode(), b"recent", recent.encode()]
+                (epoch, step), run_id = run.position
+                fields = [b"run", run_id.encode()]
                 found.append([b"aiohooks:{default}", [[f"{epoch}-{step}".encode(), fields]]])
             if (run.change, 0) > read.after[1]:
                 found.append(

@@ -345,7 +345,7 @@ class Scenario:
             process: cluster.wait(process, stores[process], stores[last].latest.step + 1)
             for process in others
         }
-        reached[last] = cluster.advance(last, stores[last], 1)
+        reached[last] = cluster.advance_again(last, stores[last], 1)
         self._do("wait", reached)
         before = len(history.wait_ends)
         late_fault = world.chance.choice(
@@ -353,12 +353,16 @@ class Scenario:
         )
         if late_fault is not None:
             late_fault()
+            if how == "killed" and world.chance.random() < 0.5:
+                cluster.kill(last)
             world.run(max(world.now, self._quiet_at) + cluster.heartbeat_secs)
         world.run(world.now + 1.5 * cluster.lease_secs)
-        history.violations += [
-            f"a wait was ended while its trainer lived: {end}" for end in history.wait_ends[before:]
-        ]
-        if how == "killed":
+        if last in cluster.living:
+            ends = history.wait_ends[before:]
+            history.violations += [f"a wait was ended while its trainer lived: {e}" for e in ends]
+        if last not in cluster.living:
+            pass  # killed beside the fault
+        elif how == "killed":
             cluster.kill(last)
         else:
             last.deliver(leave.set_result, ValueError("simulated") if how == "failed" else None)

@@ -9,7 +9,7 @@ one of the processes may be killed or stopped, or lose its connection, for short
 lease. What they do is in `trials.py`. No trial has
 
 - a call or wait that is stuck;
-- a step that counts twice, or is lost though a living process had seen it; calls that are not
+- a step that counts twice, or is lost unless the engine has lost its data; calls that are not
   linearizable, if no data was lost;
 - two leaders that both write: a write accepted after one of a newer term was, or a term of two
   processes;

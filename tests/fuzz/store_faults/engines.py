@@ -45,10 +45,6 @@ class EngineSetup(abc.ABC):
     """Whether the run continues after the data was lost; otherwise every call and wait ends with an
     error.
     """
-    exact_sums: ClassVar[bool] = False
-    """Whether every acknowledged advance counts, also of several processes, when the data is
-    lost.
-    """
     lease_secs: ClassVar[float] = 0.5
 
     def __init__(self) -> None:
@@ -376,7 +372,6 @@ class RaySetup(EngineSetup):
         "brief": {"none": nothing, "actor stopped": stop_actor},
     }
     lease_secs = 1.0
-    exact_sums = True
 
     def __init__(self, address: str) -> None:
         super().__init__()
