@@ -247,6 +247,7 @@ class RunWatcher:
         "_grace_secs",
         "_hold",
         "_keep",
+        "_lease_secs",
         "_missing",
         "_observed",
         "_process",
@@ -256,7 +257,13 @@ class RunWatcher:
     )
 
     def __init__(
-        self, waits: WaitRegistry, process: str, *, keep: bool, join_grace_secs: float
+        self,
+        waits: WaitRegistry,
+        process: str,
+        *,
+        keep: bool,
+        join_grace_secs: float,
+        lease_secs: float,
     ) -> None:
         """With `keep`, waiters stay for the successor of a publisher that was found dead."""
         self.snapshot = Snapshot(Position(1, 0))
@@ -267,6 +274,7 @@ class RunWatcher:
         self._process = process
         self._keep = keep
         self._grace_secs = join_grace_secs
+        self._lease_secs = lease_secs
         self._grace = NO_TIMER
         self._hold = NO_TIMER
         # The members of a run that the engine has lost which have not registered again yet.
@@ -297,6 +305,12 @@ class RunWatcher:
             snapshot.ready and bool(snapshot.members or snapshot.last_exit is None)
         )
         here = {member.id for member in snapshot.members}
+        if not first and snapshot.run_id != old.run_id:
+            self._seen_exit = 0
+            others = (each for each in old.members if each.process != self._process)
+            self._missing.update((each.id, each) for each in others)
+        if snapshot.losses and (snapshot.run_id, snapshot.losses) != (old.run_id, old.losses):
+            self._hold_waits(old.members)
         for id in here:
             self._missing.pop(id, None)
         self._report(
@@ -307,17 +321,12 @@ class RunWatcher:
             ]
         )
 
-    def begin_again(self, secs: float) -> None:
-        """The engine has lost the run: let all waits continue until each publisher has had the time
-        to register again.
-        """
+    def _hold_waits(self, members: Collection[Member]) -> None:
+        """After a loss, let all waits continue until each publisher could register again."""
         self._stop_hold()
+        secs = max([self._lease_secs, *(member.ttl for member in members)])
         self._hold = self._clock.call_later(secs, self._end_hold)
         self._waits.holds = True
-        self._seen_exit = 0
-        for member in self.snapshot.members:
-            if member.process != self._process:
-                self._missing[member.id] = member
 
     def _end_hold(self) -> None:
         self._stop_hold()

@@ -126,6 +126,8 @@ class Snapshot(NamedTuple):
     failure: Failure | None = None
     run_id: str = ""
     """A random word made with the run; with another one the engine has lost the run meanwhile."""
+    losses: int = 0
+    """How often a process has found that the engine had lost data."""
 
 
 class Mark(NamedTuple):

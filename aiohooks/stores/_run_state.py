@@ -41,6 +41,7 @@ class RunState:
         self.leader = ""  # the process that the term was granted to
         self.ready = 0  # the term that has initialised what the workers need
         self.revision = 0
+        self.losses = 0
         self.members: dict[str, Member] = {}
         self.last_exit: LastExit | None = None
         self.exits = 0
@@ -94,6 +95,7 @@ class RunState:
             if self._is_stale(member):
                 del self.members[member.id]
         if (self.position, self.term) != before:
+            self.losses += 1
             self.revision += 1
 
     def snapshot(self, run_id: str = "") -> Snapshot:
@@ -107,6 +109,7 @@ class RunState:
             self.last_exit,
             self.failure,
             run_id,
+            self.losses,
         )
 
     def _answer(self, status: Any) -> Answer:
@@ -224,6 +227,7 @@ class RunState:
             )
             state.members = {member.id: member for member in map(_member, read["members"])}
             state.exits = _number(read["exits"])
+            state.losses = _number(read["losses"])
             state.leader = str(read["leader"])
             if read["last_exit"] is not None:
                 number, name, step, error, lost = read["last_exit"]

@@ -177,7 +177,11 @@ class SharedStepStore(StepStore):
         # Those of others.
         self._leases = LeaseWatch(self._clock, self._process)
         self._watcher = RunWatcher(
-            self._waits, self._process, keep=on_lost == "keep", join_grace_secs=join_grace_secs
+            self._waits,
+            self._process,
+            keep=on_lost == "keep",
+            join_grace_secs=join_grace_secs,
+            lease_secs=self._lease_secs,
         )
         self._refreshing: asyncio.Task[None] | None = None
         self._refresh_wanted = False  # since the latest read began
@@ -624,8 +628,6 @@ class SharedStepStore(StepStore):
         if self._members.chief is not None:
             # It still counts as one that may advance, until it leaves.
             self._members.chief = self._members.chief._replace(term=0, ready=False)
-        ttls = (member.ttl for member in self._watcher.snapshot.members)
-        self._watcher.begin_again(max(self._lease_secs, *ttls, 0.0))
 
     def _check_not_reset(self) -> None:
         """Raise the error of a write after a loss: once, or to a chief as long as it leads a run

@@ -10,9 +10,8 @@ import pytest
 import aiohooks as ah
 from aiohooks._aio.contexts import begin_run
 from aiohooks.errors import StoreResetError
-from aiohooks.stores._membership import _MAX_TEXT, RunWatcher
+from aiohooks.stores._membership import _MAX_TEXT
 from aiohooks.stores._protocol import Answer, Request
-from aiohooks.stores._waiting import WaitRegistry
 from aiohooks.stores.publishers import Publisher
 from aiohooks.stores.shared import OnLost
 from aiohooks.testing import ManualClock
@@ -270,19 +269,33 @@ async def test_the_end_of_an_earlier_run_is_not_that_of_the_next(
 # --- after a loss
 
 
-def test_a_second_loss_holds_the_waits_as_long_as_the_first(clock: ManualClock) -> None:
-    """The time of the first one does not end it early."""
-    waits = WaitRegistry.__new__(WaitRegistry)
-    waits.holds = False
-    watcher = RunWatcher(waits, "p", keep=False, join_grace_secs=0)
-    watcher.begin_again(5)
-    clock.advance(3)
-    watcher.begin_again(5)
-    clock.advance(3)
-    assert waits.holds
-    watcher.stop()
-    assert not waits.holds
-    assert clock.pending == 0
+async def test_a_second_loss_holds_the_waits_as_long_as_the_first(
+    clock: ManualClock, engine: FakeEngine
+) -> None:
+    """The time of the first one does not end it early; who opens the run afterwards holds its
+    waits, too: a publisher may still come back.
+    """
+    async with FakeStepStore(engine, lease_secs=10) as a, FakeStepStore(engine, lease_secs=10) as b:
+        publisher = a.publisher("trainer")
+        await a.flush()
+        wait = await parked(b.wait_for(9), 40)
+        for _ in range(2):
+            engine.lose_data()
+            engine.cut()
+            await pass_time(clock, 6)
+        publisher.close()
+        await a.flush()
+        async with FakeStepStore(engine, lease_secs=10, join_grace_secs=0) as c:
+            late = await parked(c.wait_for(9), 40)
+            await pass_time(clock, 3)
+            assert not wait.done()
+            await pass_time(clock, 2)
+            assert wait.done()
+            assert not late.done()
+            await pass_time(clock, 6)
+            for ended in (wait, late):
+                with pytest.raises(ah.errors.PublisherFinishedError):
+                    await ended
 
 
 @pytest.mark.parametrize("on_lost", ["raise", "keep"])

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from typing import Any
 
 import pytest
 
@@ -13,14 +14,7 @@ from aiohooks import open_step_store
 from aiohooks.stores import Position
 from aiohooks.stores._protocol import Mark, Write
 from aiohooks.stores.ray import RayStepStore
-from aiohooks.stores.ray._actor import (
-    LongPoll,
-    StepActor,
-    pack_message,
-    request_kind,
-    unpack_message,
-    unpack_snapshot,
-)
+from aiohooks.stores.ray._actor import LongPoll, StepActor
 from aiohooks.stores.ray.store import RayEngine
 from aiohooks.testing import check_step_store, step_store_checks
 from tests.support.fake_ray import FakeCluster
@@ -77,9 +71,7 @@ async def test_a_thousand_waiters_are_one_call() -> None:
     actor.stop()
 
 
-def nothing_known() -> bytes:
-    """The message of a process that knows nothing."""
-    return pack_message("", Mark(Position(1, 0), 0))
+NOTHING = Mark(Position(1, 0), 0)
 
 
 async def test_a_process_that_did_not_connect_is_not_answered() -> None:
@@ -88,28 +80,21 @@ async def test_a_process_that_did_not_connect_is_not_answered() -> None:
     """
     actor = StepActor()
     write = Write("advance", 1, Position(1, 0), 0, "p", 1)
-    assert (
-        await actor.long_poll(
-            pack_message("another incarnation", LongPoll("p", 1, None, 1, 0, 1.0))
-        )
-        == b""
-    )
-    assert await actor.read(pack_message("another incarnation")) == b""
-    assert await actor.apply(pack_message("another incarnation", request_kind(write), write)) == b""
-    incarnation, *_ = unpack_message(await actor.connect(nothing_known()))
-    assert unpack_snapshot(
-        unpack_message(await actor.read(pack_message(incarnation)))[1]
-    ).position == (1, 0)
+    assert await actor.long_poll("another", LongPoll("p", 1, None, 1, 0, 1.0)) is None
+    assert await actor.read("another") is None
+    assert await actor.apply("another", write) is None
+    snapshot = await actor.connect("", NOTHING)
+    assert await actor.read(snapshot.run_id) == snapshot
 
 
 async def test_the_newest_poll_replaces_the_others() -> None:
     """A poll that arrives after a newer one ends immediately; a newer one ends the earlier one."""
     actor = StepActor()
-    incarnation, _, snapshot, *_ = unpack_message(await actor.connect(nothing_known()))
+    snapshot = await actor.connect("", NOTHING)
 
-    def send_poll(number: int, threshold: int) -> asyncio.Future[bytes]:
-        poll = LongPoll("p", number, threshold, 1, unpack_snapshot(snapshot).revision, 60.0)
-        return asyncio.ensure_future(actor.long_poll(pack_message(incarnation, poll)))
+    def send_poll(number: int, threshold: int) -> asyncio.Future[Any]:
+        poll = LongPoll("p", number, threshold, 1, snapshot.revision, 60.0)
+        return asyncio.ensure_future(actor.long_poll(snapshot.run_id, poll))
 
     second = send_poll(2, 5)
     await asyncio.sleep(0)

@@ -194,16 +194,15 @@ async def test_redis_damaged_meanwhile(redis_server: Server) -> None:
 # --- Ray
 
 
-@pytest.mark.parametrize("answer", [b"[]", b'["life","snapshot",7,1,[]]', b"no", None])
-async def test_an_actor_of_another_version(answer: bytes | None) -> None:
+@pytest.mark.parametrize("answer", [b"[]", (1, 2), None])
+async def test_an_actor_of_another_version(answer: object) -> None:
     """An actor that answers something else, or has not the method."""
     from tests.support.fake_ray import FakeCluster
 
     cluster = FakeCluster()
     actor = cluster.actor("fake")
 
-    async def connect(message: bytes) -> bytes:
-        assert answer is not None
+    async def connect(*args: object) -> object:
         return answer
 
     class Foreign:

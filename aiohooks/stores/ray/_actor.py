@@ -1,87 +1,15 @@
-"""The actor that keeps a run on a Ray cluster, and its messages.
-
-All of it is plain Python that runs without Ray.
-"""
+"""The actor that keeps a run on a Ray cluster: plain Python that runs without Ray."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import secrets
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple
 
 from aiohooks._aio.clock import wake
-from aiohooks.stores._protocol import (
-    Answer,
-    Failure,
-    Join,
-    LastExit,
-    Lead,
-    Mark,
-    Member,
-    Position,
-    Request,
-    Snapshot,
-    Write,
-)
+from aiohooks.stores._protocol import Answer, Mark, Position, Request, Snapshot
 from aiohooks.stores._run_state import RunState
-
-_REQUESTS: tuple[type[Request], ...] = get_args(Request)
-
-
-# Messages: JSON, in which tuples become lists.
-
-
-def pack_message(*fields: Any) -> bytes:
-    """Encode a message."""
-    return json.dumps(fields, separators=(",", ":"), check_circular=False).encode()
-
-
-def unpack_message(message: bytes) -> list[Any]:
-    """Decode a message."""
-    fields: list[Any] = json.loads(message)
-    return fields
-
-
-def request_kind(request: Request) -> int:
-    """Return the number of the request's type, which its fields do not say."""
-    return _REQUESTS.index(type(request))
-
-
-def unpack_request(kind: int, fields: Any) -> Request:
-    """Restore a request of this kind from a message."""
-    request: Any = _REQUESTS[kind]
-    if request is Write:
-        name, amount, floor, term, writer, seq = fields
-        return Write(name, amount, Position(*floor), term, writer, seq)
-    received: Request = request(Member(*fields[0])) if request in (Join, Lead) else request(*fields)
-    return received
-
-
-def unpack_answer(fields: Any) -> Answer:
-    """Restore an answer from a message."""
-    status, position, term = fields
-    return Answer(status, Position(*position), term)
-
-
-def unpack_snapshot(fields: Any) -> Snapshot:
-    """Restore a snapshot from a message."""
-    position, term, leader, ready, revision, members, last_exit, failure, run_id = fields
-    return Snapshot(
-        Position(*position),
-        term,
-        leader,
-        ready,
-        revision,
-        tuple(Member(*member) for member in members),
-        None if last_exit is None else LastExit(*last_exit),
-        None if failure is None else Failure(failure[0], Position(*failure[1])),
-        run_id,
-    )
-
-
-# The actor.
 
 
 class LongPoll(NamedTuple):
@@ -101,16 +29,14 @@ class LongPoll(NamedTuple):
 class StepActor:
     """Keeps one run in memory: its state, and one long poll of each process.
 
-    A reply is its kind ("snapshot", "position", "answer") and its content.
-
     Ray starts the actor again when its process or its node dies; it has lost everything then. Each
-    call but `connect` has the `incarnation` that the process knows, and an empty reply asks the
-    process to connect again, which then sends how far it knows the lost run to have come.
+    call but `connect` has the `incarnation` that the process knows. If that is another one, the
+    answer is None: the process connects again, and says how far it knows the lost run to have come.
     """
 
     def __init__(self) -> None:
         self.incarnation: str = secrets.token_hex(8)
-        """A different one after each start."""
+        """A different one after each start; the `run_id` of the snapshots."""
         self.polls: dict[str, tuple[LongPoll, asyncio.Future[None]]] = {}
         """By process, each with the future that answers it."""
         self._state = RunState()
@@ -118,40 +44,35 @@ class StepActor:
 
     # Remote calls.
 
-    async def connect(self, message: bytes) -> bytes:
-        """Reply with the incarnation and a snapshot.
-
-        A process that knows an earlier incarnation says how far the run had come.
-        """
-        known_incarnation, (position, term) = unpack_message(message)
+    async def connect(self, known_incarnation: str, known: Mark) -> Snapshot:
+        """Return the run; `known_incarnation` is empty for a process that knows none."""
         if known_incarnation not in ("", self.incarnation):
-            self._state.succeed(Mark(Position(*position), term))
+            self._state.succeed(known)
             self._answer_satisfied()
-        return pack_message(self.incarnation, "snapshot", self._snapshot())
+        return self._state.snapshot(self.incarnation)
 
-    async def apply(self, message: bytes) -> bytes:
+    async def apply(self, incarnation: str, request: Request) -> Answer | None:
         self._calls += 1
-        incarnation, kind, fields = unpack_message(message)
         if incarnation != self.incarnation:
-            return b""
-        answer = self._state.apply(unpack_request(kind, fields))
+            return None
+        answer = self._state.apply(request)
         if self._answer_satisfied():
             await asyncio.sleep(0)  # the waiters are answered before the writer
-        return pack_message("answer", answer)
+        return answer
 
-    async def read(self, message: bytes) -> bytes:
+    async def read(self, incarnation: str) -> Snapshot | None:
         self._calls += 1
-        if unpack_message(message) != [self.incarnation]:
-            return b""
-        return pack_message("snapshot", self._snapshot())
-
-    async def long_poll(self, message: bytes) -> bytes:
-        """Reply when the poll is satisfied, its time is up, or the process has sent a newer one."""
-        self._calls += 1
-        incarnation, fields = unpack_message(message)
         if incarnation != self.incarnation:
-            return b""
-        poll = LongPoll(*fields)
+            return None
+        return self._state.snapshot(incarnation)
+
+    async def long_poll(self, incarnation: str, poll: LongPoll) -> Snapshot | Position | None:
+        """Return the run, or only the position if nothing else is new, when the poll is satisfied,
+        its time is up, or the process has sent a newer one.
+        """
+        self._calls += 1
+        if incarnation != self.incarnation:
+            return None
         if not self._satisfies(poll) and (waiter := self._park(poll)) is not None:
             timer = asyncio.get_running_loop().call_later(poll.secs, wake, waiter)
             try:
@@ -161,10 +82,9 @@ class StepActor:
                 parked = self.polls.get(poll.process)
                 if parked is not None and parked[1] is waiter:
                     del self.polls[poll.process]
-        state = self._state
-        if state.revision == poll.revision:
-            return pack_message("position", state.position)
-        return pack_message("snapshot", self._snapshot())
+        if self._state.revision == poll.revision:
+            return self._state.position
+        return self._state.snapshot(incarnation)
 
     async def leave(self, process: str) -> None:
         """End the poll of a process that is closing its store."""
@@ -182,10 +102,7 @@ class StepActor:
             "members": len(self._state.members),
         }
 
-    # Snapshots and polls.
-
-    def _snapshot(self) -> Snapshot:
-        return self._state.snapshot(self.incarnation)
+    # Polls.
 
     def _park(self, poll: LongPoll) -> asyncio.Future[None] | None:
         """Make this the poll of its process, and return what answers it; None if the process has
@@ -210,9 +127,7 @@ class StepActor:
         )
 
     def _answer_satisfied(self) -> bool:
-        """Answer the polls that are satisfied now; return whether there was one. There is one poll
-        of each process.
-        """
+        """Answer the polls that are satisfied now; return whether there was one."""
         satisfied = [
             waiter
             for poll, waiter in self.polls.values()

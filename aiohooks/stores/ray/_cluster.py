@@ -26,7 +26,7 @@ from aiohooks.errors import (
 
 try:
     import ray
-    from ray.exceptions import AuthenticationError, RayError, RayTaskError
+    from ray.exceptions import AuthenticationError, RayError, RaySystemError, RayTaskError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 except ImportError as _missing:
     raise missing_extra("RayStepStore or RayLauncher", "ray") from _missing
@@ -215,11 +215,9 @@ def explain_error(
         )
     elif isinstance(error, ConnectionError):
         hint = f". {_START_CLUSTER}"
-    elif isinstance(error, RayTaskError):
-        kind, hint = (
-            StoreRefusedError,
-            ". All nodes must have the same version of aiohooks and of Python",
-        )
+    elif isinstance(error, (RayTaskError, RaySystemError)):
+        kind = StoreRefusedError
+        hint = ". All nodes must have the same version of aiohooks and of Python"
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return kind(f"{what}: {lines[-1 if isinstance(error, RayTaskError) else 0]}{hint}")
 

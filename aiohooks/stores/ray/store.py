@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Generator
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import call_later
 from aiohooks._validate import check_instance
-from aiohooks.errors import StoreUnavailableError
+from aiohooks.errors import StoreDamagedError, StoreUnavailableError
 from aiohooks.stores._protocol import (
     Answer,
     Position,
@@ -22,17 +21,10 @@ from aiohooks.stores._protocol import (
 )
 from aiohooks.stores.engine import Engine, EngineLink
 from aiohooks.stores.ray import _cluster
-from aiohooks.stores.ray._actor import (
-    LongPoll,
-    StepActor,
-    pack_message,
-    request_kind,
-    unpack_answer,
-    unpack_message,
-    unpack_snapshot,
-)
+from aiohooks.stores.ray._actor import LongPoll, StepActor
 from aiohooks.stores.shared import SharedStepStore
 
+T = TypeVar("T")
 _GRACE_SECS = 1.0
 """How much later than its time a reply may arrive."""
 _LEAVE_SECS = 1.0
@@ -103,17 +95,18 @@ class RayEngine(Engine):
         if self._deleted:
             raise StoreUnavailableError(f"the run {self.link.run} was forgotten: close its store")
         actor = await to_thread(self._find_actor, grace_secs=_GRACE_SECS)
-        with self._unexpected_reply():
-            known = pack_message(self._incarnation, self.link.known())
-            reply = _cluster.result_of(actor.connect.remote(known))
-        message = await self._wait_reply(reply, self.link.connect_timeout)
-        with self._unexpected_reply():
-            incarnation, *content = unpack_message(message)
-            self._actor = actor
-            self._incarnation = incarnation
-            snapshot = _unpack_reply(*content)
-        assert isinstance(snapshot, Snapshot)
+        snapshot = await self._connect(actor, self._incarnation)
+        self._actor = actor
+        self._incarnation = snapshot.run_id
         return snapshot
+
+    async def _connect(self, actor: Any, known_incarnation: str) -> Snapshot:
+        try:
+            call = actor.connect.remote(known_incarnation, self.link.known())
+        except AttributeError as error:
+            raise self._foreign_error(error) from error
+        reply = await self._wait_reply(_cluster.result_of(call), self.link.connect_timeout)
+        return self._checked(reply, Snapshot)
 
     def _find_actor(self) -> Any:
         self._join_cluster()
@@ -139,13 +132,8 @@ class RayEngine(Engine):
         actor = await to_thread(self._existing_actor, grace_secs=_GRACE_SECS)
         if actor is None:
             return None
-        # A process that knows no incarnation yet brings nothing, and gets the snapshot.
-        nothing = pack_message("", self.link.known())
-        message = await self._wait_reply(
-            _cluster.result_of(actor.connect.remote(nothing)), self.link.connect_timeout
-        )
-        with self._unexpected_reply():
-            return report_of(self.link.run, unpack_snapshot(unpack_message(message)[2]))
+        # A process that knows no incarnation changes nothing.
+        return report_of(self.link.run, await self._connect(actor, ""))
 
     async def watch(self) -> None:
         link = self.link
@@ -155,19 +143,16 @@ class RayEngine(Engine):
             poll = LongPoll(
                 link.process, self._poll_count, link.threshold, epoch, revision, link.heartbeat
             )
-            message = pack_message(self._incarnation, poll)
-            reply = _cluster.result_of(self._actor.long_poll.remote(message))
+            reply = _cluster.result_of(self._actor.long_poll.remote(self._incarnation, poll))
             self._current_poll = poll, reply
             try:
                 answer = await self._wait_reply(reply, link.heartbeat + _GRACE_SECS)
             finally:
                 self._current_poll = None
-            if answer is not _REPLACED:
-                content = self._parse_reply(answer)
-                if isinstance(content, Snapshot):
-                    link.observe_snapshot(content)
-                elif isinstance(content, Position):
-                    link.observe(content)
+            if isinstance(answer, Position):
+                link.observe(answer)
+            elif answer is not _REPLACED:
+                link.observe_snapshot(self._checked(answer, Snapshot))
 
     def subscribe(self, step: int | None) -> None:
         if self._current_poll is None or step is None:
@@ -198,21 +183,17 @@ class RayEngine(Engine):
     # Calls.
 
     async def request(self, request: Request) -> Answer:
-        answer = await self._call_actor("apply", request_kind(request), request)
-        assert isinstance(answer, Answer)
-        return answer
+        call = self._connected_actor().apply.remote(self._incarnation, request)
+        return self._checked(await self._wait_reply(_cluster.result_of(call)), Answer)
 
     async def read(self) -> Snapshot:
-        snapshot = await self._call_actor("read")
-        assert isinstance(snapshot, Snapshot)
-        return snapshot
+        call = self._connected_actor().read.remote(self._incarnation)
+        return self._checked(await self._wait_reply(_cluster.result_of(call)), Snapshot)
 
-    async def _call_actor(self, method: str, *args: Any) -> Snapshot | Position | Answer:
+    def _connected_actor(self) -> Any:
         if self._actor is None:
             raise StoreUnavailableError(f"{self._what} is not connected")
-        message = pack_message(self._incarnation, *args)
-        call = getattr(self._actor, method).remote(message)
-        return self._parse_reply(await self._wait_reply(_cluster.result_of(call)))
+        return self._actor
 
     async def _wait_reply(self, reply: asyncio.Future[Any], secs: float | None = None) -> Any:
         """Wait for a reply, `secs` seconds at most; `disconnect` ends all of these waits."""
@@ -229,35 +210,27 @@ class RayEngine(Engine):
             self._replies.discard(reply)
             timer.cancel()
 
-    def _parse_reply(self, message: bytes) -> Snapshot | Position | Answer:
-        if not message:
+    def _checked(self, reply: Any, kind: type[T]) -> T:
+        """Return the actor's reply, which must be of this kind."""
+        if reply is None:
             raise StoreUnavailableError(f"{self._what} was started again without its memory")
-        with self._unexpected_reply():
-            return _unpack_reply(*unpack_message(message))
+        if not isinstance(reply, kind):
+            raise self._foreign_error(reply)
+        return reply
 
-    @contextlib.contextmanager
-    def _unexpected_reply(self) -> Generator[None]:
-        try:
-            yield
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise damaged_error(
-                self.link.run,
-                f"the actor {self._name!r} in the namespace {self._namespace!r}",
-                found=f"{type(error).__name__}: {error}",
-                expected="a step actor of this version of aiohooks",
-                delete="kill that actor",
-            ) from error
+    def _foreign_error(self, found: object) -> StoreDamagedError:
+        return damaged_error(
+            self.link.run,
+            f"the actor {self._name!r} in the namespace {self._namespace!r}",
+            found=f"{found!r:.100}",
+            expected="a step actor of this version of aiohooks",
+            delete="kill that actor",
+        )
 
     async def delete(self) -> None:
         self._deleted = True
         actor = self._actor or await to_thread(self._find_actor, grace_secs=_GRACE_SECS)
         await to_thread(_cluster.kill_actor, actor, grace_secs=_GRACE_SECS)
-
-
-def _unpack_reply(kind: str, content: Any) -> Snapshot | Position | Answer:
-    if kind == "position":
-        return Position(*content)
-    return unpack_answer(content) if kind == "answer" else unpack_snapshot(content)
 
 
 def _fail(reply: asyncio.Future[Any], error: StoreUnavailableError) -> None:

@@ -88,8 +88,8 @@ def the_epoch_stays(succeed: Method, self: RunState, lost: Mark) -> None:
     succeed(self, lost._replace(position=Position(0, 0)))
 
 
-@bug(RunWatcher, "begin_again")
-def a_loss_ends_waits(begin_again: Method, self: RunWatcher, secs: float) -> None:
+@bug(RunWatcher, "_hold_waits")
+def a_loss_ends_waits(hold: Method, self: RunWatcher, members: Any) -> None:
     """Finding 04: after a loss an exit ends a wait before its trainer was announced again."""
 
 
