@@ -199,8 +199,8 @@ class StoreResetError(StoreUnavailableError):
     """Raised by a write to a run whose data the engine has lost.
 
     The run continues in a later epoch. The write is not made there, but if the data was lost after
-    the write, the new step may include it. Restore your state from a checkpoint, as the session
-    does when it recovers. The term of a chief has ended: it gets this error until it leaves `lead`.
+    the write, the new step may include it. Each process gets this error once. Restore your state
+    from a checkpoint, as the session does when it recovers; a chief stays the chief.
 
     Attributes:
         old: the last position that was seen before the loss.

@@ -378,7 +378,6 @@ class ChiefSessionCreator(_Creator):
             self._saver = checkpoint.Saver(checkpoint_dir)
         self._own_saver = self._saver is not checkpoint_dir
         self._latest: Session | None = None
-        self._is_run_lost = False  # by the engine, since the latest session was created
         self.restores_again: bool = True
         """Whether a session that replaces one is restored; set by the monitored session, as
         `RecoveryPolicy(restore=)` says.
@@ -402,9 +401,6 @@ class ChiefSessionCreator(_Creator):
                 this graph, store and variables.
         """
         values = values_of(self._variables)
-        if self._lead is not None and not self.global_step.leads:
-            self._is_run_lost = True
-            await self._leave_lead()
         if self._leads and self._lead is None:
             lead = self.global_step.lead()
             await lead.__aenter__()
@@ -420,11 +416,8 @@ class ChiefSessionCreator(_Creator):
                 restored = await self._saver.restore(missing_ok=True)
                 if restored is not None:
                     await restore_session(session, restored, seen)
-            if self._is_run_lost and latest is not None and session.restored is None:
-                # Without a checkpoint the variables are where the chief has left them.
-                if seen.step < latest.committed_step:
-                    await self.global_step.reset(latest.committed_step)
-                session.committed_step = latest.committed_step
+            if latest is not None and self._lead is not None and session.restored is None:
+                await self._keep_step(session, latest.committed_step, seen)
             if first and session.restored is None and self._scaffold.init_fn is not None:
                 await self._scaffold.init_fn(session)
 
@@ -437,10 +430,17 @@ class ChiefSessionCreator(_Creator):
         if first:
             values.mark_ready()
         self._latest = session
-        self._is_run_lost = False
         if self._lead is not None:
             await self.global_step.mark_initialised()
         return session
+
+    async def _keep_step(self, session: Session, step: int, seen: Position) -> None:
+        """Give back to the store what it has lost of the chief's steps, which are in the
+        variables.
+        """
+        if seen.step < step:
+            await self.global_step.reset(step)
+            session.committed_step = step
 
     async def aclose(self, *, grace_secs: float = DEFAULT_GRACE_SECS) -> None:
         """Release the checkpoint directory and the lead; called by the monitored session at its
@@ -449,6 +449,7 @@ class ChiefSessionCreator(_Creator):
         A given `Saver` is not closed; what it has not copied to its mirror yet is waited for, at
         most `grace_secs`.
         """
+        lead, self._lead = self._lead, None
         try:
             if self._saver is not None:
                 await (
@@ -457,12 +458,8 @@ class ChiefSessionCreator(_Creator):
                     else self._saver.flush_mirror(grace_secs)
                 )
         finally:
-            await self._leave_lead()
-
-    async def _leave_lead(self) -> None:
-        lead, self._lead = self._lead, None
-        if lead is not None:
-            await lead.__aexit__(None, None, None)
+            if lead is not None:
+                await lead.__aexit__(None, None, None)
 
     def fail_waiters(self, error: BaseException) -> None:
         """End the waits of the workers for the variables; called by the monitored session when it

@@ -134,7 +134,9 @@ class Mark(NamedTuple):
     """How far a process knows a run to have come."""
 
     position: Position
-    term: int
+    term: int = 0
+    chief: Member | None = None
+    """Who leads in this term, if anybody does."""
 
 
 # What users see of a store and of a run.

@@ -76,24 +76,26 @@ class RunState:
                 self.revision += 1
         return self._answer("ok")
 
+    @property
+    def mark(self) -> Mark:
+        """How far the run has come."""
+        chief = next((member for member in self.members.values() if member.term), None)
+        return Mark(self.position, self.term, chief)
+
     def succeed(self, lost: Mark) -> None:
         """Take the place of a run that the engine has lost, and of which a process knew this much.
 
         Each process that knew it calls this once, in any order. The epoch becomes later than any
-        of the lost run, so that no step falls within an epoch, and later terms are higher than all
-        of its terms. The first process decides on the step: a chief may have restored an earlier
-        one before others come.
+        of the lost run, so that no step falls within an epoch. The chief of the latest term leads
+        on, and has to initialise the run again. The first process decides on the step: a chief may
+        have restored an earlier one before others come.
         """
         before = self.position, self.term
         step = lost.position.step if self.position == _START else self.position.step
         if self.position.epoch <= lost.position.epoch:
             self.position = Position(lost.position.epoch + 1, step)
         if self.term < lost.term:
-            self.term = lost.term
-            self.leader = ""
-        for member in tuple(self.members.values()):
-            if self._is_stale(member):
-                del self.members[member.id]
+            self._begin_term(lost.term, lost.chief)
         if (self.position, self.term) != before:
             self.losses += 1
             self.revision += 1
@@ -193,14 +195,19 @@ class RunState:
         if (
             known is None or not known.term
         ):  # otherwise it is the same request, repeated because its answer was lost
-            self.term += 1
-            self.leader = member.process
-            self.members[member.id] = member._replace(term=self.term, ready=False)
+            self._begin_term(self.term + 1, member)
             self.revision += 1
         return self._answer("ok")
 
+    def _begin_term(self, term: int, chief: Member | None) -> None:
+        self.term = term
+        self.leader = "" if chief is None else chief.process
+        self.members = {id: each for id, each in self.members.items() if not each.term}
+        if chief is not None:
+            self.members[chief.id] = chief._replace(term=term, ready=False)
+
     def _is_term_over(self, term: int, process: str) -> bool:
-        """Return whether a term that this process had has ended; a term of 0 is none."""
+        """Return whether this process leads no more in a term that it had; 0 is none."""
         return term > 0 and (term, process) != (self.term, self.leader)
 
     def _is_stale(self, member: Member) -> bool:

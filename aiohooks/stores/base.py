@@ -123,11 +123,6 @@ class StepStore(Waiting):
                 left out.
         """
 
-    @property
-    @abc.abstractmethod
-    def leads(self) -> bool:
-        """Whether this process is the chief: inside `lead`, unless the engine has lost the run."""
-
     @abc.abstractmethod
     async def mark_initialised(self) -> None:
         """Report that the chief, this process, has initialised what the workers need; inside `lead`

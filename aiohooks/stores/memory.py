@@ -72,13 +72,9 @@ class MemoryStepStore(StepStore):
             self._waits.set_initialised(False)
             yield Term(self._terms)
 
-    @property
-    def leads(self) -> bool:
-        return self._lead.locked()
-
     async def mark_initialised(self) -> None:
         self._enter()
-        if not self.leads:
+        if not self._lead.locked():
             raise self._not_leading_error()
         self._waits.set_initialised(True)
 
@@ -90,7 +86,7 @@ class MemoryStepStore(StepStore):
             Member(f"{process}/{each.name}", each.name, math.inf, each.waits_for)
             for each in waits.publishers.here
         ]
-        if self.leads:
+        if self._lead.locked():
             members.append(Member(f"{process}/", "chief", math.inf, term=self._terms))
         last_exit = None
         if (left := waits.publishers.last_exit) is not None:

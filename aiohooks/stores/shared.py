@@ -163,7 +163,6 @@ class SharedStepStore(StepStore):
         self._writing: asyncio.Task[None] | None = None
         # The chief of this process, from the request to lead on.
         self._term = 0
-        self._term_lost = False  # with the data of the run
         self._leader: Member | None = None
         self._left_before_lead = 0
         self._vacancies = Waiters()
@@ -612,9 +611,7 @@ class SharedStepStore(StepStore):
         self._sleepers.wake()
 
     def _begin_again(self, new: Position) -> None:
-        """Take note that the engine has lost the run: the next write gets an error, the term has
-        ended, waits continue.
-        """
+        """Take note that the engine has lost the run: the next write gets an error."""
         old = self._waits.latest
         message = (
             f"the engine has lost the run {self.run}, which was at step {old.step} of epoch"
@@ -623,21 +620,14 @@ class SharedStepStore(StepStore):
         )
         logger.warning("%s", message)
         self._reset_error = StoreResetError(message, old=old, new=new)
-        self._term_lost = self._term_lost or self._term > 0
-        self._term = 0
         if self._members.chief is not None:
-            # It still counts as one that may advance, until it leaves.
-            self._members.chief = self._members.chief._replace(term=0, ready=False)
+            self._members.chief = self._members.chief._replace(ready=False)
 
     def _check_not_reset(self) -> None:
-        """Raise the error of a write after a loss: once, or to a chief as long as it leads a run
-        that is lost.
-        """
-        if (error := self._reset_error) is None:
-            return
-        if not self._term_lost:
+        """Raise the error of the first write after a loss."""
+        if (error := self._reset_error) is not None:
             self._reset_error = None
-        raise copy_error(error)
+            raise error
 
     def _end_outage(self) -> None:
         self._disconnected_at = None
@@ -825,12 +815,7 @@ class SharedStepStore(StepStore):
     def _step_down(self, failure: BaseException | None) -> None:
         leader, self._leader = self._leader, None
         if leader is not None:
-            led = self._term > 0 or self._term_lost
-            if self._term_lost:  # the next term begins with the run as it is then
-                self._reset_error = None
-            self._term = 0
-            self._term_lost = False
-            self._members.chief = None
+            led, self._term, self._members.chief = self._term, 0, None
             publishers = self._waits.publishers
             # The publishers of this process, if it has or had any, report how it left.
             silent = (
@@ -964,11 +949,10 @@ class SharedStepStore(StepStore):
         """Return how far this process knows the run to have come, for an engine that has lost
         it.
         """
-        return Mark(self._waits.latest, max(self._term, self._watcher.snapshot.term))
-
-    @property
-    def leads(self) -> bool:
-        return self._term > 0
+        snapshot = self._watcher.snapshot
+        if self._term > snapshot.term:  # which it has been granted since
+            return Mark(self._waits.latest, self._term, self._members.chief)
+        return Mark(self._waits.latest, snapshot.term, self._watcher.chief)
 
     def _observe_snapshot(self, snapshot: Snapshot) -> None:
         """Take note of what the engine reports; called in the event loop, also with snapshots that

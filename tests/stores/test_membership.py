@@ -9,7 +9,6 @@ import pytest
 
 import aiohooks as ah
 from aiohooks._aio.contexts import begin_run
-from aiohooks.errors import StoreResetError
 from aiohooks.stores._membership import _MAX_TEXT
 from aiohooks.stores._protocol import Answer, Request
 from aiohooks.stores.publishers import Publisher
@@ -323,28 +322,6 @@ async def test_a_publisher_that_does_not_come_back_after_a_loss(
                 await wait
             assert "found dead" in str(caught.value.__cause__)
     await close_dead(dead, clock)
-
-
-@pytest.mark.parametrize("writes", [True, False])
-async def test_a_chief_that_does_not_notice_a_loss_still_counts(
-    clock: ManualClock, engine: FakeEngine, writes: bool
-) -> None:
-    """It may be in a long step: waits continue, and end with how it leaves."""
-    async with FakeStepStore(engine) as a, FakeStepStore(engine) as b:
-        async with a.lead():
-            await a.flush()
-            wait = await parked(b.wait_for(9), 40)
-            engine.lose_data()
-            engine.cut()
-            await pass_time(clock, 30)
-            assert not a.leads
-            assert not wait.done()
-            if writes:
-                with pytest.raises(StoreResetError):
-                    await a.advance()
-        await a.flush()
-        with pytest.raises(ah.errors.PublisherFinishedError, match="chief finished"):
-            await wait
 
 
 @pytest.mark.parametrize(("length", "cut"), [(-1, False), (0, False), (1, True)])

@@ -182,13 +182,20 @@ def test_a_chief_with_a_lower_term_than_that_of_a_lost_run_leads_no_more(lost_te
     assert "new/0" in state.members
 
 
-def test_a_chief_of_a_lost_run_may_not_write() -> None:
-    """Its term is known from before, and is not its own any more."""
+def test_the_chief_of_a_lost_run_leads_on() -> None:
+    """Whoever says it, and also before it is back itself; it has to initialise the run again."""
+    chief = Member("old/1", "chief", 1.0, term=2, ready=True)
     state = RunState()
-    state.succeed(Mark(Position(1, 9), 2))
-    state.apply(Join(Member("old/1", "chief", 1.0, term=2)))
-    assert not state.members
-    assert state.apply(Write("advance", 1, state.position, 2, "old", 1)).status == "stale"
+    state.succeed(Mark(Position(1, 9), 1, chief._replace(id="older/1", term=1)))
+    state.succeed(Mark(Position(1, 9), 2, chief))
+    assert list(state.members) == ["old/1"]
+    assert not state.snapshot().ready
+    assert state.apply(Lead(Member("new/1", "standby", 1.0))).status == "busy"
+    for process, status in (("older", "stale"), ("old", "ok")):
+        write = Write("advance", 1, state.position, 2, process, 1)
+        assert state.apply(write).status == status
+    state.apply(Expire("old/1", chief.heartbeat))
+    assert state.apply(Lead(Member("new/1", "standby", 1.0))).term == 3
 
 
 def test_what_changes_nothing_is_no_new_revision() -> None:

@@ -23,7 +23,6 @@ from aiohooks.errors import (
 )
 from aiohooks.stores._protocol import (
     Answer,
-    Mark,
     Request,
     RunReport,
     Snapshot,
@@ -221,7 +220,6 @@ class RedisEngine(Engine):
         process knows of it.
         """
         told = self._run.run_id  # the run that has what this process knows; empty: it knows nothing
-        nothing = Mark(RunState().position, 0)
         while True:
             found = await self._read_state()
             is_lost = not found.run_id or self._is_older(found)
@@ -230,11 +228,10 @@ class RedisEngine(Engine):
             state, run_id = found.state.copy(), found.run_id
             if is_lost:
                 state, run_id = RunState(), secrets.token_hex(8)
-                left = Mark(found.state.position, found.state.term)
-                if left != nothing:
-                    state.succeed(left)
             if told:
                 state.succeed(self.link.known())
+            if is_lost and found.state.mark != state.mark:
+                state.succeed(found.state.mark)  # what is left of it
             if await self._swap(found, run_id, state) and told:
                 told = run_id
 

@@ -153,19 +153,28 @@ def check_leads(cluster: Any) -> Iterator[str]:
     history: History = cluster.history
     late = 2 * cluster.lease_secs + cluster.heartbeat_secs + 4.0
 
+    def is_new(process: Any, time: float) -> bool:
+        """Return whether the run may have been lost when the process came, so that it knew nothing
+        of it.
+        """
+        opened = min((at for at, each in history.opened if each is process), default=time)
+        return any(loss <= time and opened > loss - 1.0 for loss in history.losses)
+
     for lead in history.leads:
         for other in history.leads:
             if other is lead or not lead.began <= other.began < (
                 float("inf") if lead.ended is None else lead.ended
             ):
                 continue
-            if other.process is lead.process or history.was_lost(lead.began - 1.0, other.began):
+            if other.process is lead.process or is_new(other.process, other.began):
                 continue
             if history.was_well(lead.process, other.began - late, other.began):
                 yield f"two chiefs: {lead} and {other}"
     for stale in history.stale_terms:
         excused = not history.was_well(stale.process, stale.time - late, stale.time)
-        if not excused and not history.was_lost(0.0, stale.time):
+        # One that came after a loss and knew nothing leads until the chief of before is back, in
+        # whichever order they are.
+        if not excused and not any(is_new(lead.process, stale.time) for lead in history.leads):
             yield f"a chief that could be reached has lost its term: {stale}"
     yield from check_terms(history)
     for began, ended in segments(history):

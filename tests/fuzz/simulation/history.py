@@ -72,10 +72,6 @@ class History:
     settled: float = 0.0
     """The time from which on there were no faults, and their consequences had passed."""
 
-    def was_lost(self, since: float, until: float) -> bool:
-        """Return whether the server lost data meanwhile."""
-        return any(since <= loss <= until for loss in self.losses)
-
     def was_well(self, process: Process, since: float, until: float) -> bool:
         """Return whether the process could act and be reached throughout."""
         return not any(

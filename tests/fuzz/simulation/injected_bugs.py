@@ -128,9 +128,9 @@ def repeated_writes_count(last_answer: Method, self: RunState, writer: str) -> N
     """A write whose answer was lost counts again."""
 
 
-@bug(SharedStepStore, "_check_not_reset")
+@bug(SharedStepStore, "_check_not_reset", scenario=training)
 def writes_continue_after_a_loss(check: Method, self: SharedStepStore) -> None:
-    """A write that was on its way when the data were lost is repeated in the run that follows."""
+    """A chief continues in a later run, at another step, without its checkpoint."""
 
 
 @bug(RunState, "_is_term_over")

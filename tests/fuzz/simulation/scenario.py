@@ -348,6 +348,7 @@ class Scenario:
         reached[last] = cluster.advance_again(last, stores[last], 1)
         self._do("wait", reached)
         before = len(history.wait_ends)
+        world.run(world.now + 1.0)  # so that all have seen that it is there
         late_fault = world.chance.choice(
             (None, None, self._keys_deleted, self._server_without_data, self._server_outage)
         )
