@@ -31,26 +31,28 @@ from aiohooks.graph.graph import (
     Placeholder,
     Variable,
 )
+from aiohooks.graph.variables import Change
 
 Build = Callable[[Sequence[Any]], Any]
 """Builds the result of one request from the values of all leaves of a run."""
 
-Take = Callable[[Sequence[Any]], tuple[Any, ...]]
-"""Selects values by their places."""
+Take = Callable[[Sequence[Any]], Sequence[Any]]
+"""Takes the items at certain places out of a sequence. `taking` returns such a function."""
 
 LEAF_TYPES = frozenset({str, Operation, Placeholder, Variable, GlobalStep, Output})
 """The exact types of the fetches that are not nested."""
 
 
 def taking(places: Sequence[int]) -> Take:
-    """Return a function that returns the items at `places` of a sequence as a tuple."""
+    """Return a function that returns the items at `places` of a list, as a tuple or a list."""
     if len(places) > 1:
         return operator.itemgetter(*places)
     if not places:
         return lambda values: ()
-    # With a single place, `itemgetter` would return the item itself and not a tuple.
+    # With a single place, `itemgetter` would return the item itself, so take a slice. Place -1 is
+    # the last item: its slice has no end, because an end of 0 would make it empty.
     (place,) = places
-    return lambda values: (values[place],)
+    return operator.itemgetter(slice(place, place + 1 or None))
 
 
 class Leaves:
@@ -88,14 +90,14 @@ class Leaves:
             node = self._graph.node(fetches)
             slot = self._slots.setdefault(node, len(self._slots))
             return operator.itemgetter(slot)
-        parts, make_container = container
+        parts, rebuild = container
         # The parts are a list or a dict, which the branches above handle.
         build_parts = self.build(parts)
 
         def build_container(values: Sequence[Any]) -> Any:
             built_parts = build_parts(values)
             try:
-                return make_container(built_parts)
+                return rebuild(built_parts)
             except Exception as error:
                 raise FetchError(
                     f"the fetches have a {cls.__name__}, and none can be made of their values:"
@@ -106,9 +108,11 @@ class Leaves:
 
 
 def _split_container(fetches: Any) -> tuple[Any, Callable[[Any], Any]] | None:
-    """Return the parts of a container, and a function that makes a similar one of other parts.
+    """Take a container of fetches apart, or return None if `fetches` is not a container.
 
-    The parts are a list or a dict. Return None if `fetches` is not a container.
+    Return the fetches in it, and a function that builds the same kind of container from their
+    values. The fetches of a tuple are a list. The fetches of a mapping are a dict by key, and those
+    of a dataclass or an `attrs` object are a dict by the names of its fields.
     """
     if isinstance(fetches, (str, Node)):
         return None
@@ -216,57 +220,55 @@ class PlannedOperation:
 class Plan:
     """The plan for one set of fetched and fed nodes. A session makes it once and keeps it.
 
-    The values of a run are in numbered slots. Slot 0 has the global step at the start of the run.
-    The values of the fed nodes follow, in order, and then a copy of `template`, which has the
-    constants. The run sets the slots of `variables` and calls the operations. Each operation comes
-    after its inputs, so operations are in the order of their slots. `take_fetched` selects the
-    fetched values.
-
-    Each item of `changes` has the name of a variable, the slot of the result that changes it, and
-    whether the result is added to it. `replaced` has the names of the variables that are replaced.
+    A run has a list of values, and each node has its place in this list, its slot. Slot 0 has the
+    global step at the start of the run. The slots of the fed nodes follow, in order, and then those
+    of the `initial_values`. The run reads the variables, calls the operations in order, and puts
+    each result into the slot of its operation.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        nodes: Sequence[Node],
-        fed: Collection[Node],
-        grace_secs: float,
-        step: Operation | None = None,
-    ) -> None:
-        """Plan a run that fetches `nodes` and feeds `fed`, in this order.
-
-        A run always calls `step`, the operation of a step function. Only its result shows whether a
-        fetched parameter has the same name as one of its keys.
-
-        Raises:
-            FetchError: a placeholder is not fed, or an input of an operation is not in the graph.
-            GraphError: the operations form a cycle, or two of them change one variable.
-        """
+    def __init__(self, graph: Graph, fed: Collection[Node], grace_secs: float) -> None:
+        """Start with the slots of the global step and the fed nodes. `make_plan` adds the rest."""
         self._graph = graph
         self._grace_secs = grace_secs
-        self._changed_by: dict[str, Operation] = {}
-        """The first operation that changes each variable."""
-        self.template: list[Any] = []
-        self.variables: list[tuple[int, str]] = []
+        self.initial_values: list[Any] = []
+        """The values of the later slots at the start of a run.
+
+        They are the defaults of placeholders, and `MISSING` for variables and results.
+        """
+        self.variable_slots: dict[str, int] = {}
+        """The slots of the variables that the run reads, by the names of the variables."""
         self.operations: list[PlannedOperation] = []
-        self.changes: list[tuple[str, int, bool]] = []
-        self.replaced: list[str] = []
+        """The operations in the order of their slots, each after its inputs."""
+        self.changes: list[Change] = []
+        """The changes of variables that the run commits."""
         self.steps: int = 0
         """The number of steps by which the run advances the global step."""
+        self.take_fetched: Take = taking(())
+        """Takes the fetched values out of the values of a run."""
+        self._changed_by: dict[str, Operation] = {}
+        """The first operation that changes each variable."""
         self._fed_count = len(fed)
         # A slot is None while its node is being planned. The nodes without a slot are the path to
         # the current node, in order, so a cycle shows when one of them is visited again.
-        self._slots: dict[Node, int | None] = {graph.global_step: 0}
-        for slot, node in enumerate(fed, 1):
+        self._slots: dict[Node, int | None] = {}
+        for slot, node in enumerate((graph.global_step, *fed)):
             self._slots[node] = slot
-        self.take_fetched: Take = taking([self._slot_of(node) for node in nodes])
-        if step is not None:
-            result_slot = self._slot_of(step)
-            for node in nodes:
-                if not isinstance(node, Output):
-                    check = functools.partial(_check_unambiguous, node, step)
-                    self._append_operation(node.name, check, [result_slot])
+
+    def fetch(self, nodes: Sequence[Node]) -> None:
+        """Plan the fetched nodes, in this order, and all nodes that they need."""
+        self.take_fetched = taking([self._slot_of(node) for node in nodes])
+
+    def call_step(self, step: Operation, nodes: Sequence[Node]) -> None:
+        """Plan a call of the step function, and then a check of the name of each fetched node.
+
+        Only the result of the step shows whether one of its keys has the same name as a node.
+        """
+        result_slot = self._slot_of(step)
+        for node in nodes:
+            # An output is itself the item of the result that has its name.
+            if not isinstance(node, Output):
+                check = functools.partial(_check_unambiguous, node, step)
+                self._append_operation(node.name, check, [result_slot])
 
     def _slot_of(self, node: Node) -> int:
         """Return the slot of a node. Plan the node and its inputs first if it has no slot."""
@@ -286,8 +288,8 @@ class Plan:
 
     def _new_slot(self, value: Any = MISSING) -> int:
         """Add a slot after those of the global step and the feeds; return its number."""
-        self.template.append(value)
-        return self._fed_count + len(self.template)
+        self.initial_values.append(value)
+        return self._fed_count + len(self.initial_values)
 
     def _plan_node(self, node: Node) -> int:
         """Plan a node after its inputs, and return its new slot."""
@@ -306,14 +308,14 @@ class Plan:
             return self._new_slot(node.default)
         # The node is a variable, because the global step has had a slot from the beginning.
         slot = self._new_slot()
-        self.variables.append((slot, node.name))
+        self.variable_slots[node.name] = slot
         return slot
 
     def _plan_operation(self, node: Operation) -> int:
         """Plan an operation after its inputs, and return the slot of its result."""
         positional: list[int] = []
         named: dict[str, int] = {}
-        for place, name in enumerate(node.inputs):
+        for index, name in enumerate(node.inputs):
             if name in node.optional and name not in self._graph.nodes:
                 continue
             try:
@@ -324,8 +326,8 @@ class Plan:
                     f" the input, add graph.placeholder({name!r})"
                 ) from None
             slot = self._slot_of(input_node)
-            # If an earlier input was left out, the positions of later ones do not match any more.
-            if name in node.keyword_only or len(positional) < place:
+            # After an input that was left out, the positions do not match the parameters any more.
+            if name in node.keyword_only or len(positional) < index:
                 named[name] = slot
             else:
                 positional.append(slot)
@@ -333,6 +335,7 @@ class Plan:
         if node.thread:
             fn = functools.partial(_call_in_thread, fn, self._grace_secs)
         slot = self._append_operation(node.name, fn, positional, named, of_graph=True)
+        self.steps += node.steps
         self._add_change(node, slot)
         return slot
 
@@ -362,8 +365,7 @@ class Plan:
         return slot
 
     def _add_change(self, node: Operation, slot: int) -> None:
-        """Add the steps of an operation, and the change of a variable by its result in `slot`."""
-        self.steps += node.steps
+        """Add the change of a variable by an operation, if any. Its result is in `slot`."""
         name = node.updates or node.adds_to
         if name is None:
             return
@@ -381,9 +383,29 @@ class Plan:
                 f"{first.name!r} and {node.name!r} both change {name!r} in one run; use adds_to for"
                 " both, or run one"
             )
-        self.changes.append((name, slot, node.updates is None))
-        if node.updates:
-            self.replaced.append(name)
+        self.changes.append(Change(name, slot, is_added=node.updates is None))
+
+
+def make_plan(
+    graph: Graph,
+    nodes: Sequence[Node],
+    fed: Collection[Node],
+    grace_secs: float,
+    step: Operation | None = None,
+) -> Plan:
+    """Return the plan of a run that fetches `nodes` and feeds `fed`, in this order.
+
+    The run calls the operation `step` even if nothing that is fetched needs its result.
+
+    Raises:
+        FetchError: a placeholder is not fed, or an input of an operation is not in the graph.
+        GraphError: the operations form a cycle, or two of them change one variable.
+    """
+    plan = Plan(graph, fed, grace_secs)
+    plan.fetch(nodes)
+    if step is not None:
+        plan.call_step(step, nodes)
+    return plan
 
 
 # `fn` and `grace_secs` are positional-only, because they may be names of inputs as well.
@@ -442,14 +464,19 @@ def _output_value(node: Output, result: Any) -> Any:
 
 
 def _check_unambiguous(node: Node, step: Operation, result: Any) -> None:
-    """Raise if a fetched node, which is not an output, has the name of a key of a step's result."""
+    """Raise if the result of a step has the name of a fetched node as a key.
+
+    The caller, who has fetched this name, may have meant the node or the item of the result.
+    """
     if not _is_mapping(result) or node.name not in result:
         return
-    meaning = "a parameter"
     if node is step:
         meaning = "the function itself"
     elif isinstance(node, GlobalStep):
         meaning = "the global step"
+    else:
+        # All other nodes in the graph of a step function are its parameters.
+        meaning = "a parameter"
     raise FetchError(
         f"{node.name!r} is fetched, and is both {meaning} and a key of the result of step"
         f" {step.name!r}; rename the key",

@@ -43,7 +43,15 @@ from aiohooks.graph.graph import (
     Three,
     Two,
 )
-from aiohooks.graph.plan import LEAF_TYPES, Build, Leaves, Plan, PlannedOperation, canonical_feeds
+from aiohooks.graph.plan import (
+    LEAF_TYPES,
+    Build,
+    Leaves,
+    Plan,
+    PlannedOperation,
+    canonical_feeds,
+    make_plan,
+)
 from aiohooks.graph.variables import Variables, values_of
 from aiohooks.stores.base import StepStore
 from aiohooks.stores.memory import MemoryStepStore
@@ -90,6 +98,29 @@ class Session:
     several operations have set one variable, the last operation wins.
     """
 
+    graph: Graph
+    """The graph that is run."""
+    global_step: StepStore
+    """The step store; `session.global_step.latest.step` is the latest step."""
+    variables: Variables
+    """The values of the variables; see `variables.snapshot` and `variables.assign`."""
+    committed_step: int
+    """The global step after the latest run of this session."""
+    grace_secs: float
+    """How long a cancelled run waits for calls that do not end immediately."""
+    tracked: Mapping[str, Stateful]
+    """The objects saved in checkpoints besides the variables: the scaffold's `tracked`."""
+    saver: Saver | None
+    """The saver from which the creator of this session restores."""
+    saved: bool
+    """Whether a hook saves the session in checkpoints.
+
+    If your own hook saves the session, set this in it. Otherwise a warning says that no hook saves
+    it.
+    """
+    restored: Restored | None
+    """The restored checkpoint of this session; its `state` has only the states of hooks."""
+
     def __init__(
         self,
         graph: Graph,
@@ -112,37 +143,25 @@ class Session:
         check_instance(global_step, StepStore, "global_step", optional=True)
         check_instance(variables, Variables, "variables", optional=True)
         check_secs(grace_secs, "grace_secs", optional=True)
-        self.graph: Graph = graph
-        """The graph that is run."""
-        self.global_step: StepStore = MemoryStepStore() if global_step is None else global_step
-        """The step store; `session.global_step.latest.step` is the latest step."""
-        self.variables: Variables = variables or Variables()
-        """The values of the variables; see `variables.snapshot` and `variables.assign`."""
-        self.committed_step: int = self.global_step.latest.step
-        """The global step after the latest run of this session."""
-        self.grace_secs: float = DEFAULT_GRACE_SECS if grace_secs is None else grace_secs
-        """How long a cancelled run waits for calls that do not end immediately."""
+        self.graph = graph
+        self.global_step = MemoryStepStore() if global_step is None else global_step
+        self.variables = variables or Variables()
+        self.committed_step = self.global_step.latest.step
+        self.grace_secs = DEFAULT_GRACE_SECS if grace_secs is None else grace_secs
+        self.tracked = {}
+        self.saver = None
+        self.saved = False
+        self.restored = None
         self._has_own_grace = grace_secs is not None
         self._monitor: Monitor | None = None
-        self.tracked: Mapping[str, Stateful] = {}
-        """The objects saved in checkpoints besides the variables: the scaffold's `tracked`."""
-        self.saver: Saver | None = None
-        """The saver from which the creator of this session restores."""
-        self.saved: bool = False
-        """Whether a hook saves the session in checkpoints.
-
-        If your own hook saves the session, set this in it. Otherwise a warning says that no hook
-        saves it.
-        """
-        self.restored: Restored | None = None
-        """The restored checkpoint of this session; its `state` has only the states of hooks."""
         self._snapshot_memory = HostMemory()
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._plans: dict[tuple[Any, tuple[Any, ...], bool], Plan] = {}
         """The plans by fetches, keys of the feeds, and whether the run is raw."""
         initial = {variable.name: variable.initial for variable in graph.variables}
-        # Checkpoints have these only, because variables that are added later have no values here.
+        # A variable that is added to the graph later has no value in this session, so checkpoints
+        # are made of these variables.
         self._variable_names = tuple(initial)
         self._values = values_of(self.variables)
         self._values.initialize(initial)
@@ -223,9 +242,10 @@ class Session:
         run_metadata: object = None,
         build: Build | None = None,
     ) -> Awaitable[Any]:
-        """Return the awaitable of a run; with `run_waits`, it is part of a monitored run.
+        """Return the awaitable of a run.
 
-        If the caller gives `build`, it builds the result from the values of a tuple of leaves.
+        A monitored run gives its `run_waits`, which can end the waits of this run. A raw run has
+        none. A monitored run also gives `build`, which builds the result from the fetched values.
         """
         # Each run comes here: this test saves a call, and a plain function saves a coroutine.
         if self._closed:
@@ -258,11 +278,15 @@ class Session:
     async def _run_plan(
         self, plan: Plan, build: Build, fed_values: list[Any], run_waits: RunWaits | None
     ) -> Any:
-        """Call the operations of a plan and commit their results; repeat this if overtaken."""
+        """Call the operations of a plan and commit their results.
+
+        A run is overtaken if another run replaces a variable that this run has read and replaces,
+        too. An overtaken run commits nothing, and begins again.
+        """
         for _ in _ATTEMPTS:
-            values = fed_values + plan.template
+            values = fed_values + plan.initial_values
             values[0] = self.global_step.latest.step
-            for slot, name in plan.variables:
+            for name, slot in plan.variable_slots.items():
                 values[slot] = self._values.by_name[name]
             operations: Sequence[PlannedOperation] = plan.operations
             scope = current_scope.get()
@@ -277,6 +301,7 @@ class Session:
                         calls = OperationCalls(self, operations, values, run_waits)
                         calls.start_ready()
                         break
+                    # These are the lines of `_call_now`, without the cost of a call.
                     result = operation.call(values)
                     if operation.is_async:
                         result = await result
@@ -284,15 +309,15 @@ class Session:
                         _reject_coroutine(operation.name, result)
                     values[slot] = result
             except BaseException as error:
-                # `calls` reports this failure in the same way as that of a concurrent operation.
+                # The error is only recorded here. `wait` raises it when no call is in progress.
                 calls = calls or OperationCalls(self, operations, values, run_waits)
                 calls.failed(slot, error)
             if calls is not None:
                 await calls.wait()
             # The result is built before the commit, because a run that fails must change nothing.
             result = build(plan.take_fetched(values))
-            store = self.global_step
             # Most runs of a step function end here, without the cost of `_commit`.
+            store = self.global_step
             steps = plan.steps
             if not plan.changes and (store.inline or not steps):
                 self.committed_step = store.advance_nowait(steps) if steps else store.latest.step
@@ -303,12 +328,7 @@ class Session:
             # variables.
             self._check_open()
             _drop_effects(run_waits)
-        names = ", ".join(map(repr, plan.replaced))
-        raise UpdateConflictError(
-            f"this run replaces {names} (updates=), and in each of its {len(_ATTEMPTS)} attempts"
-            " another run did so first. Add to the variable with adds_to=, or let the runs take"
-            " turns"
-        )
+        raise _conflict_error(plan)
 
     def _check_open(self) -> None:
         """Raise if the session is closed."""
@@ -322,39 +342,37 @@ class Session:
     ) -> tuple[Plan, Build, Mapping[Node, Any]]:
         """Return the plan of a run, the function that builds its result, and the feeds by node.
 
-        Nested fetches and feeds have the plan of the tuple of their nodes. `is_raw` is true if the
-        run is not part of a monitored one.
+        `is_raw` is true if the run is not part of a monitored run.
         """
         leaves = Leaves(self.graph)
         build = leaves.build(fetches)
         feeds = canonical_feeds(self.graph, feed_dict)
         nodes = leaves.nodes
         fed_nodes = tuple(feeds)
-        key: Any = (nodes, fed_nodes, is_raw)
-        parts: Any = (fetches,)
-        if type(fetches) is tuple:
-            parts = fetches  # pyright: ignore[reportUnknownVariableType]
         fed_keys = tuple(feed_dict or ())
-        part_types = map(type, (*parts, *fed_keys))
-        # `_run` looks up flat fetches as they are. A tuple with a repeated leaf counts as nested,
-        # because it has more parts than the plan has nodes.
-        if len(parts) == len(nodes) and LEAF_TYPES.issuperset(part_types):
+        # Nested fetches share the plan of a tuple of their nodes. `_run` looks up flat fetches as
+        # they are.
+        key: Any = (nodes, fed_nodes, is_raw)
+        if _is_flat(fetches, fed_keys, len(nodes)):
             key = (fetches, fed_keys, is_raw)
         if key not in self._plans:
             step = self._step_to_run(nodes, fed_nodes, is_raw)
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
-            self._plans[key] = Plan(self.graph, nodes, feeds, self.grace_secs, step)
+            self._plans[key] = make_plan(self.graph, nodes, feeds, self.grace_secs, step)
         return self._plans[key], build, feeds
 
     def _step_to_run(
         self, nodes: tuple[Node, ...], fed: tuple[Node, ...], is_raw: bool
     ) -> Operation | None:
-        """Return the operation of a step function if the run must call it whatever is fetched.
+        """Return the operation of the step function if the run must call it.
+
+        The step is called whatever is fetched. There are two exceptions: outputs of the step are
+        fed, or a raw run fetches at most the global step. Other graphs have no step to call.
 
         Raises:
-            FetchError: nothing would run. Or a fed name, which is probably misspelled, is neither a
-                parameter of the step nor fetched.
+            FetchError: nothing would run, or a fed name is neither a parameter of the step nor
+                fetched. Such a name is probably misspelled.
         """
         step = self.graph.step_operation
         if step is None:
@@ -379,10 +397,7 @@ class Session:
         return step
 
     def _commit(self, plan: Plan, values: list[Any], run_waits: RunWaits | None) -> Awaitable[bool]:
-        """Commit the changes of a run, or change nothing and return False if it was overtaken.
-
-        A run is overtaken if a variable that it replaces was replaced after the run had read it.
-        """
+        """Commit the changes of a run, or change nothing and return False if it was overtaken."""
         commit = self._commit_changes(plan, values, run_waits)
         if not plan.steps or self.global_step.inline:
             return commit
@@ -393,11 +408,8 @@ class Session:
         self, plan: Plan, values: list[Any], run_waits: RunWaits | None
     ) -> bool:
         """Set the variables and advance the global step; return False if the run was overtaken."""
-        by_name = self._values.by_name
-        for slot, name in plan.variables:
-            # Values are not changed in place, so another value is always another object.
-            if name in plan.replaced and by_name[name] is not values[slot]:
-                return False
+        if self._was_overtaken(plan, values):
+            return False
         new_values = self._values.prepare(plan.changes, values)
         store = self.global_step
         steps = plan.steps
@@ -405,9 +417,31 @@ class Session:
             # The store may reject the step, so it comes first. Nothing is awaited before the values
             # are set, so no other task sees the step without them.
             self.committed_step = store.advance_nowait(steps) if steps else store.latest.step
-            by_name.update(new_values)
-            return True
+            self._values.by_name.update(new_values)
+        else:
+            await self._set_and_advance(new_values, steps, run_waits)
+        return True
+
+    def _was_overtaken(self, plan: Plan, values: list[Any]) -> bool:
+        """Return whether a variable that the run replaces has another value than the run read."""
+        for change in plan.changes:
+            slot = plan.variable_slots.get(change.name)
+            if change.is_added or slot is None:
+                continue
+            # Values are not changed in place, so another value is always another object.
+            if self._values.by_name[change.name] is not values[slot]:
+                return True
+        return False
+
+    async def _set_and_advance(
+        self, new_values: Mapping[str, Any], steps: int, run_waits: RunWaits | None
+    ) -> None:
+        """Set variables, and then advance the global step in a store that waits.
+
+        If the store does not advance, give the variables their old values again.
+        """
         # The values come first: a waiter for the step, in any process, must find its variables.
+        by_name = self._values.by_name
         old_values = {name: by_name[name] for name in new_values}
         by_name.update(new_values)
         scope = None if run_waits is None else run_waits.scope
@@ -417,7 +451,7 @@ class Session:
             # This runs in a task of its own: a run that is cancelled in the meantime must still be
             # either committed or undone.
             try:
-                self.committed_step = await store.advance(steps)
+                self.committed_step = await self.global_step.advance(steps)
             except Exception:
                 for name, value in new_values.items():
                     # A value that another session has committed in the meantime must stay.
@@ -432,7 +466,6 @@ class Session:
         await shielded(
             advance_step(), grace_secs=self.grace_secs, what="advance of the global step"
         )
-        return True
 
     def state_dict(self) -> dict[str, Any]:
         """Return the content of a checkpoint.
@@ -536,12 +569,33 @@ def monitored_run(session: Session, monitor: Monitor) -> GatheredRun:
     return run
 
 
+def _is_flat(fetches: Any, fed_keys: tuple[Any, ...], leaf_count: int) -> bool:
+    """Return whether fetches are a leaf or a tuple of leaves, and the feeds are not nested either.
+
+    A tuple with a repeated leaf is not flat: its plan has fewer leaves than the tuple has parts.
+    """
+    parts: Any = (fetches,)
+    if type(fetches) is tuple:
+        parts = fetches  # pyright: ignore[reportUnknownVariableType]
+    part_types = map(type, (*parts, *fed_keys))
+    return len(parts) == leaf_count and LEAF_TYPES.issuperset(part_types)
+
+
 def was_fed(session: object) -> bool:
     """Return whether any plan that a session keeps is for a run with feeds."""
     if not isinstance(session, Session):
         return False
     plans = session._plans  # pyright: ignore[reportPrivateUsage]
     return any(fed_keys for _, fed_keys, _ in plans)
+
+
+def _conflict_error(plan: Plan) -> UpdateConflictError:
+    """Return the error of a run of which every attempt was overtaken."""
+    names = ", ".join(repr(change.name) for change in plan.changes if not change.is_added)
+    return UpdateConflictError(
+        f"this run replaces {names} (updates=), and in each of its {len(_ATTEMPTS)} attempts"
+        " another run did so first. Add to the variable with adds_to=, or let the runs take turns"
+    )
 
 
 def _drop_effects(run_waits: RunWaits | None) -> None:
@@ -553,6 +607,18 @@ def _drop_effects(run_waits: RunWaits | None) -> None:
     attempt = run_waits.scope.attempt
     if attempt is not None:
         del attempt.effects[attempt.effects_before_run :]
+
+
+def _call_now(operation: PlannedOperation, values: list[Any]) -> Any:
+    """Call an operation that cannot wait, and return its result."""
+    result = operation.call(values)
+    if operation.is_async:
+        # A coroutine that never suspends has its result immediately.
+        return result_now(result)
+    if type(result) is types.CoroutineType:
+        # A plain function returned a coroutine, which nothing would await.
+        _reject_coroutine(operation.name, result)
+    return result
 
 
 def _reject_coroutine(name: str, coroutine: Any) -> NoReturn:
@@ -583,10 +649,10 @@ def _observed(operation: PlannedOperation, observers: Sequence[Observer]) -> Pla
 
 
 class OperationCalls(Overlap):
-    """The calls of a run from the first operation that may wait or has failed, numbered by slot.
+    """The concurrent calls of the operations of a run.
 
-    A call starts when its inputs are ready. Its context has the context variables that the
-    operations before it in the graph have set.
+    They are made when an operation may wait, or has failed. A call starts when its inputs are
+    ready. The number of a call is the slot of its result in the values of the run.
     """
 
     kind = "operation"
@@ -609,35 +675,28 @@ class OperationCalls(Overlap):
 
     def start_ready(self) -> None:
         """Start the operations whose inputs are ready, in the order of the plan."""
-        values = self.results
         for operation in self._operations:
             if self.failing:
                 return
             slot = operation.slot
-            # Operations that were called before these calls were made have a value but no context.
-            if slot in self._call_contexts or values[slot] is not MISSING:
+            # An operation that was called before the first wait has a result and no context here.
+            if slot in self._call_contexts or self.results[slot] is not MISSING:
                 continue
-            if all(values[needed] is not MISSING for needed in operation.inputs):
+            if all(self.results[needed] is not MISSING for needed in operation.inputs):
                 self._start_operation(operation)
 
     def _start_operation(self, operation: PlannedOperation) -> None:
-        """Start an operation in a task. If it cannot wait, call it here, without a task."""
-        slot = operation.slot
-        call = operation.call
-        values = self.results
+        """Call an operation in its own context: in a task if it may wait, and otherwise here."""
         context = self._new_context(operation)
+        slot = operation.slot
         if operation.may_wait:
-            self.start(slot, call, (values,), NO_KEYWORDS, operation.name, context=context)
+            arguments = (self.results,)
+            self.start(
+                slot, operation.call, arguments, NO_KEYWORDS, operation.name, context=context
+            )
             return
         try:
-            result = context.run(call, values)
-            if operation.is_async:
-                # A coroutine that never suspends has its result immediately.
-                result = context.run(result_now, result)
-            elif type(result) is types.CoroutineType:
-                # A plain function returned a coroutine, which nothing would await.
-                _reject_coroutine(operation.name, result)
-            values[slot] = result
+            self.results[slot] = context.run(_call_now, operation, self.results)
         except BaseException as error:
             self.failed(slot, error)
 
@@ -645,20 +704,26 @@ class OperationCalls(Overlap):
         self.start_ready()
 
     def _new_context(self, operation: PlannedOperation) -> Context:
-        """Return a new context for a call, with the variables that the calls it needs have set."""
+        """Return a context for a call: the caller's, changed by the calls that this one needs.
+
+        A call needs the calls of its inputs, and the calls that those need.
+        """
         setters: set[int] = set()
         for needed in operation.inputs:
+            # Feeds, variables and results from before the first wait have no context here.
             if needed in self._call_contexts:
                 setters |= self._setters[needed]
-                if changes(*self._call_contexts[needed]):
+                before, after = self._call_contexts[needed]
+                if changes(before, after):
                     setters.add(needed)
-        before = self._caller_context
+        start_context = self._caller_context
         if setters:
+            # In the order of the plan, so that the last operation that set a variable wins.
             setter_contexts = [self._call_contexts[slot] for slot in sorted(setters)]
-            before = before.copy()
-            before.run(copy_back, setter_contexts)
-        context = before.copy()
-        self._call_contexts[operation.slot] = (before, context)
+            start_context = start_context.copy()
+            start_context.run(copy_back, setter_contexts)
+        context = start_context.copy()
+        self._call_contexts[operation.slot] = (start_context, context)
         self._setters[operation.slot] = setters
         return context
 

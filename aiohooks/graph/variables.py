@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiohooks._aio.clock import Waiters
 from aiohooks._aio.waits import wait_for_others
@@ -15,6 +15,17 @@ from aiohooks.errors import (
     add_note,
     did_you_mean,
 )
+
+
+class Change(NamedTuple):
+    """The change of a variable by the result of an operation."""
+
+    name: str
+    """The name of the variable."""
+    slot: int
+    """The place of the result among the values of a run."""
+    is_added: bool
+    """Whether the result is added to the variable. Otherwise it replaces the value."""
 
 
 class Values:
@@ -87,20 +98,17 @@ class Values:
             self.failure = error
         self.waiting_workers.wake()
 
-    def prepare(
-        self, changes: Iterable[tuple[str, int, bool]], results: Sequence[Any]
-    ) -> dict[str, Any]:
-        """Return the new values of a run, and change nothing yet.
+    def prepare(self, changes: Iterable[Change], results: Sequence[Any]) -> dict[str, Any]:
+        """Return the new values of the variables that a run changes. Set nothing yet.
 
-        Each change has the name of a variable, the slot of its result, and whether the result is
-        added to the variable. If an addition fails, raise its error with a note.
+        If a result cannot be added to a variable, raise the error of the addition with a note.
         """
-        values: dict[str, Any] = {}
+        new_values: dict[str, Any] = {}
         for name, slot, is_added in changes:
             value = results[slot]
             if is_added:
                 # Several operations of the run may add to one variable.
-                old_value = values.get(name, self.by_name[name])
+                old_value = new_values.get(name, self.by_name[name])
                 try:
                     value = old_value + value
                 except Exception as error:
@@ -111,8 +119,8 @@ class Values:
                         " Return a value that can be added",
                     )
                     raise
-            values[name] = value
-        return values
+            new_values[name] = value
+        return new_values
 
 
 class Variables:
