@@ -13,8 +13,8 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Generic,
+    NamedTuple,
     Protocol,
-    TypeAlias,
     TypedDict,
     TypeVar,
     Unpack,
@@ -89,7 +89,6 @@ class Variable(Node[Any]):
     initial: Any
 
 
-@dataclass(eq=False, repr=False)
 class GlobalStep(Node[int]):
     """The global step. Fetching it returns the step at which the run started."""
 
@@ -106,44 +105,48 @@ class Operation(Node[T_co]):
     """A coroutine function or a plain function that a graph calls with the values of its inputs.
 
     Calling an operation calls its function. `Graph.operation` and `Graph.train_op` create it.
+
+    Attributes:
+        fn: the function.
+        steps: the number of steps by which a run of it advances the global step.
+        inputs: the names of its inputs, in the order of the parameters.
+        optional: the inputs that may be absent from the graph, because their parameters have a
+            default.
+        keyword_only: the inputs that are passed by keyword.
+        updates: the variable that the result replaces, if any.
+        adds_to: the variable to which the result is added, if any.
+        thread: whether the function is called in a worker thread.
     """
 
     fn: Callable[..., Any]
     steps: int
-    """The number of steps by which a run of it advances the global step."""
     inputs: tuple[str, ...]
-    """The names of its inputs, in the order of the parameters."""
     optional: frozenset[str]
-    """The inputs that may be absent from the graph, because their parameters have a default."""
     keyword_only: frozenset[str]
-    """The inputs that are passed by keyword."""
     updates: str | None
-    """The variable that the result replaces, if any."""
     adds_to: str | None
-    """The variable to which the result is added, if any."""
     thread: bool
-    """Whether the function is called in a worker thread."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function itself, as if it were not an operation."""
         return self.fn(*args, **kwargs)
 
 
-Two: TypeAlias = tuple[Node[A], Node[B]]
-Three: TypeAlias = tuple[Node[A], Node[B], Node[C]]
-Four: TypeAlias = tuple[Node[A], Node[B], Node[C], Node[D]]
+Two = tuple[Node[A], Node[B]]
+Three = tuple[Node[A], Node[B], Node[C]]
+Four = tuple[Node[A], Node[B], Node[C], Node[D]]
 """Several nodes that are fetched together."""
-FeedDict: TypeAlias = Mapping[Any, Any] | None
+FeedDict = Mapping[Any, Any] | None
 """Values by node or by name. None feeds nothing."""
-Options: TypeAlias = Mapping[str, Any] | None
+Options = Mapping[str, Any] | None
 """The options of a session class that has a `run` of its own. None passes no options."""
-VariableKey: TypeAlias = str | Variable | None
+VariableKey = str | Variable | None
 """A variable or its name. None names no variable."""
-InputKeys: TypeAlias = Sequence[str | Node] | None
+InputKeys = Sequence[str | Node] | None
 """The inputs of an operation, as nodes or names. None means the names of its parameters."""
 
 
-AsyncFn: TypeAlias = Callable[..., Coroutine[Any, Any, A]]
+AsyncFn = Callable[..., Coroutine[Any, Any, A]]
 """A coroutine function."""
 
 
@@ -184,8 +187,8 @@ class Graph:
         self._nodes: dict[str, Node] = {"global_step": self.global_step}
         self.step_operation: Operation | None = None
         """The operation of a graph that was made from a step function."""
+        # The outputs of the step operation that `node` has returned, by name.
         self._outputs: dict[str, Output] = {}
-        """The outputs of the step operation that `node` has returned, by name."""
 
     def placeholder(self, name: str, *, default: Any = MISSING) -> Placeholder:
         """Add a value that each run must feed, unless it has a default.
@@ -276,7 +279,7 @@ class Graph:
         return self._operation_or_decorator(fn, steps=steps, **options)
 
     def _operation_or_decorator(self, fn: Any, **options: Any) -> Operation | AddOperation:
-        """Add `fn` as an operation, or return a decorator that adds a function if `fn` is None."""
+        """Add `fn` as an operation. Without `fn`, return a decorator that adds a function."""
         decorator: AddOperation = functools.partial(self._add_operation, **options)
         if fn is None:
             return decorator
@@ -293,7 +296,7 @@ class Graph:
         adds_to: VariableKey = None,
         thread: bool = False,
     ) -> Operation:
-        """Check the options of an operation and add it."""
+        """Check the options of an operation, which `operation` explains, and add it."""
         if not callable(fn):
             raise GraphError(f"an operation is made of a function, not of {fn!r}")
         if not name:
@@ -310,23 +313,23 @@ class Graph:
                 f"{subject} has both updates={updates!r} and adds_to={adds_to!r}; give one"
             )
         if updates is not None:
-            updates = self._node_name(updates, f"{subject} updates", Variable)
+            updates = self._name_of(updates, f"{subject} updates", Variable)
         if adds_to is not None:
-            adds_to = self._node_name(adds_to, f"{subject} adds to", Variable)
-        # Without parameters, all inputs are required and passed by position: `inputs` may have
-        # other names than the parameters, so defaults and kinds cannot be matched to them.
-        parameters: Sequence[inspect.Parameter] = ()
-        if inputs is None:
-            parameters = _input_parameters(fn, subject)
-            names = [parameter.name for parameter in parameters]
-        else:
+            adds_to = self._name_of(adds_to, f"{subject} adds to", Variable)
+        names: list[str] = []
+        optional: list[str] = []
+        keyword_only: list[str] = []
+        if inputs is not None:
+            # These names need not be those of the parameters. Therefore every listed input is
+            # required and passed by position.
             names = self._listed_input_names(fn, inputs, subject)
-        optional = frozenset(
-            parameter.name for parameter in parameters if parameter.default is not parameter.empty
-        )
-        keyword_only = frozenset(
-            parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY
-        )
+        else:
+            for parameter in _input_parameters(fn, subject):
+                names.append(parameter.name)
+                if parameter.default is not parameter.empty:
+                    optional.append(parameter.name)
+                if parameter.kind is parameter.KEYWORD_ONLY:
+                    keyword_only.append(parameter.name)
         return self._add(
             Operation(
                 self,
@@ -334,8 +337,8 @@ class Graph:
                 fn,
                 steps,
                 tuple(names),
-                optional,
-                keyword_only,
+                frozenset(optional),
+                frozenset(keyword_only),
                 updates=updates,
                 adds_to=adds_to,
                 thread=thread,
@@ -349,7 +352,7 @@ class Graph:
         if isinstance(inputs, str) or not isinstance(inputs, Sequence):
             raise GraphError(f"inputs of {subject} is {inputs!r}; give a list of nodes or names")
         keys = cast("Sequence[object]", inputs)
-        names = [self._node_name(key, f"{subject} has the input", Node) for key in keys]
+        names = [self._name_of(key, f"{subject} has the input", Node) for key in keys]
         error = call_error(fn, *names)
         if error is not None:
             raise GraphError(
@@ -357,10 +360,13 @@ class Graph:
             )
         return names
 
-    def _node_name(self, key: object, subject: str, kind: type[Node]) -> str:
-        """Return the name of the node `key`, or raise if it is not a `kind` of this graph."""
+    def _name_of(self, key: object, subject: str, kind: type[Node]) -> str:
+        """Return the name of a node, which may be given by node or by name.
+
+        A node must be of this graph and of the class `kind`. Messages begin with `subject`.
+        """
+        # A name is not looked up, because its node may be added after the operation.
         if isinstance(key, str):
-            # The node is not looked up, because it may be added after the operation.
             return key
         is_foreign = isinstance(key, Node) and key.graph is not self
         if isinstance(key, kind) and not is_foreign:
@@ -411,7 +417,7 @@ class Graph:
             if key in self._nodes:
                 return self._nodes[key]
             if self.step_operation is not None:
-                # A name must always return the same output, because nodes are compared by identity.
+                # Nodes are compared by identity, so each call must return the same output.
                 output = Output(self, key, self.step_operation)
                 return self._outputs.setdefault(key, output)
             raise FetchError(f"{key!r} is not in the graph; {did_you_mean(key, self._nodes)}")
@@ -479,15 +485,19 @@ def held(graph: Graph) -> Callable[[], None]:
     return graph._release  # pyright: ignore[reportPrivateUsage] - of this module
 
 
-_default_graph: ContextVar[tuple[Graph, RunScope | None] | None] = ContextVar(
-    "aiohooks_default_graph", default=None
-)
-"""The default graph of a context, and the run in which it was made the default."""
+class _Default(NamedTuple):
+    """A default graph, and the innermost run of the code that made it the default, if any."""
+
+    graph: Graph
+    run: RunScope | None
+
+
+_default_graph: ContextVar[_Default | None] = ContextVar("aiohooks_default_graph", default=None)
 
 
 def make_default(graph: Graph) -> Token[Any]:
     """Make a graph the default of the current context; return the token that undoes this."""
-    return _default_graph.set((graph, current_scope.get()))
+    return _default_graph.set(_Default(graph, current_scope.get()))
 
 
 class _AsDefault(contextlib.AbstractContextManager[Graph]):
@@ -509,7 +519,7 @@ class _AsDefault(contextlib.AbstractContextManager[Graph]):
 
 
 def get_default_graph() -> Graph:
-    """Return the default graph of this context.
+    """Return the default graph of the calling code.
 
     Code that a session calls gets the graph of that session: the methods of hooks, the operations,
     the step, the functions of a `Scaffold`, and their threads and tasks. A block of `as_default`
@@ -519,19 +529,20 @@ def get_default_graph() -> Graph:
     The `async with` block of a session is not code that the session calls. Use
     `with session.graph.as_default()` in it.
     """
-    default, default_scope = _default_graph.get() or (None, None)
-    for scope in _enclosing_runs(current_scope.get()):
-        # A run does not set the default graph of its context, because its session has the graph.
-        graph = getattr(scope.session, "graph", None)
-        if isinstance(graph, Graph):
-            # A default that was set inside the run replaces its graph; one from outside does not.
-            if default is not None and scope in _enclosing_runs(default_scope):
-                return default
-            return graph
-    if default is None:
-        default = Graph()
-        make_default(default)
-    return default
+    default = _default_graph.get()
+    # A run does not set the default graph of its context, because its session has the graph.
+    for run in _enclosing_runs(current_scope.get()):
+        session_graph = getattr(run.session, "graph", None)
+        if isinstance(session_graph, Graph):
+            # An `as_default` inside the run is nearer than the run, and one around it is not.
+            if default is not None and run in _enclosing_runs(default.run):
+                return default.graph
+            return session_graph
+    if default is not None:
+        return default.graph
+    graph = Graph()
+    make_default(graph)
+    return graph
 
 
 def _enclosing_runs(scope: RunScope | None) -> Iterator[RunScope]:
@@ -578,13 +589,15 @@ class in_thread:  # The name is in lower case because you call it like a functio
 def graph_of_step(fn: Callable[..., Any]) -> Graph:
     """Return a graph whose only operation is the step function `fn`, which trains one step.
 
-    The parameters of the function are placeholders. All other names stand for keys of its result.
+    The parameters of the function are placeholders. Any other name that is fetched is that of an
+    item of its result, which is a mapping.
 
     Raises:
         InvalidArgumentError: the function has a `yield`, or is not a coroutine function.
     """
     thread = False
     if isinstance(fn, in_thread):
+        # The operation calls the blocking function itself, in a thread.
         thread = True
         fn = fn.fn
     elif inspect.isasyncgenfunction(fn):
@@ -600,7 +613,7 @@ def graph_of_step(fn: Callable[..., Any]) -> Graph:
     graph = Graph()
     name = getattr(fn, "__name__", type(fn).__name__)
     for parameter in _input_parameters(fn, f"operation {name!r}"):
-        # Every graph has the node of the global step, so its name is taken.
+        # The parameter gets the global step, for which every graph has a node already.
         if parameter.name == "global_step":
             continue
         default = parameter.default

@@ -36,23 +36,22 @@ from aiohooks.graph.variables import Change
 Build = Callable[[Sequence[Any]], Any]
 """Builds the result of one request from the values of all leaves of a run."""
 
-Take = Callable[[Sequence[Any]], Sequence[Any]]
+Take = Callable[[Sequence[Any]], tuple[Any, ...]]
 """Takes the items at certain places out of a sequence. `taking` returns such a function."""
 
+# The exact types of the fetches that are not nested.
 LEAF_TYPES = frozenset({str, Operation, Placeholder, Variable, GlobalStep, Output})
-"""The exact types of the fetches that are not nested."""
 
 
 def taking(places: Sequence[int]) -> Take:
-    """Return a function that returns the items at `places` of a list, as a tuple or a list."""
+    """Return a function that returns the items at `places` of a sequence as a tuple."""
     if len(places) > 1:
         return operator.itemgetter(*places)
     if not places:
         return lambda values: ()
-    # With a single place, `itemgetter` would return the item itself, so take a slice. Place -1 is
-    # the last item: its slice has no end, because an end of 0 would make it empty.
+    # With a single place, `itemgetter` would return the item itself and not a tuple.
     (place,) = places
-    return operator.itemgetter(slice(place, place + 1 or None))
+    return lambda values: (values[place],)
 
 
 class Leaves:
@@ -200,21 +199,25 @@ def canonical_feeds(graph: Graph, feed_dict: Mapping[Any, Any] | None) -> dict[N
 
 @dataclass(frozen=True)
 class PlannedOperation:
-    """One operation of a plan."""
+    """One operation of a plan.
+
+    Attributes:
+        name: the name of the operation.
+        slot: the place of its result among the values of a run.
+        inputs: the slots of its inputs.
+        call: calls its function with the inputs, which it selects from the values of a run.
+        is_async: whether the result of the call must be awaited.
+        may_wait: whether awaiting the result may suspend the task.
+        of_graph: whether observers see it; false if it only reads the result of a step function.
+    """
 
     name: str
     slot: int
-    """The place of its result among the values of a run."""
     inputs: tuple[int, ...]
-    """The slots of its inputs."""
     call: Callable[[list[Any]], Any]
-    """Calls its function with the inputs, which it selects from the values of a run."""
     is_async: bool
-    """Whether the result of the call must be awaited."""
     may_wait: bool
-    """Whether awaiting the result may suspend the task."""
     of_graph: bool
-    """Whether observers see it; false if it only reads the result of a step function."""
 
 
 class Plan:
@@ -224,44 +227,50 @@ class Plan:
     global step at the start of the run. The slots of the fed nodes follow, in order, and then those
     of the `initial_values`. The run reads the variables, calls the operations in order, and puts
     each result into the slot of its operation.
+
+    Attributes:
+        initial_values: the values of the later slots at the start of a run. They are the defaults
+            of placeholders, and `MISSING` for variables and results.
+        variable_slots: the slots of the variables that the run reads, by their names.
+        operations: the operations in the order of their slots, each after its inputs.
+        changes: the changes of variables that the run commits.
+        steps: the number of steps by which the run advances the global step.
+        take_fetched: takes the fetched values out of the values of a run.
     """
 
     def __init__(self, graph: Graph, fed: Collection[Node], grace_secs: float) -> None:
-        """Start with the slots of the global step and the fed nodes. `make_plan` adds the rest."""
+        """Start with the slots of the global step and of the fed nodes, in the order of `fed`."""
+        self.initial_values: list[Any] = []
+        self.variable_slots: dict[str, int] = {}
+        self.operations: list[PlannedOperation] = []
+        self.changes: list[Change] = []
+        self.steps: int = 0
+        self.take_fetched: Take = taking(())
         self._graph = graph
         self._grace_secs = grace_secs
-        self.initial_values: list[Any] = []
-        """The values of the later slots at the start of a run.
-
-        They are the defaults of placeholders, and `MISSING` for variables and results.
-        """
-        self.variable_slots: dict[str, int] = {}
-        """The slots of the variables that the run reads, by the names of the variables."""
-        self.operations: list[PlannedOperation] = []
-        """The operations in the order of their slots, each after its inputs."""
-        self.changes: list[Change] = []
-        """The changes of variables that the run commits."""
-        self.steps: int = 0
-        """The number of steps by which the run advances the global step."""
-        self.take_fetched: Take = taking(())
-        """Takes the fetched values out of the values of a run."""
+        # The first operation that changes each variable.
         self._changed_by: dict[str, Operation] = {}
-        """The first operation that changes each variable."""
         self._fed_count = len(fed)
         # A slot is None while its node is being planned. The nodes without a slot are the path to
         # the current node, in order, so a cycle shows when one of them is visited again.
-        self._slots: dict[Node, int | None] = {}
-        for slot, node in enumerate((graph.global_step, *fed)):
-            self._slots[node] = slot
+        self._slots: dict[Node, int | None] = {
+            node: slot for slot, node in enumerate((graph.global_step, *fed))
+        }
 
     def fetch(self, nodes: Sequence[Node]) -> None:
-        """Plan the fetched nodes, in this order, and all nodes that they need."""
+        """Plan the fetched nodes, in this order, and all nodes that they need.
+
+        Raises:
+            FetchError: a placeholder is not fed, or an input of an operation is not in the graph.
+            GraphError: the operations form a cycle, or two of them change one variable.
+        """
         self.take_fetched = taking([self._slot_of(node) for node in nodes])
 
     def call_step(self, step: Operation, nodes: Sequence[Node]) -> None:
         """Plan a call of the step function, and then a check of the name of each fetched node.
 
-        Only the result of the step shows whether one of its keys has the same name as a node.
+        Only the result of the step shows whether one of its keys has the same name as a node. The
+        errors are those of `fetch`.
         """
         result_slot = self._slot_of(step)
         for node in nodes:
@@ -277,12 +286,11 @@ class Plan:
             self._slots[node] = self._plan_node(node)
         slot = self._slots[node]
         if slot is None:
-            path = [visited for visited, place in self._slots.items() if place is None]
-            cycle = path[path.index(node) :]
-            names = [visited.name for visited in [*cycle, node]]
+            path = [visited.name for visited, place in self._slots.items() if place is None]
+            cycle = path[path.index(node.name) :]
             raise GraphError(
-                f"operations form a cycle: {' -> '.join(names)}; feed one of them, or break the"
-                " cycle"
+                f"operations form a cycle: {' -> '.join([*cycle, node.name])}; feed one of them, or"
+                " break the cycle"
             )
         return slot
 
@@ -384,28 +392,6 @@ class Plan:
                 " both, or run one"
             )
         self.changes.append(Change(name, slot, is_added=node.updates is None))
-
-
-def make_plan(
-    graph: Graph,
-    nodes: Sequence[Node],
-    fed: Collection[Node],
-    grace_secs: float,
-    step: Operation | None = None,
-) -> Plan:
-    """Return the plan of a run that fetches `nodes` and feeds `fed`, in this order.
-
-    The run calls the operation `step` even if nothing that is fetched needs its result.
-
-    Raises:
-        FetchError: a placeholder is not fed, or an input of an operation is not in the graph.
-        GraphError: the operations form a cycle, or two of them change one variable.
-    """
-    plan = Plan(graph, fed, grace_secs)
-    plan.fetch(nodes)
-    if step is not None:
-        plan.call_step(step, nodes)
-    return plan
 
 
 # `fn` and `grace_secs` are positional-only, because they may be names of inputs as well.

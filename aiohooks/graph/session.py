@@ -43,15 +43,7 @@ from aiohooks.graph.graph import (
     Three,
     Two,
 )
-from aiohooks.graph.plan import (
-    LEAF_TYPES,
-    Build,
-    Leaves,
-    Plan,
-    PlannedOperation,
-    canonical_feeds,
-    make_plan,
-)
+from aiohooks.graph.plan import LEAF_TYPES, Build, Leaves, Plan, PlannedOperation, canonical_feeds
 from aiohooks.graph.variables import Variables, values_of
 from aiohooks.stores.base import StepStore
 from aiohooks.stores.memory import MemoryStepStore
@@ -61,11 +53,11 @@ if TYPE_CHECKING:
 
 
 _MOST_PLANS = 1024
+# Builds the result of a run that fetches a single leaf.
 _BUILD_LEAF = operator.itemgetter(0)
-"""Builds the result of a run that fetches a single leaf."""
-# The range is a constant, because every run uses it.
+# The attempts of a run. Their number is limited, because other runs may overtake each of them. The
+# range is a constant, because every run uses it.
 _ATTEMPTS = range(100)
-"""The attempts of a run. Their number is limited, because other runs may overtake each of them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,8 +149,8 @@ class Session:
         self._snapshot_memory = HostMemory()
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
+        # The plans by fetches, keys of the feeds, and whether the run is raw.
         self._plans: dict[tuple[Any, tuple[Any, ...], bool], Plan] = {}
-        """The plans by fetches, keys of the feeds, and whether the run is raw."""
         initial = {variable.name: variable.initial for variable in graph.variables}
         # A variable that is added to the graph later has no value in this session, so checkpoints
         # are made of these variables.
@@ -260,7 +252,7 @@ class Session:
                 plan = self._plans.get((fetches, fed_keys, run_waits is None))
             except TypeError:
                 # The fetches have a part that cannot be hashed, such as a list in a tuple.
-                plan = None
+                pass
             if kind is tuple:
                 default_build = tuple
         if plan is None:
@@ -270,7 +262,7 @@ class Session:
         if feed_dict:
             for value in feed_dict.values():
                 fed_values.append(value)
-                # The value cannot be a node: this call raises the error with its message.
+                # A node is no value to feed. This call raises the error that says so.
                 if isinstance(value, Node):
                     canonical_feeds(self.graph, feed_dict)
         return self._run_plan(plan, build or default_build, fed_values, run_waits)
@@ -280,15 +272,15 @@ class Session:
     ) -> Any:
         """Call the operations of a plan and commit their results.
 
-        A run is overtaken if another run replaces a variable that this run has read and replaces,
-        too. An overtaken run commits nothing, and begins again.
+        A run is overtaken if another run has replaced a variable after this run read it, and this
+        run would replace it as well. An overtaken run commits nothing and begins again.
         """
         for _ in _ATTEMPTS:
             values = fed_values + plan.initial_values
             values[0] = self.global_step.latest.step
             for name, slot in plan.variable_slots.items():
                 values[slot] = self._values.by_name[name]
-            operations: Sequence[PlannedOperation] = plan.operations
+            operations = plan.operations
             scope = current_scope.get()
             if scope is not None and scope.observers:
                 operations = [_observed(operation, scope.observers) for operation in operations]
@@ -349,17 +341,26 @@ class Session:
         feeds = canonical_feeds(self.graph, feed_dict)
         nodes = leaves.nodes
         fed_nodes = tuple(feeds)
-        fed_keys = tuple(feed_dict or ())
-        # Nested fetches share the plan of a tuple of their nodes. `_run` looks up flat fetches as
-        # they are.
+        # Nested fetches or feeds share the plan of the tuples of their nodes.
         key: Any = (nodes, fed_nodes, is_raw)
-        if _is_flat(fetches, fed_keys, len(nodes)):
+        fed_keys = tuple(feed_dict or ())
+        parts: Any = (fetches,)
+        if type(fetches) is tuple:
+            parts = fetches  # pyright: ignore[reportUnknownVariableType]
+        part_types = map(type, (*parts, *fed_keys))
+        # `_run` looks up flat fetches as they are. A tuple with a repeated leaf counts as nested,
+        # because it has more parts than the plan has nodes.
+        if len(parts) == len(nodes) and LEAF_TYPES.issuperset(part_types):
             key = (fetches, fed_keys, is_raw)
         if key not in self._plans:
             step = self._step_to_run(nodes, fed_nodes, is_raw)
+            plan = Plan(self.graph, feeds, self.grace_secs)
+            plan.fetch(nodes)
+            if step is not None:
+                plan.call_step(step, nodes)
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
-            self._plans[key] = make_plan(self.graph, nodes, feeds, self.grace_secs, step)
+            self._plans[key] = plan
         return self._plans[key], build, feeds
 
     def _step_to_run(
@@ -408,8 +409,12 @@ class Session:
         self, plan: Plan, values: list[Any], run_waits: RunWaits | None
     ) -> bool:
         """Set the variables and advance the global step; return False if the run was overtaken."""
-        if self._was_overtaken(plan, values):
-            return False
+        by_name = self._values.by_name
+        for name, _, is_added in plan.changes:
+            slot = plan.variable_slots.get(name)
+            # Values are not changed in place, so another value is always another object.
+            if not is_added and slot is not None and by_name[name] is not values[slot]:
+                return False
         new_values = self._values.prepare(plan.changes, values)
         store = self.global_step
         steps = plan.steps
@@ -417,21 +422,10 @@ class Session:
             # The store may reject the step, so it comes first. Nothing is awaited before the values
             # are set, so no other task sees the step without them.
             self.committed_step = store.advance_nowait(steps) if steps else store.latest.step
-            self._values.by_name.update(new_values)
+            by_name.update(new_values)
         else:
             await self._set_and_advance(new_values, steps, run_waits)
         return True
-
-    def _was_overtaken(self, plan: Plan, values: list[Any]) -> bool:
-        """Return whether a variable that the run replaces has another value than the run read."""
-        for change in plan.changes:
-            slot = plan.variable_slots.get(change.name)
-            if change.is_added or slot is None:
-                continue
-            # Values are not changed in place, so another value is always another object.
-            if self._values.by_name[change.name] is not values[slot]:
-                return True
-        return False
 
     async def _set_and_advance(
         self, new_values: Mapping[str, Any], steps: int, run_waits: RunWaits | None
@@ -569,18 +563,6 @@ def monitored_run(session: Session, monitor: Monitor) -> GatheredRun:
     return run
 
 
-def _is_flat(fetches: Any, fed_keys: tuple[Any, ...], leaf_count: int) -> bool:
-    """Return whether fetches are a leaf or a tuple of leaves, and the feeds are not nested either.
-
-    A tuple with a repeated leaf is not flat: its plan has fewer leaves than the tuple has parts.
-    """
-    parts: Any = (fetches,)
-    if type(fetches) is tuple:
-        parts = fetches  # pyright: ignore[reportUnknownVariableType]
-    part_types = map(type, (*parts, *fed_keys))
-    return len(parts) == leaf_count and LEAF_TYPES.issuperset(part_types)
-
-
 def was_fed(session: object) -> bool:
     """Return whether any plan that a session keeps is for a run with feeds."""
     if not isinstance(session, Session):
@@ -668,10 +650,10 @@ class OperationCalls(Overlap):
         self._session = session
         self._operations = operations
         self._caller_context = copy_context()
+        # The context of each call: a copy from before the call, and the context itself.
         self._call_contexts: dict[int, tuple[Context, Context]] = {}
-        """The context of each call: a copy from before the call, and the context itself."""
+        # For each call, the calls on which it depends and which have set context variables.
         self._setters: dict[int, set[int]] = {}
-        """For each call, the calls on which it depends and which have set context variables."""
 
     def start_ready(self) -> None:
         """Start the operations whose inputs are ready, in the order of the plan."""
@@ -690,10 +672,8 @@ class OperationCalls(Overlap):
         context = self._new_context(operation)
         slot = operation.slot
         if operation.may_wait:
-            arguments = (self.results,)
-            self.start(
-                slot, operation.call, arguments, NO_KEYWORDS, operation.name, context=context
-            )
+            args = (self.results,)
+            self.start(slot, operation.call, args, NO_KEYWORDS, operation.name, context=context)
             return
         try:
             self.results[slot] = context.run(_call_now, operation, self.results)
@@ -719,9 +699,8 @@ class OperationCalls(Overlap):
         start_context = self._caller_context
         if setters:
             # In the order of the plan, so that the last operation that set a variable wins.
-            setter_contexts = [self._call_contexts[slot] for slot in sorted(setters)]
             start_context = start_context.copy()
-            start_context.run(copy_back, setter_contexts)
+            start_context.run(copy_back, [self._call_contexts[slot] for slot in sorted(setters)])
         context = start_context.copy()
         self._call_contexts[operation.slot] = (start_context, context)
         self._setters[operation.slot] = setters

@@ -18,31 +18,39 @@ from aiohooks.errors import (
 
 
 class Change(NamedTuple):
-    """The change of a variable by the result of an operation."""
+    """The change of a variable by the result of an operation.
+
+    Attributes:
+        name: the name of the variable.
+        slot: the place of the result among the values of a run.
+        is_added: whether the result is added to the variable. Otherwise it replaces the value.
+    """
 
     name: str
-    """The name of the variable."""
     slot: int
-    """The place of the result among the values of a run."""
     is_added: bool
-    """Whether the result is added to the variable. Otherwise it replaces the value."""
 
 
 class Values:
-    """The state of a `Variables`, for sessions and their creators."""
+    """The state of a `Variables`, for sessions and their creators.
+
+    Attributes:
+        by_name: the values of the variables.
+        ready: whether the values, and the rest of the session that claimed them, are initialized.
+        failure: the error with which the session that should have initialized the values gave up.
+        waiting_workers: wakes the workers that wait until the values are ready or their
+            initialization has failed.
+    """
 
     def __init__(self) -> None:
         self.by_name: dict[str, Any] = {}
         self.ready: bool = False
-        """Whether the values, and the rest of the session that claimed them, are initialized."""
         self.failure: BaseException | None = None
-        """The error with which the session that should have initialized the values gave up."""
         self.waiting_workers: Waiters = Waiters()
-        """The workers that wait until the values are ready or their initialization has failed."""
+        # Whether a session initializes the values, or has initialized them.
         self._is_claimed = False
-        """Whether a session initializes the values, or has initialized them."""
+        # Wakes the sessions that initialize the values if the session that claimed them fails.
         self._waiting_chiefs = Waiters()
-        """The sessions that initialize the values if the session that claimed them fails."""
 
     async def claim(self) -> bool:
         """Return whether the caller must initialize the values.

@@ -37,7 +37,7 @@ from aiohooks.errors import (
     is_clean_end,
     safe_repr,
 )
-from aiohooks.graph.plan import Leaves, canonical_feeds, make_plan
+from aiohooks.graph.plan import Leaves, Plan, canonical_feeds
 from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import logger
 from aiohooks.hooks.every import Every, EveryTimer
@@ -92,7 +92,8 @@ class Evaluation:
         feeds.setdefault(graph.global_step, self.step)
         leaves = Leaves(graph)
         leaves.build(fetches)
-        plan = make_plan(graph, leaves.nodes, feeds, self.session.grace_secs)
+        plan = Plan(graph, feeds, self.session.grace_secs)
+        plan.fetch(leaves.nodes)
         if plan.changes or plan.steps:
             raise FetchError(
                 f"evaluating {fetches!r} would train; fetch what changes no variable and does not"
