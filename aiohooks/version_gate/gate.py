@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from types import TracebackType
+from dataclasses import dataclass, field
 from typing import Any
 
-from aiohooks._aio.clock import call_later, current_clock, wake
+from aiohooks._aio.clock import call_later, current_clock
 from aiohooks._aio.overlap import Wait
 from aiohooks._aio.waits import WaitLog
 from aiohooks._diagnostics import Awaited, Waiting
@@ -26,8 +25,8 @@ from aiohooks.stores._waiting import step_timeout_error
 from aiohooks.stores.publishers import publisher_summary, shortened
 from aiohooks.version_gate.tickets import AdmissionLedger, Ticket, logger, versions_between
 
+# A function that awaits an awaitable until a stop: `session.until` or `coord.until`.
 Until = Callable[[Awaitable[Any]], Awaitable[Any]]
-"""A function that awaits an awaitable until a stop: `session.until` or `coord.until`."""
 
 
 class NotNeeded(Exception):
@@ -37,7 +36,7 @@ class NotNeeded(Exception):
     """
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False)
 class _Waiter:
     """A caller in the queue."""
 
@@ -45,19 +44,20 @@ class _Waiter:
     expired: bool = False
     # Whether it was woken because another waiter's wait on the store has failed.
     checks_store: bool = False
-    # The future of `wake`, while another waiter waits on the store.
-    turn: asyncio.Future[None] | None = None
-    # The wait on the store, while this waiter makes it for all.
+    # `wake` sets it while another waiter waits on the store.
+    turn: asyncio.Event = field(default_factory=asyncio.Event)
+    # `wake` ends it while this waiter waits on the store, on behalf of all waiters.
     store_wait: Wait[None] | None = None
 
     def wake(self) -> None:
         """End the current wait of the caller, which then checks why it was woken."""
         if self.store_wait is not None:
             self.store_wait.end(NotNeeded("the queue moves"))
-        elif self.turn is not None:
-            wake(self.turn)
+        else:
+            self.turn.set()
 
     def expire(self) -> None:
+        """End the wait of the caller with a `StepTimeoutError`."""
         self.expired = True
         self.wake()
 
@@ -65,8 +65,10 @@ class _Waiter:
 class AdmissionQueue(Waiting):
     """The callers that wait for room in the ledger, in order.
 
-    One of the waiters waits on the store, or has been woken to do so. Each caller waits in its own
-    task, so that a cancelled caller leaves nothing behind, and each caller gets its own error.
+    A single waiter, on behalf of all, waits until the step store publishes a version. The others
+    wait until they are woken. When this waiter leaves, it wakes the next one, which takes over.
+    Each caller waits in its own task, so that a cancelled caller leaves nothing behind, and each
+    caller gets its own error.
     """
 
     def __init__(self, versions: StepStore, max_lag: int, per_version: int) -> None:
@@ -117,6 +119,8 @@ class AdmissionQueue(Waiting):
     async def wait(self, secs: float | None, until: Until | None) -> None:
         """Wait at the end of the queue until admitted. Call this only if there is no room.
 
+        If `until` is given, such as `session.until`, it awaits the wait and can end it early.
+
         Raises:
             StepTimeoutError: the caller was not admitted within `secs`.
         """
@@ -130,14 +134,14 @@ class AdmissionQueue(Waiting):
         timer = call_later(secs, waiter.expire, self._clock)
         self._log.begin(waiter)
         try:
-            waiting = self._wait_admitted(waiter, begin_secs)
+            admission = self._wait_admitted(waiter, begin_secs)
             if until is None:
-                await waiting
+                await admission
             else:
-                await until(waiting)
+                await until(admission)
         except BaseException:
-            # The caller was admitted and cancelled in the same iteration of the event loop. The
-            # place would be lost unless the caller returns it.
+            # The caller may have been admitted and cancelled in the same iteration of the event
+            # loop. It does not use its place, so another caller gets it.
             if waiter.admitted:
                 self.ledger.return_place()
             raise
@@ -146,7 +150,7 @@ class AdmissionQueue(Waiting):
             self._log.end(waiter)
             self.waited_secs += self._clock.now() - begin_secs
             self.waiters.pop(waiter, None)
-            # If this waiter waited on the store for all, the next one takes over.
+            # If this waiter waited on the store on behalf of all, the next one takes over.
             if self.waiters and not self._store_is_watched:
                 next(iter(self.waiters)).wake()
 
@@ -158,11 +162,8 @@ class AdmissionQueue(Waiting):
             if not self._store_is_watched:
                 await self._wait_on_store(waiter)
                 continue
-            waiter.turn = asyncio.get_running_loop().create_future()
-            try:
-                await waiter.turn
-            finally:
-                waiter.turn = None
+            waiter.turn.clear()
+            await waiter.turn.wait()
 
     async def _wait_on_store(self, waiter: _Waiter) -> None:
         """Wait for the next version or reset, or until `waiter` is woken."""
@@ -191,9 +192,9 @@ class AdmissionQueue(Waiting):
             # Wake the other waiters to wait on the store as well, so that each gets its own error.
             # A waiter that was woken for this reason need not wake them again.
             if not waiter.checks_store:
-                for other in self.waiters:
-                    other.checks_store = True
-                    other.wake()
+                for sleeping in self.waiters:
+                    sleeping.checks_store = True
+                    sleeping.wake()
             raise
         finally:
             self._store_is_watched = False
@@ -210,9 +211,9 @@ class AdmissionQueue(Waiting):
         )
         # A dict, because it keeps the order and drops repeated names.
         holders = dict.fromkeys(ticket.admitted_by for ticket in self.ledger.open.values())
-        if not holders:
-            return text
-        return f"{text}; its open items were admitted by {shortened(tuple(holders))}"
+        if holders:
+            text += f"; its open items were admitted by {shortened(tuple(holders))}"
+        return text
 
     def _timeout_error(self, begin_secs: float) -> StepTimeoutError:
         """Return the error of a wait that began at `begin_secs`, with a note on the publishers."""
@@ -246,8 +247,6 @@ class Admission:
     `VersionGate.admit` creates it.
     """
 
-    __slots__ = ("_queue", "_secs", "_ticket", "_until")
-
     def __init__(self, queue: AdmissionQueue, secs: float | None, until: Until | None) -> None:
         self._queue = queue
         self._secs = secs
@@ -264,9 +263,9 @@ class Admission:
 
     async def __aexit__(
         self,
-        kind: type[BaseException] | None,
+        kind: object,
         error: BaseException | None,
-        traceback: TracebackType | None,
+        traceback: object,
     ) -> None:
         if self._ticket is not None:
             self._queue.ledger.end_block(self._ticket, error)
@@ -332,17 +331,18 @@ class VersionGate:
         """Open the gate at the latest version.
 
         Args:
-            versions: the step store that counts the published versions, at any step.
+            versions: the step store whose step is the number of the published version. It need not
+                be at step 0.
             max_lag: how many versions may be published between the admission of an item and its
                 use. With 0, only items that were made with the newest version are used.
-            per_version: how many items one version uses up.
+            per_version: how many items the trainer uses to make one version. It is the number of
+                items for which each published version makes room.
         """
         check_instance(versions, StepStore, "versions")
         self.max_lag: int = checked_step(max_lag, "max_lag")
         self.per_version: int = checked_step(per_version, "per_version", least=1)
         self.versions: StepStore = versions
         self._queue = AdmissionQueue(versions, self.max_lag, self.per_version)
-        self._ledger = self._queue.ledger
 
     def admit(self, *, timeout: float | None = None, until: Until | None = None) -> Admission:
         """Admit an item: `async with gate.admit() as ticket`.
@@ -372,7 +372,7 @@ class VersionGate:
 
         A trainer that uses items until this is 0 never drops an item because of its age.
         """
-        return self._ledger.due
+        return self._queue.ledger.due
 
     def lag_of(self, position: Position) -> int:
         """Return how many versions were published after `position`, as far as this process knows.
@@ -390,10 +390,10 @@ class VersionGate:
 
         Outside the gate's event loop, the snapshot shows the gate as of its last use in the loop.
         """
-        ledger = self._ledger
+        queue = self._queue
+        ledger = queue.ledger
         if ledger.is_own_loop():
             ledger.sync()
-        queue = self._queue
         ends = ledger.ends
         used_or_shipped = ends["used"] + ends["shipped"]
         return GateStatistics(

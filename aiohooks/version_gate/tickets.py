@@ -30,6 +30,20 @@ class Ticket:
     versions. After `hand_off` a normal end has no effect, and the owner of the ticket must call
     `use` or `drop`. Keep the ticket with the item: a ticket that is garbage-collected while it is
     open abandons its item.
+
+    Attributes:
+        number: how many items had been admitted before this one.
+        position: the published position at the admission of the item. Send it to another process
+            with the item, for `VersionGate.lag_of`.
+        step: the version that will be the latest one when the item is used, if all items are used
+            in order. It is at most `max_lag` above `version`.
+        admitted_by: the name of the task that admitted the item.
+        state: "open" until the ticket is settled. Then "used" or "shipped" if the item was in time,
+            "dropped" if it was given up, and "stale" if it was too old for `use`, or at the end of
+            its block. The state is "invalidated" after a reset of the versions, and "abandoned" if
+            an error left the block or the ticket was collected.
+        settled_at: the published position when the ticket was settled; None while it is open.
+        handed_off: whether `hand_off` was called.
     """
 
     __slots__ = (
@@ -45,31 +59,14 @@ class Ticket:
     )
 
     def __init__(self, ledger: AdmissionLedger, step: int) -> None:
+        """Make the ticket of the next item of the ledger, which expects its use for `step`."""
         self.number: int = ledger.admitted
-        """How many items had been admitted before this one."""
         self.position: Position = ledger.position
-        """The published position at the admission of the item.
-
-        Send it to another process with the item, for `VersionGate.lag_of`.
-        """
         self.step: int = step
-        """The version for which the item is used if all items are used in order.
-
-        It is at most `max_lag` above `version`.
-        """
         self.admitted_by: str = current_task().get_name()
-        """The name of the task that admitted the item."""
         self.state: TicketState = "open"
-        """How the ticket was settled.
-
-        "open": it is not settled. "used", "shipped": the item was in time. "dropped": it was given
-        up. "stale": it was too old for `use`, or at the end of its block. "invalidated": the
-        versions were reset. "abandoned": an error left its block, or the ticket was collected.
-        """
         self.settled_at: Position | None = None
-        """The published position when the ticket was settled; None while it is open."""
         self.handed_off: bool = False
-        """Whether `hand_off` was called."""
         self._ledger = ledger
 
     @property
@@ -127,6 +124,7 @@ class Ticket:
         return self
 
     def _check_not_used(self) -> None:
+        """Raise if the ticket was settled as used or shipped."""
         if self.state == "used":
             raise InvalidArgumentError(f"{self!r} was used already: one item, one use")
         if self.state == "shipped":
@@ -165,9 +163,9 @@ class OpenTicket(NamedTuple):
 
 
 class AdmissionLedger:
-    """Counts admitted items, as of the position of the last `sync`.
+    """The record of a gate: the open tickets, and how many items were admitted, used and dropped.
 
-    Call `sync` before you read the counts.
+    Its counts are as of the position of the last `sync`. Call `sync` before you read the counts.
     """
 
     def __init__(
@@ -249,8 +247,8 @@ class AdmissionLedger:
                 self.settle_ticket(number, "invalidated")
         self._on_room()
 
-    def use_or_ship(self, ticket: Ticket, state: Literal["used", "shipped"]) -> bool:
-        """Settle an open ticket as used or shipped, or as stale if it is too old.
+    def use_or_ship(self, ticket: Ticket, state: TicketState) -> bool:
+        """Settle an open ticket as `state`, "used" or "shipped", or as stale if it is too old.
 
         Returns:
             Whether the item was in time.

@@ -127,11 +127,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         f"{_KNOWN.format(False)}  =>  {_KNOWN.format(True)}",
     ): "of a member that was not known before the rest is not looked at",
     (
-        "aiohooks/version_gate/gate.py",
-        "AdmissionQueue._wait_admitted",
-        "waiter.turn = None  =>  pass",
-    ): "a future that is done is not woken",
-    (
         "aiohooks/session/signals.py",
         "_Wakeup.__init__",
         (
