@@ -101,6 +101,7 @@ def _parse_count(text: str) -> int:
 
 
 def _parse_secs(text: str) -> float:
+    """Return the seconds of an argument, or raise the error that argparse shows."""
     with contextlib.suppress(ValueError):
         secs = float(text)
         if 0 <= secs < float("inf"):
@@ -109,6 +110,7 @@ def _parse_secs(text: str) -> float:
 
 
 def _parse_pid(text: str) -> int:
+    """Return the process ID of an argument, or raise the error that argparse shows."""
     if text.isdecimal():
         return int(text)
     raise argparse.ArgumentTypeError(
@@ -126,6 +128,7 @@ def _add_command(commands: Any, name: str, execute: str, text: str) -> Callable[
         execute: the function of the command in this package, as `module:function`.
         text: the help: a summary, an empty line, and the details.
     """
+    # argparse shows the summary in the list of commands, and the details in the help of this one.
     summary, _, details = text.partition("\n\n")
     command: argparse.ArgumentParser = commands.add_parser(
         name,

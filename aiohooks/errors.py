@@ -116,19 +116,22 @@ class AiohooksError(Exception):
         return shortened(super().__str__(), 2_000)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The default calls `cls(*args)`, which fails for a class with keyword-only parameters.
+        # The default rebuilds an error by `cls(*args)`, which fails for a class with keyword-only
+        # parameters. The state has the attributes, which `copy` and `pickle` set afterwards.
         reduced: Any = super().__reduce__()
         cls, args, *state = reduced
         return (_restore, (cls, args), *state)
 
 
 def _restore(cls: type[AiohooksError], args: tuple[Any, ...]) -> AiohooksError:
-    """Rebuild an error from its `args`, for `copy` and `pickle`, which then set its attributes.
+    """Create an error of a class from the `args` of another one, for `copy` and `pickle`.
 
-    The `__init__` of its class is not called, because its parameters differ from `args`.
+    The `__init__` of the class is not called, because its parameters differ from `args`. The caller
+    sets the attributes of the error afterwards.
     """
     error = cls.__new__(cls, *args)
-    # Some builtins set attributes in `__init__`: `OSError` sets `errno`.
+    # The nearest builtin base class is initialized, because some of them set attributes of their
+    # own: `OSError` sets `errno`.
     builtin_base: Any = next(base for base in cls.__mro__ if base.__module__ == "builtins")
     builtin_base.__init__(error, *args)
     return error
@@ -517,8 +520,6 @@ class CheckpointMismatchError(CheckpointError):
 E = TypeVar("E", bound=AiohooksError)
 T = TypeVar("T")
 
-_CLEAN_ENDS = (OutOfRangeError, StopRequestedError, StopAsyncIteration, StopIteration)
-
 
 def is_clean_end(error: BaseException) -> bool:
     """Return whether a session that `error` leaves calls `end` and suppresses the error.
@@ -526,21 +527,23 @@ def is_clean_end(error: BaseException) -> bool:
     These errors are `OutOfRangeError`, `StopAsyncIteration`, `StopIteration`, `StopRequestedError`,
     their subclasses, and groups that contain no others.
 
-    A `StopIteration` inside a coroutine or a generator is a failure, as Python replaces it by a
-    `RuntimeError`: a `next()` without a default found nothing, which need not be the end of the
-    session's input.
+    A `StopIteration` that a coroutine or a generator raises is a failure: Python replaces it by a
+    `RuntimeError`. It comes from a `next()` without a default that found nothing, which need not be
+    the end of the session's input.
     """
     if isinstance(error, BaseExceptionGroup):
         # A group that also contains a failure must not be suppressed.
-        group = cast("BaseExceptionGroup[BaseException]", error)
+        group: Any = error  # pyright: ignore[reportUnknownVariableType]
         return all(map(is_clean_end, group.exceptions))
-    return isinstance(error, _CLEAN_ENDS)
+    clean_ends = (OutOfRangeError, StopRequestedError, StopAsyncIteration, StopIteration)
+    return isinstance(error, clean_ends)
 
 
 def failure_of(error: BaseException, what: str) -> BaseException:
-    """Return `error`, or for a `StopIteration` a `RuntimeError` that is caused by it.
+    """Return `error`, or a `RuntimeError` with it as the cause if it is a `StopIteration`.
 
-    Python does this itself for coroutines and generators (PEP 479), but not for plain functions.
+    Python itself replaces a `StopIteration` in this way if a coroutine or a generator raises it
+    (PEP 479), but not if a plain function does. `what` names the function.
     """
     if not isinstance(error, StopIteration):
         return error
@@ -566,13 +569,13 @@ def copy_error(error: E, message: str | None = None) -> E:
 
     A single object that is raised twice would collect the tracebacks of both callers.
     """
-    twin = copy.copy(error)
+    copied = copy.copy(error)
     # The copy shares the list of notes, to which both callers would add.
-    vars(twin).pop("__notes__", None)
+    vars(copied).pop("__notes__", None)
     if message is not None:
-        twin.args = (message,)
-    twin.__cause__ = error.__cause__
-    return twin
+        copied.args = (message,)
+    copied.__cause__ = error.__cause__
+    return copied
 
 
 def did_you_mean(name: str, known: Iterable[Any]) -> str:
@@ -604,7 +607,7 @@ def missing_extra(feature: str, extra: str) -> ImportError:
 
 
 class _ShortRepr(reprlib.Repr):
-    """Represent only the first items of large containers, and other objects in full."""
+    """Makes a `repr` with only the first items of large containers, and other objects in full."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -668,10 +671,10 @@ def printable(text: str, max_length: int = 200) -> str:
 
 
 def raise_unchanged(error: BaseException) -> NoReturn:
-    """Raise an error of other code, such as another task, and keep its cause and its context.
+    """Raise an error that was raised before, such as in another task. Keep its cause and context.
 
-    A plain `raise` would replace the context by the exception that is being handled, and
-    `raise ... from None` also the cause.
+    A plain `raise` would replace its context by the exception that is being handled. With
+    `raise ... from None`, its cause would be lost as well.
     """
     context = error.__context__
     try:
@@ -685,8 +688,8 @@ def raise_unchanged(error: BaseException) -> NoReturn:
 def set_context(error: BaseException, context: BaseException | None) -> None:
     """Set the context of an error, even of a frozen dataclass that rejects attributes.
 
-    As in the interpreter, a link of the context back to the error is cut, so that the chain of
-    contexts has an end.
+    A context of the new context may be the error itself. As in the interpreter, such a link is cut,
+    so that the chain of contexts has an end.
     """
     for link in contexts(context):
         if link.__context__ is error:
@@ -705,9 +708,10 @@ def contexts(error: BaseException | None) -> list[BaseException]:
 
 
 def hook_cancelled_error(who: str, cause: BaseException) -> HookCancelledError:
-    """Return the error of a call that a third party cancelled.
+    """Return the error of a call that was cancelled by other code than its caller.
 
-    A bare `CancelledError` would look like a cancellation by the caller.
+    The `CancelledError` of the call, which is the cause, would look like a cancellation by the
+    caller.
     """
     error = HookCancelledError(
         f"{who} was cancelled, and not by its caller; to end a call return or raise an error, to"
@@ -718,15 +722,15 @@ def hook_cancelled_error(who: str, cause: BaseException) -> HookCancelledError:
 
 
 def add_note(error: BaseException, text: str) -> bool:
-    """Add a note to a passing error, and return whether the error has the note now.
+    """Add a note to an error that will be raised, and return whether the error has it now.
 
-    Unlike the method of the error this never raises: the error matters more than the note.
+    Unlike `error.add_note`, this never raises: the error matters more than the note.
     """
     try:
         error.add_note(text)
     except Exception:
-        # A frozen dataclass rejects the attribute, but not the entry. Existing `__notes__` that are
-        # no list stay unchanged.
+        # An error that is a frozen dataclass rejects a new attribute `__notes__`. The dict of its
+        # attributes can still be changed. A `__notes__` that is no list stays unchanged.
         vars(error).setdefault("__notes__", [text])
     return text in notes_of(error)
 
@@ -738,11 +742,12 @@ def notes_of(error: BaseException) -> list[str]:
 
 
 def add_origin(error: BaseException, origin: str) -> None:
-    """Note the origin of a passing error, unless it is noted already."""
+    """Add a note on the code that raised an error, unless the error has this note already."""
     _add_note_once(error, f"raised by {origin}")
 
 
 def _add_note_once(error: BaseException, text: str) -> None:
+    """Add a note to an error, unless the error has a note with this text already."""
     if text not in notes_of(error):
         add_note(error, text)
 
@@ -757,7 +762,7 @@ def flattened(errors: Iterable[BaseException]) -> list[BaseException]:
         if not isinstance(error, BaseExceptionGroup):
             flat.append(error)
             continue
-        group = cast("BaseExceptionGroup[BaseException]", error)
+        group: Any = error  # pyright: ignore[reportUnknownVariableType]
         # Groups can be nested, and the groups of each level may have notes of their own.
         members = flattened(group.exceptions)
         for member in members:

@@ -16,7 +16,6 @@ from aiohooks.hooks.every import Every
 from aiohooks.session.creators import (
     ChiefSessionCreator,
     Scaffold,
-    SessionCreator,
     WorkerSessionCreator,
     graph_of,
 )
@@ -89,44 +88,26 @@ def monitored_training_session(  # noqa: PLR0913 - options of users, by keyword
         InvalidArgumentError: an argument is invalid, summaries have no directory, or a worker has
             no connection to its chief.
     """
-    check_instance(
-        save_checkpoint,
-        Every,
-        "save_checkpoint",
-        optional=True,
-    )
-    check_instance(
-        save_summaries,
-        Every,
-        "save_summaries",
-        optional=True,
-    )
-    check_instance(
-        log_step_count,
-        Every,
-        "log_step_count",
-        optional=True,
-    )
+    periods = {
+        "save_checkpoint": save_checkpoint,
+        "save_summaries": save_summaries,
+        "log_step_count": log_step_count,
+    }
+    for name, period in periods.items():
+        check_instance(period, Every, name, optional=True)
     graph = graph_of(source)
     # Some of the options belong to the creator, and `AsyncMonitoredSession` would reject them.
     options: dict[str, Any] = {**session}
     max_wait_secs = options.pop("max_wait_secs", _MAX_WAIT_SECS)
     creator_options = {name: options.pop(name) for name in _CREATOR_OPTIONS if name in options}
-    creator: SessionCreator
     if not is_chief:
         # A worker has no usual hooks, because they write files that all processes would share.
-        creator = WorkerSessionCreator(
-            graph,
-            scaffold=scaffold,
-            max_wait_secs=max_wait_secs,
-            **creator_options,
+        worker = WorkerSessionCreator(
+            graph, scaffold=scaffold, max_wait_secs=max_wait_secs, **creator_options
         )
-        return AsyncMonitoredSession(creator, hooks, **options)
-    creator = ChiefSessionCreator(
-        graph,
-        scaffold=scaffold,
-        checkpoint_dir=checkpoint_dir,
-        **creator_options,
+        return AsyncMonitoredSession(worker, hooks, **options)
+    chief = ChiefSessionCreator(
+        graph, scaffold=scaffold, checkpoint_dir=checkpoint_dir, **creator_options
     )
     # The order is that of TensorFlow's `MonitoredTrainingSession`.
     usual_hooks: list[SessionRunHook] = []
@@ -146,4 +127,4 @@ def monitored_training_session(  # noqa: PLR0913 - options of users, by keyword
         usual_hooks.append(SummarySaverHook(summary_dir, summaries, every=save_summaries))
     if checkpoint_dir is not None and save_checkpoint is not None:
         usual_hooks.append(CheckpointSaverHook(every=save_checkpoint))
-    return AsyncMonitoredSession(creator, [*chief_only_hooks, *usual_hooks, *hooks], **options)
+    return AsyncMonitoredSession(chief, [*chief_only_hooks, *usual_hooks, *hooks], **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 from collections.abc import Iterator
@@ -37,11 +38,8 @@ async def _inspect_run(url: str, run: str | None, address: str | None) -> RunRep
             "memory:// is a store within one process; give the URL of a store that processes share"
         )
     options = {} if address is None else {"address": address}
-    store = open_step_store(url, run=run, **options)
-    try:
+    async with contextlib.aclosing(open_step_store(url, run=run, **options)) as store:
         report = await store.inspect()
-    finally:
-        await store.aclose()
     if report is None:
         raise AiohooksError(
             f"there is no run {store.run!r} in this step store; give the name of another run with"
@@ -67,7 +65,9 @@ def _report_lines(report: RunReport) -> Iterator[str]:
 
 def _describe_chief(report: RunReport) -> str:
     if report.chief is not None:
-        state = "initialised" if report.initialised else "not initialised yet"
+        state = "initialised"
+        if not report.initialised:
+            state = "not initialised yet"
         return f"{printable(report.chief)}, term {report.term}, {state}"
     if report.term:
         return f"none; the last one had term {report.term}"

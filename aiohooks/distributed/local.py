@@ -172,7 +172,9 @@ _start_lock = threading.Lock()
 
 
 async def _run_in_process(spec: TaskSpec) -> Any:
-    """Run a task in a new process, which has ended when this returns or raises.
+    """Run a task in a new process, and return its result.
+
+    The process has ended when this function returns or raises.
 
     Raises:
         TaskDiedError: the process ended without a result.
@@ -233,13 +235,14 @@ async def _receive_result(pipe: int, process: SpawnProcess) -> bytes | None:
     """
     os.set_blocking(pipe, False)
     received = bytearray()
+    # Whether no more data can come.
     ended = False
     with _open_process(process.pid, process.sentinel) as process_file:
         while True:
             try:
                 while part := os.read(pipe, 1 << 20):
                     received += part
-                ended = True  # the pipe is at its end
+                ended = True
             except BlockingIOError:
                 pass
             size = len(received) - _LENGTH.size
@@ -248,7 +251,7 @@ async def _receive_result(pipe: int, process: SpawnProcess) -> bytes | None:
             if ended:
                 return None
             await _wait_readable(pipe, process_file)
-            # Check this before the next read, which then gets everything that the ended process has
+            # Look before the next read, which then gets everything that an ended process has
             # written.
             ended = bool(connection.wait([process_file.fileno()], 0))
 
@@ -305,6 +308,7 @@ async def _wait_readable(*files: int | io.FileIO) -> None:
 
 
 def _describe_exit(code: int | None) -> str:
+    """Return the words of a message that say how a process ended."""
     if code is not None and code < 0:
         names = {number.value: number.name for number in signal.Signals}
         return f"was killed by {names.get(-code, f'signal {-code}')}"

@@ -102,12 +102,13 @@ async def run(  # noqa: PLR0913 - options of users, by keyword
         init_arguments.setdefault("include_dashboard", False)
 
     async def run_all() -> list[T]:
-        """Join the cluster for the duration of the run."""
+        """Join the cluster, run the tasks on it, and leave it."""
         await to_thread(
             lambda: _cluster.join(address, timeout=60.0, **init_arguments), grace_secs=60.0
         )
         try:
             run_attempt = functools.partial(_run_on_cluster, resources=resources)
+            # A run without a name has got a random name, which nothing will continue.
             return await launch(run_attempt, spec, store, forgets=run is None)
         finally:
             await to_thread(_cluster.leave, grace_secs=stop_grace_secs)
@@ -116,7 +117,9 @@ async def run(  # noqa: PLR0913 - options of users, by keyword
 
 
 async def _run_on_cluster(spec: TaskSpec, resources: Mapping[str, Any]) -> Any:
-    """Run a task on the cluster. The task has ended when this function returns or raises.
+    """Submit a task to the cluster, and return its result.
+
+    The task has ended when this function returns or raises.
 
     Raises:
         TaskDiedError: the process of the task or its node has died.
@@ -135,7 +138,7 @@ async def _run_on_cluster(spec: TaskSpec, resources: Mapping[str, Any]) -> Any:
             task_id=spec.task_id,
         ) from error
     finally:
-        # After a cancellation, the task may still run on the cluster.
+        # Without a reply, such as after a cancellation, the task may still run on the cluster.
         if not reply.done() or reply.cancelled():
             await shielded(
                 _end_task(task, spec.stop_grace_secs),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import signal
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from aiohooks._aio.cancel import current_task, shielded, wait_done
-from aiohooks._aio.clock import sleep, wake
+from aiohooks._aio.clock import sleep
 from aiohooks._aio.waits import Backoff
 from aiohooks._diagnostics import logger
 from aiohooks._validate import (
@@ -263,20 +264,19 @@ async def launch(
 ) -> list[T]:
     """Run the tasks as `supervise` does, and close the store at the end.
 
-    With `forgets`, the run is deleted first. Its name is random, so nothing will continue it.
+    With `forgets`, delete the run from the store before. This is for a run with a random name,
+    which nothing will continue.
     """
-    try:
-        return await supervise(run_attempt, spec, store)
-    finally:
-        # Deleting the run may fail or be cancelled, and the store must be closed all the same.
+    async with contextlib.aclosing(store):
         try:
+            return await supervise(run_attempt, spec, store)
+        finally:
             if forgets:
                 await _forget_run(store, spec.stop_grace_secs)
-        finally:
-            await store.aclose()
 
 
 async def _forget_run(store: StepStore, grace_secs: float) -> None:
+    """Delete a run from its store. If the store is unavailable, only log a warning."""
     try:
         await shielded(
             store.forget(), grace_secs=grace_secs, what=f"forgetting the run {store.run}"
@@ -319,7 +319,8 @@ async def supervise(
         nonlocal term_of_dead_chief
         attempt = 1
         deaths = 0
-        # The result of the latest attempt that returned. It is in a list because it may be None.
+        # The result of the latest attempt that returned, if any. It is in a list, because a result
+        # may be None.
         results: list[T] = []
         while True:
             try:
@@ -379,17 +380,12 @@ async def _wait_ended_or_failed(tasks: Sequence[asyncio.Task[Any]], grace_secs: 
 
     When a task fails or this wait is cancelled, cancel the other tasks and wait for their ends.
     """
-    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def on_done(task: asyncio.Task[Any]) -> None:
-        failed = task.cancelled() or task.exception() is not None
-        if failed or all(other.done() for other in tasks):
-            wake(ended)
-
-    for task in tasks:
-        task.add_done_callback(on_done)
+    pending = set(tasks)
     try:
-        await ended
+        while pending:
+            ended, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            if any(task.cancelled() or task.exception() is not None for task in ended):
+                break
     finally:
         for task in tasks:
             task.cancel()
