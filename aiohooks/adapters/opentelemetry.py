@@ -66,10 +66,14 @@ class OpenTelemetryHook(SessionRunHook):
         self._instruments = _Instruments(
             tracer=trace.get_tracer("aiohooks", tracer_provider=tracer_provider),
             run_secs=meter.create_histogram(
-                "aiohooks.run.duration", "s", "Duration of the attempts of runs."
+                "aiohooks.run.duration",
+                "s",
+                "Duration of the attempts of runs.",
             ),
             wait_secs=meter.create_histogram(
-                "aiohooks.wait.duration", "s", "How long hooks and operations waited."
+                "aiohooks.wait.duration",
+                "s",
+                "How long hooks and operations waited.",
             ),
         )
         # The attributes of the session, which all spans and metrics have.
@@ -158,6 +162,7 @@ class _RunSpan:
         return _Wait(self, what)
 
     def wait_started(self, what: str) -> trace.Span:
+        """Begin the span of a wait, as a child of the span of the run."""
         span = self._instruments.tracer.start_span(what, context=self._inner_context)
         self._wait_spans[span] = None
         return span
@@ -169,15 +174,19 @@ class _RunSpan:
         secs: float,
         error: BaseException | None,
     ) -> None:
-        # The run may have ended before the wait. It has then ended the span as well.
+        # If the run has ended before the wait, it has ended the span as well.
         if span not in self._wait_spans:
             return
         del self._wait_spans[span]
         attributes = {**self._session_attributes, "aiohooks.wait": what}
-        self._instruments.wait_secs.record(secs, attributes)
+        self._instruments.wait_secs.record(
+            secs,
+            attributes,
+        )
         _end_span(span, error)
 
     def attempt_ended(self, error: BaseException | None) -> None:
+        """End the span of the run and those of its waits, and record the duration."""
         for span in self._wait_spans:
             span.end()
         self._wait_spans.clear()
@@ -194,24 +203,23 @@ class _RunSpan:
 class _Wait:
     """A call of a hook's method or an operation, which has a span once it has suspended."""
 
-    __slots__ = ("_run", "_span", "_start_secs", "_what")
-
     def __init__(self, run: _RunSpan, what: str) -> None:
         self._run = run
         self._what = what
         self._span: trace.Span | None = None
-        self._start_secs: float
 
     def suspended(self) -> None:
+        """Begin the span at the first suspension of the call."""
         self._span = self._run.wait_started(self._what)
         self._start_secs = time.perf_counter()
 
     def ended(self, error: BaseException | None) -> None:
         if self._span is not None:
+            secs = time.perf_counter() - self._start_secs
             self._run.wait_ended(
                 self._span,
                 self._what,
-                time.perf_counter() - self._start_secs,
+                secs,
                 error,
             )
 

@@ -235,32 +235,53 @@ class PrometheusHook(SessionRunHook):
         return f"<PrometheusHook {shown}>"
 
 
-_SESSION_LABELS = ["session"]
-_HOOK_LABELS = ["session", "hook"]
-_METHOD_LABELS = ["session", "hook", "method"]
-_GATE_LABELS = ["session", "versions"]
-# The type, the name, the description and the labels of each metric.
-_METRICS: list[tuple[type[Metric], str, str, list[str]]] = [
-    (CounterMetricFamily, "runs", "Runs begun.", _SESSION_LABELS),
-    (CounterMetricFamily, "recoveries", "Raw sessions replaced.", _SESSION_LABELS),
-    (GaugeMetricFamily, "global_step", "Latest step known here.", _SESSION_LABELS),
-    (GaugeMetricFamily, "steps_per_second", "Steps over the last 10 s.", _SESSION_LABELS),
-    (HistogramMetricFamily, "step_seconds", "Successful runs.", _SESSION_LABELS),
-    (HistogramMetricFamily, "hook_seconds", "Calls of hooks.", _METHOD_LABELS),
-    (CounterMetricFamily, "hook_blocking_seconds", "Event loop blocked by hooks.", _METHOD_LABELS),
-    (CounterMetricFamily, "hook_calls", "Calls of a hook.", _HOOK_LABELS),
-    (CounterMetricFamily, "hook_failures", "Calls that failed.", _HOOK_LABELS),
-    (CounterMetricFamily, "hook_dropped", "Calls that the hook did not get.", _HOOK_LABELS),
-    (GaugeMetricFamily, "hook_pending", "Background calls of the hook.", _HOOK_LABELS),
-    (GaugeMetricFamily, "hook_disabled", "1 while the hook is disabled.", _HOOK_LABELS),
-    (GaugeMetricFamily, "step_waiters", "Waits for a step.", _SESSION_LABELS),
-    (CounterMetricFamily, "checkpoints_saved", "Checkpoints written.", _SESSION_LABELS),
-    (CounterMetricFamily, "checkpoints_failed", "Saves that failed.", _SESSION_LABELS),
-    (GaugeMetricFamily, "checkpoint_age_seconds", "Age of the last checkpoint.", _SESSION_LABELS),
-    (GaugeMetricFamily, "checkpoint_size_bytes", "Size of the last checkpoint.", _SESSION_LABELS),
-    (GaugeMetricFamily, "checkpoint_step", "Step of the last checkpoint.", _SESSION_LABELS),
-    (GaugeMetricFamily, "version_lag", "Versions published during the last run.", _GATE_LABELS),
-    (GaugeMetricFamily, "versions_ahead", "Versions ahead when the last run began.", _GATE_LABELS),
+# The labels of a group of metrics, and the type, the name and the description of each metric.
+_METRICS: list[tuple[str, list[tuple[type[Metric], str, str]]]] = [
+    (
+        "session",
+        [
+            (CounterMetricFamily, "runs", "Runs begun."),
+            (CounterMetricFamily, "recoveries", "Raw sessions replaced."),
+            (GaugeMetricFamily, "global_step", "Latest step known here."),
+            (GaugeMetricFamily, "steps_per_second", "Steps over the last 10 s."),
+            (HistogramMetricFamily, "step_seconds", "Successful runs."),
+        ],
+    ),
+    (
+        "session hook method",
+        [
+            (HistogramMetricFamily, "hook_seconds", "Calls of hooks."),
+            (CounterMetricFamily, "hook_blocking_seconds", "Event loop blocked by hooks."),
+        ],
+    ),
+    (
+        "session hook",
+        [
+            (CounterMetricFamily, "hook_calls", "Calls of a hook."),
+            (CounterMetricFamily, "hook_failures", "Calls that failed."),
+            (CounterMetricFamily, "hook_dropped", "Calls that the hook did not get."),
+            (GaugeMetricFamily, "hook_pending", "Background calls of the hook."),
+            (GaugeMetricFamily, "hook_disabled", "1 while the hook is disabled."),
+        ],
+    ),
+    (
+        "session",
+        [
+            (GaugeMetricFamily, "step_waiters", "Waits for a step."),
+            (CounterMetricFamily, "checkpoints_saved", "Checkpoints written."),
+            (CounterMetricFamily, "checkpoints_failed", "Saves that failed."),
+            (GaugeMetricFamily, "checkpoint_age_seconds", "Age of the last checkpoint."),
+            (GaugeMetricFamily, "checkpoint_size_bytes", "Size of the last checkpoint."),
+            (GaugeMetricFamily, "checkpoint_step", "Step of the last checkpoint."),
+        ],
+    ),
+    (
+        "session versions",
+        [
+            (GaugeMetricFamily, "version_lag", "Versions published during the last run."),
+            (GaugeMetricFamily, "versions_ahead", "Versions ahead when the last run began."),
+        ],
+    ),
 ]
 
 _Buckets = tuple[list[tuple[str, float]], float]
@@ -306,10 +327,16 @@ class _SessionCollector(Collector):
         return families.values()
 
     def _families(self) -> dict[str, Any]:
-        return {
-            name: kind(f"aiohooks_{name}", text, labels=labels)  # type: ignore[call-arg]
-            for kind, name, text, labels in _METRICS
-        }
+        """Return all metrics by name, without samples."""
+        families: dict[str, Any] = {}
+        for labels, metrics in _METRICS:
+            for kind, name, text in metrics:
+                families[name] = kind(  # type: ignore[call-arg]
+                    f"aiohooks_{name}",
+                    text,
+                    labels=labels.split(),  # pyright: ignore[reportCallIssue]
+                )
+        return families
 
 
 _collectors: weakref.WeakKeyDictionary[CollectorRegistry, _SessionCollector] = (

@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aiohooks import errors
@@ -119,19 +120,11 @@ def _errors_of_both() -> Generator[None]:
         raise
 
 
+@dataclass(eq=False, repr=False)
 class _Element(Node):
     """A tensor or operation of TensorFlow, or a structure of fetches that TensorFlow flattens."""
 
-    __slots__ = ("element",)
-
-    def __init__(
-        self,
-        graph: Graph,
-        name: str,
-        element: Any,
-    ) -> None:
-        super().__init__(graph, name)
-        self.element = element
+    element: Any
 
     @property
     def feed_key(self) -> Any:
@@ -144,6 +137,9 @@ class TensorFlowGraph(Graph):
     """A `tf.Graph` as the graph of a session.
 
     Fetch and feed its tensors, operations and variables as objects or by name.
+
+    Attributes:
+        tf_graph: the `tf.Graph`.
     """
 
     def __init__(self, graph: Any = None) -> None:
@@ -153,7 +149,6 @@ class TensorFlowGraph(Graph):
         """
         super().__init__()
         self.tf_graph: Any = tf.get_default_graph() if graph is None else graph
-        """The `tf.Graph`."""
         self._elements: dict[str, _Element] = {}
         if self.tf_graph.finalized:
             self.finalize()
@@ -304,22 +299,27 @@ class _GlobalStepStore(MemoryStepStore):
         self._waits.fail_unreachable()
 
     async def apply_read(self, step: int, step_before: int) -> None:
-        """Set the step to a value that was read when `step_before` was the latest step."""
-        # A step that is lower than before the read cannot be an outdated value. TensorFlow has
-        # restored a checkpoint.
+        """Set the latest step to the value of a read of TensorFlow's global step.
+
+        The caller notes the latest step before the read as `step_before`. Meanwhile, other reads
+        may raise the latest step, so `step` may be outdated.
+        """
+        # A step that is lower than before the read is not outdated: TensorFlow has restored a
+        # checkpoint.
         if step < step_before:
             await self.reset(step)
         else:
             await self.raise_to(step)
 
     def _subscribe(self, step: int | None) -> None:
-        """Start or stop the reads: `step` is the next step with a wait, or None without waits."""
+        """Start or stop the reads. `step` is the next step of a wait, or None without waits."""
         if step is None:
             self._has_waits.clear()
         else:
             self._has_waits.set()
 
     async def _read_during_waits(self, read_step: Callable[[], int], grace_secs: float) -> None:
+        """Read the step again and again while there are waits. End only by a cancellation."""
         while True:
             await self._has_waits.wait()
             step_before = self.latest.step
@@ -346,6 +346,10 @@ class TensorFlowSession(Session):
 
     TensorFlow cannot stop a run. The cancellation of a run waits until TensorFlow has finished it,
     and the changes of variables remain.
+
+    Attributes:
+        tf_session: the `tf.Session`, which TensorFlow's hooks get.
+        tf_coord: the `tf.train.Coordinator`, which TensorFlow's hooks get.
     """
 
     def __init__(
@@ -360,9 +364,7 @@ class TensorFlowSession(Session):
         self._steps = global_step
         self._read_step = read_step
         self.tf_session: Any = tf_session
-        """The `tf.Session`, which TensorFlow's hooks get."""
         self.tf_coord: Any = tf_coord
-        """The `tf.train.Coordinator`, which TensorFlow's hooks get."""
 
     async def run(
         self,
@@ -386,23 +388,21 @@ class TensorFlowSession(Session):
         leaves = Leaves(self.graph)
         build = leaves.build(fetches)
         feeds = canonical_feeds(self.graph, feed_dict)
-        arguments: dict[str, Any] = {}
-        if options is not None:
-            metadata = options.get("run_metadata") or [tf.RunMetadata()]
-            arguments["options"] = _merge_options(options.get("run_options", ()))
-            arguments["run_metadata"] = metadata[0]
+        tf_options = _tf_options(options)
         step_before = self._steps.latest.step
         values, step = await to_thread(
             self._run_in_thread,
             leaves.nodes,
             feeds,
-            arguments,
+            tf_options,
             grace_secs=self.grace_secs,
         )
+        # The run has advanced the step, or another session of the cluster has.
         await self._steps.apply_read(step, step_before)
         self.committed_step = step
         if run_metadata is not None:
-            run_metadata.update(arguments)
+            # `tf_options` has the `tf.RunMetadata` object, which TensorFlow has filled.
+            run_metadata.update(tf_options)
         return build(values)
 
     @_errors_of_both()
@@ -410,11 +410,11 @@ class TensorFlowSession(Session):
         self,
         nodes: Iterable[Any],
         feeds: Mapping[Any, Any],
-        arguments: dict[str, Any],
+        tf_options: dict[str, Any],
     ) -> tuple[Any, int]:
         """Run the operations, and return their values and the global step after them."""
         fed = {node.feed_key: value for node, value in feeds.items()}
-        values = self.tf_session.run([node.element for node in nodes], fed, **arguments)
+        values = self.tf_session.run([node.element for node in nodes], fed, **tf_options)
         return values, self._read_step()
 
     async def aclose(self) -> None:
@@ -425,10 +425,23 @@ class TensorFlowSession(Session):
             await to_thread(self._close_session, grace_secs=self.grace_secs)
 
     def _close_session(self) -> None:
+        """Wait for the threads, and then close the `tf.Session` in any case."""
         try:
             self.tf_coord.end(self.grace_secs)
         finally:
             self.tf_session.close()
+
+
+def _tf_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the arguments `options` and `run_metadata` of `tf.Session.run`, if there are options.
+
+    If several hooks give a `tf.RunMetadata`, the first object is filled.
+    """
+    if options is None:
+        return {}
+    metadata = options.get("run_metadata") or [tf.RunMetadata()]
+    merged = _merge_options(options.get("run_options", ()))
+    return {"options": merged, "run_metadata": metadata[0]}
 
 
 _NUMBER_FIELDS = ("trace_level", "timeout_in_ms", "inter_op_thread_pool")
@@ -452,7 +465,12 @@ def _merge_options(run_options: Iterable[Any]) -> Any:
 
 
 class TensorFlowSessionCreator:
-    """Creates the raw sessions of a monitored session with a session creator of TensorFlow."""
+    """Creates the raw sessions of a monitored session with a session creator of TensorFlow.
+
+    Attributes:
+        graph: the graph of the sessions.
+        global_step: the step store of the sessions, which follows the global step of the graph.
+    """
 
     def __init__(self, creator: Any = None, *, graph: Any = None) -> None:
         """Store the creator. `create_session` creates the sessions.
@@ -466,12 +484,17 @@ class TensorFlowSessionCreator:
         self.graph: TensorFlowGraph = TensorFlowGraph(graph)
         self._steps = _GlobalStepStore()
         self.global_step: MemoryStepStore = self._steps
-        """The step store of the sessions, which follows the global step of the graph."""
 
     async def create_session(self) -> TensorFlowSession:
-        """Create a session that TensorFlow restores or initializes, and start its queue runners."""
+        """Create a raw session over a new `tf.Session`.
+
+        In a thread, TensorFlow initializes or restores its session and starts its queue runners.
+        """
         tf_coord = _Coordinator()
-        tf_session, read_step, step = await to_thread(self._create_in_thread, tf_coord)
+        tf_session, read_step, step = await to_thread(
+            self._create_in_thread,
+            tf_coord,
+        )
         session = TensorFlowSession(
             self.graph,
             self._steps,
@@ -479,6 +502,7 @@ class TensorFlowSessionCreator:
             tf_coord,
             read_step,
         )
+        # The store has the latest step of the session before. A restored step may be lower.
         await self._steps.apply_read(step, self._steps.latest.step)
         session.committed_step = step
         self._steps.start_reading(read_step, session.grace_secs)
@@ -486,6 +510,7 @@ class TensorFlowSessionCreator:
 
     @_errors_of_both()
     def _create_in_thread(self, tf_coord: _Coordinator) -> tuple[Any, Callable[[], int], int]:
+        """Return a new `tf.Session`, a function that reads its global step, and this step."""
         with self.graph.tf_graph.as_default():
             tf_session = self._creator.create_session()
             if tf.get_collection(tf.GraphKeys.QUEUE_RUNNERS):
@@ -549,6 +574,7 @@ class _CallsInOrder:
         self._context: Any = None
 
     def begin(self) -> None:
+        """Keep the graph of the session, and call `begin` of each hook."""
         self._graph = get_default_graph()
         if not isinstance(self._graph, TensorFlowGraph):
             raise InvalidHookError(
@@ -567,7 +593,10 @@ class _CallsInOrder:
             )
 
     def before_run(self, run_context: Any) -> SessionRunArgs:
-        """Return the fetches by the number of their hook, all feeds, and the options in a list."""
+        """Call `before_run` of each hook, and return the combined request of all hooks.
+
+        The fetches are by the number of the hook, and the options are in a list.
+        """
         original = run_context.original_args
         self._context = tf.train.SessionRunContext(
             tf.train.SessionRunArgs(original.fetches, original.feed_dict),
@@ -611,6 +640,7 @@ class _CallsInOrder:
             )
 
     def end(self, session: Any) -> None:
+        """Call `end` of every hook, also after one has failed, and raise the errors at the end."""
         failures: list[Exception] = []
         for hook in self.hooks:
             try:
