@@ -202,8 +202,9 @@ class StoreResetError(StoreUnavailableError):
     """Raised by a write to a run whose data the engine has lost.
 
     The run continues in a later epoch. The write is not made there, but if the data was lost after
-    the write, the new step may include it. Each process gets this error once. Restore your state
-    from a checkpoint, as the session does when it recovers; a chief stays the chief.
+    the write, the new step may include it. Call `acknowledge_loss` of the store, and restore your
+    state from a checkpoint, as the session does when it recovers. Until then every write raises
+    this error, and so does a wait of the chief, which stays the chief.
 
     Attributes:
         old: the last position that was seen before the loss.

@@ -405,6 +405,7 @@ class ChiefSessionCreator(_Creator):
             lead = self.global_step.lead()
             await lead.__aenter__()
             self._lead = lead
+        loss = self.global_step.acknowledge_loss()
         seen = await self.global_step.value()  # so that the latest position is known
         first = await values.claim()
         latest = self._latest
@@ -416,8 +417,8 @@ class ChiefSessionCreator(_Creator):
                 restored = await self._saver.restore(missing_ok=True)
                 if restored is not None:
                     await restore_session(session, restored, seen)
-            if latest is not None and self._lead is not None and session.restored is None:
-                await self._keep_step(session, latest.committed_step, seen)
+            if loss is not None and latest is not None and session.restored is None:
+                await self._reset_to_own_step(session, latest.committed_step, seen)
             if first and session.restored is None and self._scaffold.init_fn is not None:
                 await self._scaffold.init_fn(session)
 
@@ -434,7 +435,7 @@ class ChiefSessionCreator(_Creator):
             await self.global_step.mark_initialised()
         return session
 
-    async def _keep_step(self, session: Session, step: int, seen: Position) -> None:
+    async def _reset_to_own_step(self, session: Session, step: int, seen: Position) -> None:
         """Give back to the store what it has lost of the chief's steps, which are in the
         variables.
         """
@@ -527,6 +528,7 @@ class WorkerSessionCreator(_Creator):
                     " same variables"
                 )
         else:
+            self.global_step.acknowledge_loss()
             await self.global_step.wait_initialised(self._max_wait_secs)
         await self.global_step.value()  # so that the latest position is known
         return await self._new_session("the chief's initialisation")

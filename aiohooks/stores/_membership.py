@@ -138,6 +138,14 @@ class Members:
         """
         self._sent.clear()
 
+    def up_to_date(self, request: Request) -> Request:
+        """Return the request with its member as it is now."""
+        if isinstance(request, Join):
+            for member in self.here:
+                if member.id == request.member.id:
+                    return Join(member)
+        return request
+
     @property
     def renewal_secs(self) -> float | None:
         """In how many seconds the leases need renewal; None if there are none."""
@@ -305,12 +313,13 @@ class RunWatcher:
             snapshot.ready and bool(snapshot.members or snapshot.last_exit is None)
         )
         here = {member.id for member in snapshot.members}
-        if not first and snapshot.run_id != old.run_id:
+        is_lost = not first and snapshot.run_id != old.run_id
+        if is_lost:
             self._seen_exit = 0
             others = (each for each in old.members if each.process != self._process)
             self._missing.update((each.id, each) for each in others)
-        if snapshot.losses and (snapshot.run_id, snapshot.losses) != (old.run_id, old.losses):
-            self._hold_waits(old.members)
+        if is_lost or snapshot.losses > old.losses:
+            self._hold_waits()
         for id in here:
             self._missing.pop(id, None)
         self._report(
@@ -321,18 +330,27 @@ class RunWatcher:
             ]
         )
 
-    def _hold_waits(self, members: Collection[Member]) -> None:
+    def _hold_waits(self) -> None:
         """After a loss, let all waits continue until each publisher could register again."""
         self._stop_hold()
-        secs = max([self._lease_secs, *(member.ttl for member in members)])
+        secs = max([self._lease_secs, *(member.ttl for member in self._missing.values())])
         self._hold = self._clock.call_later(secs, self._end_hold)
         self._waits.holds = True
+
+    def pause_hold(self) -> None:
+        """The engine is unavailable: let the time stand still, in which none could register."""
+        self._hold.cancel()
+
+    def restart_hold(self) -> None:
+        """Begin the time again after an outage."""
+        if self._waits.holds:
+            self._hold_waits()
 
     def _end_hold(self) -> None:
         self._stop_hold()
         missing = tuple(self._missing.values())
         self._missing.clear()
-        if missing:
+        if missing and self.snapshot.last_exit is None:
             # The run that lost them cannot say that they are dead.
             member, step = missing[-1], self._waits.latest.step
             self._report_exit(LastExit(self._seen_exit, member.name, step, "", lost=True))
@@ -364,7 +382,6 @@ class RunWatcher:
             self._waits.observe_others(self._others, None, lost=False)
             return
         self._seen_exit = left.number
-        self._missing = {id: each for id, each in self._missing.items() if each.name != left.name}
         self._report_exit(left, gone)
 
     @property

@@ -4,6 +4,7 @@ a clock.
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
@@ -49,13 +50,9 @@ class RunState:
         self.answers: dict[str, tuple[int, Position]] = {}
 
     def copy(self) -> RunState:
-        other = RunState.__new__(RunState)
-        vars(other).update(
-            {
-                name: value.copy() if isinstance(value, (dict, list)) else value
-                for name, value in vars(self).items()
-            }
-        )
+        other = copy.copy(self)
+        other.members = self.members.copy()
+        other.answers = self.answers.copy()
         return other
 
     def apply(self, request: Request) -> Answer:
@@ -234,7 +231,7 @@ class RunState:
             )
             state.members = {member.id: member for member in map(_member, read["members"])}
             state.exits = _number(read["exits"])
-            state.losses = _number(read["losses"])
+            state.losses = _number(read.get("losses", 0))
             state.leader = str(read["leader"])
             if read["last_exit"] is not None:
                 number, name, step, error, lost = read["last_exit"]

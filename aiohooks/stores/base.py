@@ -12,7 +12,12 @@ from typing import Any, ClassVar, Literal, Self
 
 from aiohooks._aio.clock import monotonic_now
 from aiohooks._diagnostics import Awaited, Waiting, process_state
-from aiohooks.errors import InvalidArgumentError, StoreClosedError, WrongLoopError
+from aiohooks.errors import (
+    InvalidArgumentError,
+    StoreClosedError,
+    StoreResetError,
+    WrongLoopError,
+)
 from aiohooks.stores._protocol import (
     MAX_STEP,
     Member,
@@ -128,6 +133,16 @@ class StepStore(Waiting):
         """Report that the chief, this process, has initialised what the workers need; inside `lead`
         only.
         """
+
+    def acknowledge_loss(self) -> StoreResetError | None:
+        """Let writes be made again after the engine has lost the data of the run.
+
+        Call it before you restore what belongs to the run, as a session does when it recovers.
+
+        Returns:
+            The error that writes have raised until now; None if there was no loss.
+        """
+        return None
 
     async def wait_initialised(self, timeout: float | None = None) -> None:
         """Wait until the chief of the current term has called `mark_initialised`, `timeout` seconds

@@ -54,7 +54,8 @@ class Engine(abc.ABC):
 
         If there is no run any more, another one than before (`Snapshot.run_id`), or an older copy,
         the engine has lost data: the run gets `link.known()`, by `RunState.succeed`, and has
-        another id from then on. Requests and reports of a run with another id than that must fail.
+        another id from then on. Requests and reports of a run with another id than that must fail,
+        and end the connection; so must a request that `RunState` has answered with "lost".
         """
 
     async def watch(self) -> None:  # noqa: B027 - only if it is `remote`

@@ -157,7 +157,7 @@ class SharedStepStore(StepStore):
         )
         self._answers = 0
         # Writes.
-        self._reset_error: StoreResetError | None = None  # that no write has raised yet
+        self._loss: StoreResetError | None = None  # of the run, until it is acknowledged
         self._seq = 0
         self._pending_writes: deque[_PendingWrite] = deque()
         self._writing: asyncio.Task[None] | None = None
@@ -239,7 +239,8 @@ class SharedStepStore(StepStore):
             or waits.forked
         ):
             await self._ensure_open()
-        if self._writing is None:  # otherwise it would overtake the other writes
+        # Otherwise it would overtake the other writes, or not be refused.
+        if self._writing is None and self._loss is None:
             try:
                 position = self._engine.advance_nowait(by, waits.latest, self._term)
             except StoreDamagedError as error:
@@ -269,6 +270,8 @@ class SharedStepStore(StepStore):
     ) -> int:
         if not self._opened:
             await self._ensure_open()
+        if self._term:
+            self._check_loss()
         if (
             self._waits.unreachable is not None
             and checked_step(step, "wait for step", least=None) > self._waits.latest.step
@@ -293,13 +296,18 @@ class SharedStepStore(StepStore):
 
     async def mark_initialised(self) -> None:
         await self._ensure_open()
-        self._check_not_reset()
+        self._check_loss()
         chief = self._members.chief
         if chief is None:
             raise self._not_leading_error()
         self._members.chief = chief._replace(ready=True)
         self._announce()
         await self.flush()
+        self._check_loss()  # meanwhile, it would be another run that is initialised
+
+    def acknowledge_loss(self) -> StoreResetError | None:
+        loss, self._loss = self._loss, None
+        return loss
 
     def publisher(self, name: str) -> Publisher:
         """See `StepStore.publisher`; the store is opened, and the other processes notified, in the
@@ -588,6 +596,7 @@ class SharedStepStore(StepStore):
             )
             return
         self._disconnected_at = self._clock.now()
+        self._watcher.pause_hold()
         log = logger.info if self._forgotten else logger.warning
         log("run %s: the connection is lost, trying again: %s", self.run, error)
         if self._max_outage_secs is not None:
@@ -605,29 +614,34 @@ class SharedStepStore(StepStore):
         self._waits.clear_failure()
         self._leases.restart()
         if self._watcher.snapshot.run_id not in ("", snapshot.run_id):
-            self._begin_again(snapshot.position)
+            self._note_loss(snapshot.position)
+        self._watcher.restart_hold()
         self._observe_snapshot(snapshot)
         self._announce_again()
         self._sleepers.wake()
 
-    def _begin_again(self, new: Position) -> None:
-        """Take note that the engine has lost the run: the next write gets an error."""
+    def _note_loss(self, new: Position) -> None:
+        """Take note that the engine has lost the run: writes fail until that is acknowledged.
+
+        So do the waits of a chief: everybody else waits for it to restore the run.
+        """
         old = self._waits.latest
         message = (
             f"the engine has lost the run {self.run}, which was at step {old.step} of epoch"
             f" {old.epoch}: it continues from step {new.step} of epoch {new.epoch}; restore what"
             " belongs to it from a checkpoint"
         )
-        logger.warning("%s", message)
-        self._reset_error = StoreResetError(message, old=old, new=new)
+        logger.warning(message)
+        self._loss = StoreResetError(message, old=old, new=new)
         if self._members.chief is not None:
             self._members.chief = self._members.chief._replace(ready=False)
+            self._waits.abort(self._loss)
+            self._waits.clear_failure()
 
-    def _check_not_reset(self) -> None:
-        """Raise the error of the first write after a loss."""
-        if (error := self._reset_error) is not None:
-            self._reset_error = None
-            raise error
+    def _check_loss(self) -> None:
+        """Raise the error of a loss that was not acknowledged yet."""
+        if self._loss is not None:
+            raise copy_error(self._loss)
 
     def _end_outage(self) -> None:
         self._disconnected_at = None
@@ -636,7 +650,8 @@ class SharedStepStore(StepStore):
     # Requests.
 
     async def _request(self, request: Request) -> Answer:
-        return await self._retry(functools.partial(self._engine.request, request))
+        # During an outage the member may have changed, or lost what it had initialised.
+        return await self._retry(lambda: self._engine.request(self._members.up_to_date(request)))
 
     async def _read_run(self) -> Snapshot:
         """Read the run, without the members whose leases have run out."""
@@ -737,7 +752,7 @@ class SharedStepStore(StepStore):
         )
 
         async def ask() -> Answer:
-            self._check_not_reset()
+            self._check_loss()
             return await self._engine.request(write)
 
         try:
@@ -802,7 +817,6 @@ class SharedStepStore(StepStore):
                 answer = await self._request(Lead(member))
             self._check_not_closing()
             self._term = answer.term
-            self._reset_error = None  # the chief begins with the run as it is now
             self._members.chief = member._replace(term=answer.term)
             self._announce()
             yield Term(answer.term)
@@ -949,10 +963,10 @@ class SharedStepStore(StepStore):
         """Return how far this process knows the run to have come, for an engine that has lost
         it.
         """
-        snapshot = self._watcher.snapshot
-        if self._term > snapshot.term:  # which it has been granted since
+        term = self._watcher.snapshot.term
+        if self._term and self._term >= term:
             return Mark(self._waits.latest, self._term, self._members.chief)
-        return Mark(self._waits.latest, snapshot.term, self._watcher.chief)
+        return Mark(self._waits.latest, term, self._watcher.chief)
 
     def _observe_snapshot(self, snapshot: Snapshot) -> None:
         """Take note of what the engine reports; called in the event loop, also with snapshots that
@@ -964,9 +978,20 @@ class SharedStepStore(StepStore):
             return  # a read that a newer report has overtaken
         self._leases.observe(snapshot.members)
         self._watcher.observe(snapshot)
-        if self._watcher.chief is None:
+        chief = self._watcher.chief
+        if chief is None:
             self._vacancies.wake()
+        elif snapshot.losses and chief.process == self._process:
+            self._leave_ghost(chief)
         self._watch_leases()
+
+    def _leave_ghost(self, chief: Member) -> None:
+        """Let a chief of this process leave that has left before, if another process has brought it
+        back after a loss.
+        """
+        if self._leader is None or self._leader.id != chief.id:
+            self._members.leave_as(chief, "", 0, None)
+            self._announce()
 
     async def _refresh(self) -> None:
         """Read the run before a wait that would fail: nothing is reported while nothing waits.

@@ -590,8 +590,8 @@ async def forgets(a: StepStore, b: StepStore, run: Run) -> None:
 
 
 async def begins_a_later_epoch_without_its_data(a: StepStore, b: StepStore, run: Run) -> None:
-    """An engine that has lost its data: each process gets the error at its next write, once, and
-    the run continues; waits continue, except for those that a reset ends.
+    """An engine that has lost its data: the writes of each process fail until it has acknowledged
+    that; waits continue, except for those that a reset ends.
     """
     await a.advance(5)
     await sees(b, Position(1, 5))
@@ -599,7 +599,10 @@ async def begins_a_later_epoch_without_its_data(a: StepStore, b: StepStore, run:
     ended = await parked(b, b.wait_for(6, on_reset="raise"))
     await run.lose_data()
     for store in (a, b):
-        error = await raises(StoreResetError, store.advance())
+        for call in (store.advance(), store.raise_to(9), store.reset(9)):
+            error = await raises(StoreResetError, call)
+        assert store.acknowledge_loss() is not None
+        assert store.acknowledge_loss() is None
         assert error.old == Position(1, 5), error
         assert error.new > error.old, error
     await raises(StepResetError, ended)
@@ -621,8 +624,12 @@ async def keeps_the_lead_without_its_data(a: StepStore, b: StepStore, run: Run) 
         standby = b.lead()
         leads = asyncio.ensure_future(standby.__aenter__())
         await b.wait_for(3)
+        chief_waits = await parked(a, a.wait_for(9))
         await run.lose_data()
-        await raises(StoreResetError, a.advance())
+        await raises(StoreResetError, chief_waits)
+        await raises(StoreResetError, a.wait_for(9))
+        await raises(StoreResetError, a.mark_initialised())
+        a.acknowledge_loss()
         await sees(b, await a.reset(1))
         await b.value()
         await raises(SessionNotReadyError, b.wait_initialised(0))
@@ -632,6 +639,7 @@ async def keeps_the_lead_without_its_data(a: StepStore, b: StepStore, run: Run) 
         assert not leads.done()
     second = await leads
     assert second.number > first.number
+    b.acknowledge_loss()
     assert await b.advance() == 3
     await standby.__aexit__(None, None, None)
 
@@ -651,6 +659,7 @@ async def has_one_chief_without_its_data(a: StepStore, b: StepStore, run: Run) -
         lead = c.lead()
         leads = asyncio.ensure_future(lead.__aenter__())
         await raises(StoreResetError, a.advance())
+        a.acknowledge_loss()
         assert await a.advance() > 9
         if leads.done():  # it was there first
             await raises(StaleTermError, c.advance())
@@ -675,6 +684,7 @@ async def tells_each_exit_once_without_its_data(a: StepStore, b: StepStore, run:
     wait = await parked(b, b.wait_for(100))
     await run.lose_data()
     await raises(StoreResetError, a.advance())
+    a.acknowledge_loss()
     await a.advance()
     await b.wait_for(1)
     assert not wait.done()

@@ -175,6 +175,7 @@ async def test_a_write_whose_answer_and_data_are_lost_is_not_repeated(own_server
         with pytest.raises(StoreResetError) as raised:
             await sixth
         assert (raised.value.old, raised.value.new) == (Position(1, 5), Position(2, 6))
+        a.acknowledge_loss()
         assert await a.advance() == 7
     await asyncio.to_thread(own_server.kill)
 

@@ -324,6 +324,70 @@ async def test_a_publisher_that_does_not_come_back_after_a_loss(
     await close_dead(dead, clock)
 
 
+@pytest.mark.parametrize("on_lost", ["raise", "keep"])
+async def test_a_clean_exit_before_the_waiter_is_back_from_a_loss(
+    clock: ManualClock, engine: FakeEngine, on_lost: OnLost
+) -> None:
+    """The members that it knew are gone, and the run says how the last one has left."""
+    async with FakeStepStore(engine) as a, FakeStepStore(engine, on_lost=on_lost) as b:
+        async with a.lead():
+            with a.publisher("trainer"):
+                await a.flush()
+                wait = await parked(b.wait_for(9), 40)
+                engine.lose_data()
+                a.connection.cut()
+                await pass_time(clock, 1)
+        await a.flush()
+        b.connection.cut()
+        await pass_time(clock, 25)
+        with pytest.raises(ah.errors.PublisherFinishedError, match="trainer finished"):
+            await wait
+
+
+async def test_a_process_gives_back_a_lead_that_it_has_left(
+    clock: ManualClock, engine: FakeEngine
+) -> None:
+    """Another process did not know that before the loss, and has brought the chief back."""
+    async with FakeStepStore(engine) as a:
+        async with a.lead():
+            await a.flush()
+            ghost = engine.run("default").mark
+        await a.flush()
+        engine.lose_data()
+        engine.run("default").succeed(ghost)
+        engine.cut()
+        await pass_time(clock, 1)
+        lead = a.lead()
+        leads = asyncio.ensure_future(lead.__aenter__())
+        await pass_time(clock, 1)
+        assert leads.done()
+        assert (await leads).number == ghost.term + 1
+        await lead.__aexit__(None, None, None)
+
+
+async def test_an_outage_does_not_count_in_the_time_after_a_loss(
+    clock: ManualClock, engine: FakeEngine
+) -> None:
+    """No publisher can register meanwhile."""
+    async with FakeStepStore(engine) as a, FakeStepStore(engine) as b:
+        with a.publisher("trainer"):
+            await a.flush()
+            wait = await parked(b.wait_for(9), 40)
+            engine.lose_data()
+            b.connection.cut()
+            await pass_time(clock, 1)
+            engine.stop()
+            engine.cut()
+            await pass_time(clock, 30)
+            engine.restart()
+            await pass_time(clock, 8)
+            assert not wait.done()
+        await a.flush()
+        await pass_time(clock, 12)
+        with pytest.raises(ah.errors.PublisherFinishedError, match="trainer finished"):
+            await wait
+
+
 @pytest.mark.parametrize(("length", "cut"), [(-1, False), (0, False), (1, True)])
 async def test_a_text_that_fits_is_whole(engine: FakeEngine, length: int, cut: bool) -> None:
     """The text of a failure is cut where it is longer than the most, with the number of characters

@@ -35,7 +35,13 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, Literal, Self
 
-from aiohooks.errors import AiohooksError, StaleTermError, StepTimeoutError, WrongLoopError
+from aiohooks.errors import (
+    AiohooksError,
+    StaleTermError,
+    StepTimeoutError,
+    StoreResetError,
+    WrongLoopError,
+)
 from aiohooks.stores import Position, Publisher, open_step_store
 from aiohooks.stores.local import _files, _lock, _notify
 from tests.conformance.report import installed_loops, loop_factory
@@ -250,6 +256,9 @@ class Worker:
                         amount
                     )
                 position = Position(epoch_of(step), step)
+        except StoreResetError:
+            self.store.acknowledge_loss()
+            raise
         except (StepTimeoutError, StaleTermError):
             say(call=number)  # it has had no effect
             raise

@@ -597,6 +597,8 @@ class RunFiles:
     def _apply_write(self, record: RunRecord, slots: bytes, write: Write) -> Answer:
         """Do as `RunState` does, on the record alone; no write is sent twice here."""
         position = record.position
+        if write.floor > position:
+            return Answer("lost", position, record.term)
         epoch, step = write.target(position)
         if 0 < write.term < record.term:
             return Answer("stale", position, record.term)

@@ -40,7 +40,6 @@ class StepActor:
         self.polls: dict[str, tuple[LongPoll, asyncio.Future[None]]] = {}
         """By process, each with the future that answers it."""
         self._state = RunState()
-        self._calls = 0
 
     # Remote calls.
 
@@ -52,7 +51,6 @@ class StepActor:
         return self._state.snapshot(self.incarnation)
 
     async def apply(self, incarnation: str, request: Request) -> Answer | None:
-        self._calls += 1
         if incarnation != self.incarnation:
             return None
         answer = self._state.apply(request)
@@ -61,7 +59,6 @@ class StepActor:
         return answer
 
     async def read(self, incarnation: str) -> Snapshot | None:
-        self._calls += 1
         if incarnation != self.incarnation:
             return None
         return self._state.snapshot(incarnation)
@@ -70,7 +67,6 @@ class StepActor:
         """Return the run, or only the position if nothing else is new, when the poll is satisfied,
         its time is up, or the process has sent a newer one.
         """
-        self._calls += 1
         if incarnation != self.incarnation:
             return None
         if not self._satisfies(poll) and (waiter := self._park(poll)) is not None:
@@ -92,15 +88,8 @@ class StepActor:
             wake(self.polls[process][1])
 
     async def statistics(self) -> dict[str, int]:
-        """Return the id of the actor's process, the number of parked polls, of calls so far, and of
-        members.
-        """
-        return {
-            "pid": os.getpid(),
-            "waiting": len(self.polls),
-            "calls": self._calls,
-            "members": len(self._state.members),
-        }
+        """Return the id of the actor's process, and the number of parked polls."""
+        return {"pid": os.getpid(), "waiting": len(self.polls)}
 
     # Polls.
 

@@ -103,7 +103,7 @@ class RayEngine(Engine):
     async def _connect(self, actor: Any, known_incarnation: str) -> Snapshot:
         try:
             call = actor.connect.remote(known_incarnation, self.link.known())
-        except AttributeError as error:
+        except (AttributeError, TypeError) as error:  # Ray compares the arguments here
             raise self._foreign_error(error) from error
         reply = await self._wait_reply(_cluster.result_of(call), self.link.connect_timeout)
         return self._checked(reply, Snapshot)

@@ -453,7 +453,7 @@ class RedisEngine(Engine):
             self.link.run,
             f"redis at {self._address}, {keys}",
             found=found,
-            expected="the keys of a run, of layout 2",
+            expected="the keys of a run, of layout 3",
             delete=f"delete the keys {keys}",
         )
 

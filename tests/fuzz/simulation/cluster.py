@@ -150,7 +150,8 @@ class Cluster:
                 finally:
                     self._end(tenure, "finished")
         except StoreResetError as error:
-            self.world.trace(process, "leads no more", content=error)
+            self.world.trace(process, "has lost its run", content=error)
+            store.acknowledge_loss()
         except StaleTermError as error:
             if not process.alive:
                 return
@@ -161,6 +162,7 @@ class Cluster:
         """Lead for a while, at the end of the run."""
         async with store.lead() as term:
             tenure = self._begin(self.history.leads, process, term.number)
+            store.acknowledge_loss()
             await self.advance(process, store, 1, term.number)
             await sleep(0.5)
             self._end(tenure, "finished")
@@ -180,16 +182,19 @@ class Cluster:
                 action = self.wait(
                     process, store, store.latest.step + chance.choice((1, 1, 2, 5, 30))
                 )
-            task = asyncio.ensure_future(self._despite_losses(process, action))
+            task = asyncio.ensure_future(self._despite_losses(process, store, action))
             if chance.random() < 0.1:
                 process.call_later(chance.random(), task.cancel)
             await self._act(process, task)
 
-    async def _despite_losses(self, process: Process, action: Coroutine[Any, Any, None]) -> None:
+    async def _despite_losses(
+        self, process: Process, store: SharedStepStore, action: Coroutine[Any, Any, None]
+    ) -> None:
         try:
             await action
         except StoreResetError as error:
             self.world.trace(process, "its write is lost", content=error)
+            store.acknowledge_loss()
 
     async def _publish(
         self, process: Process, store: SharedStepStore, steps: int, term: int
@@ -261,6 +266,7 @@ class Cluster:
         try:
             await self.advance(process, store, by)
         except StoreResetError:
+            store.acknowledge_loss()
             await self.advance(process, store, by)
 
     async def value(self, process: Process, store: SharedStepStore) -> None:

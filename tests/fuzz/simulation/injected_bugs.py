@@ -89,7 +89,7 @@ def the_epoch_stays(succeed: Method, self: RunState, lost: Mark) -> None:
 
 
 @bug(RunWatcher, "_hold_waits")
-def a_loss_ends_waits(hold: Method, self: RunWatcher, members: Any) -> None:
+def a_loss_ends_waits(hold: Method, self: RunWatcher) -> None:
     """Finding 04: after a loss an exit ends a wait before its trainer was announced again."""
 
 
@@ -128,7 +128,7 @@ def repeated_writes_count(last_answer: Method, self: RunState, writer: str) -> N
     """A write whose answer was lost counts again."""
 
 
-@bug(SharedStepStore, "_check_not_reset", scenario=training)
+@bug(SharedStepStore, "_check_loss", scenario=training)
 def writes_continue_after_a_loss(check: Method, self: SharedStepStore) -> None:
     """A chief continues in a later run, at another step, without its checkpoint."""
 
