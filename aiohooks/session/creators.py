@@ -436,9 +436,7 @@ class ChiefSessionCreator(_Creator):
         return session
 
     async def _reset_to_own_step(self, session: Session, step: int, seen: Position) -> None:
-        """Give back to the store what it has lost of the chief's steps, which are in the
-        variables.
-        """
+        """Reset a store that has lost steps to `step`, the step of the variables in memory."""
         if seen.step < step:
             await self.global_step.reset(step)
             session.committed_step = step

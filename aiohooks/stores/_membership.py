@@ -365,10 +365,6 @@ class RunWatcher:
         self._grace.cancel()
         self._stop_hold()
 
-    @property
-    def chief(self) -> Member | None:
-        return next((member for member in self.snapshot.members if member.term), None)
-
     def _end_grace(self) -> None:
         self._seen_exit = 0
         self._report()

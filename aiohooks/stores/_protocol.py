@@ -129,6 +129,10 @@ class Snapshot(NamedTuple):
     losses: int = 0
     """How often a process has found that the engine had lost data."""
 
+    @property
+    def chief(self) -> Member | None:
+        return next((member for member in self.members if member.term), None)
+
 
 class Mark(NamedTuple):
     """How far a process knows a run to have come."""
@@ -268,7 +272,7 @@ def report_of(run: str, snapshot: Snapshot, waiting: tuple[int, ...] | None = No
         epoch=position.epoch,
         step=position.step,
         term=snapshot.term,
-        chief=next((member.process for member in members if member.term), None),
+        chief=None if snapshot.chief is None else snapshot.chief.process,
         # Without a living member nothing is initialised any more.
         initialised=snapshot.ready and bool(members or left is None),
         publishers=tuple(
@@ -387,7 +391,7 @@ class Answer(NamedTuple):
 
     status: Literal["ok", "stale", "busy", "full", "lost"]
     """"stale": of an older term; "busy": there is another chief; "full": it would pass the highest
-    step; "lost": the run is behind what the writer knows.
+    step; "lost": the writer knows a later position than the run has.
     """
     position: Position
     """The position that a write led to; otherwise the current one."""

@@ -76,8 +76,7 @@ class RunState:
     @property
     def mark(self) -> Mark:
         """How far the run has come."""
-        chief = next((member for member in self.members.values() if member.term), None)
-        return Mark(self.position, self.term, chief)
+        return Mark(self.position, self.term, self.snapshot().chief)
 
     def succeed(self, lost: Mark) -> None:
         """Take the place of a run that the engine has lost, and of which a process knew this much.

@@ -239,7 +239,7 @@ class SharedStepStore(StepStore):
             or waits.forked
         ):
             await self._ensure_open()
-        # Otherwise it would overtake the other writes, or not be refused.
+        # This must not overtake other writes, and a loss must be acknowledged first.
         if self._writing is None and self._loss is None:
             try:
                 position = self._engine.advance_nowait(by, waits.latest, self._term)
@@ -303,7 +303,7 @@ class SharedStepStore(StepStore):
         self._members.chief = chief._replace(ready=True)
         self._announce()
         await self.flush()
-        self._check_loss()  # meanwhile, it would be another run that is initialised
+        self._check_loss()  # of a loss during the flush: the new run is not initialised
 
     def acknowledge_loss(self) -> StoreResetError | None:
         loss, self._loss = self._loss, None
@@ -339,7 +339,7 @@ class SharedStepStore(StepStore):
                 f"{type(self).__name__} of {self.run}",
                 ", ".join(self._notes()) or "no answer yet",
             )
-        if method == "_wait_vacancy" and (chief := self._watcher.chief) is not None:
+        if method == "_wait_vacancy" and (chief := self._watcher.snapshot.chief) is not None:
             return Awaited(
                 "lead", f"the lead of {self.run}", by=lambda: [self._awaited_member(chief)]
             )
@@ -650,7 +650,7 @@ class SharedStepStore(StepStore):
     # Requests.
 
     async def _request(self, request: Request) -> Answer:
-        # During an outage the member may have changed, or lost what it had initialised.
+        # The member may have changed during an outage. After a loss it is not ready any more.
         return await self._retry(lambda: self._engine.request(self._members.up_to_date(request)))
 
     async def _read_run(self) -> Snapshot:
@@ -843,7 +843,7 @@ class SharedStepStore(StepStore):
     async def _wait_vacancy(self) -> None:
         """Wait until there may be no chief, or until the store is closed."""
         self._observe_snapshot(await self._read_run())
-        chief = self._watcher.chief
+        chief = self._watcher.snapshot.chief
         if chief is None:
             return
         logger.info("run %s: waiting for the lead, which %s has", self.run, chief.name)
@@ -963,10 +963,10 @@ class SharedStepStore(StepStore):
         """Return how far this process knows the run to have come, for an engine that has lost
         it.
         """
-        term = self._watcher.snapshot.term
-        if self._term and self._term >= term:
+        snapshot = self._watcher.snapshot
+        if self._term and self._term >= snapshot.term:
             return Mark(self._waits.latest, self._term, self._members.chief)
-        return Mark(self._waits.latest, term, self._watcher.chief)
+        return Mark(self._waits.latest, snapshot.term, snapshot.chief)
 
     def _observe_snapshot(self, snapshot: Snapshot) -> None:
         """Take note of what the engine reports; called in the event loop, also with snapshots that
@@ -978,7 +978,7 @@ class SharedStepStore(StepStore):
             return  # a read that a newer report has overtaken
         self._leases.observe(snapshot.members)
         self._watcher.observe(snapshot)
-        chief = self._watcher.chief
+        chief = self._watcher.snapshot.chief
         if chief is None:
             self._vacancies.wake()
         elif snapshot.losses and chief.process == self._process:

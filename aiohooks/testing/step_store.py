@@ -590,8 +590,8 @@ async def forgets(a: StepStore, b: StepStore, run: Run) -> None:
 
 
 async def begins_a_later_epoch_without_its_data(a: StepStore, b: StepStore, run: Run) -> None:
-    """An engine that has lost its data: the writes of each process fail until it has acknowledged
-    that; waits continue, except for those that a reset ends.
+    """An engine that has lost its data: the writes of each process fail until it acknowledges the
+    loss. Waits continue, except for those that a reset ends.
     """
     await a.advance(5)
     await sees(b, Position(1, 5))

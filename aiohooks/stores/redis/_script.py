@@ -69,7 +69,7 @@ class FoundRun(NamedTuple):
     """A run as it was read."""
 
     run_id: str
-    """Empty if there is no run, or not all of it is there: then its state has what is left."""
+    """Empty if the run is missing, or a part of it. The state then has the part that is left."""
     version: str
     """Changes with each change of anything but the position; empty without a state."""
     state: RunState

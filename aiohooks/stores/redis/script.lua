@@ -168,7 +168,7 @@ local function write()
 end
 
 -- Replaces the state if it is still that of the version `after`, and the step was not reset since; returns the new version, or 0.
--- With another id the run is made anew.
+-- With another id, a new run replaces the old one.
 local function swap()
   local after, new_run_id, data, new_epoch, new_step = ARGV[4], ARGV[5], ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8])
   local new_term, new_leader, notifies, fails, after_epoch = ARGV[9], ARGV[10], ARGV[11], ARGV[12], tonumber(ARGV[13])

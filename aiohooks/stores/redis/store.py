@@ -219,21 +219,23 @@ class RedisEngine(Engine):
         """Read the run, after making it if it is not there, or if the server has lost what this
         process knows of it.
         """
-        told = self._run.run_id  # the run that has what this process knows; empty: it knows nothing
+        # The id of the run that has what this process knows, empty if it knows nothing.
+        informed_id = self._run.run_id
         while True:
             found = await self._read_state()
             is_lost = not found.run_id or self._is_older(found)
-            if not is_lost and told in ("", found.run_id):
+            if not is_lost and informed_id in ("", found.run_id):
                 return found
             state, run_id = found.state.copy(), found.run_id
             if is_lost:
                 state, run_id = RunState(), secrets.token_hex(8)
-            if told:
+            if informed_id:
                 state.succeed(self.link.known())
+            # A part of the run may be left, which this process does not know.
             if is_lost and found.state.mark != state.mark:
-                state.succeed(found.state.mark)  # what is left of it
-            if await self._swap(found, run_id, state) and told:
-                told = run_id
+                state.succeed(found.state.mark)
+            if await self._swap(found, run_id, state) and informed_id:
+                informed_id = run_id
 
     def _is_older(self, found: _script.FoundRun) -> bool:
         """Return whether the server has the run as it was before this process last read it, from an
