@@ -112,16 +112,15 @@ class Members:
         """The members in this process."""
         return (*self._publishers.values(), *(() if self.chief is None else (self.chief,)))
 
-    def unsent(self, refused: Collection[Request] = ()) -> list[Request]:
-        """Return the requests that bring the engine up to date, without those that it has refused
-        now.
+    def next_unsent(self) -> Request | None:
+        """Return a request that brings the engine up to date; None if it knows all.
 
-        Exits and failures are sent in their order, so a refused one holds back the later ones;
-        nothing else does.
+        Members come first, then exits and failures in their order.
         """
-        joins = [Join(member) for member in self.here if self._sent.get(member.id) != member]
-        once = [] if any(request in refused for request in self._once) else self._once
-        return [*(join for join in joins if join not in refused), *once]
+        for member in self.here:
+            if self._sent.get(member.id) != member:
+                return Join(member)
+        return self._once[0] if self._once else None
 
     def mark_sent(self, request: Request) -> None:
         """Take note that the engine has answered one of them."""
@@ -150,7 +149,7 @@ class Members:
     def renewal_secs(self) -> float | None:
         """In how many seconds the leases need renewal; None if there are none."""
         secs = self._lease_secs if self.chief is None else min(self._lease_secs, self.chief.ttl)
-        return secs / 4 if math.isfinite(secs) and (self._sent or self.unsent()) else None
+        return secs / 4 if math.isfinite(secs) and (self._sent or self.here) else None
 
 
 def _text(exc: BaseException) -> str:

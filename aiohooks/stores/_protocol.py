@@ -154,12 +154,9 @@ class StoreStatistics:
         latest: the latest known position.
         waiting: how many `wait_for` are parked.
         wanted: the lowest step one of them waits for; None if there is none.
-        thresholds: how many different steps they wait for.
         watching: how many iterations of `changes` wait for the next position.
         publishers: the names of the registered publishers, in order.
         waits: how many `wait_for` have been parked so far.
-        immediate: how many found their step reached already.
-        max_waiting: how many were parked at the same time, at most.
         waiting_secs: for how long there has been a parked `wait_for` without a break; None if there
             is none.
     """
@@ -167,12 +164,9 @@ class StoreStatistics:
     latest: Position
     waiting: int
     wanted: int | None
-    thresholds: int
     watching: int
     publishers: tuple[str, ...]
     waits: int
-    immediate: int
-    max_waiting: int
     waiting_secs: float | None
 
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import heapq
 from collections.abc import Awaitable, Callable
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
-from aiohooks._aio.clock import NO_TIMER, current_clock
+from aiohooks._aio.clock import NO_TIMER, call_later, current_clock
 from aiohooks._aio.contexts import current_run
+from aiohooks._aio.waiters import ANY_CHANGE, ThresholdWaiters, resolve
 from aiohooks._aio.waits import WaitLog, wait_for_others
 from aiohooks.errors import (
     AiohooksError,
@@ -26,7 +26,6 @@ from aiohooks.errors import (
 )
 from aiohooks.stores._protocol import MAX_STEP, Member, Position, logger
 from aiohooks.stores.publishers import (
-    OwnWaits,
     Publisher,
     PublisherExit,
     Publishers,
@@ -35,105 +34,11 @@ from aiohooks.stores.publishers import (
     shortened,
 )
 
-T = TypeVar("T")
 E = TypeVar("E", bound=BaseException)
 
 # An error that ends a wait is a result of its future, too: a future's exception that is never
 # fetched, because the task was cancelled in the same tick, would be reported as never retrieved.
 Waiter = asyncio.Future[int | AiohooksError]
-ChangeWaiter = asyncio.Future[AiohooksError | None]
-
-NO_WAITER = MAX_STEP + 1
-"""The lowest threshold when there is no waiter."""
-
-_SPARE = 64  # thresholds without a waiter that the heap may hold beside as many as have one
-
-
-def resolve(waiter: asyncio.Future[T], result: T) -> None:
-    """Set the result of a future, unless it is done."""
-    if not waiter.done():
-        waiter.set_result(result)
-
-
-class WaitersByThreshold:
-    """Futures by threshold, and a heap of the thresholds.
-
-    Parking, discarding and waking cost O(log n) for a threshold and O(1) for each further waiter
-    under it; reading the lowest costs nothing. A threshold whose waiters were all discarded stays
-    in the heap for a while, but never more of these than there are live ones, plus a few.
-    """
-
-    __slots__ = ("_buckets", "_heap", "count", "lowest")
-
-    def __init__(self) -> None:
-        self._buckets: dict[int, dict[Waiter, None]] = {}
-        self._heap: list[int] = []
-        self.count = 0
-        """The number of parked waiters."""
-        self.lowest = NO_WAITER
-        """The lowest threshold with a waiter."""
-
-    @property
-    def thresholds(self) -> int:
-        return len(self._buckets)
-
-    def park(self, threshold: int, waiter: Waiter) -> None:
-        self.count += 1
-        bucket = self._buckets.get(threshold)
-        if bucket is not None:
-            bucket[waiter] = None
-            return
-        self._buckets[threshold] = {waiter: None}
-        heapq.heappush(self._heap, threshold)
-        if threshold < self.lowest:
-            self.lowest = threshold
-
-    def discard(self, threshold: int, waiter: Waiter) -> bool:
-        """Remove a waiter, and return whether it was still here."""
-        bucket = self._buckets.get(threshold)
-        if bucket is None or waiter not in bucket:
-            return False
-        self.count -= 1
-        del bucket[waiter]
-        if not bucket:
-            del self._buckets[threshold]
-            if threshold == self.lowest:
-                self._find_lowest()
-            elif len(self._heap) > 2 * len(self._buckets) + _SPARE:
-                self._heap = list(self._buckets)
-                heapq.heapify(self._heap)
-        return True
-
-    def wake(self, step: int) -> None:
-        """End the waits for `step` and below with the result `step`."""
-        heap, buckets = self._heap, self._buckets
-        while heap and heap[0] <= step:
-            bucket = buckets.pop(heapq.heappop(heap), None)
-            if bucket is not None:
-                self.count -= len(bucket)
-                for waiter in bucket:
-                    if not waiter.done():
-                        waiter.set_result(step)
-        self._find_lowest()
-
-    def pop_all(self) -> list[tuple[int, Waiter]]:
-        """Remove and return all waiters with their thresholds, the lowest first."""
-        popped = [
-            (threshold, waiter)
-            for threshold in sorted(self._buckets)
-            for waiter in self._buckets[threshold]
-        ]
-        self._buckets.clear()
-        self._heap.clear()
-        self.count = 0
-        self.lowest = NO_WAITER
-        return popped
-
-    def _find_lowest(self) -> None:
-        heap, buckets = self._heap, self._buckets
-        while heap and heap[0] not in buckets:
-            heapq.heappop(heap)
-        self.lowest = heap[0] if heap else NO_WAITER
 
 
 class Changes:
@@ -152,11 +57,11 @@ class Changes:
 
     def __init__(
         self,
-        next_position: Callable[[Position | None, dict[ChangeWaiter, None]], Awaitable[Position]],
+        next_position: Callable[[Position | None, set[Waiter]], Awaitable[Position]],
     ) -> None:
         self._next_position = next_position
         self._seen: Position | None = None
-        self._waiters: dict[ChangeWaiter, None] = {}
+        self._waiters: set[Waiter] = set()
         self._closed = False
 
     def __aiter__(self) -> Self:
@@ -179,25 +84,18 @@ class Changes:
         """End the iteration, also for a task that is waiting on it; harmless when called twice."""
         self._closed = True
         for waiter in self._waiters:
-            resolve(waiter, None)
+            resolve(waiter, 0)
 
     def __repr__(self) -> str:
         return f"<Changes after {self._seen}{', closed' if self._closed else ''}>"
 
 
-def _error_of_wait(reason: AiohooksError, wanted: int | None = None) -> AiohooksError:
-    """Return a copy of `reason`, why no wait can succeed, for one wait."""
-    return copy_error(reason, None if wanted is None else f"{reason}, wanted {wanted}")
+class _Failure(NamedTuple):
+    """Why all waits end until the run moves."""
 
-
-def step_timeout_error(
-    problem: str, *, wanted: int, seen: int, secs: float, publishers: tuple[str, ...]
-) -> StepTimeoutError:
-    """Return the error of a wait that took too long."""
-    message = (
-        f"{problem} in {round(secs, 3):g} s: seen step {seen}, {publisher_summary(publishers)}"
-    )
-    return StepTimeoutError(message, wanted=wanted, seen=seen, waited_secs=secs)
+    error: AiohooksError
+    position: Position
+    by_engine: bool
 
 
 class WaitRegistry:
@@ -217,8 +115,9 @@ class WaitRegistry:
         """Start with no waits; the callbacks are the methods of these names of `StepStore`."""
         self.run = run
         self.latest = position
-        self.next_threshold = NO_WAITER
-        """The step at which to wake: the lowest threshold; 0 while a change is waited for."""
+        self.waiters: ThresholdWaiters[AiohooksError] = ThresholdWaiters(none=MAX_STEP + 1)
+        """The waits for a step, and those for any change."""
+        self.publishers = Publishers()
         self.closed = False
         self.forked = False
         """Whether the store came into this process by a fork."""
@@ -226,37 +125,28 @@ class WaitRegistry:
         """Whether publishers that are not known here may still announce themselves: no wait fails
         for the lack of one.
         """
-        self.waiters = WaitersByThreshold()
-        self.publishers = Publishers()
         self.total = 0
         """The number of waits for a step that were parked so far."""
-        self.max_waiting = 0
         self.is_initialised = False
         """Whether the chief has initialised what the workers need."""
+        self.waiting_since: float | None = None
+        """Since when there has been a wait for a step, without a break."""
         self._clock = current_clock()
         self._subscribe = subscribe
         self._on_publisher_changed = on_publisher_changed
         self._on_unreachable = on_unreachable
-        self._change_waiters: dict[ChangeWaiter, None] = {}
-        self._ready_waiters: dict[ChangeWaiter, None] = {}  # waits for the chief to be ready
+        self._ready_waiters: dict[Waiter, None] = {}  # waits for the chief to be ready
         self._reset_waiters: dict[Waiter, None] = {}  # waits for a step that a reset ends
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._subscribed = NO_WAITER  # the latest threshold that the store was notified of
+        self._subscribed: int | None = None  # the latest threshold that the store was notified of
         # Without it, advances of one turn that each wake a waiter schedule as many updates, and
         # cost 1.8 times as much.
         self._update_scheduled = False
-        self._failure: tuple[AiohooksError, Position] | None = None
-        self._abort: tuple[AiohooksError, Position] | None = (
-            None  # the failure, if it is the engine's
-        )
+        self._failure: _Failure | None = None
         self._warned_at: Position | None = None
         self._log = WaitLog(logger, self._clock, self._describe_waits)
-        self.waiting_since: float | None = None
-        """Since when there has been a wait for a step, without a break."""
-        self._logged = (
-            0.0,
-            position,
-        )  # when the last line was logged, or the waiting began, and the position then
+        # When the last line was logged, or the waiting began, and the position then.
+        self._logged = (0.0, position)
 
     def after_fork(self) -> None:
         """Note that the store is in a forked child; see `call_after_fork`."""
@@ -266,110 +156,104 @@ class WaitRegistry:
 
     async def wait(self, step: int, secs: float | None, raise_on_reset: bool) -> int:
         """Wait for a step that is not reached yet, and return the one seen."""
-        if (reason := self.unreachable) is not None:
-            raise _error_of_wait(reason, step)
+        waiter = self._new_waiter(step)
         if secs == 0:
             raise self._timeout_error(step, 0.0)
-        self._loop = asyncio.get_running_loop()
-        waiter: Waiter = self._loop.create_future()
-        self.waiters.park(step, waiter)
         self.total += 1
-        if self.waiters.count > self.max_waiting:
-            self.max_waiting = self.waiters.count
         if raise_on_reset:
             self._reset_waiters[waiter] = None
-        publishers = self._park_publishers(waiter, step)
-        timer = None
+        timer = NO_TIMER
+        if secs is not None:
+            on_timeout = functools.partial(self._time_out, step, waiter, self._clock.now())
+            timer = self._clock.call_later(secs, on_timeout)
+        try:
+            return await self._park(waiter, step, blocked_step=step)
+        finally:
+            if secs is not None:  # no call for nothing: many waits end together
+                timer.cancel()
+            if raise_on_reset:
+                del self._reset_waiters[waiter]
+
+    async def next_position(self, seen: Position | None, own: set[Waiter]) -> Position:
+        """Return the latest position as soon as it is another one than `seen`; `own` holds the wait
+        meanwhile.
+        """
+        if self.latest != seen:
+            return self.latest
+        waiter = self._new_waiter()
+        own.add(waiter)
+        try:
+            await self._park(waiter, ANY_CHANGE, blocked_step=self.latest.step + 1)
+        finally:
+            own.discard(waiter)
+        return self.latest
+
+    async def wait_initialised(self, secs: float | None) -> None:
+        """Wait until the chief has initialised the run, `secs` seconds at most."""
+        if self.is_initialised:
+            return
+        waiter = self._new_waiter()
+        self._ready_waiters[waiter] = None
+        timer = call_later(secs, lambda: resolve(waiter, self._not_ready_error(secs)), self._clock)
+        try:
+            self._notify_subscriber()  # leases are watched while any wait is parked
+            _value_of(await wait_for_others(waiter))
+        finally:
+            timer.cancel()
+            self._ready_waiters.pop(waiter, None)
+            self._notify_subscriber()
+
+    def _new_waiter(self, wanted: int | None = None) -> Waiter:
+        """Return a future for a wait, or raise why the wait cannot succeed."""
+        if (reason := self.unreachable) is not None:
+            raise _error_of_wait(reason, wanted)
+        self._loop = asyncio.get_running_loop()
+        return self._loop.create_future()
+
+    async def _park(self, waiter: Waiter, threshold: int, blocked_step: int) -> int:
+        """Wait until the threshold is reached. Publishers that wait here meanwhile cannot advance
+        the run until `blocked_step`.
+        """
+        self.waiters.park(threshold, waiter)
+        publishers = self._park_publishers(waiter, blocked_step)
         try:
             self._update_threshold()
-            if secs is not None:
-                timer = self._clock.call_later(
-                    secs, functools.partial(self._expire, step, waiter, self._clock.now())
-                )
             if publishers:
                 self._check_reachable()
             run = current_run()
             session = None if run is None else run.session
             # A stop of the session ends the wait, which is parked already, so that no advance is
             # missed.
-            result = await (waiter if session is None else session.until(waiter))
-        finally:
-            if timer is not None:  # no call for nothing: many waits end together
-                timer.cancel()
-            if publishers:
-                self._unpark_publishers(publishers, waiter)
-            if raise_on_reset:
-                del self._reset_waiters[waiter]
-            if self.waiters.discard(step, waiter):
-                self._update_threshold()
-        if isinstance(result, int):
-            return result
-        raise result
-
-    async def next_position(self, seen: Position | None, own: dict[ChangeWaiter, None]) -> Position:
-        """Return the latest position as soon as it is another one than `seen`; `own` holds the wait
-        meanwhile.
-        """
-        if self.latest != seen:
-            return self.latest
-        if (reason := self.unreachable) is not None:
-            raise _error_of_wait(reason)
-        self._loop = asyncio.get_running_loop()
-        waiter: ChangeWaiter = self._loop.create_future()
-        self._change_waiters[waiter] = own[waiter] = None
-        publishers = self._park_publishers(waiter, self.latest.step + 1)
-        try:
-            self._update_threshold()
-            if publishers:
-                self._check_reachable()
-            error = await waiter
+            return _value_of(await (waiter if session is None else session.until(waiter)))
         finally:
             if publishers:
                 self._unpark_publishers(publishers, waiter)
-            del own[waiter]
-            if waiter in self._change_waiters:
-                del self._change_waiters[waiter]
+            if self.waiters.discard(threshold, waiter):
                 self._update_threshold()
-        if error is not None:
-            raise error
-        return self.latest
-
-    async def wait_initialised(self, secs: float | None) -> None:
-        if self.is_initialised:
-            return
-        if (reason := self.unreachable) is not None:
-            raise _error_of_wait(reason)
-        waiter: ChangeWaiter = asyncio.get_running_loop().create_future()
-        self._ready_waiters[waiter] = None
-        timer = NO_TIMER
-        if secs is not None:
-            summary = publisher_summary(self.publishers.names)
-            late = SessionNotReadyError(
-                f"the chief of {self.run} has not initialised it within {secs:g} s, {summary}"
-            )
-            timer = self._clock.call_later(secs, lambda: resolve(waiter, self._with_why(late)))
-        try:
-            self._notify_subscriber()  # leases are watched while any wait is parked
-            error = await wait_for_others(waiter)
-        finally:
-            timer.cancel()
-            self._ready_waiters.pop(waiter, None)
-            self._notify_subscriber()
-        if error is not None:
-            raise error
 
     @property
     def waiting(self) -> bool:
-        return bool(self.waiters.count or self._change_waiters or self._ready_waiters)
+        return bool(self.waiters.count or self._ready_waiters)
 
     @property
     def watching(self) -> int:
-        return len(self._change_waiters)
+        """The number of waits for any change."""
+        return self.waiters.count_at(ANY_CHANGE)
+
+    @property
+    def waiting_for_steps(self) -> int:
+        """The number of waits for a step."""
+        return self.waiters.count - self.watching
+
+    @property
+    def wanted(self) -> int | None:
+        """The lowest step that is waited for; None if there is none."""
+        return self.waiters.lowest_above(ANY_CHANGE)
 
     @property
     def threshold(self) -> int | None:
-        """The next threshold; None without a waiter."""
-        return None if self.next_threshold == NO_WAITER else self.next_threshold
+        """The lowest threshold: 0 while any change is waited for, None without a waiter."""
+        return self.waiters.lowest if self.waiters.count else None
 
     @property
     def waiting_secs(self) -> float | None:
@@ -386,7 +270,7 @@ class WaitRegistry:
         if position <= old:
             return
         self.latest = position
-        if position.step >= self.next_threshold:
+        if position.step >= self.waiters.lowest:
             self.wake()
         if position.epoch != old.epoch:
             message = f"{self.run} was reset from step {old.step} to step {position.step}"
@@ -399,12 +283,8 @@ class WaitRegistry:
         What else follows waits until their tasks have run: woken tasks often wait again
         immediately.
         """
-        for waiter in self._change_waiters:
-            resolve(waiter, None)
-        self._change_waiters.clear()
         self.waiters.wake(self.latest.step)
-        self.next_threshold = self.waiters.lowest
-        if not self.waiters.count:
+        if not self.waiting_for_steps:
             self.waiting_since = None
         if self._loop is not None and not self._update_scheduled:
             self._update_scheduled = True
@@ -413,7 +293,8 @@ class WaitRegistry:
     def set_initialised(self, ready: bool) -> None:
         self.is_initialised = ready
         if ready:
-            self._end_ready_waiters(None)
+            for waiter in self._ready_waiters:
+                resolve(waiter, 0)
 
     def observe_others(
         self, members: tuple[Member, ...], last_exit: PublisherExit | None, *, lost: bool
@@ -432,8 +313,8 @@ class WaitRegistry:
             publishers.last_exit = last_exit
         self._check_reachable()
 
-    def join(self, publisher: Publisher, waits: OwnWaits) -> None:
-        self.publishers.join(publisher, waits)
+    def join(self, publisher: Publisher) -> None:
+        self.publishers.join(publisher)
         self._failure = None
 
     def leave(self, publisher: Publisher, exc: BaseException | None) -> None:
@@ -447,17 +328,17 @@ class WaitRegistry:
         position = position or self.latest
         reason = PublisherFailedError(f"the publisher of {self.run} failed at step {position.step}")
         reason.__cause__ = exc
-        self._failure = reason, position
+        self._failure = _Failure(reason, position, by_engine=False)
         self.fail_unreachable()
 
     def abort(self, error: AiohooksError) -> None:
         """End all waits as `fail` does, with an error of the engine."""
-        self._failure = self._abort = error, self.latest
+        self._failure = _Failure(error, self.latest, by_engine=True)
         self.fail_unreachable()
 
-    def clear_failure(self, *, only_abort: bool = False) -> None:
-        """Let new waits begin again after `abort`, and after `fail` unless `only_abort`."""
-        if not only_abort or self._failure is self._abort:
+    def clear_failure(self, *, by_engine: bool = False) -> None:
+        """Let new waits begin again after `abort`; after `fail` as well, unless `by_engine`."""
+        if self._failure is not None and (self._failure.by_engine or not by_engine):
             self._failure = None
 
     def close(self) -> None:
@@ -474,8 +355,8 @@ class WaitRegistry:
         """
         if self.closed:
             return StoreClosedError(f"the step store {self.run} was closed")
-        if self._failure is not None and self._failure[1] == self.latest:
-            return self._failure[0]
+        if self._failure is not None and self._failure.position == self.latest:
+            return self._failure.error
         left = self.publishers.last_exit
         if left is None or self.holds or not self.publishers.all_waiting(self.latest.step):
             return None
@@ -487,22 +368,16 @@ class WaitRegistry:
 
     def fail_unreachable(self) -> None:
         """End all waits, if none can succeed."""
-        if (reason := self.unreachable) is None:
+        reason = self.unreachable
+        if reason is None:
             return
-        for waiter in self._change_waiters:
+        for waiter in self._ready_waiters:
             resolve(waiter, _error_of_wait(reason))
-        self._change_waiters.clear()
-        self._end_ready_waiters(reason)
-        for step, parked in self.waiters.pop_all():
-            resolve(parked, _error_of_wait(reason, step))
+        for threshold, parked in self.waiters.pop_all():
+            resolve(parked, _error_of_wait(reason, threshold or None))
         self._update_threshold()
 
-    def _end_ready_waiters(self, reason: AiohooksError | None) -> None:
-        for waiter in self._ready_waiters:
-            resolve(waiter, None if reason is None else _error_of_wait(reason))
-        self._ready_waiters.clear()
-
-    def _expire(self, step: int, waiter: Waiter, since: float) -> None:
+    def _time_out(self, step: int, waiter: Waiter, since: float) -> None:
         resolve(waiter, self._timeout_error(step, self._clock.now() - since))
 
     def _timeout_error(self, step: int, secs: float) -> StepTimeoutError:
@@ -512,12 +387,19 @@ class WaitRegistry:
         )
         return self._with_why(error)
 
+    def _not_ready_error(self, secs: float | None) -> SessionNotReadyError:
+        summary = publisher_summary(self.publishers.names)
+        message = f"the chief of {self.run} has not initialised it within {secs:g} s, {summary}"
+        return self._with_why(SessionNotReadyError(message))
+
     def _with_why(self, error: E) -> E:
         """Note what the publishers of this process wait for."""
-        if here := [one for one in self.publishers.here if not one.waiting]:
+        at_work = [publisher for publisher in self.publishers.here if not publisher.waiting]
+        if at_work:
             from aiohooks._why.builder import why  # seldom needed
 
-            if note := why(*(one.awaited() for one in here)):
+            note = why(*(publisher.awaited() for publisher in at_work))
+            if note:
                 add_note(error, note)
         return error
 
@@ -530,13 +412,9 @@ class WaitRegistry:
             if self.waiting and self.unreachable is not None:
                 self._on_unreachable()
             return
-        if (
-            self.holds
-            or self._warned_at == self.latest
-            or not publishers.names
-            or not publishers.all_waiting(self.latest.step)
-        ):
-            return  # warned about already, or there is no reason to
+        is_known = self.holds or self._warned_at == self.latest
+        if is_known or not publishers.names or not publishers.all_waiting(self.latest.step):
+            return
         self._warned_at = self.latest
         logger.warning(
             "run %s: at step %d every registered publisher is itself waiting for a step: %s",
@@ -550,62 +428,76 @@ class WaitRegistry:
     def _update_threshold(self) -> None:
         """After waiters have come or left."""
         self._update_scheduled = False
-        threshold = self.next_threshold = 0 if self._change_waiters else self.waiters.lowest
-        if threshold != self._subscribed:
-            self._subscribed = threshold
+        if self.threshold != self._subscribed:
+            self._subscribed = self.threshold
             self._notify_subscriber()
-        if not self.waiters.count:
+        if not self.waiting_for_steps:
             self.waiting_since = None
             self._log.end(self)
         elif self.waiting_since is None:  # the timer of the log outlives short breaks
             self.waiting_since = self._log.begin(self)
-            self._logged = self.waiting_since, self.latest
+            self._logged = (self.waiting_since, self.latest)
+
+    def _notify_subscriber(self) -> None:
+        self._subscribe(self.threshold)
 
     def _describe_waits(self) -> str:
-        if not self.waiters.count:
-            return ""  # the last one was woken in this tick
-        now, latest = self._clock.now(), self.latest
+        """Return a line for the log; an empty one if the last wait has just ended."""
+        if not self.waiting_for_steps:
+            return ""
+        now = self._clock.now()
         rate = self.rate(now)  # since the last line, which is this one from here on
-        self._logged = now, latest
-        waits = f"waiting for step {self.waiters.lowest} ({self.waiters.count} waiters)"
+        self._logged = (now, self.latest)
         return (
-            f"run {self.run}: {waits}, seen step {latest.step}, {rate},"
-            f" {publisher_summary(self.publishers.names)}"
+            f"run {self.run}: waiting for step {self.wanted} ({self.waiting_for_steps} waiters),"
+            f" seen step {self.latest.step}, {rate}, {publisher_summary(self.publishers.names)}"
         )
 
     def rate(self, now: float) -> str:
         """Return how fast the step has grown since the waiting began, or since the last line of the
         log.
         """
-        (at, before), latest = self._logged, self.latest
-        # Across a reset the difference says nothing.
-        known = latest.epoch == before.epoch and now > at
-        return (
-            f"{(latest.step - before.step) / (now - at):.3g} steps/s"
-            if known
-            else "reset meanwhile"
-        )
-
-    def _notify_subscriber(self) -> None:
-        self._subscribe(self.threshold)
+        logged_at, logged = self._logged
+        # Across a reset the difference has no meaning.
+        if self.latest.epoch != logged.epoch or now <= logged_at:
+            return "reset meanwhile"
+        return f"{(self.latest.step - logged.step) / (now - logged_at):.3g} steps/s"
 
     # Publishers that wait themselves.
 
-    def _park_publishers(self, wait: asyncio.Future[Any], step: int) -> dict[Publisher, OwnWaits]:
-        """Note the wait as one of the publishers that it holds up; return those that are registered
-        here.
-        """
-        parked: dict[Publisher, OwnWaits] = {}
+    def _park_publishers(self, wait: asyncio.Future[Any], step: int) -> list[Publisher]:
+        """Note the wait in the publishers that it holds up; return those that are registered."""
+        parked: list[Publisher] = []
         for publisher, run in publishers_held_up().items():
-            if (waits := self.publishers.park(publisher, wait, step, run)) is not None:
-                parked[publisher] = waits
+            if self.publishers.park(publisher, wait, step, run):
+                parked.append(publisher)
                 self._on_publisher_changed(publisher)
         return parked
 
-    def _unpark_publishers(
-        self, parked: dict[Publisher, OwnWaits], wait: asyncio.Future[Any]
-    ) -> None:
-        for publisher, waits in parked.items():
-            if self.publishers.unpark(publisher, waits, wait):
+    def _unpark_publishers(self, parked: list[Publisher], wait: asyncio.Future[Any]) -> None:
+        for publisher in parked:
+            self.publishers.unpark(publisher, wait)
+            if not publisher.parked:
                 self._warned_at = None
             self._on_publisher_changed(publisher)
+
+
+def _value_of(result: int | AiohooksError) -> int:
+    if isinstance(result, int):
+        return result
+    raise result
+
+
+def _error_of_wait(reason: AiohooksError, wanted: int | None = None) -> AiohooksError:
+    """Return a copy of `reason`, why no wait can succeed, for one wait."""
+    return copy_error(reason, None if wanted is None else f"{reason}, wanted {wanted}")
+
+
+def step_timeout_error(
+    problem: str, *, wanted: int, seen: int, secs: float, publishers: tuple[str, ...]
+) -> StepTimeoutError:
+    """Return the error of a wait that took too long."""
+    message = (
+        f"{problem} in {round(secs, 3):g} s: seen step {seen}, {publisher_summary(publishers)}"
+    )
+    return StepTimeoutError(message, wanted=wanted, seen=seen, waited_secs=secs)

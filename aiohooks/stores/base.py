@@ -30,8 +30,8 @@ from aiohooks.stores._protocol import (
     host_and_pid,
     local_pid,
 )
-from aiohooks.stores._waiting import Changes, ChangeWaiter, WaitRegistry
-from aiohooks.stores.publishers import OwnWaits, Publisher, Publishers, publisher_summary
+from aiohooks.stores._waiting import Changes, Waiter, WaitRegistry
+from aiohooks.stores.publishers import Publisher, Publishers, publisher_summary
 
 _ON_RESET = ("keep", "raise")
 _THREADS = "; from other threads use advance_threadsafe()"
@@ -69,7 +69,6 @@ class StepStore(Waiting):
             self.run, position, self._subscribe, self._on_publisher_changed, self._on_unreachable
         )
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._immediate = 0
 
     # What an engine implements.
 
@@ -156,11 +155,11 @@ class StepStore(Waiting):
         """
         timeout = checked_timeout(timeout)
         self._enter()
+        if not self.inline:
+            await self._before_wait(MAX_STEP)
         await self._waits.wait_initialised(timeout)
 
-    async def flush(
-        self, timeout: float | None = None
-    ) -> None:  # in one process there is nothing to send
+    async def flush(self, timeout: float | None = None) -> None:
         """Wait until the other processes could know the publishers of this one, `timeout` seconds
         at most.
 
@@ -168,18 +167,21 @@ class StepStore(Waiting):
         later.
         """
 
-    def _subscribe(
-        self, step: int | None
-    ) -> None:  # an engine that reports every step need not know
+    # What a store over processes adds. In one process there is nothing to do.
+
+    async def _before_wait(self, step: int) -> None:
+        """Called before a wait for `step`, unless the store is `inline`: open the store, and learn
+        what is new in the engine if the wait would fail here.
+        """
+
+    def _subscribe(self, step: int | None) -> None:
         """Called with the next threshold whenever it has changed: the lowest step with a waiter;
         after a wake, in the next tick.
 
         It is 0 while any change is waited for, and None without a waiter.
         """
 
-    def _on_publisher_changed(
-        self, publisher: Publisher
-    ) -> None:  # in one process no other needs to know
+    def _on_publisher_changed(self, publisher: Publisher) -> None:
         """Called when a publisher has begun or ended a wait, or has its first trace."""
 
     def _on_unreachable(self) -> None:
@@ -233,9 +235,10 @@ class StepStore(Waiting):
         if on_reset not in _ON_RESET:
             raise InvalidArgumentError(f'on_reset={on_reset!r}: give "keep" or "raise"')
         self._enter()
+        if not self.inline:
+            await self._before_wait(step)
         seen = self._waits.latest.step
         if seen >= step:
-            self._immediate += 1
             return seen
         return await self._waits.wait(step, secs, on_reset == "raise")
 
@@ -245,10 +248,10 @@ class StepStore(Waiting):
         """
         return Changes(self._next_position)
 
-    async def _next_position(
-        self, seen: Position | None, own: dict[ChangeWaiter, None]
-    ) -> Position:
+    async def _next_position(self, seen: Position | None, own: set[Waiter]) -> Position:
         self._enter()
+        if not self.inline:
+            await self._before_wait(self.latest.step + (seen == self.latest))
         return await self._waits.next_position(seen, own)
 
     # Publishing.
@@ -270,9 +273,8 @@ class StepStore(Waiting):
             )
         answer: concurrent.futures.Future[int] = concurrent.futures.Future()
 
-        def begin() -> (
-            None
-        ):  # not asyncio.run_coroutine_threadsafe, which begins what was cancelled already
+        # Not asyncio.run_coroutine_threadsafe, which begins what was cancelled already.
+        def begin() -> None:
             if answer.set_running_or_notify_cancel():
                 asyncio.ensure_future(self.advance(by)).add_done_callback(settle)
 
@@ -297,11 +299,9 @@ class StepStore(Waiting):
         """
         name = _checked_name(name, "publisher ")
         self._enter()
-        waits = OwnWaits()
-        publisher = Publisher(
-            name, waits, self._leave, self._waits.publishers.on_held_up, self._on_publisher_changed
-        )
-        self._waits.join(publisher, waits)
+        on_held_up = self._waits.publishers.on_held_up
+        publisher = Publisher(name, self._leave, on_held_up, self._on_publisher_changed)
+        self._waits.join(publisher)
         return publisher
 
     def _leave(self, publisher: Publisher, exc: BaseException | None) -> None:
@@ -350,14 +350,11 @@ class StepStore(Waiting):
         waits = self._waits
         return StoreStatistics(
             latest=waits.latest,
-            waiting=waits.waiters.count,
-            wanted=waits.waiters.lowest if waits.waiters.count else None,
-            thresholds=waits.waiters.thresholds,
+            waiting=waits.waiting_for_steps,
+            wanted=waits.wanted,
             watching=waits.watching,
             publishers=waits.publishers.names,
             waits=waits.total,
-            immediate=self._immediate,
-            max_waiting=waits.max_waiting,
             waiting_secs=waits.waiting_secs,
         )
 
@@ -379,25 +376,29 @@ class StepStore(Waiting):
         """
 
         def publishers() -> list[Awaited]:
-            known, latest = self._waits.publishers, self.latest.step
-            able = [one.awaited() for one in known.here if not one.waiting]
-            able += [self._awaited_member(one) for one in known.others if one.waits_for <= latest]
-            # If all of them wait themselves, none can.
-            return able or [
-                *(one.awaited() for one in known.here),
-                *map(self._awaited_member, known.others),
+            known = self._waits.publishers
+            working = [publisher for publisher in known.here if not publisher.waiting]
+            others = [member for member in known.others if member.waits_for <= self.latest.step]
+            if not working and not others:  # all of them wait themselves
+                working = list(known.here)
+                others = list(known.others)
+            return [
+                *(publisher.awaited() for publisher in working),
+                *(self._awaited_member(member) for member in others),
             ]
 
-        name, now, since = (
-            f"step {step} of {self.run}",
-            monotonic_now()(),
-            self._waits.waiting_since,
-        )
-        detail = ", ".join((f"seen {self.latest.step}", self._waits.rate(now), *self._notes()))
-        key = f"{self._identity}: {name}"
-        secs = None if since is None else max(0.0, now - since)
+        now = monotonic_now()()
+        since = self._waits.waiting_since
+        detail = (f"seen {self.latest.step}", self._waits.rate(now), *self._notes())
         return Awaited(
-            "step", name, detail, publishers, key, secs, needs="any", not_found="no publisher"
+            "step",
+            f"step {step} of {self.run}",
+            ", ".join(detail),
+            publishers,
+            key=f"{self._identity}: step {step} of {self.run}",
+            secs=None if since is None else max(0.0, now - since),
+            needs="any",
+            not_found="no publisher",
         )
 
     def awaited_publisher(self, publisher: Publisher) -> str | None:
@@ -433,8 +434,8 @@ class StepStore(Waiting):
         epoch, step = waits.latest
         summary = publisher_summary(waits.publishers.names)
         state = ", closed" if waits.closed else ""
-        if waits.waiters.count:
-            state += f", {waits.waiters.count} waiting for step {waits.waiters.lowest} or more"
+        if waits.waiting_for_steps:
+            state += f", {waits.waiting_for_steps} waiting for step {waits.wanted} or more"
         return (
             f"<{type(self).__name__} {self.run!r} at step {step} of epoch {epoch}{state},"
             f" {summary}>"

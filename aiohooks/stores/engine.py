@@ -48,18 +48,19 @@ class Engine(abc.ABC):
         self.link = link
 
     @abc.abstractmethod
-    async def connect(self) -> Snapshot:
+    async def connect(self, known: Mark) -> Snapshot:
         """Connect, subscribe, and then read the run; make the run if it is not there. Report from
         then on.
 
         If there is no run any more, another one than before (`Snapshot.run_id`), or an older copy,
-        the engine has lost data: the run gets `link.known()`, by `RunState.succeed`, and has
-        another id from then on. Requests and reports of a run with another id than that must fail,
-        and end the connection; so must a request that `RunState` has answered with "lost".
+        the engine has lost data: the run gets `known`, which is how far this process knows it to
+        have come, by `RunState.succeed`, and has another id from then on. Requests and reports of a
+        run with another id than that must fail, and end the connection; so must a request that
+        `RunState` has answered with "lost".
         """
 
     async def watch(self) -> None:  # noqa: B027 - only if it is `remote`
-        """Report to `link.observe` and `link.observe_snapshot` until the connection fails."""
+        """Report positions and snapshots to `link.observe` until the connection fails."""
 
     @abc.abstractmethod
     async def request(self, request: Request) -> Answer:
@@ -116,18 +117,12 @@ class EngineLink:
     """After how many seconds of silence a connection is to be tested."""
     connect_timeout: float
     _waits: WaitRegistry
-    observe: Callable[[Position], None]
-    """Reports a position; an older one than the latest is ignored."""
-    observe_snapshot: Callable[[Snapshot], None]
-    """Reports the run; also one that is out of date."""
+    observe: Callable[[Position | Snapshot], None]
+    """Reports where the run is; what is older than the latest report is ignored."""
     fail: Callable[[EngineError], None]
     """Ends all calls and waits with an error: for good if it is damage, otherwise until the engine
     can be used again.
     """
-    known: Callable[[], Mark]
-    """Returns how far this process knows the run to have come, for an engine that has lost it."""
-    observed: Callable[[], Snapshot]
-    """Returns the latest snapshot that was reported."""
     spawn: Callable[[Coroutine[Any, Any, Any], str], asyncio.Task[Any]]
     """Starts a task of the store's, with what it is for; it is cancelled before `close`."""
     outage: Callable[[], AbstractContextManager[None]]

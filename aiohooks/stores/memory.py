@@ -81,10 +81,11 @@ class MemoryStepStore(StepStore):
     async def inspect(self) -> RunReport | None:
         """See `StepStore.inspect`; does not suspend."""
         self._enter()
-        waits, process = self._waits, f"{socket.gethostname()}:{os.getpid()}"
+        waits = self._waits
+        process = f"{socket.gethostname()}:{os.getpid()}"
         members = [
-            Member(f"{process}/{each.name}", each.name, math.inf, each.waits_for)
-            for each in waits.publishers.here
+            Member(f"{process}/{publisher.name}", publisher.name, math.inf, publisher.waits_for)
+            for publisher in waits.publishers.here
         ]
         if self._lead.locked():
             members.append(Member(f"{process}/", "chief", math.inf, term=self._terms))
@@ -97,7 +98,8 @@ class MemoryStepStore(StepStore):
         snapshot = Snapshot(
             waits.latest, self._terms, "", waits.is_initialised, 0, tuple(members), last_exit
         )
-        return report_of(self.run, snapshot, (waits.waiters.lowest,) if waits.waiters.count else ())
+        waiting = () if waits.threshold is None else (waits.threshold,)
+        return report_of(self.run, snapshot, waiting)
 
     def advance_nowait(self, by: int = 1) -> int:
         # Once per step of every session: written to be quick.
@@ -108,11 +110,11 @@ class MemoryStepStore(StepStore):
         waits = self._waits
         epoch, step = waits.latest
         step += by
-        if step < waits.next_threshold:
+        if step < waits.waiters.lowest:
             # What Position(...) does, in half the time.
             new = tuple.__new__(Position, (epoch, step))  # pyright: ignore[reportUnknownMemberType]
             waits.latest = new
-        elif step > MAX_STEP:  # the next threshold is never above MAX_STEP + 1
+        elif step > MAX_STEP:  # the lowest threshold is never above MAX_STEP + 1
             checked_step(step, f"advance by {by} would lead to step")
         else:
             waits.latest = Position(epoch, step)

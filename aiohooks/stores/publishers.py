@@ -15,22 +15,6 @@ if TYPE_CHECKING:
     from aiohooks.stores._protocol import Member
 
 
-class OwnWaits:
-    """What a publisher waits for itself; its store keeps them."""
-
-    __slots__ = ("held_up", "parked")
-
-    def __init__(self) -> None:
-        self.parked: dict[asyncio.Future[Any], tuple[int, RunScope]] = {}
-        """The step of each wait and the run in which it began; a resolved one stays until its task
-        has run.
-        """
-        self.held_up: int = 0
-        """The number of waits of its session between the session's runs, on whatever it is that
-        they wait.
-        """
-
-
 class Publisher:
     """A party that may advance a store, from its registration (`store.publisher(name)`) until it is
     closed.
@@ -44,9 +28,10 @@ class Publisher:
         "_leave",
         "_on_changed",
         "_on_held_up",
-        "_waits",
         "closed",
+        "held_up",
         "name",
+        "parked",
         "session",
         "trace",
     )
@@ -54,7 +39,6 @@ class Publisher:
     def __init__(
         self,
         name: str,
-        waits: OwnWaits,
         leave: Callable[[Publisher, BaseException | None], None],
         on_held_up: Callable[[], None],
         on_changed: Callable[[Publisher], None],
@@ -67,51 +51,55 @@ class Publisher:
         """The span of its last run, as a W3C `traceparent`; empty if it has none."""
         self.session: Callable[[], Awaited] | None = None
         """Returns the session that it stands for, for reports."""
-        self._waits = waits
+        self.parked: dict[asyncio.Future[Any], tuple[int, RunScope]] = {}
+        """The step of each of its own waits, and the run in which the wait began. The store keeps
+        them; a resolved wait stays until its task has run.
+        """
+        self.held_up: int = 0
+        """How many waits of its session last between the session's runs, for whatever."""
         self._leave = leave
         self._on_held_up = on_held_up
         self._on_changed = on_changed
 
     def awaited(self) -> Awaited:
         """Return its session, or itself, as what is waited for, for reports."""
-        return (
-            Awaited("publisher", f"publisher {self.name!r}", key=self)
-            if self.session is None
-            else self.session()
-        )
+        if self.session is None:
+            return Awaited("publisher", f"publisher {self.name!r}", key=self)
+        return self.session()
 
     def set_trace(self, trace: str) -> None:
         """Note the span of a run, for the telemetry of others.
 
         The first is announced to other processes immediately, later ones along with its waits.
         """
-        first, self.trace = not self.trace, trace
-        if first:
+        is_first = not self.trace
+        self.trace = trace
+        if is_first:
             self._on_changed(self)
 
     def hold_up(self) -> None:
         """Note that its session begins no run, whatever it waits for, until `let_go` was called as
         often.
         """
-        self._waits.held_up += 1
+        self.held_up += 1
         self._on_held_up()
 
     def let_go(self) -> None:
         """Undo a `hold_up`."""
-        self._waits.held_up -= 1
+        self.held_up -= 1
 
     @property
     def waiting(self) -> int:
         """The number of its waits that are parked and hold up the run in which they began."""
-        return sum(not wait.done() and run.active for wait, (_, run) in self._waits.parked.items())
+        return len(self._pending_steps())
 
     @property
     def waits_for(self) -> int:
         """The highest step that holds up its run; 0 while nothing does."""
-        waits = self._waits.parked.items()
-        return max(
-            (step for wait, (step, run) in waits if not wait.done() and run.active), default=0
-        )
+        return max(self._pending_steps(), default=0)
+
+    def _pending_steps(self) -> list[int]:
+        return [step for wait, (step, run) in self.parked.items() if not wait.done() and run.active]
 
     def close(self, exc: BaseException | None = None) -> None:
         """Leave the store; harmless if it has left already.
@@ -132,13 +120,9 @@ class Publisher:
         self.close(exc)
 
     def __repr__(self) -> str:
-        state = (
-            "left"
-            if self.closed
-            else f"{waiting} waiting"
-            if (waiting := self.waiting)
-            else "at work"
-        )
+        state = f"{self.waiting} waiting" if self.waiting else "at work"
+        if self.closed:
+            state = "left"
         return f"<Publisher {self.name!r}, {state}>"
 
 
@@ -155,8 +139,8 @@ def current_publisher() -> Publisher | None:
 
 
 def publishers_held_up() -> dict[Publisher, RunScope]:
-    """Return the publishers that a wait of the current code holds up: of the runs in progress that
-    it is part of.
+    """Return the publishers that a wait of the current code holds up: those of the runs in progress
+    that it is part of.
     """
     held_up: dict[Publisher, RunScope] = {}
     run = current_run()
@@ -193,10 +177,10 @@ class Publishers:
     __slots__ = ("_parked", "_registered", "last_exit", "left_here", "others", "watcher")
 
     def __init__(self) -> None:
-        self._registered: dict[Publisher, OwnWaits] = {}
-        self._parked = (
-            0  # how many have parked waits, resolved or not: an upper bound of how many are waiting
-        )
+        self._registered: dict[Publisher, None] = {}
+        # How many have parked waits, resolved or not: an upper bound of how many are waiting, so
+        # that n publishers that park one after the other are not looked through n times.
+        self._parked = 0
         self.last_exit: PublisherExit | None = None
         self.left_here: int = 0
         """How many publishers of this process have left."""
@@ -213,52 +197,48 @@ class Publishers:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of those in this process, in order of registration, then of those in others."""
-        return (
-            *(publisher.name for publisher in self._registered),
-            *(member.name for member in self.others),
-        )
+        return tuple(known.name for known in self._all)
+
+    @property
+    def _all(self) -> tuple[Publisher | Member, ...]:
+        return (*self._registered, *self.others)
 
     def traces(self, without: Publisher | None) -> dict[str, str]:
         """Return the spans that are known of publishers, each with the name of its publisher,
-        except for those of one.
+        except for those of `without`.
         """
-        here = {each.trace: each.name for each in self._registered if each is not without}
-        spans = {**here, **{member.trace: member.name for member in self.others}}
+        spans = {known.trace: known.name for known in self._all if known is not without}
         spans.pop("", None)
         return spans
 
-    def join(self, publisher: Publisher, waits: OwnWaits) -> None:
-        """Register a publisher with its waits."""
-        self._registered[publisher] = waits
+    def join(self, publisher: Publisher) -> None:
+        self._registered[publisher] = None
 
     def leave(self, publisher: Publisher, step: int, exc: BaseException | None) -> None:
         """Remove a publisher, and keep how it left."""
-        self._parked -= bool(self._registered.pop(publisher).parked)
+        del self._registered[publisher]
+        self._parked -= bool(publisher.parked)
         self.left_here += 1
-        self.last_exit = PublisherExit(
-            publisher.name, step, None if exc is None or is_clean_end(exc) else exc
-        )
+        error = None if exc is None or is_clean_end(exc) else exc
+        self.last_exit = PublisherExit(publisher.name, step, error)
 
     def park(
         self, publisher: Publisher, wait: asyncio.Future[Any], step: int, run: RunScope
-    ) -> OwnWaits | None:
-        """Note that a publisher waits for a step, in this run, and return its waits; None if it is
-        not registered.
+    ) -> bool:
+        """Note that a publisher waits for a step, in this run; return False if it is not
+        registered.
         """
-        waits = self._registered.get(publisher)
-        if waits is not None:
-            self._parked += not waits.parked
-            waits.parked[wait] = step, run
-        return waits
+        if publisher not in self._registered:
+            return False
+        self._parked += not publisher.parked
+        publisher.parked[wait] = step, run
+        return True
 
-    def unpark(self, publisher: Publisher, waits: OwnWaits, wait: asyncio.Future[Any]) -> bool:
-        """Drop a wait, also of a publisher that has left meanwhile; return whether it was the last
-        one of the publisher.
-        """
-        del waits.parked[wait]
-        if not waits.parked and publisher in self._registered:
+    def unpark(self, publisher: Publisher, wait: asyncio.Future[Any]) -> None:
+        """Drop a wait, also of a publisher that has left meanwhile."""
+        del publisher.parked[wait]
+        if not publisher.parked and publisher in self._registered:
             self._parked -= 1
-        return not waits.parked
 
     def on_held_up(self) -> None:
         """Notify the watcher that a publisher begins to wait between its runs."""
@@ -270,18 +250,14 @@ class Publishers:
         """Whether each publisher waits for something between its runs; False if there is none, or
         one in another process.
         """
-        return (
-            bool(self._registered)
-            and not self.others
-            and all(waits.held_up for waits in self._registered.values())
-        )
+        if self.others or not self._registered:
+            return False
+        return all(publisher.held_up for publisher in self._registered)
 
     def all_waiting(self, step: int) -> bool:
         """Whether no publisher could advance now: there is none, or each one is itself waiting
         beyond `step`.
         """
-        # Counting first, so that n publishers that park one after the other are not looked through
-        # n times.
         return (
             self._parked == len(self._registered)
             and all(publisher.waiting for publisher in self._registered)

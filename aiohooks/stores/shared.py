@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import functools
 import math
 import os
 import secrets
@@ -20,6 +19,7 @@ from typing import Any, Literal, NoReturn, Self, TypeVar
 from aiohooks._aio.cancel import new_task, shielded, wait_done
 from aiohooks._aio.clock import NO_TIMER, TimerHandle, Waiters, current_clock, monotonic_now
 from aiohooks._aio.fork import call_after_fork
+from aiohooks._aio.waiters import resolve
 from aiohooks._aio.waits import Backoff, Outages, wait_for_others
 from aiohooks._diagnostics import Awaited, secs_text
 from aiohooks._validate import check_choice, check_secs
@@ -53,7 +53,6 @@ from aiohooks.stores._protocol import (
     checked_step,
     logger,
 )
-from aiohooks.stores._waiting import ChangeWaiter, resolve
 from aiohooks.stores.base import OPEN_BY_URL, StepStore
 from aiohooks.stores.engine import Engine, EngineLink
 from aiohooks.stores.publishers import Publisher
@@ -62,9 +61,7 @@ T = TypeVar("T")
 _CLOSE_SECS = 5.0
 """How long closing waits for the engine; leases that could not be given back run out."""
 _CONNECT_BACKOFF = Backoff(initial_secs=0.05, max_secs=5.0)
-_ANNOUNCE_BACKOFF = Backoff(
-    initial_secs=0.1, max_secs=5.0
-)  # for what the engine has refused: its disk is full
+_ANNOUNCE_BACKOFF = Backoff(initial_secs=0.1, max_secs=5.0)
 
 OnLost = Literal["raise", "keep"]
 
@@ -79,6 +76,33 @@ class _PendingWrite:
         self.amount = amount
         # An error is a result, too: a cancelled caller does not fetch it.
         self.answer: asyncio.Future[Position | Exception] = get_running_loop().create_future()
+
+
+class _Job:
+    """Work that a task of the store does when it is wanted, one run at a time."""
+
+    def __init__(
+        self,
+        spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]],
+        work: Callable[[], Coroutine[Any, Any, None]],
+        what: str,
+    ) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self._spawn = spawn
+        self._work = work
+        self._what = what
+
+    def start(self) -> asyncio.Task[None]:
+        """Start the work unless it is being done; return its task."""
+        if self.task is None:
+            self.task = self._spawn(self._run(), self._what)
+        return self.task
+
+    async def _run(self) -> None:
+        try:
+            await self._work()
+        finally:
+            self.task = None
 
 
 class SharedStepStore(StepStore):
@@ -145,22 +169,23 @@ class SharedStepStore(StepStore):
         self._tasks: set[asyncio.Task[Any]] = set()
         # Opening and closing.
         self._opening: asyncio.Task[None] | None = None
-        self._opened = self._closing = self._forgotten = False
+        self._opened = False
+        self._closing = False
+        self._forgotten = False
         # The connection.
         self._outages = Outages()
         self._keeping_connection: asyncio.Task[None] | None = None
         self._disconnected_at: float | None = None
         self._sleepers = Waiters()  # for the connection
         self._outage_limit = NO_TIMER
-        self._failure: EngineError | None = (
-            None  # what ends all calls and waits; for good if it is damage
-        )
+        # What ends all calls and waits; for good if it is damage.
+        self._failure: EngineError | None = None
         self._answers = 0
         # Writes.
         self._loss: StoreResetError | None = None  # of the run, until it is acknowledged
         self._seq = 0
         self._pending_writes: deque[_PendingWrite] = deque()
-        self._writing: asyncio.Task[None] | None = None
+        self._writing = _Job(self._spawn, self._write_all, "writing")
         # The chief of this process, from the request to lead on.
         self._term = 0
         self._leader: Member | None = None
@@ -169,11 +194,11 @@ class SharedStepStore(StepStore):
         # The members of this process, and their announcement.
         self._members = Members(self._process, self._lease_secs)
         self._announces = True
-        self._announcing: asyncio.Task[None] | None = None
+        self._announcing = _Job(self._spawn, self._announce_all, "announcing publishers")
         self._failed_announcements = 0  # in a row
         self._renewal: TimerHandle | None = None
         self._renewed_at = 0.0
-        # Those of others.
+        # The members of other processes.
         self._leases = LeaseWatch(self._clock, self._process)
         self._watcher = RunWatcher(
             self._waits,
@@ -182,7 +207,7 @@ class SharedStepStore(StepStore):
             join_grace_secs=join_grace_secs,
             lease_secs=self._lease_secs,
         )
-        self._refreshing: asyncio.Task[None] | None = None
+        self._refreshing = _Job(self._spawn, self._refresh_until_current, "reading the run")
         self._refresh_wanted = False  # since the latest read began
         self._expiry = NO_TIMER
         call_after_fork(self._waits)
@@ -194,11 +219,8 @@ class SharedStepStore(StepStore):
                 heartbeat=heartbeat,
                 connect_timeout=connect_timeout,
                 _waits=self._waits,
-                observe=self._waits.observe,
-                observe_snapshot=self._observe_snapshot,
+                observe=self._observe_report,
                 fail=self._end_all,
-                known=self._known,
-                observed=lambda: self._watcher.snapshot,
                 spawn=self._spawn,
                 outage=self._outages.outage,
             )
@@ -240,7 +262,7 @@ class SharedStepStore(StepStore):
         ):
             await self._ensure_open()
         # This must not overtake other writes, and a loss must be acknowledged first.
-        if self._writing is None and self._loss is None:
+        if self._writing.task is None and self._loss is None:
             try:
                 position = self._engine.advance_nowait(by, waits.latest, self._term)
             except StoreDamagedError as error:
@@ -261,38 +283,13 @@ class SharedStepStore(StepStore):
         await self._ensure_open()
         return await self._write("reset", step)
 
-    async def wait_for(
-        self,
-        step: int,
-        *,
-        timeout: float | None = None,
-        on_reset: Literal["keep", "raise"] = "keep",
-    ) -> int:
+    async def _before_wait(self, step: int) -> None:
         if not self._opened:
             await self._ensure_open()
         if self._term:
             self._check_loss()
-        if (
-            self._waits.unreachable is not None
-            and checked_step(step, "wait for step", least=None) > self._waits.latest.step
-        ):
+        if self._waits.unreachable is not None and step > self._waits.latest.step:
             await self._refresh()
-        return await super().wait_for(step, timeout=timeout, on_reset=on_reset)
-
-    async def _next_position(
-        self, seen: Position | None, own: dict[ChangeWaiter, None]
-    ) -> Position:
-        if not self._opened:
-            await self._ensure_open()
-        if self._waits.unreachable is not None and seen == self._waits.latest:
-            await self._refresh()
-        return await super()._next_position(seen, own)
-
-    async def wait_initialised(self, timeout: float | None = None) -> None:
-        await self._ensure_open()
-        if self._waits.unreachable is not None:
-            await self._refresh()
-        await super().wait_initialised(timeout)
 
     async def mark_initialised(self) -> None:
         await self._ensure_open()
@@ -377,7 +374,8 @@ class SharedStepStore(StepStore):
         self._announce()
 
     async def flush(self, timeout: float | None = None) -> None:
-        if (announcing := self._announcing) is not None:
+        announcing = self._announcing.task
+        if announcing is not None:
             if timeout is None:
                 await self._outages.wait_in_opening(announcing)
             await wait_done([announcing], timeout)
@@ -417,7 +415,7 @@ class SharedStepStore(StepStore):
     async def _open(self) -> None:
         async def connect() -> Snapshot:
             try:
-                return await self._engine.connect()
+                return await self._engine.connect(self._known())
             except StoreUnavailableError:
                 await self._engine.disconnect()
                 raise
@@ -534,7 +532,7 @@ class SharedStepStore(StepStore):
         while True:
             try:
                 if not connected:
-                    self._on_reconnect(await self._engine.connect())
+                    self._on_reconnect(await self._engine.connect(self._known()))
                     connected, since, activity = True, self._clock.now(), self._activity()
                 await self._engine.watch()
                 raise StoreUnavailableError(f"{self!r}: the engine ended the connection")
@@ -604,7 +602,7 @@ class SharedStepStore(StepStore):
                 f"run {self.run}: no connection for {self._max_outage_secs} s: {self!r}"
             )
             self._outage_limit = self._clock.call_later(
-                self._max_outage_secs, functools.partial(self._end_all, late)
+                self._max_outage_secs, lambda: self._end_all(late)
             )
 
     def _on_reconnect(self, snapshot: Snapshot) -> None:
@@ -718,8 +716,7 @@ class SharedStepStore(StepStore):
     async def _write(self, kind: WriteKind, amount: int) -> Position:
         write = _PendingWrite(kind, amount)
         self._pending_writes.append(write)
-        if self._writing is None:
-            self._writing = self._spawn(self._write_all(), "writing")
+        self._writing.start()
         try:
             await self._outages.wait_in_opening(write.answer)
             answer = await write.answer
@@ -730,50 +727,54 @@ class SharedStepStore(StepStore):
         raise answer
 
     async def _write_all(self) -> None:
+        while self._pending_writes:
+            batch = self._next_batch()
+            if batch:
+                await self._write_batch(batch)
+
+    def _next_batch(self) -> list[_PendingWrite]:
+        """Return the next write with the advances that follow it, if it is an advance."""
         pending = self._pending_writes
-        try:
-            while pending:
-                batch = [pending.popleft()]
-                if batch[0].kind == "advance":
-                    while pending and pending[0].kind == "advance":
-                        batch.append(pending.popleft())
-                # A caller that was cancelled before anything was sent has written nothing.
-                batch = [write for write in batch if not write.answer.done()]
-                if batch:
-                    await self._write_batch(batch)
-        finally:
-            self._writing = None
+        batch = [pending.popleft()]
+        while pending and batch[0].kind == pending[0].kind == "advance":
+            batch.append(pending.popleft())
+        # A caller that was cancelled before anything was sent has written nothing.
+        return [write for write in batch if not write.answer.done()]
 
     async def _write_batch(self, batch: list[_PendingWrite]) -> None:
         self._seq += 1
-        amount = sum(one.amount for one in batch)
-        write = Write(
-            batch[0].kind, amount, self._waits.latest, self._term, self._process, self._seq
+        request = Write(
+            batch[0].kind,
+            sum(write.amount for write in batch),
+            self._waits.latest,
+            self._term,
+            self._process,
+            self._seq,
         )
 
-        async def ask() -> Answer:
+        async def send() -> Answer:
             self._check_loss()
-            return await self._engine.request(write)
+            return await self._engine.request(request)
 
         try:
-            epoch, step = self._written(write, await self._retry(ask, batch))
+            epoch, step = self._written(request, await self._retry(send, batch))
         except asyncio.CancelledError:  # the store is closed
-            for one in batch:
-                resolve(one.answer, self._closed_error())
+            for write in batch:
+                resolve(write.answer, self._closed_error())
             raise
-        except (
-            Exception
-        ) as error:  # also one that no engine should raise: the callers would wait indefinitely
-            for one in batch:
-                resolve(
-                    one.answer, copy_error(error) if isinstance(error, AiohooksError) else error
-                )
+        except Exception as error:
+            # Also one that no engine should raise: the callers would wait indefinitely.
+            for write in batch:
+                copied = copy_error(error) if isinstance(error, AiohooksError) else error
+                resolve(write.answer, copied)
             return
-        if write.kind == "advance":
-            step -= write.amount
-        for one in batch:
-            step += one.amount if write.kind == "advance" else 0
-            resolve(one.answer, Position(epoch, step))
+        if request.kind != "advance":
+            resolve(batch[0].answer, Position(epoch, step))
+            return
+        step -= request.amount
+        for write in batch:
+            step += write.amount
+            resolve(write.answer, Position(epoch, step))
 
     def _written(self, write: Write, answer: Answer) -> Position:
         """Return the position that a write has led to, after taking note of it."""
@@ -827,18 +828,19 @@ class SharedStepStore(StepStore):
         self._step_down(None)
 
     def _step_down(self, failure: BaseException | None) -> None:
-        leader, self._leader = self._leader, None
-        if leader is not None:
-            led, self._term, self._members.chief = self._term, 0, None
-            publishers = self._waits.publishers
-            # The publishers of this process, if it has or had any, report how it left.
-            silent = (
-                not led or bool(publishers.here) or publishers.left_here > self._left_before_lead
-            )
-            self._members.leave_as(
-                leader, "" if silent else "chief", self._waits.latest.step, failure
-            )
-            self._announce()
+        leader = self._leader
+        if leader is None:
+            return
+        has_led = self._term > 0
+        self._leader = None
+        self._term = 0
+        self._members.chief = None
+        publishers = self._waits.publishers
+        # The publishers of this process, if it has or had any, report how it left.
+        had_publisher = bool(publishers.here) or publishers.left_here > self._left_before_lead
+        name = "chief" if has_led and not had_publisher else ""
+        self._members.leave_as(leader, name, self._waits.latest.step, failure)
+        self._announce()
 
     async def _wait_vacancy(self) -> None:
         """Wait until there may be no chief, or until the store is closed."""
@@ -864,8 +866,8 @@ class SharedStepStore(StepStore):
     # Announcing the members of this process to the engine.
 
     def _announce(self) -> None:
-        """Send the engine in the background what it does not know yet: one request after the other,
-        until it knows all.
+        """Send the engine in the background what it does not know yet of the members of this
+        process.
 
         A store that is not open yet is opened for it, unless it is being closed, or that has
         failed.
@@ -874,8 +876,8 @@ class SharedStepStore(StepStore):
             self._start_announcing()
 
     def _start_announcing(self) -> None:
-        if self._announces and self._announcing is None and self._members.unsent():
-            self._announcing = self._spawn(self._announce_all(), "announcing publishers")
+        if self._announces and self._members.next_unsent() is not None:
+            self._announcing.start()
 
     def _announce_again(self) -> None:
         """Send the engine all members: to renew their leases, or because it may have lost them."""
@@ -883,68 +885,48 @@ class SharedStepStore(StepStore):
         self._announce()
 
     async def _announce_all(self) -> None:
-        refused: list[Request] = []
-        failed, secs = True, None
+        pause_secs = None
         try:
             if not self._opened:
                 await self._wait_opened()
-            while self._announces and (requests := self._members.unsent(refused)):
-                for request in requests:
-                    try:
-                        await self._request(request)
-                        self._members.mark_sent(request)
-                    except StoreDamagedError as error:
-                        logger.warning(
-                            "run %s: could not announce its publishers: %s", self.run, error
-                        )
-                        self._stop_announcing()
-                        break
-                    except ENGINE_ERRORS as error:
-                        self._log_failed_announcement(error)
-                        refused.append(request)
-                        break
-            failed = bool(refused)
-            secs = self._members.renewal_secs
-        except StoreRefusedError as error:  # it could not be opened, and would be refused again
-            logger.warning("run %s: could not announce its publishers: %s", self.run, error)
-        except ENGINE_ERRORS as error:  # it could not be opened
-            self._log_failed_announcement(error)
-            refused = self._members.unsent()
-        finally:
-            self._announcing = None
-            self._failed_announcements = self._failed_announcements + 1 if failed else 0
-            if refused:
-                secs = _ANNOUNCE_BACKOFF.pause_secs(self._failed_announcements)
-            self._renewed_at = self._clock.now()
-            if secs is None:
-                self._stop_renewing()
-            elif self._announces and self._renewal is None:
-                self._renewal = self._clock.call_later(
-                    secs, self._announce_later if refused else self._renew
-                )
-
-    def _log_failed_announcement(self, error: EngineError) -> None:
-        log = logger.info if self._failed_announcements else logger.warning
-        log("run %s: could not announce its publishers, trying again: %s", self.run, error)
-
-    def _announce_later(self) -> None:
-        self._renewal = None
-        if (
-            self._opened or self._members.here
-        ):  # who has left before the store could be opened was never known
-            self._start_announcing()
+            while self._announces and (request := self._members.next_unsent()) is not None:
+                await self._request(request)
+                self._members.mark_sent(request)
+            self._failed_announcements = 0
+            pause_secs = self._members.renewal_secs
+        except ENGINE_ERRORS as error:
+            self._failed_announcements += 1
+            if self._is_damaged:
+                self._announces = False
+            # A refusal would be repeated, unless it is one of a request: its disk is full.
+            elif self._opened or not isinstance(error, StoreRefusedError):
+                pause_secs = _ANNOUNCE_BACKOFF.pause_secs(self._failed_announcements)
+            log = logger.info if self._failed_announcements > 1 else logger.warning
+            outlook = "" if pause_secs is None else ", trying again"
+            log("run %s: could not announce its publishers%s: %s", self.run, outlook, error)
+        self._renewed_at = self._clock.now()
+        if pause_secs is None or not self._announces:
+            self._stop_renewing()
+        elif self._renewal is None:  # or members that change often would keep all from renewal
+            self._renewal = self._clock.call_later(pause_secs, self._renew)
 
     def _renew(self) -> None:
         self._renewal = None
-        silent, secs = self._clock.now() - self._renewed_at, self._members.renewal_secs
-        if secs is not None and silent > (lease := 4 * secs):
+        if self._failed_announcements:
+            # Who has left before the store could be opened was never known.
+            if self._opened or self._members.here:
+                self._start_announcing()
+            return
+        silent_secs = self._clock.now() - self._renewed_at
+        lease_secs = 4 * (self._members.renewal_secs or math.inf)
+        if silent_secs > lease_secs:
             logger.warning(
                 "run %s: no lease was renewed for %.1f s, as the event loop was blocked or the"
                 " process stopped, and each lasts %g s: other processes may have found it dead; run"
                 " what blocks in a thread, or give a longer lease_secs=",
                 self.run,
-                silent,
-                lease,
+                silent_secs,
+                lease_secs,
             )
         self._announce_again()
 
@@ -967,6 +949,13 @@ class SharedStepStore(StepStore):
         if self._term and self._term >= snapshot.term:
             return Mark(self._waits.latest, self._term, self._members.chief)
         return Mark(self._waits.latest, snapshot.term, snapshot.chief)
+
+    def _observe_report(self, report: Position | Snapshot) -> None:
+        """See `EngineLink.observe`."""
+        if isinstance(report, Snapshot):
+            self._observe_snapshot(report)
+        else:
+            self._waits.observe(report)
 
     def _observe_snapshot(self, snapshot: Snapshot) -> None:
         """Take note of what the engine reports; called in the event loop, also with snapshots that
@@ -1007,9 +996,7 @@ class SharedStepStore(StepStore):
         engine.
         """
         self._refresh_wanted = True
-        if self._refreshing is None and self._opened:
-            self._refreshing = self._spawn(self._refresh_until_current(), "reading the run")
-        return self._refreshing
+        return self._refreshing.start() if self._opened else self._refreshing.task
 
     async def _refresh_until_current(self) -> None:
         try:
@@ -1017,15 +1004,13 @@ class SharedStepStore(StepStore):
             while self._refresh_wanted:  # what was read before the request does not answer it
                 self._refresh_wanted = False
                 snapshot = await self._read_run()
-            self._waits.clear_failure(only_abort=True)  # the engine answers again
+            self._waits.clear_failure(by_engine=True)  # the engine answers again
             self._observe_snapshot(snapshot)
             self._waits.fail_unreachable()
         except (*ENGINE_ERRORS, StoreClosedError) as error:
             logger.warning("run %s: could not read the publishers: %s", self.run, error)
             if self._waits.unreachable is not None:
                 self._abort_waits(error)
-        finally:
-            self._refreshing = None
 
     def _on_unreachable(self) -> None:
         # Other processes may have moved the step or registered a publisher, which is not known here

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
+from aiohooks._aio.waiters import ThresholdWaiters
 from aiohooks.dispatch.calls import OrderGroup, RegisteredHook
-from aiohooks.stores._waiting import WaitersByThreshold
 from aiohooks.testing import ManualClock, RecordingHook
 from tests.benchmarks import dispatchers
 from tests.benchmarks.__main__ import main
@@ -468,9 +468,9 @@ class Step(int):
         return cls.compared
 
 
-def parked(count: int, first: int) -> WaitersByThreshold:
+def parked(count: int, first: int) -> ThresholdWaiters[Any]:
     """Waiters for as many different steps."""
-    waiters = WaitersByThreshold()
+    waiters: ThresholdWaiters[Any] = ThresholdWaiters(1 << 53)
     for number in range(count):
         waiters.park(Step(first + number), asyncio.get_running_loop().create_future())
     return waiters

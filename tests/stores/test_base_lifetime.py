@@ -213,11 +213,7 @@ async def test_statistics_count() -> None:
     line.
     """
     store = MemoryStepStore(run="digits")
-    assert (
-        store.statistics().waits,
-        store.statistics().immediate,
-        store.statistics().max_waiting,
-    ) == (0, 0, 0)
+    assert store.statistics().waits == 0
     names = [f"worker {number}" for number in range(7)]
     for name in names:
         store.publisher(name)
@@ -231,12 +227,9 @@ async def test_statistics_count() -> None:
         latest=Position(1, 4),
         waiting=1,
         wanted=6,
-        thresholds=1,
         watching=0,
         publishers=tuple(names),
         waits=3,
-        immediate=1,
-        max_waiting=3,
         waiting_secs=None,
     )
     assert (

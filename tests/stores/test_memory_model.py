@@ -288,7 +288,6 @@ class StoreAgainstModel(RuleBasedStateMachine):
         assert store.latest == model.position
         assert statistics.waiting == len(parked)
         assert statistics.wanted == min((wait.step for wait in parked), default=None)
-        assert statistics.thresholds == len({wait.step for wait in parked})
         assert statistics.publishers == tuple(publisher.name for publisher in model.publishers)
         for publisher in model.publishers:
             assert publisher.waiting == sum(wait.publisher is publisher for wait in parked)

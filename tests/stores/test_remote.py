@@ -16,6 +16,7 @@ from aiohooks.stores._protocol import (
     Expire,
     Join,
     Leave,
+    Mark,
     Member,
     Position,
     Request,
@@ -96,11 +97,11 @@ async def test_no_request_is_sent_before_a_connection_is_complete(
     connecting, complete = asyncio.Event(), asyncio.Event()
 
     class Connecting(FakeConnection):
-        async def connect(self) -> Snapshot:
+        async def connect(self, known: Mark) -> Snapshot:
             if self._run_id:
                 connecting.set()
                 await complete.wait()
-            return await super().connect()
+            return await super().connect(known)
 
     async with FakeStepStore(Connecting(engine)) as a:
         assert await a.advance(5) == 5

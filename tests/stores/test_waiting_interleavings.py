@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from aiohooks._aio.waiters import ThresholdWaiters
+from aiohooks.errors import AiohooksError
 from aiohooks.stores import MemoryStepStore, Publisher
-from aiohooks.stores._waiting import Waiter, WaitersByThreshold, WaitRegistry
-from aiohooks.stores.publishers import OwnWaits
+from aiohooks.stores._protocol import MAX_STEP
+from aiohooks.stores._waiting import Waiter, WaitRegistry
 from aiohooks.testing import ExplorationError, explore
 from tests.fuzz.explored.store_waits import CROWD, SMALL, run
 
@@ -60,10 +62,10 @@ class WakesTooEarly(MemoryStepStore):
         return step
 
 
-class _DiscardsAll(WaitersByThreshold):
-    def discard(self, threshold: int, waiter: Waiter) -> bool:
+class _DiscardsAll(ThresholdWaiters[AiohooksError]):
+    def discard(self, threshold: int, future: Waiter) -> bool:
         self._buckets.get(threshold, {}).clear()
-        return super().discard(threshold, waiter)
+        return super().discard(threshold, future)
 
 
 class CancelTakesAll(MemoryStepStore):
@@ -71,11 +73,11 @@ class CancelTakesAll(MemoryStepStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self._waits.waiters = _DiscardsAll()
+        self._waits.waiters = _DiscardsAll(MAX_STEP + 1)
 
 
-class _DiscardsNone(WaitersByThreshold):
-    def discard(self, threshold: int, waiter: Waiter) -> bool:
+class _DiscardsNone(ThresholdWaiters[AiohooksError]):
+    def discard(self, threshold: int, future: Waiter) -> bool:
         return False
 
 
@@ -84,12 +86,12 @@ class KeepsTheCancelled(MemoryStepStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self._waits.waiters = _DiscardsNone()
+        self._waits.waiters = _DiscardsNone(MAX_STEP + 1)
 
 
 class _IgnoresPublishers(WaitRegistry):
-    def _park_publishers(self, wait: asyncio.Future[Any], step: int) -> dict[Publisher, OwnWaits]:
-        return {}
+    def _park_publishers(self, wait: asyncio.Future[Any], step: int) -> list[Publisher]:
+        return []
 
 
 class OverlooksWaitingPublishers(MemoryStepStore):

@@ -12,7 +12,7 @@ from typing import Any
 
 from aiohooks.errors import StoreDamagedError, StoreUnavailableError
 from aiohooks.stores import Engine, SharedStepStore
-from aiohooks.stores._protocol import Answer, Request, RunReport, Snapshot, report_of
+from aiohooks.stores._protocol import Answer, Mark, Request, RunReport, Snapshot, report_of
 from aiohooks.stores._run_state import RunState
 
 
@@ -101,9 +101,10 @@ class FakeConnection(Engine):
     def __init__(self, engine: FakeEngine) -> None:
         self.server = engine
         self._run_id = ""
+        self._reported: Snapshot | None = None
         self._notified: asyncio.Future[None] | None = None
 
-    async def connect(self) -> Snapshot:
+    async def connect(self, known: Mark) -> Snapshot:
         await asyncio.sleep(0)
         server, before = self.server, self._run_id
         server.check()
@@ -114,9 +115,10 @@ class FakeConnection(Engine):
             state = server.run(self.link.run)
         self._run_id = server.run_ids[self.link.run]
         if before not in ("", self._run_id):
-            state.succeed(self.link.known())
+            state.succeed(known)
             server.notify()
-        return self._read()
+        self._reported = self._read()
+        return self._reported
 
     def _read(self) -> Snapshot:
         state = self.server.run_of(self.link.run, self._run_id)
@@ -125,12 +127,14 @@ class FakeConnection(Engine):
     async def watch(self) -> None:
         server, link = self.server, self.link
         while True:
-            snapshot, known, threshold = self._read(), link.observed(), link.threshold
+            snapshot, known, threshold = self._read(), self._reported, link.threshold
             if (
-                snapshot.revision != known.revision
+                known is None
+                or snapshot.revision != known.revision
                 or snapshot.position.epoch != known.position.epoch
             ):
-                link.observe_snapshot(snapshot)
+                self._reported = snapshot
+                link.observe(snapshot)
             elif threshold is not None and snapshot.position.step >= threshold:
                 link.observe(snapshot.position)
             self._notified = watcher = asyncio.get_running_loop().create_future()

@@ -22,6 +22,7 @@ from aiohooks.stores._protocol import (
     ENGINE_ERRORS,
     Answer,
     EngineError,
+    Mark,
     Position,
     Request,
     RunReport,
@@ -108,6 +109,7 @@ class LocalEngine(Engine):
         self._subscribed: int | None = None  # the step of which this process is notified
         self._retry_timer: TimerHandle | None = None
         self._failed_reads = 0  # in a row
+        self._seen_revision = 0
 
     def attach(self, link: EngineLink) -> None:
         super().attach(link)
@@ -122,7 +124,7 @@ class LocalEngine(Engine):
 
     # Opening and closing.
 
-    async def connect(self) -> Snapshot:
+    async def connect(self, known: Mark) -> Snapshot:
         while True:
             await self.disconnect()
             self._files = files = self._new_files()
@@ -216,7 +218,7 @@ class LocalEngine(Engine):
     async def request(self, request: Request) -> Answer:
         answer, snapshot = await self._with_lock(lambda files: files.apply(request))
         if snapshot is not None:
-            self.link.observe_snapshot(snapshot)
+            self.link.observe(snapshot)
         return answer
 
     async def read(self) -> Snapshot:
@@ -224,10 +226,7 @@ class LocalEngine(Engine):
         # may hold.
         files, _ = self._open_files()
         try:
-            record, known = files.read(), self.link.observed()
-            if record.revision > known.revision:
-                return files.load_state(record).snapshot()
-            return known._replace(position=record.position)
+            return files.load_state(files.read()).snapshot()
         except OSError as error:
             raise self._explain(error) from error
 
@@ -285,7 +284,7 @@ class LocalEngine(Engine):
         except (OSError, *ENGINE_ERRORS) as error:
             return self._report(error)
         self.link.observe(record.position)
-        if record.revision > self.link.observed().revision:
+        if record.revision > self._seen_revision:
             # Later: the caller may be about to park a waiter.
             get_running_loop().call_soon(self._read_record, RunFiles.read_notified)
 
@@ -314,8 +313,9 @@ class LocalEngine(Engine):
             return
         try:
             record = read(files)
-            if record.revision > self.link.observed().revision:
-                self.link.observe_snapshot(files.load_state(record).snapshot())
+            if record.revision > self._seen_revision:
+                self._seen_revision = record.revision
+                self.link.observe(files.load_state(record).snapshot())
             else:
                 self.link.observe(record.position)
         except (OSError, *ENGINE_ERRORS) as error:
@@ -323,9 +323,7 @@ class LocalEngine(Engine):
 
     async def _remove_dead(self, slots: set[str] | None) -> None:
         try:
-            self.link.observe_snapshot(
-                await self._with_lock(lambda files: files.remove_dead(slots))
-            )
+            self.link.observe(await self._with_lock(lambda files: files.remove_dead(slots)))
         except ENGINE_ERRORS as error:
             self._report(error)
 

@@ -12,6 +12,7 @@ from aiohooks._validate import check_instance
 from aiohooks.errors import StoreDamagedError, StoreUnavailableError
 from aiohooks.stores._protocol import (
     Answer,
+    Mark,
     Position,
     Request,
     RunReport,
@@ -80,6 +81,7 @@ class RayEngine(Engine):
         self._deleted = False
         self._actor: Any = None
         self._incarnation = ""  # of the actor
+        self._revision = 0  # of the snapshot that was reported last
         self._replies: set[asyncio.Future[Any]] = set()
         self._poll_count = 0
         self._current_poll: tuple[LongPoll, asyncio.Future[Any]] | None = None
@@ -91,18 +93,19 @@ class RayEngine(Engine):
 
     # The connection.
 
-    async def connect(self) -> Snapshot:
+    async def connect(self, known: Mark) -> Snapshot:
         if self._deleted:
             raise StoreUnavailableError(f"the run {self.link.run} was forgotten: close its store")
         actor = await to_thread(self._find_actor, grace_secs=_GRACE_SECS)
-        snapshot = await self._connect(actor, self._incarnation)
+        snapshot = await self._connect(actor, self._incarnation, known)
         self._actor = actor
         self._incarnation = snapshot.run_id
+        self._revision = snapshot.revision
         return snapshot
 
-    async def _connect(self, actor: Any, known_incarnation: str) -> Snapshot:
+    async def _connect(self, actor: Any, known_incarnation: str, known: Mark) -> Snapshot:
         try:
-            call = actor.connect.remote(known_incarnation, self.link.known())
+            call = actor.connect.remote(known_incarnation, known)
         except (AttributeError, TypeError) as error:  # Ray compares the arguments here
             raise self._foreign_error(error) from error
         reply = await self._wait_reply(_cluster.result_of(call), self.link.connect_timeout)
@@ -133,15 +136,20 @@ class RayEngine(Engine):
         if actor is None:
             return None
         # A process that knows no incarnation changes nothing.
-        return report_of(self.link.run, await self._connect(actor, ""))
+        snapshot = await self._connect(actor, "", Mark(self.link.latest))
+        return report_of(self.link.run, snapshot)
 
     async def watch(self) -> None:
         link = self.link
         while True:
             self._poll_count += 1
-            epoch, revision = link.latest.epoch, link.observed().revision
             poll = LongPoll(
-                link.process, self._poll_count, link.threshold, epoch, revision, link.heartbeat
+                link.process,
+                self._poll_count,
+                link.threshold,
+                link.latest.epoch,
+                self._revision,
+                link.heartbeat,
             )
             reply = _cluster.result_of(self._actor.long_poll.remote(self._incarnation, poll))
             self._current_poll = poll, reply
@@ -152,7 +160,9 @@ class RayEngine(Engine):
             if isinstance(answer, Position):
                 link.observe(answer)
             elif answer is not _REPLACED:
-                link.observe_snapshot(self._checked(answer, Snapshot))
+                snapshot = self._checked(answer, Snapshot)
+                self._revision = snapshot.revision
+                link.observe(snapshot)
 
     def subscribe(self, step: int | None) -> None:
         if self._current_poll is None or step is None:

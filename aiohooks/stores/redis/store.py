@@ -23,6 +23,7 @@ from aiohooks.errors import (
 )
 from aiohooks.stores._protocol import (
     Answer,
+    Mark,
     Request,
     RunReport,
     Snapshot,
@@ -180,7 +181,7 @@ class RedisEngine(Engine):
     def _open_secs(self) -> float:
         return min(self._answer_timeout, self.link.connect_timeout)
 
-    async def connect(self) -> Snapshot:
+    async def connect(self, known: Mark) -> Snapshot:
         await self._open_connection()
         assert self._reads is not None
         with self._ends_if_moved():
@@ -200,7 +201,7 @@ class RedisEngine(Engine):
                 raise
             # Nothing after this snapshot is missed: a blocking read from a given id also returns
             # earlier entries beyond it.
-            self._run = await self._find_run()
+            self._run = await self._find_run(known)
         return self._run.state.snapshot(self._run.run_id)
 
     @contextlib.contextmanager
@@ -215,7 +216,7 @@ class RedisEngine(Engine):
                 self.link.fail(error)
             raise
 
-    async def _find_run(self) -> _script.FoundRun:
+    async def _find_run(self, known: Mark) -> _script.FoundRun:
         """Read the run, after making it if it is not there, or if the server has lost what this
         process knows of it.
         """
@@ -230,7 +231,7 @@ class RedisEngine(Engine):
             if is_lost:
                 state, run_id = RunState(), secrets.token_hex(8)
             if informed_id:
-                state.succeed(self.link.known())
+                state.succeed(known)
             # A part of the run may be left, which this process does not know.
             if is_lost and found.state.mark != state.mark:
                 state.succeed(found.state.mark)
@@ -309,7 +310,7 @@ class RedisEngine(Engine):
                     else:
                         self._last_wake = entry_id
             if refresh:
-                self.link.observe_snapshot(await self.read())
+                self.link.observe(await self.read())
 
     def _observe_entry(self, entry_id: str, fields: dict[str, str]) -> None:
         if fields.get("run") != self._run.run_id:

@@ -96,12 +96,10 @@ class Race:
             error = None if task.cancelled() else task.exception()
             assert error is None or name in self.wanted, f"{name} ended with {error!r}"
         statistics = self.store.statistics()
-        assert (statistics.waiting, statistics.watching, statistics.thresholds) == (0, 0, 0), (
-            f"left: {statistics}"
-        )
+        assert (statistics.waiting, statistics.watching) == (0, 0), f"left: {statistics}"
         assert self.clock.pending == 0, "a timer is left"
         for publisher in self.publishers.values():
-            assert not publisher._waits.parked, f"a wait of {publisher} is left"
+            assert not publisher.parked, f"a wait of {publisher} is left"
 
     def check_at_rest(self, may_cancel: str, may_raise: tuple[type[Exception], ...]) -> None:
         step, waiting = self.store.latest.step, 0

@@ -16,7 +16,17 @@ from typing import Any, ClassVar
 
 import aiohooks as ah
 from aiohooks.stores import Position
-from aiohooks.stores._protocol import Answer, Join, Lead, Leave, Member, Request, Snapshot, Write
+from aiohooks.stores._protocol import (
+    Answer,
+    Join,
+    Lead,
+    Leave,
+    Mark,
+    Member,
+    Request,
+    Snapshot,
+    Write,
+)
 from aiohooks.stores._run_state import RunState
 from tests.fuzz.explored.fixture import (
     Action,
@@ -49,8 +59,8 @@ class WatchedConnection(FakeConnection):
         await self.fixture.pause("answer", 1)
         return answer
 
-    async def connect(self) -> Snapshot:
-        snapshot: Snapshot = await self._slowly(super().connect())
+    async def connect(self, known: Mark) -> Snapshot:
+        snapshot: Snapshot = await self._slowly(super().connect(known))
         self.connected = True
         return snapshot
 
