@@ -22,6 +22,7 @@ from aiohooks.errors import (
     FetchError,
     GraphError,
     InvalidArgumentError,
+    PublisherFinishedError,
     SessionClosedError,
     UpdateConflictError,
     WrongLoopError,
@@ -112,6 +113,8 @@ class Session:
     """
     restored: Restored | None
     """The restored checkpoint of this session; its `state` has only the states of hooks."""
+    finished: PublisherFinishedError | None
+    """Why there is nothing left to do: the run had finished before this session was created."""
 
     def __init__(
         self,
@@ -144,6 +147,7 @@ class Session:
         self.saver = None
         self.saved = False
         self.restored = None
+        self.finished = None
         self._has_own_grace = grace_secs is not None
         self._monitor: Monitor | None = None
         self._snapshot_memory = HostMemory()

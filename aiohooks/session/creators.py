@@ -26,6 +26,7 @@ from aiohooks.errors import (
     CheckpointMismatchError,
     InvalidArgumentError,
     NotReadyError,
+    PublisherFinishedError,
     add_note,
     did_you_mean,
 )
@@ -507,14 +508,16 @@ class WorkerSessionCreator(_Creator):
     async def create_session(self) -> Session:
         """Wait until the variables are ready, and create a session.
 
+        If the chief has finished already, the session has `Session.finished`, and ends immediately.
+
         Raises:
             SessionNotReadyError: they were not ready within `max_wait_secs`.
             PublisherFailedError: the chief gave up.
-            PublisherFinishedError: the chief has already finished.
             NotReadyError: the scaffold says that something is missing in the end.
             InvalidArgumentError: the `session_factory` returned something else than a session of
                 this graph, store and variables.
         """
+        finished = None
         if self._shares_variables:
             await self._variables.wait_ready(self._max_wait_secs)
             missing = values_of(self._variables).missing(
@@ -527,9 +530,14 @@ class WorkerSessionCreator(_Creator):
                 )
         else:
             self.global_step.acknowledge_loss()
-            await self.global_step.wait_initialised(self._max_wait_secs)
+            try:
+                await self.global_step.wait_initialised(self._max_wait_secs)
+            except PublisherFinishedError as error:
+                finished = error
         await self.global_step.value()  # so that the latest position is known
-        return await self._new_session("the chief's initialisation")
+        session = await self._new_session("the chief's initialisation")
+        session.finished = finished
+        return session
 
 
 Source = Graph | SessionCreator | Callable[..., Awaitable[Any]]

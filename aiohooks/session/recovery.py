@@ -474,6 +474,8 @@ class SessionSupervisor(Waiting):
             self._feeds.note_new_session(created, self._policy.on_lost_feeds)
         await self._hooks.after_create_session(session, self.coord)
         await self._check_open()
+        if isinstance(created, Session) and created.finished is not None:
+            self.coord.request_stop(str(created.finished))
         self._feeds.continue_reading()
         return session
 

@@ -5,7 +5,6 @@ those in others.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 
 from aiohooks._aio.clock import NO_TIMER, Clock, current_clock
 from aiohooks.errors import AiohooksError, UnavailableError, is_clean_end, safe_str
@@ -75,10 +74,12 @@ class Members:
         A trace is sent for the first time, and then along with waits: one for each step would cost
         a request for each step.
         """
-        member, waits_for = self._publishers.get(publisher), publisher.waits_for
-        if member is None or (
-            member.waits_for == waits_for and (member.trace or not publisher.trace)
-        ):
+        member = self._publishers.get(publisher)
+        if member is None:
+            return False
+        waits_for = publisher.waits_for
+        is_first_trace = bool(publisher.trace) and not member.trace
+        if member.waits_for == waits_for and not is_first_trace:
             return False
         self._publishers[publisher] = member._replace(waits_for=waits_for, trace=publisher.trace)
         return True
@@ -110,7 +111,8 @@ class Members:
     @property
     def here(self) -> tuple[Member, ...]:
         """The members in this process."""
-        return (*self._publishers.values(), *(() if self.chief is None else (self.chief,)))
+        publishers = tuple(self._publishers.values())
+        return publishers if self.chief is None else (*publishers, self.chief)
 
     def next_unsent(self) -> Request | None:
         """Return a request that brings the engine up to date; None if it knows all.
@@ -157,15 +159,11 @@ def _text(exc: BaseException) -> str:
     limit.
     """
     text = f"{type(exc).__name__}: {safe_str(exc)}"
-    cut = len(text) - _MAX_TEXT
-    return (
-        text
-        if cut <= 0
-        else (
-            f"{text[:_MAX_TEXT]}... ({cut:,} more characters were cut off; the process that failed"
-            " has them)"
-        )
-    )
+    excess = len(text) - _MAX_TEXT
+    if excess > 0:
+        note = "more characters were cut off; the process that failed has them"
+        text = f"{text[:_MAX_TEXT]}... ({excess:,} {note})"
+    return text
 
 
 class LeaseWatch:
@@ -290,47 +288,56 @@ class RunWatcher:
 
     def observe(self, snapshot: Snapshot) -> None:
         """Take note of a snapshot, also of one that is out of date."""
-        old, self.snapshot = self.snapshot, snapshot
-        first, self._observed = not self._observed, True
-        if (
-            first
-            and snapshot.last_exit is not None
-            and not snapshot.members
-            and self._grace_secs > 0
-        ):
-            # All have left before this store was opened: is that the end, or are their successors
-            # still to come?
-            self._seen_exit = snapshot.last_exit.number
-            self._grace = self._clock.call_later(self._grace_secs, self._end_grace)
+        is_first = not self._observed
+        before = self.snapshot
+        if is_first:  # another failure or run than none is nothing new
+            before = before._replace(failure=snapshot.failure, run_id=snapshot.run_id)
+        self._observed = True
+        self.snapshot = snapshot
+        if is_first:
+            self._begin_grace()
         elif snapshot.members:
             self._grace.cancel()
-        if snapshot.failure is not None and snapshot.failure != old.failure and not first:
-            self._waits.fail(AiohooksError(snapshot.failure.error), snapshot.failure.position)
+        failure = snapshot.failure
+        if failure is not None and failure != before.failure:
+            self._waits.fail(AiohooksError(failure.error), failure.position)
         # Without a living member nothing is initialised any more: the run has ended, or its chief
         # will be restarted.
-        self._waits.set_initialised(
-            snapshot.ready and bool(snapshot.members or snapshot.last_exit is None)
-        )
-        here = {member.id for member in snapshot.members}
-        is_lost = not first and snapshot.run_id != old.run_id
-        if is_lost:
+        is_alive = bool(snapshot.members) or snapshot.last_exit is None
+        self._waits.set_initialised(snapshot.ready and is_alive)
+        self._observe_loss(before)
+        self._report()
+
+    # All have left before this store was opened, the last one not normally: its successor may
+    # come.
+
+    def _begin_grace(self) -> None:
+        left = self.snapshot.last_exit
+        if left is None or self.snapshot.members or not self._grace_secs:
+            return
+        if left.error or left.lost:
+            self._seen_exit = left.number
+            self._grace = self._clock.call_later(self._grace_secs, self._end_grace)
+
+    def _end_grace(self) -> None:
+        self._seen_exit = 0
+        self._report()
+
+    # After a loss of data, all waits continue until each publisher could register again.
+
+    def _observe_loss(self, before: Snapshot) -> None:
+        is_another_run = self.snapshot.run_id != before.run_id
+        if is_another_run:
             self._seen_exit = 0
-            others = (each for each in old.members if each.process != self._process)
-            self._missing.update((each.id, each) for each in others)
-        if is_lost or snapshot.losses > old.losses:
+            for member in before.members:
+                if member.process != self._process:
+                    self._missing[member.id] = member
+        if is_another_run or self.snapshot.losses > before.losses:
             self._hold_waits()
-        for id in here:
-            self._missing.pop(id, None)
-        self._report(
-            [
-                each.name
-                for each in old.members
-                if each.process == self._process and each.id not in here
-            ]
-        )
+        for member in self.snapshot.members:
+            self._missing.pop(member.id, None)
 
     def _hold_waits(self) -> None:
-        """After a loss, let all waits continue until each publisher could register again."""
         self._stop_hold()
         secs = max([self._lease_secs, *(member.ttl for member in self._missing.values())])
         self._hold = self._clock.call_later(secs, self._end_hold)
@@ -351,8 +358,8 @@ class RunWatcher:
         self._missing.clear()
         if missing and self.snapshot.last_exit is None:
             # The run that lost them cannot say that they are dead.
-            member, step = missing[-1], self._waits.latest.step
-            self._report_exit(LastExit(self._seen_exit, member.name, step, "", lost=True))
+            step = self._waits.latest.step
+            self._report_exit(LastExit(self._seen_exit, missing[-1].name, step, "", lost=True))
         else:
             self._report()
 
@@ -364,41 +371,22 @@ class RunWatcher:
         self._grace.cancel()
         self._stop_hold()
 
-    def _end_grace(self) -> None:
-        self._seen_exit = 0
-        self._report()
+    # The publishers of other processes, and how the last one left.
 
-    def _report(self, gone: Collection[str] = ()) -> None:
-        """Pass on the publishers of other processes, and how the last one left; those `gone` are of
-        this process.
-        """
+    def _report(self) -> None:
         left = self.snapshot.last_exit
         if left is None or left.number <= self._seen_exit:
             self._waits.observe_others(self._others, None, lost=False)
-            return
-        self._seen_exit = left.number
-        self._report_exit(left, gone)
+        else:
+            self._seen_exit = left.number
+            self._report_exit(left)
 
-    @property
-    def _others(self) -> tuple[Member, ...]:
-        members = self.snapshot.members
-        publishing = {member.process for member in members if not member.term}
-        return tuple(
-            member
-            for member in members
-            # A chief in a process that has a publisher does not count a second time.
-            if member.process != self._process
-            and (not member.term or member.process not in publishing)
-        )
-
-    def _report_exit(self, left: LastExit, gone: Collection[str] = ()) -> None:
+    def _report_exit(self, left: LastExit) -> None:
         if left.lost:
-            whose = " of this process, which is announced again," if left.name in gone else ""
             logger.warning(
-                "run %s: %s%s was found dead, last seen at step %d",
+                "run %s: %s was found dead, last seen at step %d",
                 self._waits.run,
                 left.name,
-                whose,
                 left.step,
             )
         own = self._waits.publishers.last_exit
@@ -408,6 +396,15 @@ class RunWatcher:
         elif not (left.lost and self._keep):
             last_exit = PublisherExit(left.name, left.step, _error_of(left), is_remote=True)
         self._waits.observe_others(self._others, last_exit, lost=left.lost)
+
+    @property
+    def _others(self) -> tuple[Member, ...]:
+        members = [member for member in self.snapshot.members if member.process != self._process]
+        # A chief in a process that has a publisher does not count a second time.
+        publishing = {member.process for member in members if not member.term}
+        return tuple(
+            member for member in members if not member.term or member.process not in publishing
+        )
 
 
 def _error_of(left: LastExit) -> AiohooksError | None:

@@ -5,8 +5,9 @@ a clock.
 from __future__ import annotations
 
 import copy
+import functools
 import json
-from typing import Any
+from typing import Any, NamedTuple, TypeVar, cast, get_type_hints
 
 from aiohooks.stores._protocol import (
     MAX_STEP,
@@ -26,9 +27,17 @@ from aiohooks.stores._protocol import (
     Write,
 )
 
+T = TypeVar("T")
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 _START = Position(1, 0)
 _MOST_WRITERS = 1024  # whose last answers are kept; the least recent one is dropped first
+
+
+class LastAnswer(NamedTuple):
+    """The number of a writer's last write, exit or failure, and where that led to."""
+
+    seq: int
+    position: Position
 
 
 class RunState:
@@ -47,7 +56,7 @@ class RunState:
         self.last_exit: LastExit | None = None
         self.exits = 0
         self.failure: Failure | None = None
-        self.answers: dict[str, tuple[int, Position]] = {}
+        self.answers: dict[str, LastAnswer] = {}
 
     def copy(self) -> RunState:
         other = copy.copy(self)
@@ -115,8 +124,8 @@ class RunState:
 
     def _write(self, write: Write) -> Answer:
         last = self._last_answer(write.writer)
-        if last is not None and last[0] >= write.seq:
-            return Answer("ok", last[1], self.term)
+        if last is not None and last.seq >= write.seq:
+            return Answer("ok", last.position, self.term)
         if write.floor > self.position:
             return self._answer("lost")
         epoch, step = write.target(self.position)
@@ -135,35 +144,35 @@ class RunState:
         if not request.seq:
             return False
         last = self._last_answer(request.writer)
-        if last is not None and last[0] >= request.seq:
+        if last is not None and last.seq >= request.seq:
             return True
         self._remember(request.writer, request.seq)
         return False
 
-    def _last_answer(self, writer: str) -> tuple[int, Position] | None:
+    def _last_answer(self, writer: str) -> LastAnswer | None:
         last = self.answers.pop(writer, None)
         if last is not None:
             self.answers[writer] = last  # moved to the end: it is not silent
         return last
 
     def _remember(self, writer: str, seq: int) -> None:
-        self.answers[writer] = seq, self.position
+        self.answers[writer] = LastAnswer(seq, self.position)
         if len(self.answers) > _MOST_WRITERS:
             del self.answers[next(iter(self.answers))]
 
     def _join(self, member: Member) -> None:
         known = self.members.get(member.id)
-        member = member._replace(heartbeat=0 if known is None else known.heartbeat + 1)
-        if self._is_stale(member):
+        if self._is_term_over(member.term, member.process):
             # A chief that was taken for dead, and whose successor leads: its lease is gone.
             if self.members.pop(member.id, None) is not None:
                 self.revision += 1
             return
-        self.members[member.id] = member
         if member.ready and self.ready != member.term:
             self.ready = member.term
             self.revision += 1
-        if known is None or known._replace(heartbeat=member.heartbeat) != member:
+        heartbeat = 0 if known is None else known.heartbeat + 1
+        self.members[member.id] = member._replace(heartbeat=heartbeat)
+        if known is None or known._replace(heartbeat=heartbeat) != self.members[member.id]:
             self.revision += 1
 
     def _leave(self, leave: Leave) -> None:
@@ -206,9 +215,6 @@ class RunState:
         """Return whether this process leads no more in a term that it had; 0 is none."""
         return term > 0 and (term, process) != (self.term, self.leader)
 
-    def _is_stale(self, member: Member) -> bool:
-        return self._is_term_over(member.term, member.process)
-
     def dump(self) -> bytes:
         return _ENCODER.encode({**vars(self), "members": list(self.members.values())}).encode()
 
@@ -221,56 +227,47 @@ class RunState:
         """
         state = cls()
         try:
-            read = json.loads(data)
-            state.position = _position(read["position"])
-            state.term, state.ready, state.revision = (
-                _number(read["term"]),
-                _number(read["ready"]),
-                _number(read["revision"]),
-            )
-            state.members = {member.id: member for member in map(_member, read["members"])}
-            state.exits = _number(read["exits"])
-            state.losses = _number(read.get("losses", 0))
-            state.leader = str(read["leader"])
-            if read["last_exit"] is not None:
-                number, name, step, error, lost = read["last_exit"]
-                state.last_exit = LastExit(
-                    _number(number), str(name), _number(step), str(error), bool(lost)
-                )
-            if read["failure"] is not None:
-                error, position = read["failure"]
-                state.failure = Failure(str(error), _position(position))
-            state.answers = {
-                writer: (_number(seq), _position(position))
-                for writer, (seq, position) in read["answers"].items()
-            }
+            fields = json.loads(data)
+            state.position = _decoded(Position, fields["position"])
+            for name in ("term", "ready", "revision", "losses", "exits"):
+                setattr(state, name, _decoded(int, fields[name]))
+            state.leader = _decoded(str, fields["leader"])
+            members = [_decoded(Member, member) for member in fields["members"]]
+            state.members = {member.id: member for member in members}
+            if fields["last_exit"] is not None:
+                state.last_exit = _decoded(LastExit, fields["last_exit"])
+            if fields["failure"] is not None:
+                state.failure = _decoded(Failure, fields["failure"])
+            for writer, answer in fields["answers"].items():
+                state.answers[writer] = _decoded(LastAnswer, answer)
         except Exception as error:  # whatever is wrong: `data` comes from outside
             raise ValueError(f"{data[:100]!r}, which is not the state of a run") from error
         return state
 
 
-def _number(value: object) -> int:
-    if type(value) is not int or not 0 <= value <= MAX_STEP:
-        raise ValueError(f"{value!r:.50} is not a whole number from 0 to {MAX_STEP}")
-    return value
+def _decoded(kind: type[T], value: Any) -> T:
+    """Return JSON as a value of this kind: an int, a float, a string, a bool or a named tuple.
+
+    Raises:
+        ValueError: it is of another kind, or out of range.
+        TypeError: it is no list of fields.
+    """
+    decoded = value
+    if hasattr(kind, "_fields"):
+        hints = _field_types(kind)
+        decoded = kind(*(_decoded(hint, field) for hint, field in zip(hints, value, strict=True)))
+    elif kind is float and type(value) is int:
+        decoded = float(value)
+    is_invalid = type(decoded) is not kind
+    if kind is int:
+        is_invalid = is_invalid or not 0 <= decoded <= MAX_STEP
+    elif kind is float:  # the time of a lease
+        is_invalid = is_invalid or not decoded > 0
+    if is_invalid:
+        raise ValueError(f"{value!r:.50} is not a valid {kind.__name__}")
+    return cast("T", decoded)
 
 
-def _position(fields: Any) -> Position:
-    epoch, step = fields
-    return Position(_number(epoch), _number(step))
-
-
-def _member(fields: Any) -> Member:
-    id, name, ttl, waits_for, term, ready, heartbeat, trace = fields
-    if not ttl > 0:
-        raise ValueError(f"{ttl!r:.50} is not the time of a lease")
-    return Member(
-        str(id),
-        str(name),
-        float(ttl),
-        _number(waits_for),
-        _number(term),
-        bool(ready),
-        _number(heartbeat),
-        str(trace),
-    )
+@functools.cache
+def _field_types(kind: type[Any]) -> tuple[type[Any], ...]:
+    return tuple(get_type_hints(kind).values())

@@ -102,20 +102,17 @@ async def test_worker_gives_up_at_its_deadline(clock: ManualClock) -> None:
             await entering
 
 
-async def test_a_worker_that_comes_after_the_end(clock: ManualClock) -> None:
-    """A worker whose chief has finished, and has no successor, is notified, and does not train
-    on.
+async def test_a_worker_that_comes_after_the_end() -> None:
+    """A worker whose chief has finished has nothing to do: its session ends normally, without a
+    step.
     """
     engine = FakeEngine()
     async with FakeStepStore(engine) as steps, ah.AsyncMonitoredSession(chief(steps)) as session:
         await session.run("train")
     async with FakeStepStore(engine) as steps:
-        entering = await parked(ah.AsyncMonitoredSession(worker(steps)).__aenter__())
-        await ticks(40)
-        assert not entering.done(), "a successor may come"
-        clock.advance(30.1)
-        with refused(ah.errors.PublisherFinishedError, "finished at step 1"):
-            await entering
+        async with ah.AsyncMonitoredSession(worker(steps)) as late:
+            assert [step async for step in late.steps("train")] == []
+        assert "finished at step 1" in str(late.stop_reason)
 
 
 async def test_end_of_a_session_is_known_in_other_processes() -> None:

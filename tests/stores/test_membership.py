@@ -108,7 +108,7 @@ async def test_a_publisher_whose_loop_was_blocked(
             assert b.statistics().publishers == ("trainer",)
             said = [
                 f"no lease was renewed for {blocked_secs}.0 s, .* each lasts 10 s",
-                "trainer of this process, which is announced again",
+                "trainer was found dead",
             ]
             for text in said:
                 assert bool(re.search(text, caplog.text)) == (blocked_secs > 10)
@@ -204,13 +204,15 @@ async def test_a_local_failure_keeps_its_error(engine: FakeEngine) -> None:
 # --- exits from before the store was opened
 
 
-async def test_a_run_that_had_ended_may_begin_again(clock: ManualClock, engine: FakeEngine) -> None:
-    """A worker that starts before its chief, after an earlier run: its wait ends only when no
-    publisher registers in time.
+async def test_a_run_that_had_failed_may_begin_again(
+    clock: ManualClock, engine: FakeEngine
+) -> None:
+    """A worker that starts before its chief, after a failure: its wait ends only when no publisher
+    registers in time.
     """
     async with FakeStepStore(engine) as a:
-        with a.publisher("yesterday's chief"):
-            await a.advance(3)
+        await a.advance(3)
+        a.publisher("yesterday's chief").close(OSError("the disk is full"))
     async with (
         FakeStepStore(engine, join_grace_secs=20) as b,
         FakeStepStore(engine, join_grace_secs=20) as c,
@@ -222,7 +224,7 @@ async def test_a_run_that_had_ended_may_begin_again(clock: ManualClock, engine: 
         await advance_clock(clock, 2, 40)
         for wait in (early, late):
             with pytest.raises(
-                ah.errors.PublisherFinishedError, match="yesterday's chief finished at step 3"
+                ah.errors.PublisherFailedError, match="yesterday's chief failed at step 3"
             ):
                 await wait
 
@@ -234,13 +236,22 @@ async def test_reading_a_run_that_had_ended_does_not_lengthen_the_wait(
     meanwhile.
     """
     async with FakeStepStore(engine) as a:
-        a.publisher("yesterday's chief").close()
+        a.publisher("yesterday's chief").close(OSError("the disk is full"))
     async with FakeStepStore(engine, join_grace_secs=20) as b:
         wait = await parked_wait(b, 5)
         await b.value()
         clock.advance(21)
-        with pytest.raises(ah.errors.PublisherFinishedError, match="yesterday's chief finished"):
+        with pytest.raises(ah.errors.PublisherFailedError, match="yesterday's chief failed"):
             await wait
+
+
+async def test_a_run_that_had_finished_has_no_successor(engine: FakeEngine) -> None:
+    """A wait for a later step ends immediately, as it does in a process that has seen the end."""
+    async with FakeStepStore(engine) as a:
+        a.publisher("yesterday's chief").close()
+    async with FakeStepStore(engine, join_grace_secs=20) as b:
+        with pytest.raises(ah.errors.PublisherFinishedError, match="yesterday's chief finished"):
+            await b.wait_for(5)
 
 
 async def test_the_end_of_an_earlier_run_is_not_that_of_the_next(
@@ -250,7 +261,7 @@ async def test_the_end_of_an_earlier_run_is_not_that_of_the_next(
     wait themselves.
     """
     async with FakeStepStore(engine) as a:
-        a.publisher("yesterday's chief").close()
+        a.publisher("yesterday's chief").close(OSError("the disk is full"))
     async with FakeStepStore(engine, join_grace_secs=20) as b, FakeStepStore(engine) as d:
         chief = d.publisher("chief")
         waiting = asyncio.ensure_future(wait_as(chief, d, 9))

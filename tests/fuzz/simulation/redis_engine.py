@@ -15,7 +15,7 @@ from typing import Any
 import redis.exceptions as errors
 
 from aiohooks.stores._protocol import Position, Write
-from aiohooks.stores._run_state import RunState
+from aiohooks.stores._run_state import LastAnswer, RunState
 from aiohooks.stores.redis.store import RedisEngine
 from tests.fuzz.simulation.disk import Disk
 from tests.fuzz.simulation.network import Connection, Network
@@ -71,7 +71,7 @@ class ScriptedRun:
             state.position, state.term, state.leader = self.position, self.term, self.leader
             if (last := answers.get(f"w {writer}")) is not None:
                 last_seq, epoch, step = map(int, last.split())
-                state.answers[writer] = last_seq, Position(epoch, step)
+                state.answers[writer] = LastAnswer(last_seq, Position(epoch, step))
             before, floor = dict(state.answers), Position(int(floor_epoch), int(floor_step))
             known_kind: Any = kind
             write = Write(known_kind, int(amount), floor, int(term), writer, int(seq))
