@@ -153,12 +153,9 @@ class SharedStepStore(StepStore):
         super().__init__(Position(1, 0), run=run)
         check_choice(on_lost, "on_lost", "raise", "keep")
         check_secs(join_grace_secs, "join_grace_secs")
-        for name, secs in (
-            ("lease_secs", lease_secs),
-            ("heartbeat", heartbeat),
-            ("connect_timeout", connect_timeout),
-        ):
-            check_secs(secs, name, positive=True)
+        check_secs(lease_secs, "lease_secs", positive=True)
+        check_secs(heartbeat, "heartbeat", positive=True)
+        check_secs(connect_timeout, "connect_timeout", positive=True)
         check_secs(max_outage_secs, "max_outage_secs", optional=True, positive=True)
         self._clock = current_clock()
         self._engine = engine
@@ -180,7 +177,7 @@ class SharedStepStore(StepStore):
         self._outage_limit = NO_TIMER
         # What ends all calls and waits; for good if it is damage.
         self._failure: EngineError | None = None
-        self._answers = 0
+        self._activity = 0  # answers and reports of the engine
         # Writes.
         self._loss: StoreResetError | None = None  # of the run, until it is acknowledged
         self._seq = 0
@@ -412,16 +409,16 @@ class SharedStepStore(StepStore):
         if self._closing:
             raise self._closed_error()
 
-    async def _open(self) -> None:
-        async def connect() -> Snapshot:
-            try:
-                return await self._engine.connect(self._known())
-            except StoreUnavailableError:
-                await self._engine.disconnect()
-                raise
-
+    async def _connect(self) -> Snapshot:
         try:
-            self._observe_snapshot(await self._retry_connecting(connect))
+            return await self._engine.connect(self._known())
+        except StoreUnavailableError:
+            await self._engine.disconnect()
+            raise
+
+    async def _open(self) -> None:
+        try:
+            self._observe_snapshot(await self._retry_connecting(self._connect))
         except BaseException:
             await self._release_engine()
             raise
@@ -527,24 +524,23 @@ class SharedStepStore(StepStore):
             await self._backoff_sleep(pause)
 
     async def _keep_connection(self) -> None:
-        attempt, connected = 0, True
-        since, activity = self._clock.now(), self._activity()
+        """Connect again whenever the connection is lost, until the run is found damaged."""
+        attempt = 0
         while True:
+            activity = self._activity
+            began = math.inf
             try:
-                if not connected:
+                if self._disconnected_at is not None:
                     self._on_reconnect(await self._engine.connect(self._known()))
-                    connected, since, activity = True, self._clock.now(), self._activity()
+                began = self._clock.now()
                 await self._engine.watch()
                 raise StoreUnavailableError(f"{self!r}: the engine ended the connection")
             except StoreUnavailableError as error:
                 # A connection that fails as soon as it is made is retried less and less often; one
                 # that was of use, immediately.
-                if connected and (
-                    self._activity() != activity
-                    or self._clock.now() - since > _CONNECT_BACKOFF.max_secs
-                ):
+                lasted_secs = self._clock.now() - began
+                if self._activity != activity or lasted_secs > _CONNECT_BACKOFF.max_secs:
                     attempt = 0
-                connected = False
                 if not self._is_damaged:
                     self._on_disconnect(error)
             except StoreDamagedError as error:
@@ -575,12 +571,6 @@ class SharedStepStore(StepStore):
         run out.
         """
         return min(_CONNECT_BACKOFF.pause_secs(attempt), self._members.renewal_secs or math.inf)
-
-    def _activity(self) -> tuple[int, Position]:
-        """Return a value that changes with every use of the connection: an answer, or a new
-        position.
-        """
-        return self._answers, self._waits.latest
 
     async def _backoff_sleep(self, secs: float) -> None:
         """Wait until the connection is back, `secs` at most."""
@@ -686,18 +676,15 @@ class SharedStepStore(StepStore):
             except StoreUnavailableError as error:
                 if self._waits.closed:
                     raise self._closed_error() from None
-                is_final = (
-                    isinstance(error, (StoreRefusedError, StoreResetError))
-                    or not self._engine.remote
-                )
+                refuses = isinstance(error, (StoreRefusedError, StoreResetError))
+                is_final = refuses or not self._engine.remote
                 if self._failure is not None and (self._is_damaged or not is_final):
                     raise copy_error(self._failure) from None
-                if is_final or (
-                    writes is not None and all(write.answer.done() for write in writes)
-                ):
+                is_wanted = writes is None or any(not write.answer.done() for write in writes)
+                if is_final or not is_wanted:
                     raise
             else:
-                self._answers += 1
+                self._activity += 1
                 return answer
             attempt += 1
             await wait_for_others(self._backoff_sleep(self._pause_secs(attempt)))
@@ -952,6 +939,7 @@ class SharedStepStore(StepStore):
 
     def _observe_report(self, report: Position | Snapshot) -> None:
         """See `EngineLink.observe`."""
+        self._activity += 1
         if isinstance(report, Snapshot):
             self._observe_snapshot(report)
         else:
