@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
-from typing import Any, NamedTuple, TypeVar, cast, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 from aiohooks.stores._protocol import (
     MAX_STEP,
@@ -27,7 +27,6 @@ from aiohooks.stores._protocol import (
     Write,
 )
 
-T = TypeVar("T")
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 _START = Position(1, 0)
 _MOST_WRITERS = 1024  # whose last answers are kept; the least recent one is dropped first
@@ -245,29 +244,28 @@ class RunState:
         return state
 
 
-def _decoded(kind: type[T], value: Any) -> T:
+def _decoded(kind: Any, value: Any) -> Any:
     """Return JSON as a value of this kind: an int, a float, a string, a bool or a named tuple.
 
     Raises:
         ValueError: it is of another kind, or out of range.
         TypeError: it is no list of fields.
     """
-    decoded = value
-    if hasattr(kind, "_fields"):
+    if hasattr(kind, "_fields"):  # a named tuple
         hints = _field_types(kind)
-        decoded = kind(*(_decoded(hint, field) for hint, field in zip(hints, value, strict=True)))
-    elif kind is float and type(value) is int:
-        decoded = float(value)
-    is_invalid = type(decoded) is not kind
+        return kind(*(_decoded(hint, field) for hint, field in zip(hints, value, strict=True)))
+    if kind is float and type(value) is int:
+        value = float(value)
+    is_valid = type(value) is kind
     if kind is int:
-        is_invalid = is_invalid or not 0 <= decoded <= MAX_STEP
-    elif kind is float:  # the time of a lease
-        is_invalid = is_invalid or not decoded > 0
-    if is_invalid:
+        is_valid = is_valid and 0 <= value <= MAX_STEP
+    if kind is float:  # the time of a lease
+        is_valid = is_valid and value > 0
+    if not is_valid:
         raise ValueError(f"{value!r:.50} is not a valid {kind.__name__}")
-    return cast("T", decoded)
+    return value
 
 
 @functools.cache
-def _field_types(kind: type[Any]) -> tuple[type[Any], ...]:
+def _field_types(kind: Any) -> tuple[Any, ...]:
     return tuple(get_type_hints(kind).values())
