@@ -9,7 +9,7 @@ import functools
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, Self, TypeVar
 
-from aiohooks._aio.clock import NO_TIMER, call_later, current_clock
+from aiohooks._aio.clock import call_later, current_clock
 from aiohooks._aio.contexts import current_run
 from aiohooks._aio.waiters import ANY_CHANGE, ThresholdWaiters, resolve
 from aiohooks._aio.waits import WaitLog, wait_for_others
@@ -53,38 +53,38 @@ class Changes:
     Created by `StepStore.changes`.
     """
 
-    __slots__ = ("_closed", "_next_position", "_seen", "_waiters")
+    __slots__ = ("_closed", "_next_position", "_seen", "_wake")
 
     def __init__(
         self,
-        next_position: Callable[[Position | None, set[Waiter]], Awaitable[Position]],
+        next_position: Callable[[Position | None], Awaitable[Position]],
+        wake: Callable[[], None],
     ) -> None:
         self._next_position = next_position
+        self._wake = wake
         self._seen: Position | None = None
-        self._waiters: set[Waiter] = set()
         self._closed = False
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Position:
-        if self._closed:
-            raise StopAsyncIteration
-        try:
-            position = await self._next_position(self._seen, self._waiters)
-        except PublisherFinishedError:
-            self._closed = True
-            raise StopAsyncIteration from None
-        if self._closed:  # by `aclose`, meanwhile
-            raise StopAsyncIteration
-        self._seen = position
-        return position
+        seen = self._seen  # several tasks may wait, and each gets the next position
+        while not self._closed:
+            try:
+                position = await self._next_position(seen)
+            except PublisherFinishedError:
+                self._closed = True
+                break
+            if position != seen and not self._closed:
+                self._seen = position
+                return position
+        raise StopAsyncIteration
 
     async def aclose(self) -> None:
         """End the iteration, also for a task that is waiting on it; harmless when called twice."""
         self._closed = True
-        for waiter in self._waiters:
-            resolve(waiter, 0)
+        self._wake()
 
     def __repr__(self) -> str:
         return f"<Changes after {self._seen}{', closed' if self._closed else ''}>"
@@ -154,38 +154,52 @@ class WaitRegistry:
 
     # Waiting.
 
-    async def wait(self, step: int, secs: float | None, raise_on_reset: bool) -> int:
-        """Wait for a step that is not reached yet, and return the one seen."""
-        waiter = self._new_waiter(step)
+    async def wait(
+        self, threshold: int, secs: float | None = None, *, raise_on_reset: bool = False
+    ) -> int:
+        """Wait for a step that is not reached yet, or for any change; return the step seen.
+
+        A run of a session that waits here cannot advance meanwhile: its publisher is blocked.
+        """
+        waiter = self._new_waiter(threshold or None)
         if secs == 0:
-            raise self._timeout_error(step, 0.0)
-        self.total += 1
+            raise self._timeout_error(threshold, 0.0)
+        self.waiters.park(threshold, waiter)
+        self.total += threshold != ANY_CHANGE
         if raise_on_reset:
             self._reset_waiters[waiter] = None
-        timer = NO_TIMER
-        if secs is not None:
-            on_timeout = functools.partial(self._time_out, step, waiter, self._clock.now())
-            timer = self._clock.call_later(secs, on_timeout)
+        publishers = self._park_publishers(waiter, threshold or self.latest.step + 1)
+        timer = None
         try:
-            return await self._park(waiter, step, blocked_step=step)
+            self._update_threshold()
+            if secs is not None:
+                on_timeout = functools.partial(self._time_out, threshold, waiter, self._clock.now())
+                timer = self._clock.call_later(secs, on_timeout)
+            if publishers:
+                self._check_reachable()
+            run = current_run()
+            session = None if run is None else run.session
+            # A stop of the session ends the wait, which is parked already, so that no advance is
+            # missed.
+            result = await (waiter if session is None else session.until(waiter))
         finally:
-            if secs is not None:  # no call for nothing: many waits end together
+            # Many waits end together, so each calls only what it needs.
+            if timer is not None:
                 timer.cancel()
+            if publishers:
+                self._unpark_publishers(publishers, waiter)
             if raise_on_reset:
                 del self._reset_waiters[waiter]
+            if self.waiters.discard(threshold, waiter):
+                self._update_threshold()
+        if isinstance(result, int):
+            return result
+        raise result
 
-    async def next_position(self, seen: Position | None, own: set[Waiter]) -> Position:
-        """Return the latest position as soon as it is another one than `seen`; `own` holds the wait
-        meanwhile.
-        """
-        if self.latest != seen:
-            return self.latest
-        waiter = self._new_waiter()
-        own.add(waiter)
-        try:
-            await self._park(waiter, ANY_CHANGE, blocked_step=self.latest.step + 1)
-        finally:
-            own.discard(waiter)
+    async def next_position(self, seen: Position | None) -> Position:
+        """Return the latest position, if it is `seen` after a wait for another one."""
+        if self.latest == seen:
+            await self.wait(ANY_CHANGE)
         return self.latest
 
     async def wait_initialised(self, secs: float | None) -> None:
@@ -197,11 +211,13 @@ class WaitRegistry:
         timer = call_later(secs, lambda: resolve(waiter, self._not_ready_error(secs)), self._clock)
         try:
             self._notify_subscriber()  # leases are watched while any wait is parked
-            _value_of(await wait_for_others(waiter))
+            result = await wait_for_others(waiter)
         finally:
             timer.cancel()
             self._ready_waiters.pop(waiter, None)
             self._notify_subscriber()
+        if not isinstance(result, int):
+            raise result
 
     def _new_waiter(self, wanted: int | None = None) -> Waiter:
         """Return a future for a wait, or raise why the wait cannot succeed."""
@@ -209,27 +225,6 @@ class WaitRegistry:
             raise _error_of_wait(reason, wanted)
         self._loop = asyncio.get_running_loop()
         return self._loop.create_future()
-
-    async def _park(self, waiter: Waiter, threshold: int, blocked_step: int) -> int:
-        """Wait until the threshold is reached. Publishers that wait here meanwhile cannot advance
-        the run until `blocked_step`.
-        """
-        self.waiters.park(threshold, waiter)
-        publishers = self._park_publishers(waiter, blocked_step)
-        try:
-            self._update_threshold()
-            if publishers:
-                self._check_reachable()
-            run = current_run()
-            session = None if run is None else run.session
-            # A stop of the session ends the wait, which is parked already, so that no advance is
-            # missed.
-            return _value_of(await (waiter if session is None else session.until(waiter)))
-        finally:
-            if publishers:
-                self._unpark_publishers(publishers, waiter)
-            if self.waiters.discard(threshold, waiter):
-                self._update_threshold()
 
     @property
     def waiting(self) -> bool:
@@ -289,6 +284,10 @@ class WaitRegistry:
         if self._loop is not None and not self._update_scheduled:
             self._update_scheduled = True
             self._loop.call_soon(self._update_threshold)
+
+    def wake_changes(self) -> None:
+        """End the waits for any change, although there is none."""
+        self.waiters.wake(ANY_CHANGE)
 
     def set_initialised(self, ready: bool) -> None:
         self.is_initialised = ready
@@ -480,12 +479,6 @@ class WaitRegistry:
             if not publisher.parked:
                 self._warned_at = None
             self._on_publisher_changed(publisher)
-
-
-def _value_of(result: int | AiohooksError) -> int:
-    if isinstance(result, int):
-        return result
-    raise result
 
 
 def _error_of_wait(reason: AiohooksError, wanted: int | None = None) -> AiohooksError:

@@ -30,7 +30,7 @@ from aiohooks.stores._protocol import (
     host_and_pid,
     local_pid,
 )
-from aiohooks.stores._waiting import Changes, Waiter, WaitRegistry
+from aiohooks.stores._waiting import Changes, WaitRegistry
 from aiohooks.stores.publishers import Publisher, Publishers, publisher_summary
 
 _ON_RESET = ("keep", "raise")
@@ -240,19 +240,19 @@ class StepStore(Waiting):
         seen = self._waits.latest.step
         if seen >= step:
             return seen
-        return await self._waits.wait(step, secs, on_reset == "raise")
+        return await self._waits.wait(step, secs, raise_on_reset=on_reset == "raise")
 
     def changes(self) -> Changes:
         """Return an iterator over the positions: the current one, then always the newest, skipping
         those in between.
         """
-        return Changes(self._next_position)
+        return Changes(self._next_position, self._waits.wake_changes)
 
-    async def _next_position(self, seen: Position | None, own: set[Waiter]) -> Position:
+    async def _next_position(self, seen: Position | None) -> Position:
         self._enter()
         if not self.inline:
             await self._before_wait(self.latest.step + (seen == self.latest))
-        return await self._waits.next_position(seen, own)
+        return await self._waits.next_position(seen)
 
     # Publishing.
 

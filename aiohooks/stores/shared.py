@@ -770,7 +770,7 @@ class SharedStepStore(StepStore):
             raise StaleTermError(
                 f"the term {write.term} of this process over {self.run} has ended, {answer.term}"
                 f" has begun at step {position.step}: its lease had run out, and another chief took"
-                " over; stop, or start again",
+                " over, or may; stop, or start again",
                 term=write.term,
                 newest=answer.term,
             )

@@ -48,7 +48,7 @@ class ChecksThenParks(MemoryStepStore):
         if self.latest.step >= step:
             return self.latest.step
         await asyncio.sleep(0)
-        return await self._waits.wait(step, None, raise_on_reset=False)
+        return await self._waits.wait(step)
 
 
 class WakesTooEarly(MemoryStepStore):
