@@ -38,8 +38,9 @@ class ThresholdWaiters(Generic[T]):
         self.lowest = none
         """The lowest threshold with a future."""
 
-    def count_at(self, threshold: int) -> int:
-        return len(self._buckets.get(threshold, ()))
+    def count_above(self, threshold: int) -> int:
+        """Return the number of futures that are not at this one, the lowest of all thresholds."""
+        return self.count - len(self._buckets.get(threshold, ()))
 
     def lowest_above(self, threshold: int) -> int | None:
         """Return the lowest threshold above this one; for reports, it looks at all of them."""
@@ -77,12 +78,14 @@ class ThresholdWaiters(Generic[T]):
         """End the waits for `number` and below with the result `number`."""
         heap, buckets = self._heap, self._buckets
         while heap and heap[0] <= number:
-            bucket = buckets.pop(heapq.heappop(heap), None)
-            if bucket is not None:
-                self.count -= len(bucket)
-                for future in bucket:
-                    if not future.done():
-                        future.set_result(number)
+            threshold = heapq.heappop(heap)
+            bucket = buckets.pop(threshold, None)
+            if bucket is None:  # `discard` leaves the threshold in the heap
+                continue
+            self.count -= len(bucket)
+            for future in bucket:
+                if not future.done():
+                    future.set_result(number)
         self._find_lowest()
 
     def pop_all(self) -> list[tuple[int, asyncio.Future[int | T]]]:

@@ -48,9 +48,9 @@ async def run(  # noqa: PLR0913 - options of users, by keyword
 ) -> list[T]:
     """Run `main(task, *args)` for the chief and each worker, as tasks on a Ray cluster.
 
-    All tasks share a `RayStepStore`. A task whose process or node dies is restarted with the next
-    `attempt`, on a node that has room for it. An exception of `main` is final, and ends the other
-    tasks. Ray also ends the tasks when this process ends.
+    All tasks share a step store on the cluster. A task whose process or node dies is restarted with
+    the next `attempt`, on a node that has room for it. An exception of `main` is final, and ends
+    the other tasks. Ray also ends the tasks when this process ends.
 
     Unless the program handles SIGTERM, the signal ends the tasks as an interrupt would, and then
     the program by `SystemExit`.
@@ -72,7 +72,7 @@ async def run(  # noqa: PLR0913 - options of users, by keyword
         task_options: options of `ray.remote`: `num_cpus`, `num_gpus`, `resources`, `runtime_env`,
             ...
         init_options: options of `ray.init`.
-        store_options: options of `RayStepStore`; `on_lost` is "keep" by default.
+        store_options: options of `open_step_store`; `on_lost` is "keep" by default.
 
     Returns:
         The results: the chief's, then the workers'.

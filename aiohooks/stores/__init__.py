@@ -13,9 +13,9 @@
                     two
     engine          Engine: what an engine provides, and EngineLink: what its store offers to it
     shared          SharedStepStore: a store of several processes, over an engine
-    local/          LocalStepStore, for the processes of one machine: files
-    redis/          RedisStepStore: Redis or Valkey
-    ray/            RayStepStore: an actor on a Ray cluster
+    local/          LocalEngine, for the processes of one machine: SQLite
+    redis/          RedisEngine: Redis or Valkey
+    ray/            RayEngine: an actor on a Ray cluster
     open            open_step_store, by URL
 
 Each imports only from those above it; an engine is imported when it is asked for. Write your own as

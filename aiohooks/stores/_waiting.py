@@ -69,14 +69,16 @@ class Changes:
         return self
 
     async def __anext__(self) -> Position:
-        seen = self._seen  # several tasks may wait, and each gets the next position
+        # A local copy: while this task waits, another one may take the next position.
+        seen = self._seen
         while not self._closed:
             try:
                 position = await self._next_position(seen)
             except PublisherFinishedError:
                 self._closed = True
                 break
-            if position != seen and not self._closed:
+            is_new = position != seen  # otherwise `aclose` of some iterator has woken it
+            if is_new and not self._closed:
                 self._seen = position
                 return position
         raise StopAsyncIteration
@@ -125,8 +127,8 @@ class WaitRegistry:
         """Whether publishers that are not known here may still announce themselves: no wait fails
         for the lack of one.
         """
-        self.total = 0
-        """The number of waits for a step that were parked so far."""
+        self.steps_waited = 0
+        """The number of waits for a step so far that did not end immediately."""
         self.is_initialised = False
         """Whether the chief has initialised what the workers need."""
         self.waiting_since: float | None = None
@@ -138,7 +140,7 @@ class WaitRegistry:
         self._ready_waiters: dict[Waiter, None] = {}  # waits for the chief to be ready
         self._reset_waiters: dict[Waiter, None] = {}  # waits for a step that a reset ends
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._subscribed: int | None = None  # the latest threshold that the store was notified of
+        self._subscribed = self.waiters.lowest  # the threshold that the store was notified of
         # Without it, advances of one turn that each wake a waiter schedule as many updates, and
         # cost 1.8 times as much.
         self._update_scheduled = False
@@ -157,18 +159,31 @@ class WaitRegistry:
     async def wait(
         self, threshold: int, secs: float | None = None, *, raise_on_reset: bool = False
     ) -> int:
-        """Wait for a step that is not reached yet, or for any change; return the step seen.
+        """Wait until a step that is not reached yet, or for `ANY_CHANGE`.
 
-        A run of a session that waits here cannot advance meanwhile: its publisher is blocked.
+        Args:
+            threshold: the step, or `ANY_CHANGE`.
+            secs: how long at most; None for no limit.
+            raise_on_reset: whether a reset ends the wait with `StepResetError`.
+
+        Returns:
+            The step seen.
         """
-        waiter = self._new_waiter(threshold or None)
+        wanted: int | None = threshold
+        blocked_step = threshold
+        if threshold == ANY_CHANGE:
+            wanted = None
+            blocked_step = self.latest.step + 1
+        else:
+            self.steps_waited += 1
+        waiter = self._new_waiter(wanted)
         if secs == 0:
             raise self._timeout_error(threshold, 0.0)
         self.waiters.park(threshold, waiter)
-        self.total += threshold != ANY_CHANGE
         if raise_on_reset:
             self._reset_waiters[waiter] = None
-        publishers = self._park_publishers(waiter, threshold or self.latest.step + 1)
+        # While it waits in a run of a session, the publisher of that run cannot advance.
+        publishers = self._park_publishers(waiter, blocked_step)
         timer = None
         try:
             self._update_threshold()
@@ -179,11 +194,11 @@ class WaitRegistry:
                 self._check_reachable()
             run = current_run()
             session = None if run is None else run.session
-            # A stop of the session ends the wait, which is parked already, so that no advance is
-            # missed.
+            # A stop of the session ends the wait. The waiter is parked by now, so that no advance
+            # is missed.
             result = await (waiter if session is None else session.until(waiter))
         finally:
-            # Many waits end together, so each calls only what it needs.
+            # Many waits may end at the same time, so each skips the cleanup that it does not need.
             if timer is not None:
                 timer.cancel()
             if publishers:
@@ -194,7 +209,7 @@ class WaitRegistry:
                 self._update_threshold()
         if isinstance(result, int):
             return result
-        raise result
+        raise result  # an error is a result of a waiter, see `Waiter`
 
     async def next_position(self, seen: Position | None) -> Position:
         """Return the latest position, if it is `seen` after a wait for another one."""
@@ -203,14 +218,21 @@ class WaitRegistry:
         return self.latest
 
     async def wait_initialised(self, secs: float | None) -> None:
-        """Wait until the chief has initialised the run, `secs` seconds at most."""
+        """Wait until the chief has initialised the run, for `secs` seconds at most; None for no
+        limit.
+        """
         if self.is_initialised:
             return
         waiter = self._new_waiter()
+
+        def on_timeout() -> None:
+            resolve(waiter, self._not_ready_error(secs))
+
         self._ready_waiters[waiter] = None
-        timer = call_later(secs, lambda: resolve(waiter, self._not_ready_error(secs)), self._clock)
+        timer = call_later(secs, on_timeout, self._clock)  # None: never
         try:
-            self._notify_subscriber()  # leases are watched while any wait is parked
+            # The subscriber watches leases only while something waits.
+            self._notify_subscriber()
             result = await wait_for_others(waiter)
         finally:
             timer.cancel()
@@ -233,12 +255,12 @@ class WaitRegistry:
     @property
     def watching(self) -> int:
         """The number of waits for any change."""
-        return self.waiters.count_at(ANY_CHANGE)
+        return self.waiters.count - self.waiting_for_steps
 
     @property
     def waiting_for_steps(self) -> int:
         """The number of waits for a step."""
-        return self.waiters.count - self.watching
+        return self.waiters.count_above(ANY_CHANGE)
 
     @property
     def wanted(self) -> int | None:
@@ -279,7 +301,7 @@ class WaitRegistry:
         immediately.
         """
         self.waiters.wake(self.latest.step)
-        if not self.waiting_for_steps:
+        if not self.waiters.count:
             self.waiting_since = None
         if self._loop is not None and not self._update_scheduled:
             self._update_scheduled = True
@@ -349,15 +371,17 @@ class WaitRegistry:
 
     @property
     def unreachable(self) -> AiohooksError | None:
-        """Why a wait that began now would fail immediately, as far as is known here; None if it
-        would not.
+        """The error that a wait would raise that began now, as far as is known here; None if it
+        would not fail.
         """
         if self.closed:
             return StoreClosedError(f"the step store {self.run} was closed")
         if self._failure is not None and self._failure.position == self.latest:
             return self._failure.error
         left = self.publishers.last_exit
-        if left is None or self.holds or not self.publishers.all_waiting(self.latest.step):
+        if left is None or self.holds:  # a publisher may still register
+            return None
+        if not self.publishers.all_waiting(self.latest.step):
             return None
         if left.error is None:
             return PublisherFinishedError(f"{left.name} finished at step {left.step}")
@@ -392,14 +416,16 @@ class WaitRegistry:
         return self._with_why(SessionNotReadyError(message))
 
     def _with_why(self, error: E) -> E:
-        """Note what the publishers of this process wait for."""
-        at_work = [publisher for publisher in self.publishers.here if not publisher.waiting]
-        if at_work:
-            from aiohooks._why.builder import why  # seldom needed
+        """Return `error`, with a note on what keeps publishers of this process from advancing."""
+        # A publisher that waits for a step itself is held up by another one.
+        busy = [publisher for publisher in self.publishers.here if not publisher.waiting]
+        if not busy:
+            return error
+        from aiohooks._why.builder import why  # seldom needed
 
-            note = why(*(publisher.awaited() for publisher in at_work))
-            if note:
-                add_note(error, note)
+        note = why(*(publisher.awaited() for publisher in busy))
+        if note:
+            add_note(error, note)
         return error
 
     def _check_reachable(self) -> None:
@@ -427,10 +453,10 @@ class WaitRegistry:
     def _update_threshold(self) -> None:
         """After waiters have come or left."""
         self._update_scheduled = False
-        if self.threshold != self._subscribed:
-            self._subscribed = self.threshold
+        if self.waiters.lowest != self._subscribed:
+            self._subscribed = self.waiters.lowest
             self._notify_subscriber()
-        if not self.waiting_for_steps:
+        if not self.waiters.count_above(ANY_CHANGE):
             self.waiting_since = None
             self._log.end(self)
         elif self.waiting_since is None:  # the timer of the log outlives short breaks

@@ -354,7 +354,7 @@ class StepStore(Waiting):
             wanted=waits.wanted,
             watching=waits.watching,
             publishers=waits.publishers.names,
-            waits=waits.total,
+            waits=waits.steps_waited,
             waiting_secs=waits.waiting_secs,
         )
 
@@ -412,6 +412,11 @@ class StepStore(Waiting):
         """What the run of this store is known by in the wait-for graph."""
         return str(id(self))
 
+    @property
+    def _label(self) -> str:
+        """What kind of store this is, for reports."""
+        return type(self).__name__
+
     def _notes(self) -> Iterable[str]:
         """Return what else there is to say about a wait for a step."""
         return ()
@@ -436,10 +441,7 @@ class StepStore(Waiting):
         state = ", closed" if waits.closed else ""
         if waits.waiting_for_steps:
             state += f", {waits.waiting_for_steps} waiting for step {waits.wanted} or more"
-        return (
-            f"<{type(self).__name__} {self.run!r} at step {step} of epoch {epoch}{state},"
-            f" {summary}>"
-        )
+        return f"<{self._label} {self.run!r} at step {step} of epoch {epoch}{state}, {summary}>"
 
     def _observe(self, position: Position) -> None:
         """Take note of a position that the engine has reported; an older one is dropped."""

@@ -38,6 +38,8 @@ class Engine(abc.ABC):
     are found by leases. Otherwise nothing is tried again, and the engine removes the members of
     dead processes by itself.
     """
+    connect_timeout: ClassVar[float] = 10.0
+    """How many seconds the first connection may take, unless the store is given another limit."""
     link: EngineLink
     """What the store offers; set by `attach`."""
 

@@ -5,24 +5,27 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 from aiohooks._validate import check_instance
 from aiohooks.errors import InvalidArgumentError, did_you_mean
 from aiohooks.stores.base import StepStore
+from aiohooks.stores.memory import MemoryStepStore
+from aiohooks.stores.shared import SharedStepStore
 
 URL_VARIABLE = "AIOHOOKS_STEP_STORE"
 RUN_VARIABLE = "AIOHOOKS_RUN"
 
 _ENGINES = {
-    "memory": ("aiohooks.stores.memory", "MemoryStepStore"),
-    "local": ("aiohooks.stores.local", "LocalStepStore"),
-    "redis": ("aiohooks.stores.redis", "RedisStepStore"),
-    "rediss": ("aiohooks.stores.redis", "RedisStepStore"),
-    "unix": ("aiohooks.stores.redis", "RedisStepStore"),
-    "ray": ("aiohooks.stores.ray", "RayStepStore"),
+    "local": ("aiohooks.stores.local", "LocalEngine"),
+    "redis": ("aiohooks.stores.redis", "RedisEngine"),
+    "rediss": ("aiohooks.stores.redis", "RedisEngine"),
+    "unix": ("aiohooks.stores.redis", "RedisEngine"),
+    "ray": ("aiohooks.stores.ray", "RayEngine"),
 }
+_KINDS = ("memory", *_ENGINES)
+_CONNECTION_OPTIONS = ("lease_secs", "heartbeat", "connect_timeout", "max_outage_secs")
 
 
 def open_step_store(url: str | None = None, *, run: str | None = None, **options: Any) -> StepStore:
@@ -39,7 +42,7 @@ def open_step_store(url: str | None = None, *, run: str | None = None, **options
             launchers set for workers.
         run: the name of the run, the same in all its processes; if left out, that in AIOHOOKS_RUN,
             or else "default".
-        options: keyword arguments of that kind of store.
+        options: keyword arguments of the engine, and of `SharedStepStore`.
 
     Raises:
         InvalidArgumentError: there is no such kind of store, the URL is invalid, or an option is
@@ -53,43 +56,53 @@ def open_step_store(url: str | None = None, *, run: str | None = None, **options
                 f"there is no URL of a step store, and {URL_VARIABLE} is not set; give one of them"
             )
     check_instance(url, str, "url")
-    kind, is_url, rest = url.partition("://")
-    if not is_url or kind not in _ENGINES:
-        if is_url:
-            raise InvalidArgumentError(
-                f"unknown kind of step store {kind!r}; {did_you_mean(kind, _ENGINES)}"
-            )
-        # Not the part after a colon: it may hold a password.
-        head = kind.partition(":")[0]
-        raise InvalidArgumentError(
-            f"{head!r} is not the beginning of a step store's URL; give one like local:///directory"
-            " or redis://host:6379"
-        )
-    module, name = _ENGINES[kind]
-    store = cast("type[StepStore]", getattr(importlib.import_module(module), name))
-    known = _options_of(store)
-    for option in options:
-        if option not in known:
-            advice = did_you_mean(option, known) if known else "it takes none"
-            raise InvalidArgumentError(f"a {kind} step store has no option {option!r}; {advice}")
-    address, named = _address_of(kind, url, rest)
+    kind = _kind_of(url)
+    address, named = _address_of(kind, url)
     if named and run and named != run:
         raise InvalidArgumentError(f"run={run!r}, but the URL names {named!r}; give one of them")
-    run = named or (os.environ.get(RUN_VARIABLE) or "default" if run is None else run)
-    return cast("Callable[..., StepStore]", store)(*address, run=run, **options)
-
-
-def _address_of(kind: str, url: str, rest: str) -> tuple[tuple[str, ...], str]:
-    """Return the arguments for a kind of store, and the run if the URL names it."""
+    if run is None:
+        run = os.environ.get(RUN_VARIABLE) or "default"
+    run = named or run
     if kind == "memory":
+        _check_options(kind, options, ())
+        return MemoryStepStore(run=run)
+    module, name = _ENGINES[kind]
+    engine_class = getattr(importlib.import_module(module), name)
+    known = [*_options_of(engine_class), *_options_of(SharedStepStore)]
+    if not engine_class.remote:
+        known = [option for option in known if option not in _CONNECTION_OPTIONS]
+    if not _takes_any_option(engine_class):
+        _check_options(kind, options, known)
+    shared = {name: options.pop(name) for name in _options_of(SharedStepStore) if name in options}
+    return SharedStepStore(engine_class(*address, **options), run=run, **shared)
+
+
+def _kind_of(url: str) -> str:
+    kind, is_url, _ = url.partition("://")
+    if kind in _KINDS and is_url:
+        return kind
+    if is_url:
+        advice = did_you_mean(kind, _KINDS)
+        raise InvalidArgumentError(f"unknown kind of step store {kind!r}; {advice}")
+    # Not the part after a colon: it may hold a password.
+    raise InvalidArgumentError(
+        f"{kind.partition(':')[0]!r} is not the beginning of a step store's URL; give one like"
+        " local:///directory or redis://host:6379"
+    )
+
+
+def _address_of(kind: str, url: str) -> tuple[tuple[str, ...], str]:
+    """Return the arguments for an engine, and the run if the URL names it."""
+    rest = url.partition("://")[2]
+    if kind == "memory" or (kind == "local" and not rest):
         return (), ""
     if kind == "local":
-        if rest and (not rest.startswith("/") or "\0" in rest):
+        if not rest.startswith("/") or "\0" in rest:
             raise InvalidArgumentError(
                 f"{url!r} has no absolute path; give local:///directory, so that all processes use"
                 " the same one"
             )
-        return (rest,) if rest else (), ""
+        return (rest,), ""
     if kind == "ray":
         namespace, _, run = rest.partition("/")
         if ":" in namespace or "?" in rest:
@@ -101,13 +114,21 @@ def _address_of(kind: str, url: str, rest: str) -> tuple[tuple[str, ...], str]:
     return (url,), ""
 
 
-def _options_of(store: type[StepStore]) -> list[str]:
-    """Return the names of the options of a class, also of those that it passes to its base."""
-    names: list[str] = []
-    for kind in store.__mro__:
-        if "__init__" in vars(kind):
-            parameters = inspect.signature(vars(kind)["__init__"]).parameters.values()
-            names += [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
-            if not any(each.kind is each.VAR_KEYWORD for each in parameters):
-                break
-    return [name for name in dict.fromkeys(names) if name != "run"]
+def _options_of(kind: type[Any]) -> list[str]:
+    """Return the names of the options of a class."""
+    parameters = inspect.signature(kind).parameters.values()
+    names = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    return [name for name in names if name != "run"]
+
+
+def _takes_any_option(kind: type[Any]) -> bool:
+    """Return whether a class passes options on, which are checked there."""
+    parameters = inspect.signature(kind).parameters.values()
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+
+
+def _check_options(kind: str, options: dict[str, Any], known: Sequence[str]) -> None:
+    for option in options:
+        if option not in known:
+            advice = did_you_mean(option, known) if known else "it takes none"
+            raise InvalidArgumentError(f"a {kind} step store has no option {option!r}; {advice}")

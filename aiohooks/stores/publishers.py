@@ -174,13 +174,13 @@ class PublisherWatcher(Protocol):
 class Publishers:
     """The publishers of one store."""
 
-    __slots__ = ("_parked", "_registered", "last_exit", "left_here", "others", "watcher")
+    __slots__ = ("_parked_count", "_registered", "last_exit", "left_here", "others", "watcher")
 
     def __init__(self) -> None:
         self._registered: dict[Publisher, None] = {}
         # How many have parked waits, resolved or not: an upper bound of how many are waiting, so
         # that n publishers that park one after the other are not looked through n times.
-        self._parked = 0
+        self._parked_count = 0
         self.last_exit: PublisherExit | None = None
         self.left_here: int = 0
         """How many publishers of this process have left."""
@@ -217,7 +217,8 @@ class Publishers:
     def leave(self, publisher: Publisher, step: int, exc: BaseException | None) -> None:
         """Remove a publisher, and keep how it left."""
         del self._registered[publisher]
-        self._parked -= bool(publisher.parked)
+        if publisher.parked:
+            self._parked_count -= 1
         self.left_here += 1
         error = None if exc is None or is_clean_end(exc) else exc
         self.last_exit = PublisherExit(publisher.name, step, error)
@@ -225,12 +226,13 @@ class Publishers:
     def park(
         self, publisher: Publisher, wait: asyncio.Future[Any], step: int, run: RunScope
     ) -> bool:
-        """Note that a publisher waits for a step, in this run; return False if it is not
+        """Note that a publisher waits for a step in this run. Return False if it is not
         registered.
         """
         if publisher not in self._registered:
             return False
-        self._parked += not publisher.parked
+        if not publisher.parked:
+            self._parked_count += 1
         publisher.parked[wait] = step, run
         return True
 
@@ -238,7 +240,7 @@ class Publishers:
         """Drop a wait, also of a publisher that has left meanwhile."""
         del publisher.parked[wait]
         if not publisher.parked and publisher in self._registered:
-            self._parked -= 1
+            self._parked_count -= 1
 
     def on_held_up(self) -> None:
         """Notify the watcher that a publisher begins to wait between its runs."""
@@ -255,11 +257,13 @@ class Publishers:
         return all(publisher.held_up for publisher in self._registered)
 
     def all_waiting(self, step: int) -> bool:
-        """Whether no publisher could advance now: there is none, or each one is itself waiting
-        beyond `step`.
+        """Return whether no publisher can advance the run from `step`: each one waits itself, for a
+        later step. True if there is none.
+
+        Waits of this process end as soon as their step is reached, so their steps need no look.
         """
         return (
-            self._parked == len(self._registered)
+            self._parked_count == len(self._registered)
             and all(publisher.waiting for publisher in self._registered)
             and all(member.waits_for > step for member in self.others)
         )

@@ -127,7 +127,7 @@ class SharedStepStore(StepStore):
         join_grace_secs: float = 30.0,
         lease_secs: float = 10.0,
         heartbeat: float = 15.0,
-        connect_timeout: float = 10.0,
+        connect_timeout: float | None = None,
         max_outage_secs: float | None = None,
     ) -> None:
         """Check the options; connect later. Those from `lease_secs` on are for an engine behind a
@@ -146,7 +146,8 @@ class SharedStepStore(StepStore):
                 loop is blocked; a longer one is logged at WARNING.
             heartbeat: after how many seconds of silence the connection for notifications is tested:
                 one that is dead without a signal is detected within this time and a second more.
-            connect_timeout: how many seconds the first connection may take, with all its attempts.
+            connect_timeout: how many seconds the first connection may take, with all its attempts;
+                10 by default, 60 on Ray.
             max_outage_secs: after how long an outage waits and writes end with
                 `StoreUnavailableError`; None: they continue.
         """
@@ -155,11 +156,13 @@ class SharedStepStore(StepStore):
         check_secs(join_grace_secs, "join_grace_secs")
         check_secs(lease_secs, "lease_secs", positive=True)
         check_secs(heartbeat, "heartbeat", positive=True)
-        check_secs(connect_timeout, "connect_timeout", positive=True)
+        check_secs(connect_timeout, "connect_timeout", optional=True, positive=True)
         check_secs(max_outage_secs, "max_outage_secs", optional=True, positive=True)
         self._clock = current_clock()
         self._engine = engine
         self._lease_secs = lease_secs if engine.remote else math.inf
+        if connect_timeout is None:
+            connect_timeout = engine.connect_timeout
         self._connect_timeout = connect_timeout if engine.remote else 0.0
         self._max_outage_secs = max_outage_secs
         self._process = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
@@ -330,7 +333,7 @@ class SharedStepStore(StepStore):
         ):
             return Awaited(
                 "store",
-                f"{type(self).__name__} of {self.run}",
+                f"{self._label} of {self.run}",
                 ", ".join(self._notes()) or "no answer yet",
             )
         if method == "_wait_vacancy" and (chief := self._watcher.snapshot.chief) is not None:
@@ -346,6 +349,10 @@ class SharedStepStore(StepStore):
     @property
     def _identity(self) -> str:
         return self._watcher.snapshot.run_id or super()._identity
+
+    @property
+    def _label(self) -> str:
+        return f"{type(self).__name__} over {type(self._engine).__name__}"
 
     def _notes(self) -> Iterable[str]:
         if self._disconnected_at is not None:
@@ -556,12 +563,12 @@ class SharedStepStore(StepStore):
         return isinstance(self._failure, StoreDamagedError)
 
     def _end_all(self, error: EngineError) -> None:
-        """See `EngineLink.fail`; whoever finds that what is there is no run, finds it for all."""
-        if self._is_damaged:
+        """End all calls and waits with an error; see `EngineLink.fail`."""
+        if self._is_damaged:  # which is final
             return
         self._failure = error
         self._abort_waits(error)
-        self._sleepers.wake()
+        self._sleepers.wake()  # calls that are about to be tried again
         if isinstance(error, StoreDamagedError):
             logger.error("run %s: %s", self.run, error)
             self._spawn(self._engine.disconnect(), "closing the connection to a damaged run")
@@ -787,32 +794,39 @@ class SharedStepStore(StepStore):
 
     @contextlib.asynccontextmanager
     async def lead(self, ttl: float | None = None) -> AsyncGenerator[Term]:
+        """See `StepStore.lead`; on leaving the block this process steps down."""
         check_secs(ttl, "ttl", optional=True, positive=True)
         await self._ensure_open()
         if self._leader is not None:
             raise InvalidArgumentError(
                 f"{self!r} leads already, or is about to: leave that block first"
             )
+        # Without a connection, the engine itself finds that the chief has died.
+        lease_secs = ttl if self._engine.remote else None
+        member = self._members.new(f"chief {self._process}", lease_secs)
+        self._leader = member
         self._left_before_lead = self._waits.publishers.left_here
-        self._leader = member = self._members.new(
-            f"chief {self._process}", ttl if self._engine.remote else None
-        )
         try:
-            answer = await self._request(Lead(member))
-            while answer.status != "ok":
-                await self._wait_vacancy()
-                self._check_not_closing()
-                answer = await self._request(Lead(member))
-            self._check_not_closing()
+            answer = await self._request_lead(member)
             self._term = answer.term
             self._members.chief = member._replace(term=answer.term)
             self._announce()
             yield Term(answer.term)
         except BaseException as error:
-            # Also if it was cancelled earlier: the lead may have been granted all the same.
+            # Also if it was cancelled before the answer: the lead may have been granted.
             self._step_down(error)
             raise
         self._step_down(None)
+
+    async def _request_lead(self, member: Member) -> Answer:
+        """Request the lead until there is no other chief."""
+        while True:
+            answer = await self._request(Lead(member))
+            self._check_not_closing()  # the store may have begun to close meanwhile
+            if answer.status == "ok":
+                return answer
+            await self._wait_vacancy()
+            self._check_not_closing()
 
     def _step_down(self, failure: BaseException | None) -> None:
         leader = self._leader

@@ -133,10 +133,10 @@ WAKE_UP = (
     ("Process B waits", "StepStore.wait_for(100)", "called by GlobalStepWaiterHook"),
     ("", "WaitRegistry.wait", "a future, parked under 100"),
     ("", "subscribe", "its slot in the run's file := 101"),
-    ("Process A advances", "SharedStepStore.advance", "lock the run's file (flock)"),
-    ("", "read, validate, write", "step := 100"),
+    ("Process A advances", "SharedStepStore.advance", "a thread waits for the lock"),
+    ("", "RunDatabase.advance", "UPDATE run SET step = 100"),
     ("", "is a slot due?", "yes: write the notifying file"),
-    ("Process B, by inotify", "_on_inotify", "the event loop reads the record"),
+    ("Process B, by inotify", "_on_inotify", "the event loop reads the step"),
     ("", "WaitRegistry.observe", "future.set_result(100)"),
 )
 

@@ -203,7 +203,7 @@ async def test_the_run_of_processes(tmp_path: Path) -> None:
     asyncio tasks have names.
     """
     store = f"local://{tmp_path}"
-    assert await run_processes(distributed_tasks.finds_the_run, num_workers=0) == ["LocalStepStore"]
+    assert await run_processes(distributed_tasks.finds_the_run, num_workers=0) == ["LocalEngine"]
     assert await run_processes(distributed_tasks.returns_its_name, num_workers=1, store=store) == [
         "chief",
         "worker 1",

@@ -83,10 +83,9 @@ class DirectoryWatch(_notify.Inotify):
     _CREATE = 0x100
     _MOVED_FROM = 0x40
     _MOVED_TO = 0x80
+    _DELETE = 0x200
     _IS_DIRECTORY = 0x40000000
-    _MASK = (
-        _CREATE | _notify.MODIFY | _notify.CLOSE_WRITE | _MOVED_FROM | _MOVED_TO | _notify.DELETE
-    )
+    _MASK = _CREATE | _notify.MODIFY | _notify.CLOSE_WRITE | _MOVED_FROM | _MOVED_TO | _DELETE
     _EVENT = struct.Struct("iIII")
 
     def __init__(self, directory: Path) -> None:

@@ -29,10 +29,10 @@ def open_there(run: str) -> str:
     """
     import ray
 
-    from aiohooks.stores.ray import RayStepStore
+    from aiohooks.stores import open_step_store
 
     async def opened() -> str:
-        async with RayStepStore(run=run):
+        async with open_step_store("ray://", run=run):
             node: str = ray.get_runtime_context().get_node_id()
             return node
 
@@ -46,7 +46,7 @@ async def main() -> int:
     from ray.cluster_utils import Cluster
 
     from aiohooks.distributed.ray import run
-    from aiohooks.stores.ray import RayStepStore
+    from aiohooks.stores import open_step_store
 
     ray_constants.ENABLE_RAY_CLUSTER = False  # loopback; Cluster() itself takes no address
     head_args = {
@@ -67,7 +67,7 @@ async def main() -> int:
         launched = asyncio.ensure_future(
             run(distributed_tasks.staggered, args=(LAST,), run=RUN, task_options=options)
         )
-        async with RayStepStore(run=RUN) as store:
+        async with open_step_store("ray://", run=RUN) as store:
             await store.wait_for(15)
             began = time.monotonic()
             await asyncio.to_thread(cluster.remove_node, second, allow_graceful=False)

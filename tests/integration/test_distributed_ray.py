@@ -41,7 +41,7 @@ async def test_tasks(cluster: str, tmp_path: Path) -> None:
 
 async def test_tasks_find_the_run_in_their_environment(cluster: str) -> None:
     """`open_step_store()` without arguments opens the store of the run."""
-    assert await launch(distributed_tasks.finds_the_run, num_workers=0) == ["RayStepStore"]
+    assert await launch(distributed_tasks.finds_the_run, num_workers=0) == ["RayEngine"]
 
 
 async def test_a_task_that_dies(cluster: str) -> None:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from aiohooks.stores.local import LocalStepStore
 from tests.fuzz import local_soak
 from tests.fuzz.store_faults.engines import left_in
 from tests.support.store_processes import WorkerProcess, reply_to
+from tests.support.stores import local_store
 
 pytestmark = [
     pytest.mark.every_python,
@@ -52,7 +52,7 @@ async def test_a_forked_store(tmp_path: Path) -> None:
         await waiter.do("parked")
         child, error = await parent.do("fork")
         try:
-            assert error.startswith("<LocalStepStore 'run'")
+            assert error.startswith("<SharedStepStore over LocalEngine 'run'")
             assert "fork" in error
             parent.process.kill()
             assert (await reply_to(wait, "the wait"))["error"] == "PublisherFailedError"
@@ -80,7 +80,7 @@ async def test_killed_as_another_closes(tmp_path: Path) -> None:
     """A process that closes its store removes another that was killed just before: perhaps no other
     process will.
     """
-    async with processes(tmp_path, 1) as (killed,), LocalStepStore(tmp_path, run="run"):
+    async with processes(tmp_path, 1) as (killed,), local_store(tmp_path, run="run"):
         await killed.do("advance")
         await killed.kill()
 

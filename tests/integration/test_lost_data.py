@@ -15,12 +15,12 @@ import pytest
 import aiohooks as ah
 from aiohooks.errors import PublisherFinishedError
 from aiohooks.stores import SharedStepStore
-from aiohooks.stores.redis import RedisStepStore
 from tests.support.ray_cluster import actor_of, nothing_left
 from tests.support.ray_cluster import cluster as cluster
 from tests.support.redis_servers import execute
 from tests.support.store_proxy import Proxy
 from tests.support.store_servers import Server, running
+from tests.support.stores import shared_store
 
 MakeStore = Callable[[], SharedStepStore]
 Lose = Callable[[], Awaitable[object]]
@@ -139,7 +139,7 @@ class _Watch(ah.SessionRunHook):
 async def through_proxy(port: int) -> AsyncIterator[tuple[Proxy, MakeStore]]:
     async with Proxy.to(port) as proxy:
         url = f"redis://127.0.0.1:{proxy.port}"
-        yield proxy, lambda: RedisStepStore(url, run="lost", lease_secs=2.0)
+        yield proxy, lambda: shared_store(url, run="lost", lease_secs=2.0)
 
 
 @pytest.mark.parametrize("loss", ["flushed", "restarted", "failed over"])
@@ -192,10 +192,9 @@ async def test_an_actor_that_dies(tmp_path: Path) -> None:
 @pytest.mark.asyncio(loop_factories=["asyncio"])
 async def test_an_actor_that_is_killed(cluster: str, tmp_path: Path) -> None:
     """Ray starts it again, without its memory."""
-    from aiohooks import open_step_store
 
     def make_store() -> SharedStepStore:
-        store = open_step_store("ray://aiohooks/lost", lease_secs=2.0)
+        store = shared_store("ray://aiohooks/lost", lease_secs=2.0)
         assert isinstance(store, SharedStepStore)
         return store
 

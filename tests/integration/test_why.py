@@ -200,7 +200,7 @@ def test_an_engine_that_is_away(hang: Hang, ask: Ask, tmp_path: Path) -> None:
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
-        away = rf"RedisStepStore of digits \(its engine has been away for {SECS}\)"
+        away = rf"over RedisEngine of digits \(its engine has been away for {SECS}\)"
         ask(
             rf"'chief' \(step 1, in run 2 for {SECS}\).* at \S*{re.escape(line_of('run'))} waits"
             rf" for .*{SECS} <- .*{away}",

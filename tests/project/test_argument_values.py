@@ -19,7 +19,7 @@ import aiohooks as ah
 from aiohooks.adapters.trackers import TrackerHook
 from aiohooks.checkpoint import KeepBest, KeepEvery, KeepNewest
 from aiohooks.hooks.summaries import SummaryWriter
-from aiohooks.stores.local import LocalStepStore
+from aiohooks.stores.local import LocalEngine
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import invalid, refused
 from tests.support.fake_engine import FakeEngine, FakeStepStore
@@ -497,7 +497,7 @@ VALUES = [
         )
     ),
     *refusals(
-        LocalStepStore,
+        LocalEngine,
         *(
             other("give the path of a directory", directory=bad)
             for bad in ("", 3, b"", "local:///run")

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import threading
 from collections.abc import AsyncIterator
@@ -17,12 +16,12 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.stores._protocol import Expire
-from aiohooks.stores.local import LocalStepStore
 from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.fake_engine import FakeEngine, FakeStepStore
 from tests.support.hooks import EndRecorder, PhaseHook
 from tests.support.sessions import counting, counting_graph, make_runs, outcome
+from tests.support.stores import local_store, locked
 from tests.support.waiting import advance_clock, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
@@ -268,24 +267,24 @@ async def test_a_stop_ends_the_wait_for_a_lock(tmp_path: Path, call: str) -> Non
     """A chief that waits for the lock of a local run, which a stopped process may have, ends at a
     stop; its write may count.
     """
-    steps = LocalStepStore(directory=tmp_path)
+    steps = local_store(directory=tmp_path)
     await steps.value()
-    lock = os.open(steps.directory, os.O_RDONLY)
+    lock = contextlib.ExitStack()
 
     async def init(session: ah.Session) -> None:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.enter_context(locked(steps))
         if call != "mark_initialised":  # the chief calls that next
             await getattr(steps, call)(*[] if call == "advance" else [5])
 
     if call == "lead":
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.enter_context(locked(steps))
     session = ah.AsyncMonitoredSession(chief(steps, scaffold=ah.Scaffold(init_fn=init)))
     entering = asyncio.create_task(session.__aenter__())
     await until_true(
         lambda: any(one.name == "aiohooks step store" for one in threading.enumerate())
     )
     await stopped(session, entering)
-    os.close(lock)
+    lock.close()
     await steps.flush()
     written = {"advance": (1, 1), "raise_to": (1, 5), "reset": (2, 5)}.get(call, (1, 0))
     assert await steps.value() in ((1, 0), written)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import fcntl
 import os
 import resource
 import select
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,10 +18,11 @@ import pytest
 import aiohooks as ah
 from aiohooks._aio.waits import opening_until
 from aiohooks.errors import StoreClosedError, StoreDamagedError
-from aiohooks.stores import open_step_store
-from aiohooks.stores.local import LocalStepStore
+from aiohooks.stores import SharedStepStore, open_step_store
+from aiohooks.stores._protocol import Snapshot
 from aiohooks.testing import ManualClock, check_step_store, step_store_checks
 from tests.support.processes import run_python
+from tests.support.stores import directory_of, engine_of, local_store, locked
 from tests.support.waiting import HANG_SECS, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.every_python
 @pytest.mark.parametrize("check", step_store_checks())
 async def test_conformance(tmp_path: Path, check: str) -> None:
     """The checks of every step store hold, and no file of a process is left over."""
-    await check_step_store(lambda run: LocalStepStore(tmp_path, run=run), check)
+    await check_step_store(lambda run: local_store(tmp_path, run=run), check)
     assert [
         name for run in os.listdir(tmp_path) for name in os.listdir(tmp_path / run / "alive")
     ] == []
@@ -40,18 +40,20 @@ async def test_conformance(tmp_path: Path, check: str) -> None:
 async def test_by_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`local:///directory` names the directory; without one it is the default."""
     async with open_step_store(f"local://{tmp_path}", run="r", on_lost="keep") as store:
-        assert isinstance(store, LocalStepStore)
-        assert store.directory == tmp_path / "r"
+        assert isinstance(store, SharedStepStore)
+        assert directory_of(store) == tmp_path / "r"
         assert await store.advance() == 1
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     default = open_step_store("local://")
-    assert isinstance(default, LocalStepStore)
-    assert default.directory == tmp_path / "aiohooks" / "default"
+    assert isinstance(default, SharedStepStore)
+    assert directory_of(default) == tmp_path / "aiohooks" / "default"
 
 
 def contents(directory: Path) -> dict[str, tuple[int, bytes]]:
-    """What is in a directory: when each file was written, and with what."""
-    paths = sorted(directory.rglob("*"))
+    """What is in a directory: when each file was written, and with what. SQLite's map of the log is
+    left out, which readers lock.
+    """
+    paths = sorted(path for path in directory.rglob("*") if path.name != "run.db-shm")
     return {
         str(path): (path.stat().st_mtime_ns, b"" if path.is_dir() else path.read_bytes())
         for path in paths
@@ -62,17 +64,17 @@ async def test_a_look_from_outside_leaves_no_trace(tmp_path: Path) -> None:
     """`inspect` makes no directory and writes nothing; a run is as it was, and its publishers
     too.
     """
-    missing = LocalStepStore(tmp_path / "missing")
+    missing = local_store(tmp_path / "missing")
     assert await missing.inspect() is None
     await missing.aclose()
     assert not os.listdir(tmp_path)
-    async with LocalStepStore(tmp_path) as store:
+    async with local_store(tmp_path) as store:
         store.publisher("trainer")
         await store.advance(7)
         await store.flush()
         waiting = await parked(store.wait_for(9), 3)
         before = contents(tmp_path)
-        async with contextlib.aclosing(LocalStepStore(tmp_path)) as outside:
+        async with contextlib.aclosing(local_store(tmp_path)) as outside:
             for _ in range(3):
                 found = await outside.inspect()
                 assert found is not None
@@ -90,7 +92,8 @@ async def test_a_look_from_outside_leaves_out_the_dead(tmp_path: Path) -> None:
     """
     code = f"""
 import asyncio, os, signal
-from aiohooks.stores import open_step_store
+from aiohooks.stores import SharedStepStore, open_step_store
+from aiohooks.stores._protocol import Snapshot
 
 async def main():
     store = open_step_store("local://{tmp_path}")
@@ -103,7 +106,7 @@ asyncio.run(main())
 """
     await asyncio.to_thread(subprocess.run, [sys.executable, "-c", code], timeout=HANG_SECS)
     before = contents(tmp_path)
-    async with contextlib.aclosing(LocalStepStore(tmp_path)) as outside:
+    async with contextlib.aclosing(local_store(tmp_path)) as outside:
         found = await outside.inspect()
     assert found is not None
     assert (found.step, found.publishers) == (3, ())
@@ -113,21 +116,15 @@ asyncio.run(main())
 
 
 async def test_a_look_from_outside_at_a_damaged_run(tmp_path: Path) -> None:
-    """It is an error that names the file; so is a directory that may not be read, and no descriptor
-    stays open.
-    """
-    async with LocalStepStore(tmp_path) as store:
+    """It is an error that names the file, and no descriptor stays open."""
+    async with local_store(tmp_path) as store:
         await store.advance()
     descriptors = len(os.listdir("/proc/self/fd"))
-    async with contextlib.aclosing(LocalStepStore(tmp_path)) as outside:
-        (tmp_path / "default" / "position").write_bytes(b"nonsense" * 100)
-        with pytest.raises(StoreDamagedError, match="position"):
+    async with contextlib.aclosing(local_store(tmp_path)) as outside:
+        (tmp_path / "default" / "run.db").write_bytes(b"nonsense" * 100)
+        with pytest.raises(StoreDamagedError, match=r"run\.db"):
             await outside.inspect()
-        (tmp_path / "default" / "position").unlink()
-        (tmp_path / "default" / "position").mkdir()
-        with pytest.raises(StoreDamagedError, match="position"):
-            await outside.inspect()
-        (tmp_path / "default" / "position").rmdir()
+        (tmp_path / "default" / "run.db").unlink()
         assert await outside.inspect() is None
     assert len(os.listdir("/proc/self/fd")) == descriptors
     with pytest.raises(StoreClosedError):
@@ -138,24 +135,24 @@ async def test_the_step_outlives_all_processes(tmp_path: Path) -> None:
     """The step, its epoch and the number of terms are there when the run is opened again, until it
     is forgotten.
     """
-    async with LocalStepStore(tmp_path) as store:
+    async with local_store(tmp_path) as store:
         await store.advance(7)
         await store.reset(3)
         async with store.lead() as term:
             assert term.number == 1
-    async with LocalStepStore(tmp_path) as store:
+    async with local_store(tmp_path) as store:
         assert await store.value() == ah.stores.Position(2, 3)
         async with store.lead() as term:
             assert term.number == 2
         await store.forget()
     assert os.listdir(tmp_path) == []
-    async with LocalStepStore(tmp_path) as store:
+    async with local_store(tmp_path) as store:
         assert await store.value() == ah.stores.Position(1, 0)
 
 
 async def test_forgetting_ends_the_waits_of_others(tmp_path: Path) -> None:
     """Waits in other stores end when the run is deleted, and later calls say why."""
-    async with LocalStepStore(tmp_path) as store, LocalStepStore(tmp_path) as other:
+    async with local_store(tmp_path) as store, local_store(tmp_path) as other:
         wait = await parked(other.wait_for(5))
         await store.forget()
         with pytest.raises(ah.errors.StoreUnavailableError, match="was deleted"):
@@ -182,37 +179,62 @@ def no_descriptors() -> Iterator[None]:
 
 
 async def test_used_up_descriptors_end_no_wait(tmp_path: Path) -> None:
-    """A change that cannot be read because too many files are open is read later: waits continue,
-    and new ones begin.
+    """A death that cannot be seen because too many files are open is seen later: other waits
+    continue, and new ones begin.
     """
     with ManualClock() as clock:
-        async with LocalStepStore(tmp_path) as store, LocalStepStore(tmp_path) as other:
-            waiting = await parked(other.wait_for(3))
-            lead = store.lead()
-            await lead.__aenter__()  # does not suspend
-            with no_descriptors():
-                await ticks(20)
-                late = await parked(other.wait_for(4))
-                await ticks(20)
-                assert other.statistics().publishers == ()
-                assert not waiting.done()
-                assert not late.done()
-            clock.advance(0.2)
+        async with local_store(tmp_path) as store, local_store(tmp_path) as other:
+            killed = local_store(tmp_path)
+            killed.publisher("trainer")
+            await killed.flush()
             await until_true(lambda: other.statistics().publishers)
-            await store.advance(4)
-            assert (await waiting, await late) == (4, 4)
-            assert other._local._retry_timer is None
-            await lead.__aexit__(None, None, None)
+            run = engine_of(killed)._run
+            assert run is not None
+            run.close()  # as the kernel does at the death of a process
+            with no_descriptors():
+                waiting = await parked(other.wait_for(3))
+                await ticks(20)
+                assert other.statistics().publishers == ("trainer",)
+                await store.advance(3)
+                assert await waiting == 3
+            clock.advance(1.0)
+            await until_true(lambda: not other.statistics().publishers)
+            engine_of(killed)._run = None
+            await killed.aclose()
+
+
+async def test_a_full_disk_ends_no_wait(tmp_path: Path) -> None:
+    """Writes raise an error with the directory while there is no room; waits continue."""
+    async with local_store(tmp_path) as store, local_store(tmp_path) as other:
+        waiting = await parked(other.wait_for(2))
+        await store.advance()
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+        try:
+            with pytest.raises(ah.errors.StoreUnavailableError, match=f"{tmp_path}.* make room"):
+                await store.advance()
+            assert not waiting.done()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert await store.advance() == await waiting == 2
 
 
 async def test_an_error_that_does_not_pass_ends_waits_and_is_forgotten(tmp_path: Path) -> None:
-    """After an error of the files waits end with it; a new one does not, once they can be read
+    """After such an error of the files waits end with it; a new one does not, once they can be read
     again.
     """
-    async with LocalStepStore(tmp_path) as store:
+
+    def read(run: object) -> Snapshot:
+        error = sqlite3.OperationalError("attempt to write a readonly database")
+        error.sqlite_errorcode = sqlite3.SQLITE_READONLY
+        raise error
+
+    async with local_store(tmp_path) as store:
         waiting = await parked(store.wait_for(3))
-        store._local._report(OSError(errno.EIO, "Input/output error"))
-        with pytest.raises(ah.errors.StoreUnavailableError, match="Input/output error"):
+        engine_of(store).link.spawn(engine_of(store)._report(read), "reading")
+        with pytest.raises(
+            ah.errors.StoreRefusedError, match=r"a readonly database; .* let this user"
+        ):
             await waiting
         with pytest.raises(ah.StepTimeoutError):
             await store.wait_for(3, timeout=0.01)
@@ -223,10 +245,10 @@ async def test_a_run_directory_that_is_moved(tmp_path: Path, moved: str) -> None
     """Whoever waits there, or uses the store later, is notified: another store of the run would
     begin anew.
     """
-    async with LocalStepStore(tmp_path / "base") as store:
+    async with local_store(tmp_path / "base") as store:
         await store.advance()
         waiting = await parked(store.wait_for(3))
-        async with LocalStepStore(tmp_path / "base") as chief, chief.lead():
+        async with local_store(tmp_path / "base") as chief, chief.lead():
             leading = asyncio.ensure_future(store.lead().__aenter__())
             await until_true(lambda: store._vacancies)
             (tmp_path / moved).rename(tmp_path / "elsewhere")
@@ -239,14 +261,14 @@ async def test_a_run_directory_that_is_moved(tmp_path: Path, moved: str) -> None
         for use in (store.advance, store.value, store.forget):
             with pytest.raises(ah.errors.StoreUnavailableError, match="was moved"):
                 await use()
-    assert list((tmp_path / "elsewhere").rglob("position")) != []
+    assert list((tmp_path / "elsewhere").rglob("run.db")) != []
 
 
 async def test_a_run_directory_that_is_moved_and_moved_back(tmp_path: Path) -> None:
     """Nothing is lost: the waits continue."""
-    async with LocalStepStore(tmp_path) as store, LocalStepStore(tmp_path) as other:
+    async with local_store(tmp_path) as store, local_store(tmp_path) as other:
         waiting = await parked(store.wait_for(1))
-        store.directory.rename(tmp_path / "moved").rename(store.directory)
+        directory_of(store).rename(tmp_path / "moved").rename(directory_of(store))
         await ticks(20)
         await other.advance()
         assert await waiting == 1
@@ -256,18 +278,18 @@ async def test_forgetting_keeps_foreign_files(tmp_path: Path) -> None:
     """A file that is not the store's own is not deleted with the run, and the error names the
     directory.
     """
-    async with LocalStepStore(tmp_path) as store:
-        (store.directory / "notes.txt").write_text("mine")
+    async with local_store(tmp_path) as store:
+        (directory_of(store) / "notes.txt").write_text("mine")
         with pytest.raises(ah.errors.StoreUnavailableError, match="default"):
             await store.forget()
-    assert (store.directory / "notes.txt").read_text() == "mine"
+    assert (directory_of(store) / "notes.txt").read_text() == "mine"
 
 
 async def test_an_advance_without_due_waiters_wakes_no_process(tmp_path: Path) -> None:
     """A process that waits gets no event until its own step is reached."""
-    async with LocalStepStore(tmp_path) as store, LocalStepStore(tmp_path) as other:
+    async with local_store(tmp_path) as store, local_store(tmp_path) as other:
         wait = await parked(other.wait_for(10))
-        inotify = other._local._inotify
+        inotify = engine_of(other)._inotify
         assert inotify is not None
         for _ in range(9):
             await store.advance()
@@ -289,7 +311,9 @@ async def test_a_process_that_comes_later_removes_no_one(tmp_path: Path) -> None
     """
     program = f"""
 import asyncio
-from aiohooks.stores import open_step_store
+from aiohooks.stores import SharedStepStore, open_step_store
+from aiohooks.stores._protocol import Snapshot
+from tests.support.stores import directory_of, local_store
 
 async def main():
     async with open_step_store("local://{tmp_path}") as store:
@@ -297,10 +321,10 @@ async def main():
 
 asyncio.run(main())
 """
-    async with LocalStepStore(tmp_path) as store, store.lead():
+    async with local_store(tmp_path) as store, store.lead():
         with store.publisher("trainer"):
             await store.flush()
-            async with LocalStepStore(tmp_path) as late:
+            async with local_store(tmp_path) as late:
                 assert late.statistics().publishers == ("trainer",)
                 found = await late.inspect()
                 assert found is not None
@@ -313,7 +337,7 @@ async def test_more_processes_than_are_read_at_first(tmp_path: Path) -> None:
     slot.
     """
     async with contextlib.AsyncExitStack() as stack:
-        stores = [await stack.enter_async_context(LocalStepStore(tmp_path)) for _ in range(20)]
+        stores = [await stack.enter_async_context(local_store(tmp_path)) for _ in range(20)]
         waits = [await parked(store.wait_for(number)) for number, store in enumerate(stores, 1)]
         for _ in stores:
             await stores[0].advance()
@@ -321,14 +345,14 @@ async def test_more_processes_than_are_read_at_first(tmp_path: Path) -> None:
         found = await stores[0].inspect()
         assert found is not None
         assert found.waiting == ()
-        files = stores[1]._local._files
-        assert files is not None
-        files._write_slot(100)  # as a process leaves it that is killed while it waits for step 99
+        run = engine_of(stores[1])._run
+        assert run is not None
+        run.write_slot(99)  # as a process leaves it that is killed while it waits
         await stores[1].aclose()
         found = await stores[0].inspect()
         assert found is not None
         assert found.waiting == ()
-    assert (tmp_path / "default" / "position").stat().st_size == 128
+    assert not any((tmp_path / "default" / "waiting").read_bytes())
 
 
 async def test_no_timer_runs_while_waiting(tmp_path: Path) -> None:
@@ -336,7 +360,7 @@ async def test_no_timer_runs_while_waiting(tmp_path: Path) -> None:
     clock does not move.
     """
     with ManualClock():
-        async with LocalStepStore(tmp_path) as store, LocalStepStore(tmp_path) as other:
+        async with local_store(tmp_path) as store, local_store(tmp_path) as other:
             with other.publisher("one"):
                 async with other.lead(ttl=1.0):
                     await other.flush()
@@ -351,7 +375,7 @@ async def test_no_timer_runs_while_waiting(tmp_path: Path) -> None:
 
 async def test_an_old_snapshot_is_ignored(tmp_path: Path) -> None:
     """A snapshot that a thread has read may arrive after a newer one."""
-    async with LocalStepStore(tmp_path) as store, LocalStepStore(tmp_path) as other:
+    async with local_store(tmp_path) as store, local_store(tmp_path) as other:
         old = await store._read_run()
         with other.publisher("one"):
             await other.flush()
@@ -366,42 +390,49 @@ async def test_a_stop_while_another_process_has_the_lock(tmp_path: Path) -> None
     """
     with ManualClock():
         async with (
-            LocalStepStore(tmp_path) as other,
-            LocalStepStore(tmp_path) as store,
-            LocalStepStore(tmp_path) as idle,
+            local_store(tmp_path) as other,
+            local_store(tmp_path) as store,
+            local_store(tmp_path) as idle,
         ):
-            lock = os.open(store.directory, os.O_RDONLY)
-            fcntl.flock(lock, fcntl.LOCK_EX)
             coord = ah.Coordinator()
             coord.request_stop("enough")
-            try:
+            with locked(other):
                 with opening_until(coord.until):
                     with pytest.raises(ah.StopRequestedError, match="enough"):
                         await store.lead().__aenter__()
-                    closing = [await parked(one.aclose()) for one in (store, idle)]
+                    closing = [await parked(closed.aclose()) for closed in (store, idle)]
                 await ticks(20)
-                assert not any(one.done() for one in closing)
-            finally:
-                os.close(lock)
+                assert not any(close.done() for close in closing)
             await asyncio.gather(*closing)
-            assert len(os.listdir(other.directory / "alive")) == 1
+            assert len(os.listdir(directory_of(other) / "alive")) == 1
             async with other.lead() as term:
                 assert term.number == 1
 
 
 async def test_an_advance_cancelled_too_late_still_wakes(tmp_path: Path) -> None:
     """A thread that waited for the lock has advanced already: waiters in this process are woken."""
-    async with LocalStepStore(tmp_path) as store, LocalStepStore(tmp_path) as other:
+    async with local_store(tmp_path) as store, local_store(tmp_path) as other:
         await other.value()
-        lock = os.open(store.directory, os.O_RDONLY)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        wait = asyncio.ensure_future(store.wait_for(1))
-        advance = await parked(store.advance(), 5)
-        assert not advance.done()
-        os.close(lock)
+        with locked(other):
+            wait = asyncio.ensure_future(store.wait_for(1))
+            advance = await parked(store.advance(), 5)
+            assert not advance.done()
         while (await other.value()).step < 1:  # does not suspend
             os.sched_yield()
         advance.cancel()
         assert await wait == 1
         with pytest.raises(asyncio.CancelledError):
             await advance
+
+
+async def test_waits_and_reads_need_no_lock(tmp_path: Path) -> None:
+    """While another process has locked the database, the position is read and waits begin; writes
+    follow in their order.
+    """
+    async with local_store(tmp_path) as store:
+        with locked(store):
+            writes = [await parked(write) for write in (store.raise_to(5), store.advance())]
+            wait = await parked(store.wait_for(6))
+            assert (await store.value()).step == 0
+        assert [await write for write in writes] == [5, 6]
+        assert await wait == 6

@@ -13,7 +13,6 @@ import pytest
 from aiohooks import open_step_store
 from aiohooks.stores import Position
 from aiohooks.stores._protocol import Mark, Write
-from aiohooks.stores.ray import RayStepStore
 from aiohooks.stores.ray._actor import LongPoll, StepActor
 from aiohooks.stores.ray.store import RayEngine
 from aiohooks.testing import check_step_store, step_store_checks
@@ -22,7 +21,7 @@ from tests.support.fake_ray import FakeCluster
 
 def test_the_run_is_named_as_with_other_engines() -> None:
     """Without a name the run has the same one on every engine; nothing is connected yet."""
-    assert RayStepStore().run == open_step_store("ray://").run == open_step_store("local://").run
+    assert open_step_store("ray://").run == open_step_store("local://").run == "default"
 
 
 @pytest.mark.parametrize("check", step_store_checks())

@@ -23,14 +23,14 @@ from aiohooks.stores._protocol import (
     Write,
 )
 from aiohooks.stores._run_state import RunState
-from aiohooks.stores.redis._script import (
+from aiohooks.stores.redis.store import (
     SCRIPT,
     FoundRun,
-    Keys,
     parse_answer,
     parse_read,
+    run_keys,
     swap_arguments,
-    write_arguments,
+    write_argument,
 )
 from tests.support.redis_servers import KINDS
 from tests.support.store_servers import running
@@ -43,34 +43,30 @@ class Scripted:
 
     def __init__(self, client: redis.Redis) -> None:
         self.client = client
-        self.keys = Keys("a {strange} name%")
+        self.keys = run_keys("a {strange} name%", "process")
         client.flushall()
         assert self.swap(self.read(), RunState(), "id")
 
-    def call(self, *arguments: str | int, keep_ms: str = "") -> Any:
-        keys = self.keys.all
-        # As the store encodes them: text that is not UTF-8 reaches the server as well.
-        rest = [
-            str(one).encode(errors="backslashreplace")
-            for one in (arguments[0], keep_ms, *arguments[1:])
-        ]
-        return self.client.eval(SCRIPT, len(keys), *keys, *rest)
+    def call(self, request: str, *arguments: Any, run_id: str = "id", keep: str = "") -> Any:
+        head = f"{request} {keep} {run_id}"
+        return self.client.eval(SCRIPT, len(self.keys), *self.keys, head, *arguments)
 
     def read(self) -> FoundRun:
-        return parse_read(self.call("read", "id"))
+        return parse_read(self.call("read"))
 
     def swap(self, found: FoundRun, state: RunState, run_id: str = "id") -> int:
         """Replace the state; return the new version, or 0."""
-        return int(self.call("swap", found.run_id, *swap_arguments(found, run_id, state)))
+        return int(self.call("swap", *swap_arguments(found, run_id, state)))
 
-    def write(self, write: Write, run_id: str = "id", keep_ms: str = "") -> Answer:
+    def write(self, write: Write, run_id: str = "id", keep: str = "") -> Answer:
         """Return the answer to a write, to the run of this identity."""
-        return parse_answer(self.call("write", run_id, *write_arguments(write), keep_ms=keep_ms))
+        argument = write_argument(write)
+        return parse_answer(self.call("write", argument, run_id=run_id, keep=keep))
 
-    def apply(self, request: Request, keep_ms: str = "") -> Answer:
+    def apply(self, request: Request, keep: str = "") -> Answer:
         """Return the answer to a request."""
         if isinstance(request, Write):
-            return self.write(request, keep_ms=keep_ms)
+            return self.write(request, keep=keep)
         found = self.read()
         state = found.state.copy()
         answer = state.apply(request)
@@ -84,7 +80,10 @@ def client(
 ) -> Iterator[redis.Redis]:
     with (
         running(request.param, tmp_path_factory.mktemp("script"), keeps=False) as server,
-        redis.Redis(port=server.port) as client,
+        # As the store encodes: text that is not UTF-8 reaches the server as well.
+        redis.Redis(
+            port=server.port, decode_responses=True, encoding_errors="backslashreplace"
+        ) as client,
     ):
         yield client
 
@@ -140,7 +139,7 @@ def test_a_run_that_has_lost_a_key_is_lost(client: redis.Redis, lost: int) -> No
     scripted.apply(FIRST)
     scripted.apply(Join(Member("p/1", "one", 10.0)))
     before = scripted.read()
-    client.delete(scripted.keys.all[lost])
+    client.delete(scripted.keys[lost])
     found = scripted.read()
     assert found.run_id == ""
     second = FIRST._replace(seq=2)
@@ -150,7 +149,7 @@ def test_a_run_that_has_lost_a_key_is_lost(client: redis.Redis, lost: int) -> No
     state.succeed(Mark(before.state.position, 0))
     assert scripted.swap(found, state, "another")
     again = scripted.read()
-    assert (again.run_id, again.state.position, again.version) == ("another", Position(2, 5), "1")
+    assert (again.run_id, again.state.position, again.version) == ("another", Position(2, 5), 1)
     assert not again.state.members
     assert scripted.write(second).status == "lost"
     after = scripted.write(FIRST, "another")
@@ -172,7 +171,7 @@ def test_the_longest_silent_writers_are_forgotten_first(client: redis.Redis) -> 
     scripted = Scripted(client)
     for number in range(1, 1_400):
         scripted.apply(Write("advance", 1, Position(1, 0), 0, f"w{number}", 1))
-    remembered = client.hlen(scripted.keys.all[-1])
+    remembered = client.hlen(scripted.keys.answers)
     assert 1_024 <= remembered <= 1_280
     assert scripted.apply(Write("advance", 1, Position(1, 0), 0, "w1399", 1)).position == Position(
         1, 1_399
@@ -190,13 +189,13 @@ def test_a_long_field_is_refused_by_its_length(client: redis.Redis) -> None:
     found = scripted.read()
     junk: Any = {"run": "id", "more": "x" * 1_000_000}
     client.xadd(scripted.keys.positions, junk, id="1-500", maxlen=1, approximate=False)
-    before = [client.dump(key) for key in scripted.keys.all]
+    before = [client.dump(key) for key in scripted.keys]
     write = Write("advance", 1, Position(1, 0), 0, "w", 2)
     for call in (lambda: scripted.write(write), lambda: scripted.swap(found, found.state, "b")):
         with pytest.raises(redis.ResponseError, match="FOREIGN an entry of the stream") as caught:
             call()
         assert len(str(caught.value)) < 500
-    assert [client.dump(key) for key in scripted.keys.all] == before
+    assert [client.dump(key) for key in scripted.keys] == before
 
 
 def test_answers_that_no_store_has_written(client: redis.Redis) -> None:
@@ -207,10 +206,10 @@ def test_answers_that_no_store_has_written(client: redis.Redis) -> None:
     write = Write("advance", 1, Position(1, 0), 0, "w", 1)
     scripted.apply(write)
     for answer in ("1 1 2", "1 2 0", "9" * 400 + " 1 1", "-1 1 1"):
-        client.hset(scripted.keys.all[-1], "w w", answer)
+        client.hset(scripted.keys.answers, "w w", answer)
         with pytest.raises(redis.ResponseError, match="FOREIGN"):
             scripted.apply(write)
-    client.hset(scripted.keys.all[-1], mapping={f"x{number}": "" for number in range(6_000)})
+    client.hset(scripted.keys.answers, mapping={f"x{number}": "" for number in range(6_000)})
     with pytest.raises(redis.ResponseError, match="FOREIGN the number of the answers is 6003"):
         scripted.apply(write._replace(writer="another"))
 
@@ -218,13 +217,11 @@ def test_answers_that_no_store_has_written(client: redis.Redis) -> None:
 def test_all_keys_of_a_run_are_on_one_node() -> None:
     """The part in braces is the same in all keys, also where the name of the run has braces."""
     for run in ("default", "a}b", "{", "}{x}", "100%"):
-        keys = Keys(run)
-        tags = {
-            key[key.index("{") + 1 : key.index("}")] for key in (*keys.all, keys.wake("host:1:ab"))
-        }
+        keys = run_keys(run, "host:1:ab")
+        tags = {key[key.index("{") + 1 : key.index("}")] for key in keys}
         assert len(tags) == 1
         assert all(tags)
-    assert Keys("a}").positions != Keys("a%7D").positions
+    assert run_keys("a}", "").positions != run_keys("a%7D", "").positions
 
 
 def test_expiry_of_the_keys(client: redis.Redis) -> None:
@@ -235,6 +232,6 @@ def test_expiry_of_the_keys(client: redis.Redis) -> None:
         Write("advance", 1, Position(1, 0), 0, "w", 1),
         Leave("p/1", "one", 1),
     ):
-        scripted.apply(request, keep_ms="60000")
-    for key in scripted.keys.all:
+        scripted.apply(request, keep="60")
+    for key in scripted.keys:
         assert not client.exists(key) or 0 < client.pttl(key) <= 60_000

@@ -17,6 +17,7 @@ from aiohooks.stores import Position, SharedStepStore
 from tests.support.fake_engine import FakeEngine, FakeStepStore
 from tests.support.redis_servers import KINDS
 from tests.support.store_servers import Server, first_stream, running
+from tests.support.stores import shared_store
 from tests.support.waiting import parked, parked_wait, ticks
 
 NUMBERS = itertools.count()
@@ -153,11 +154,9 @@ async def test_redis(redis_server: Server, what: str, command: tuple[str, ...]) 
     """Keys that hold something else."""
     import redis
 
-    from aiohooks.stores.redis import RedisStepStore
-
     run = f"damaged {next(NUMBERS)}"
     url = f"redis://127.0.0.1:{redis_server.port}"
-    async with RedisStepStore(url, run=run) as store:
+    async with shared_store(url, run=run) as store:
         await store.advance(3)
         await store.flush()
     name, key, *rest = command
@@ -166,7 +165,7 @@ async def test_redis(redis_server: Server, what: str, command: tuple[str, ...]) 
         if name not in ("HSET", "HDEL"):
             other.delete(key)
         cast("Any", other).execute_command(name, key, *rest)
-    error = await damaged_and_forgotten(RedisStepStore(url, run=run), RedisStepStore(url, run=run))
+    error = await damaged_and_forgotten(shared_store(url, run=run), shared_store(url, run=run))
     assert f"aiohooks:{{{run}}}*" in error.path
 
 
@@ -174,10 +173,8 @@ async def test_redis_damaged_meanwhile(redis_server: Server) -> None:
     """Waiters are notified: the blocking read ends when its key is deleted or replaced."""
     import redis
 
-    from aiohooks.stores.redis import RedisStepStore
-
     run = f"damaged {next(NUMBERS)}"
-    async with RedisStepStore(
+    async with shared_store(
         f"redis://127.0.0.1:{redis_server.port}", run=run, heartbeat=0.2
     ) as store:
         await store.advance(3)

@@ -16,9 +16,11 @@ import aiohooks as ah
 from aiohooks._aio.contexts import begin_run
 from aiohooks.stores import SharedStepStore
 from aiohooks.stores._protocol import Lead, Position, Snapshot
-from aiohooks.stores.local import LocalStepStore
+from aiohooks.stores.local._database import RunDatabase
+from aiohooks.stores.local._notify import Inotify
 from aiohooks.stores.local.store import LocalEngine
 from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
+from tests.support.stores import local_store
 from tests.support.waiting import cancel_and_wait, forever, parked, ticks
 
 pytestmark = pytest.mark.every_python
@@ -38,9 +40,8 @@ class Unnotified(FakeConnection):
 class UnnotifiedFiles(LocalEngine):
     """The same in files."""
 
-    def _on_inotify(self) -> None:
-        if self._inotify is not None:
-            self._inotify.read_events()
+    def _on_inotify(self, run: RunDatabase, inotify: Inotify) -> None:
+        inotify.read_events()
 
 
 @pytest.fixture(params=["fake", "local"])
@@ -56,7 +57,7 @@ def two(request: pytest.FixtureRequest, tmp_path: Path) -> Two:
         else:
             async with (
                 SharedStepStore(UnnotifiedFiles(tmp_path)) as a,
-                LocalStepStore(tmp_path) as b,
+                local_store(tmp_path) as b,
             ):
                 yield a, b
 

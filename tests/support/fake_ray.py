@@ -109,7 +109,7 @@ class FakeRayEngine(RayEngine):
     """The store's engine, with the cluster replaced."""
 
     def __init__(self, cluster: FakeCluster) -> None:
-        super().__init__("fake", None)
+        super().__init__("fake")
         self._cluster = cluster
 
     def _find_actor(self) -> Any:

@@ -20,7 +20,6 @@ import asyncio
 import contextlib
 import ctypes
 import dataclasses
-import fcntl
 import gc
 import itertools
 import json
@@ -28,9 +27,11 @@ import os
 import random
 import select
 import signal
+import sqlite3
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, Literal, Self
@@ -43,10 +44,11 @@ from aiohooks.errors import (
     WrongLoopError,
 )
 from aiohooks.stores import Position, Publisher, open_step_store
-from aiohooks.stores.local import _files, _lock, _notify
+from aiohooks.stores.local import _database, _notify, _processes
 from tests.conformance.report import installed_loops, loop_factory
 from tests.support.source import ROOT
 from tests.support.step_laws import Kind, Operation
+from tests.support.stores import directory_of
 from tests.support.waiting import HANG_SECS, elapse
 
 numbers = itertools.count(1)
@@ -420,14 +422,15 @@ class Worker:
                 await store.flush()
             if number % 997 == 0:
                 async with open_step_store(
-                    f"local://{store.directory.parent}", run=store.run
+                    f"local://{directory_of(store).parent}", run=store.run
                 ) as other:
                     await other.value()
 
     async def hold_lock(self) -> None:
         """Take the lock of the run for good."""
         await self.store.value()
-        fcntl.flock(os.open(self.store.directory, os.O_RDONLY), fcntl.LOCK_EX)
+        self.held = sqlite3.connect(directory_of(self.store) / "run.db", isolation_level=None)
+        self.held.execute("BEGIN IMMEDIATE")
 
     async def fork(self) -> list[Any]:
         """Return the id of a forked process, which lives until it is killed, and the error that it
@@ -471,7 +474,11 @@ class Worker:
 
             return calling
 
-        for module, name in itertools.product((_files, _lock, _notify), ("os", "fcntl")):
+        class Connection(sqlite3.Connection):
+            execute = counted(sqlite3.Connection.execute)
+
+        _database.sqlite3.connect = partial(sqlite3.connect, factory=Connection)  # type: ignore
+        for module, name in itertools.product((_database, _processes, _notify), ("os", "fcntl")):
             real = getattr(module, name, None)
             if isinstance(real, ModuleType):
                 counting = {
@@ -516,14 +523,10 @@ _SYSTEM_CALLS = (
     "read",
     "pread",
     "pwrite",
-    "rename",
-    "unlink",
-    "ftruncate",
-    "stat",
+    "write",
     "fstat",
     "listdir",
-    "mkfifo",
-    "flock",
+    "mknod",
     "lockf",
 )
 

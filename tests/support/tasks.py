@@ -12,6 +12,7 @@ from typing import Any
 
 from aiohooks import open_step_store
 from aiohooks.distributed import Task
+from aiohooks.stores import SharedStepStore
 
 SCALE = 20
 KILLED_AFTER = 3
@@ -42,7 +43,8 @@ async def finds_the_run(task: Task) -> str:
     """Open the run again, by its environment variables."""
     async with open_step_store() as store:
         assert store.run == task.store.run
-        return type(store).__name__
+        assert isinstance(store, SharedStepStore)
+        return type(store._engine).__name__
 
 
 async def staggered(task: Task, last: int, kills: Sequence[int] = ()) -> tuple[int, int]:

@@ -1,14 +1,16 @@
-"""A step store in the files of one machine: no server.
+"""A step store in a database of one machine: no server.
 
-store      LocalStepStore
-_files     a run's directory, its records, slots and state
-_lock      the lock of a run, and the files that show which processes are alive
-_notify    inotify, and named pipes where there is none
+store        LocalEngine
+_database    a run: its state, the waiting processes, and how they wake each other
+_directory   where a run is kept
+_processes   the files that show which processes are alive
+_notify      inotify
+_calls       calls that wait for the lock of the database
 """
 
-from aiohooks.stores.local._files import default_directory
-from aiohooks.stores.local.store import LocalStepStore
+from aiohooks.stores.local._directory import default_directory
+from aiohooks.stores.local.store import LocalEngine
 
-__all__ = ["LocalStepStore", "default_directory"]
+__all__ = ["LocalEngine", "default_directory"]
 
-LocalStepStore.__module__ = default_directory.__module__ = __name__
+LocalEngine.__module__ = default_directory.__module__ = __name__

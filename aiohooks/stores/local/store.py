@@ -1,23 +1,28 @@
-"""A step store in files, for the processes of one machine: no server, and nothing that has to be
-started.
+"""A step store in a SQLite database, for the processes of one machine: no server, and nothing that
+has to be started.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import functools
+import asyncio
 import os
-from asyncio import get_running_loop
+import sqlite3
+import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from aiohooks._aio.cancel import to_thread
-from aiohooks._aio.clock import NO_TIMER, TimerHandle
-from aiohooks._aio.waits import Backoff
+from aiohooks._aio.cancel import retrieve_exception, to_thread, wait_done
+from aiohooks._aio.clock import sleep
+from aiohooks._aio.waits import wait_for_others
 from aiohooks._validate import check_directory
-from aiohooks.errors import StoreDamagedError, StoreUnavailableError, copy_error
+from aiohooks.errors import (
+    StoreDamagedError,
+    StoreRefusedError,
+    StoreUnavailableError,
+    UnsupportedSystemError,
+)
 from aiohooks.stores._protocol import (
     ENGINE_ERRORS,
     Answer,
@@ -27,30 +32,30 @@ from aiohooks.stores._protocol import (
     Request,
     RunReport,
     Snapshot,
-    damaged_error,
     logger,
-    report_of,
 )
 from aiohooks.stores.engine import Engine, EngineLink
-from aiohooks.stores.local._files import RunFiles, RunRecord, default_directory, run_file_name
-from aiohooks.stores.local._lock import FileLock, check_system
-from aiohooks.stores.local._notify import InotifyWatcher
-from aiohooks.stores.shared import OnLost, SharedStepStore
+from aiohooks.stores.local._calls import submit
+from aiohooks.stores.local._database import (
+    SYSTEM_ERRORS,
+    RunDatabase,
+    delete_run,
+    explain,
+    inspect_run,
+    make_files,
+)
+from aiohooks.stores.local._directory import (
+    default_directory,
+    make_run_directory,
+    run_file_name,
+)
+from aiohooks.stores.local._notify import CLOSE_WRITE, MODIFY, OVERFLOW, Inotify
 
 T = TypeVar("T")
-_OPEN_SECS = 5.0
-_NOT_OUR_FILE = (errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.EEXIST)
-"""Errors of a file in the place of a directory, and the like."""
-_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
-"""Errors that pass: files that others have open, a disk that is full."""
-_PASSING_BACKOFF = Backoff(initial_secs=0.1, max_secs=5.0)
-_CLOSE_SECS = 1.0
-"""How long closing waits for the lock, which a stopped process may hold."""
 
 
-class LocalStepStore(SharedStepStore):
-    """The step of a run in the files of a directory, which the processes of one machine share; each
-    opens its own store.
+class LocalEngine(Engine):
+    """A run in a directory, for the processes of one machine: a SQLite database.
 
     There is no server. The kernel (inotify) notifies waiters when their step is reached, and when a
     process that publishes has died; there are no leases, and a process that is merely stopped
@@ -58,58 +63,29 @@ class LocalStepStore(SharedStepStore):
     `forget`; not every restart of the machine, see `default_directory`.
     """
 
-    def __init__(
-        self,
-        directory: str | os.PathLike[str] | None = None,
-        *,
-        run: str = "default",
-        on_lost: OnLost = "raise",
-        join_grace_secs: float = 30.0,
-    ) -> None:
+    remote: ClassVar[bool] = False
+
+    def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
         """Open nothing yet.
 
         Args:
             directory: where the runs are kept, a directory for each; made if it is missing,
                 `default_directory()` if left out. It must be on a file system of this machine, and
                 no other user may write to a run's directory.
-            run: see `SharedStepStore`; any name is valid, it is quoted for the file system.
-            on_lost: see `SharedStepStore`.
-            join_grace_secs: see `SharedStepStore`.
 
         Raises:
-            InvalidArgumentError: `directory` is not a path, or the name of the run is too long.
-            UnsupportedSystemError: the system is not Linux.
+            InvalidArgumentError: `directory` is not a path.
+            UnsupportedSystemError: the system is not Linux, or its SQLite is too old.
         """
-        check_system()
+        _check_system()
+        self._base: Path | None = None
         if directory is not None:
             check_directory(directory, "directory", url="the URL is for open_step_store")
-        self._local = LocalEngine(directory)
-        super().__init__(self._local, run=run, on_lost=on_lost, join_grace_secs=join_grace_secs)
-
-    @property
-    def directory(self) -> Path:
-        """The directory of this run."""
-        return self._local.directory
-
-
-class LocalEngine(Engine):
-    """The files of a run, its lock, and the kernel's notifications."""
-
-    remote: ClassVar[bool] = False
-
-    def __init__(self, directory: str | os.PathLike[str] | None) -> None:
-        self._base = None if directory is None else Path(directory).absolute()
-        self._files: RunFiles | None = None
-        self._lock: FileLock | None = None
-        self._inotify: InotifyWatcher | None = None
-        self._registered = False
-        self._gone: EngineError | None = (
-            None  # why the files that are open are not those of the run any more
-        )
-        self._subscribed: int | None = None  # the step of which this process is notified
-        self._retry_timer: TimerHandle | None = None
-        self._failed_reads = 0  # in a row
-        self._seen_revision = 0
+            self._base = Path(directory).absolute()
+        self._run: RunDatabase | None = None
+        self._inotify: Inotify | None = None
+        self._subscribed: int | None = None
+        self._revision: int | None = None  # that was reported
 
     def attach(self, link: EngineLink) -> None:
         super().attach(link)
@@ -118,258 +94,171 @@ class LocalEngine(Engine):
     @property
     def directory(self) -> Path:
         """The directory of the run."""
-        return (default_directory() if self._base is None else self._base) / run_file_name(
-            self.link.run
-        )
+        return (self._base or default_directory()) / run_file_name(self.link.run)
 
     # Opening and closing.
 
     async def connect(self, known: Mark) -> Snapshot:
-        while True:
-            await self.disconnect()
-            self._files = files = self._new_files()
-            try:
-                await to_thread(files.open, grace_secs=_OPEN_SECS)
-                self._lock = FileLock(files.run_fd, self._read_record)
-                # Watched first and read second, so that no change is missed.
-                self._inotify = inotify = InotifyWatcher(files.path)
-                snapshot = await self._lock.run(files.register)
-            except OSError as error:
-                raise self._explain(error) from error
-            if snapshot is not None:  # otherwise it was deleted meanwhile
-                get_running_loop().add_reader(inotify.fd, self._on_inotify)
-                self._registered = True
-                return snapshot
+        await self.disconnect()
+        try:
+            self._run = run = await to_thread(self._open_files, grace_secs=5.0)
+            # Watched first and read second, so that no change is missed.
+            self._inotify = Inotify()
+            self._inotify.add_run(self.directory)
+            snapshot = await submit(partial(run.register, self.link.process))
+        except SYSTEM_ERRORS as error:
+            raise self._explain(error) from error
+        if run.is_gone():  # it was deleted meanwhile
+            return await self.connect(known)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._inotify.fd, self._on_inotify, run, self._inotify)
+        return snapshot
 
-    def _new_files(self) -> RunFiles:
-        return RunFiles(self._base, self.link.run, self.link.process)
+    def _open_files(self) -> RunDatabase:
+        make_run_directory(self._base, self.link.run)
+        make_files(self.directory)
+        return RunDatabase(self.directory)
 
     async def disconnect(self) -> None:
-        if self._retry_timer is not None:
-            self._retry_timer.cancel()
-        files, lock, inotify = self._files, self._lock, self._inotify
-        self._files = self._lock = self._inotify = self._retry_timer = self._subscribed = None
-        self._registered = False
-        if inotify is not None:
-            get_running_loop().remove_reader(inotify.fd)
-            inotify.close()
-        if files is None:
+        run = self._run
+        self._run = None
+        self._subscribed = None
+        if self._inotify is not None:
+            asyncio.get_running_loop().remove_reader(self._inotify.fd)
+            self._inotify.close()
+            self._inotify = None
+        if run is None:
             return
-        timer = NO_TIMER
         try:
-            if lock is not None and files.slot >= 0 and self._gone is None:
-                timer = self.link.clock.call_later(
-                    _CLOSE_SECS, functools.partial(lock.close, self._closed_error())
-                )
-                with contextlib.suppress(OSError, *ENGINE_ERRORS):  # other processes find out
-                    await lock.run(files.leave)
+            if not run.is_gone():
+                leaving = submit(run.leave)
+                leaving.add_done_callback(retrieve_exception)
+                await wait_done([leaving], 1.0)  # a stopped process may hold the lock
         finally:
-            timer.cancel()
-            self._close_files(files, lock)
-
-    def _close_files(self, files: RunFiles, lock: FileLock | None) -> None:
-        # A thread that still waits for the lock closes the descriptor when it has it.
-        if lock is not None:
-            lock.close(self._closed_error())
-        elif files.run_fd >= 0:
-            os.close(files.run_fd)
-        files.close()
-
-    def _closed_error(self) -> StoreUnavailableError:
-        return StoreUnavailableError(f"the files of run {self.link.run!r} are not open")
+            run.close()
 
     async def delete(self) -> None:
-        if self._files is None:  # it could not be opened
-            self._files = files = self._new_files()
-            try:
-                await to_thread(files.open_directory, grace_secs=_OPEN_SECS)
-            except OSError as error:
-                raise self._explain(error) from error
-            self._lock, self._gone = FileLock(files.run_fd, lambda: None), None
-        await self._with_lock(RunFiles.delete)
-        self._gone = self._deleted_error()
-
-    async def inspect(self) -> RunReport | None:
-        files, lock = self._new_files(), None
+        gone = self._gone_error()
+        if gone is not None:
+            raise gone
+        await self.disconnect()
         try:
-            if not await to_thread(files.open_existing, grace_secs=_OPEN_SECS):
-                return None
-            lock = FileLock(files.run_fd, lambda: None)
-            found = await lock.run(files.inspect)
+            await to_thread(delete_run, self.directory)
         except OSError as error:
             raise self._explain(error) from error
-        finally:
-            self._close_files(files, lock)
-        return None if found is None else report_of(self.link.run, *found)
+
+    async def inspect(self) -> RunReport | None:
+        try:
+            return await to_thread(inspect_run, self.directory, self.link.run)
+        except SYSTEM_ERRORS as error:
+            raise self._explain(error) from error
 
     # Requests.
 
     def advance_nowait(self, by: int, floor: Position, term: int) -> Position | None:
-        files, lock = self._files, self._lock
-        if files is None or lock is None or self._gone is not None or not lock.try_acquire():
+        if self._run is None:
             return None
         try:
-            return files.advance(by, floor, term)
-        except OSError as error:
-            raise self._explain(error) from error
-        finally:
-            lock.release()
+            return self._run.advance(by, floor, term)
+        except sqlite3.Error:
+            return None  # `request` waits for the lock, or explains the error
 
     async def request(self, request: Request) -> Answer:
-        answer, snapshot = await self._with_lock(lambda files: files.apply(request))
-        if snapshot is not None:
-            self.link.observe(snapshot)
+        answer, snapshot = await self._call(lambda run: run.apply(request))
+        self.link.observe(snapshot)
         return answer
 
     async def read(self) -> Snapshot:
-        # Not the dead: the kernel notifies of them. So this needs no lock, which a stopped process
-        # may hold.
-        files, _ = self._open_files()
+        return await self._call(RunDatabase.snapshot)
+
+    async def _call(self, work: Callable[[RunDatabase], T]) -> T:
+        """Call `work`. A wait for the lock is one for others, which a stop ends: another process
+        has the lock, and is stopped if that lasts.
+        """
+        if self._run is None:
+            raise StoreUnavailableError(f"the files of run {self.link.run!r} are not open")
+        answer = submit(partial(work, self._run))
         try:
-            return files.load_state(files.read()).snapshot()
-        except OSError as error:
+            if not answer.done():
+                with self.link.outage():
+                    await wait_for_others(answer)
+            return answer.result()
+        except SYSTEM_ERRORS as error:
             raise self._explain(error) from error
+        finally:
+            answer.cancel()  # a stop has ended the wait
 
-    async def _with_lock(self, work: Callable[[RunFiles], T]) -> T:
-        files, lock = self._open_files()
+    # Notifications.
+
+    def subscribe(self, step: int | None) -> None:
+        run = self._run
+        if run is None or step == self._subscribed:
+            return
+        self._subscribed = step
         try:
-            return await lock.run(functools.partial(work, files), self.link.outage)
+            run.write_slot(step)
         except OSError as error:
-            raise self._explain(error) from error
+            self.link.fail(self._explain(error))
+        if step is not None:
+            self._observe(run)
 
-    def _open_files(self) -> tuple[RunFiles, FileLock]:
-        if self._gone is not None:
-            raise copy_error(self._gone)
-        if self._files is None or self._lock is None:
-            raise self._closed_error()
-        return self._files, self._lock
+    def _on_inotify(self, run: RunDatabase, inotify: Inotify) -> None:
+        events = inotify.read_events()
+        if events & ~(MODIFY | CLOSE_WRITE) and run.is_gone():
+            run.close()  # calls fail from now on
+        if events & ~CLOSE_WRITE:
+            self._observe(run)
+        if events & (CLOSE_WRITE | OVERFLOW):
+            self.link.spawn(self._report(RunDatabase.remove_dead), "removing the dead")
 
-    def _explain(self, error: OSError) -> EngineError:
-        path = Path(self.directory, str(error.filename or ""))
-        if error.errno in _NOT_OUR_FILE and path.resolve().is_relative_to(self.directory.resolve()):
-            found, expected = str(error.strerror), "what this version makes"
-            delete = f"remove the directory {self.directory}"
-            return damaged_error(
-                self.link.run, str(path), found=found, expected=expected, delete=delete
-            )
-        return StoreUnavailableError(
-            f"the files of run {self.link.run!r} in {self.directory} cannot be used: {error}"
-        )
+    def _observe(self, run: RunDatabase) -> None:
+        """Report the position, and later the state if it has changed: the caller may be about to
+        park a waiter.
+        """
+        try:
+            position, revision = run.position()
+        except sqlite3.Error:
+            revision = -1  # `_report` finds the error as well
+        else:
+            self.link.observe(position)
+        if revision != self._revision:
+            self._revision = revision
+            self.link.spawn(self._report(RunDatabase.snapshot), "reading the run")
 
-    def _deleted_error(self) -> StoreUnavailableError:
+    async def _report(self, read: Callable[[RunDatabase], Snapshot]) -> None:
+        """Report the run; after an error that may pass, such as that of a full disk, try again."""
+        while self._run is not None:
+            try:
+                self.link.observe(await self._call(read))
+                return
+            except ENGINE_ERRORS as error:
+                if isinstance(error, (StoreDamagedError, StoreRefusedError)) or self._gone_error():
+                    self.link.fail(error)
+                    return
+                logger.warning("run %s: the waits continue: %s", self.link.run, error)
+            await sleep(1.0, self.link.clock)
+
+    def _gone_error(self) -> EngineError | None:
+        """Return the error if the files are no longer those of the run."""
+        if self._run is None or not self._run.is_gone():
+            return None
         return StoreUnavailableError(
             f"the run {self.link.run!r} was deleted, or its directory {self.directory} was moved:"
             " close this store and make a new one"
         )
 
-    # Notifications.
+    def _explain(self, error: Exception) -> EngineError:
+        return self._gone_error() or explain(error, self.directory, self.link.run)
 
-    def subscribe(self, step: int | None) -> None:
-        files = self._files
-        if (
-            not self._registered
-            or step == self._subscribed
-            or files is None
-            or self._gone is not None
-        ):
-            return
-        subscribed, self._subscribed = self._subscribed, step
-        try:
-            if step is not None:
-                record = files.subscribe(step)
-            elif subscribed == 0 or (subscribed is not None and subscribed > self.link.latest.step):
-                return files.unsubscribe()
-            else:
-                return  # the step is reached already, so there are no more notifications of it
-        except (OSError, *ENGINE_ERRORS) as error:
-            return self._report(error)
-        self.link.observe(record.position)
-        if record.revision > self._seen_revision:
-            # Later: the caller may be about to park a waiter.
-            get_running_loop().call_soon(self._read_record, RunFiles.read_notified)
 
-    def _on_inotify(self) -> None:
-        inotify, files = self._inotify, self._files
-        if inotify is None or files is None:
-            return
-        try:
-            events = inotify.read_events()
-            if (events.removed or events.moved) and self._is_gone(files):
-                return
-        except OSError as error:
-            self._report(error)
-            return
-        if events.notified:
-            self._read_record(RunFiles.read_notified)
-        if events.ended is None or events.ended:
-            self.link.spawn(self._remove_dead(events.ended), "removing dead processes")
-
-    def _read_record(self, read: Callable[[RunFiles], RunRecord] = RunFiles.read) -> None:
-        """Read where the run is, by default also after a change of this process itself, of which it
-        is not notified.
-        """
-        files = self._files
-        if files is None or not self._registered or self._gone is not None:
-            return
-        try:
-            record = read(files)
-            if record.revision > self._seen_revision:
-                self._seen_revision = record.revision
-                self.link.observe(files.load_state(record).snapshot())
-            else:
-                self.link.observe(record.position)
-        except (OSError, *ENGINE_ERRORS) as error:
-            self._report(error)
-
-    async def _remove_dead(self, slots: set[str] | None) -> None:
-        try:
-            self.link.observe(await self._with_lock(lambda files: files.remove_dead(slots)))
-        except ENGINE_ERRORS as error:
-            self._report(error)
-
-    def _is_gone(self, files: RunFiles) -> bool:
-        """Return whether the open files are not those of the run any more, after ending all waits
-        if this is new.
-        """
-        gone: EngineError | None = None
-        if files.is_evicted() or files.is_deleted():
-            gone = self._deleted_error()
-        else:
-            try:
-                files.check_files()
-            except StoreDamagedError as error:
-                gone = error
-        if gone is not None and self._gone is None:
-            self._gone = gone
-            self._report(gone)
-        return gone is not None
-
-    def _report(self, error: OSError | EngineError) -> None:
-        """End all waits with `error`, as no notification can be relied on any more; or read again,
-        if it may pass.
-        """
-        cause = error if isinstance(error, OSError) else error.__cause__
-        if isinstance(cause, OSError) and cause.errno in _PASSING:
-            if self._retry_timer is None and self._registered:
-                self._failed_reads += 1
-                log = logger.warning if self._failed_reads == 1 else logger.info
-                log("run %s: the waits continue, trying again: %s", self.link.run, error)
-                pause = _PASSING_BACKOFF.pause_secs(self._failed_reads)
-                self._retry_timer = self.link.clock.call_later(pause, self._read_again)
-            return
-        reason = self._explain(error) if isinstance(error, OSError) else error
-        if not isinstance(reason, StoreDamagedError):  # which the store logs
-            logger.error("run %s: %s", self.link.run, reason)
-        self.link.fail(reason)
-
-    def _read_again(self) -> None:
-        self._retry_timer = self._subscribed = None
-        self.link.spawn(self._read_all(), "reading the run again")
-
-    async def _read_all(self) -> None:
-        """Read everything of which this process may have missed the notification."""
-        failed = self._failed_reads
-        self.subscribe(self.link.threshold)
-        await self._remove_dead(None)
-        if failed == self._failed_reads:
-            self._failed_reads = 0
+def _check_system() -> None:
+    if sys.platform != "linux":
+        raise UnsupportedSystemError(
+            "the step store local:// needs Linux, whose kernel notifies of changed files (inotify);"
+            " on this system use redis://, or memory:// in one process"
+        )
+    if sqlite3.sqlite_version_info < (3, 35):  # the first with RETURNING
+        raise UnsupportedSystemError(
+            "the step store local:// needs SQLite 3.35 or later, and this Python has"
+            f" {sqlite3.sqlite_version}: use another Python, or redis://"
+        )

@@ -5,8 +5,8 @@
 well.
 """
 
-from aiohooks.stores.ray.store import RayStepStore
+from aiohooks.stores.ray.store import RayEngine
 
-__all__ = ["RayStepStore"]
+__all__ = ["RayEngine"]
 
-RayStepStore.__module__ = __name__
+RayEngine.__module__ = __name__

@@ -29,7 +29,7 @@ try:
     from ray.exceptions import AuthenticationError, RayError, RaySystemError, RayTaskError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 except ImportError as _missing:
-    raise missing_extra("RayStepStore or RayLauncher", "ray") from _missing
+    raise missing_extra("ray:// or RayLauncher", "ray") from _missing
 
 _ray: Any = ray  # its own types leave most things open
 _lock = threading.Lock()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import call_later
@@ -23,7 +23,6 @@ from aiohooks.stores._protocol import (
 from aiohooks.stores.engine import Engine, EngineLink
 from aiohooks.stores.ray import _cluster
 from aiohooks.stores.ray._actor import LongPoll, StepActor
-from aiohooks.stores.shared import SharedStepStore
 
 T = TypeVar("T")
 _GRACE_SECS = 1.0
@@ -33,48 +32,27 @@ _REPLACED = object()
 """Ends a long poll that a newer one replaces."""
 
 
-class RayStepStore(SharedStepStore):
-    """A step store kept by an actor of a Ray cluster.
+class RayEngine(Engine):
+    """A run in the memory of an actor of a Ray cluster.
 
     The first process that opens the run creates the actor on its own node; it lives until `forget`.
     When it dies, Ray starts it again without its memory: the run continues in a later epoch, and
-    writes get `StoreResetError`. For lost connections see `SharedStepStore`.
+    writes raise `StoreResetError`.
     """
 
-    def __init__(
-        self,
-        namespace: str = "",
-        *,
-        run: str = "default",
-        address: str | None = None,
-        connect_timeout: float = 60.0,
-        **shared: Any,
-    ) -> None:
-        """Create the store; it connects when it is opened.
+    connect_timeout: ClassVar[float] = 60.0  # joining a cluster takes seconds
+
+    def __init__(self, namespace: str = "", *, address: str | None = None) -> None:
+        """Connect later.
 
         Args:
             namespace: the namespace of the actor in the cluster; "aiohooks", if left out.
-            run: the name of the run.
             address: `host:port` of the cluster, for a process that is not a member of one yet; None
                 is RAY_ADDRESS, or the cluster that runs on this machine. Processes that Ray has
                 started need none.
-            connect_timeout: see `SharedStepStore`; joining a cluster takes seconds.
-            shared: see `SharedStepStore`.
         """
         check_instance(address, str, "address=", optional=True)
-        super().__init__(
-            RayEngine(namespace or "aiohooks", address),
-            run=run,
-            connect_timeout=connect_timeout,
-            **shared,
-        )
-
-
-class RayEngine(Engine):
-    """A run in the memory of an actor."""
-
-    def __init__(self, namespace: str, address: str | None) -> None:
-        self._namespace = namespace
+        self._namespace = namespace or "aiohooks"
         self._address = address
         self._joined = False
         self._closed = False

@@ -5,8 +5,8 @@
 replies.
 """
 
-from aiohooks.stores.redis.store import RedisStepStore
+from aiohooks.stores.redis.store import RedisEngine
 
-__all__ = ["RedisStepStore"]
+__all__ = ["RedisEngine"]
 
-RedisStepStore.__module__ = __name__
+RedisEngine.__module__ = __name__

@@ -2,19 +2,20 @@
 -- does it; tests/stores/test_redis_script.py sends the same writes to both. All other changes are made by RunState itself, in a
 -- process, which then replaces the state of the run if no other process was faster.
 --
--- KEYS: positions, changes (streams), state, answers (hashes); for 'wake' only the stream to wake
--- ARGV: the request, for how many milliseconds to keep the keys ('' for indefinitely), the id of the run that the process
--- knows ('' for none), the arguments of the request
+-- KEYS: positions, changes (streams), state, answers (hashes), the stream that ends the blocking read of the process
+-- ARGV: the request, for how many seconds to keep the keys ('' for indefinitely), and the id of the run that the process knows
+-- ('' for none), with a space between them; the arguments of the request
 
-local request, keep_ms, known_run_id = ARGV[1], ARGV[2], ARGV[3]
+local request, keep_secs, known_run_id = string.match(ARGV[1], '^(%l+) (%S*) (.*)$')
+keep_secs = tonumber(keep_secs)
+local positions_key, changes_key, state_key, answers_key, wake_key = unpack(KEYS)
 
 if request == 'wake' then
-  redis.call('XADD', KEYS[1], 'MAXLEN', 1, '*', 'w', '')
-  redis.call('PEXPIRE', KEYS[1], 60000)
+  redis.call('XADD', wake_key, 'MAXLEN', 1, '*', 'w', '')
+  redis.call('PEXPIRE', wake_key, 60000)
   return 1
 end
 
-local positions_key, changes_key, state_key, answers_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local MAX_STEP = 9007199254740991
 local MOST_WRITERS, WRITERS_AFTER_PURGE = 1280, 1024
 
@@ -59,11 +60,12 @@ for i, name in ipairs({'id', 'term', 'leader', 'version', 'layout'}) do
     foreign('the ' .. name .. ' in the state', 'missing')
   end
 end
-local term, leader, version = whole_number(known[2] or '0', 'the term'), known[3] or '', known[4] or ''
-if version ~= '' then
-  whole_number(version, 'the version')
+local term, leader, version = whole_number(known[2] or '0', 'the term'), known[3] or '', whole_number(known[4] or '0', 'the version')
+local WRITE = '^(%l+) (%d+) (%d+) (%d+) (%d+) (%d+) (.*)$'
+local kind, amount, floor_epoch, floor_step, writer_term, seq, writer
+if request == 'write' then
+  kind, amount, floor_epoch, floor_step, writer_term, seq, writer = string.match(ARGV[2], WRITE)
 end
-local writer, seq = ARGV[9], tonumber(ARGV[10] or 0)  -- of a write
 local kept = redis.call('HMGET', answers_key, 'run', request == 'write' and 'w ' .. writer or 'run')
 -- Each key has the id of the run: if one of them is gone, the run is lost.
 if run_id ~= known[1] or run_id ~= kept[1] then
@@ -72,9 +74,9 @@ end
 run_id = run_id or ''
 
 local function renew_expiry()
-  if keep_ms ~= '' then
+  if keep_secs then
     for _, key in ipairs(KEYS) do
-      redis.call('PEXPIRE', key, keep_ms)
+      redis.call('PEXPIRE', key, integer(keep_secs * 1000))
     end
   end
 end
@@ -118,10 +120,10 @@ local function forget_silent_writers()
 end
 
 local function write()
-  local kind, amount = ARGV[4], tonumber(ARGV[5])
-  local floor_epoch, floor_step, writer_term = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
+  amount, floor_epoch, floor_step = tonumber(amount), tonumber(floor_epoch), tonumber(floor_step)
+  writer_term, seq = tonumber(writer_term), tonumber(seq)
   local function reply(status, at_epoch, at_step)
-    return string.format('%s %s %s %.0f', status, at_epoch or integer(epoch), at_step or integer(step), term)
+    return redis.status_reply(string.format('%s %s %s %.0f', status, at_epoch or integer(epoch), at_step or integer(step), term))
   end
   if run_id == '' or run_id ~= known_run_id then
     return reply('lost')
@@ -154,6 +156,10 @@ local function write()
     return reply('full')
   end
   local moves = new_epoch > epoch or new_step > step
+  if new_epoch > epoch then
+    -- A state that was read before is out of date: what a process brings after a loss depends on whether the step was reset.
+    redis.call('HSET', state_key, 'version', integer(version + 1))
+  end
   epoch, step = new_epoch, new_step
   local answer = string.format('%.0f %.0f %.0f', seq, epoch, step)
   if moves then
@@ -167,19 +173,20 @@ local function write()
   return reply('ok')
 end
 
--- Replaces the state if it is still that of the version `after`, and the step was not reset since; returns the new version, or 0.
+-- Replaces the state if it is still that of the version `after`; returns the new version, or 0.
 -- With another id, a new run replaces the old one.
 local function swap()
-  local after, new_run_id, data, new_epoch, new_step = ARGV[4], ARGV[5], ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8])
-  local new_term, new_leader, notifies, fails, after_epoch = ARGV[9], ARGV[10], ARGV[11], ARGV[12], tonumber(ARGV[13])
-  if run_id ~= known_run_id or version ~= after or epoch ~= after_epoch then
+  local found_run_id, after, new_run_id, data = ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
+  local new_epoch, new_step, new_term, new_leader = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8], ARGV[9]
+  local notifies, fails = ARGV[10], ARGV[11]
+  if run_id ~= found_run_id or version ~= after then
     return 0
   end
   local is_new = new_run_id ~= run_id
   if is_new then
     redis.call('DEL', unpack(KEYS))
     redis.call('HSET', answers_key, 'run', new_run_id)
-    run_id, version = new_run_id, '0'
+    run_id, version = new_run_id, 0
   end
   -- Writes since then have moved the step on: it is never moved back.
   local moves = new_epoch > epoch or (new_epoch == epoch and new_step > step)
@@ -189,7 +196,7 @@ local function swap()
   if moves or is_new then
     put_position()
   end
-  local new_version = integer(tonumber(version) + 1)
+  local new_version = integer(version + 1)
   redis.call('HSET', state_key, 'layout', '3', 'run', run_id, 'version', new_version)
   redis.call('HSET', state_key, 'term', new_term, 'leader', new_leader, 'data', data)
   if fails == '1' then
@@ -208,8 +215,8 @@ elseif request == 'swap' then
   return swap()
 elseif request == 'read' or request == 'inspect' then
   local change = redis.call('XREVRANGE', changes_key, '+', '-', 'COUNT', 1)[1]  -- fails unless it is a stream
-  if change and run_id ~= '' and whole_number(string.match(change[1], '^%d+'), 'a change') > tonumber(version) then
-    foreign('a change, which is later than the version ' .. version .. ',', change[1])
+  if change and run_id ~= '' and whole_number(string.match(change[1], '^%d+'), 'a change') > version then
+    foreign('a change, which is later than the version ' .. integer(version) .. ',', change[1])
   end
   if request == 'read' then
     if run_id ~= '' then
@@ -219,9 +226,14 @@ elseif request == 'read' or request == 'inspect' then
     renew_expiry()
   end
   local fields = redis.call('HMGET', state_key, 'data', 'failed_at')
+  local failed_at = {}
+  if fields[2] then
+    local failed_epoch, failed_step = string.match(fields[2], '^(%d+)-(%d+)$')
+    failed_at = {whole_number(failed_epoch or fields[2], 'the epoch of a failure'), whole_number(failed_step or '', 'the step of a failure')}
+  end
   if run_id ~= '' and (fields[1] or '') == '' then
     foreign('the data in the state', 'missing')
   end
-  return {run_id, integer(epoch), integer(step), version, integer(term), leader, fields[1] or '', fields[2] or ''}
+  return {run_id, version, fields[1] or '', epoch, step, term, leader, failed_at}
 end
 return redis.error_reply('ERR aiohooks: unknown request ' .. request)

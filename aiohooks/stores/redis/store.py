@@ -5,25 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import math
-import os
+import hashlib
+import pathlib
+import re
 import secrets
-from collections.abc import Callable, Generator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from aiohooks._aio.clock import sleep
 from aiohooks._aio.waits import Backoff
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.errors import (
     InvalidArgumentError,
-    StoreDamagedError,
     StoreRefusedError,
     StoreUnavailableError,
+    copy_error,
     missing_extra,
 )
 from aiohooks.stores._protocol import (
     Answer,
+    EngineError,
     Mark,
+    Position,
     Request,
     RunReport,
     Snapshot,
@@ -33,494 +36,481 @@ from aiohooks.stores._protocol import (
 )
 from aiohooks.stores._run_state import RunState
 from aiohooks.stores.engine import Engine, EngineLink
-from aiohooks.stores.redis import _script
-from aiohooks.stores.redis._connection import (
-    SENTINEL,
-    RedisConnection,
-    explain_error,
-    is_foreign_data,
-    is_moved,
-    is_unknown_script,
-)
-from aiohooks.stores.shared import SharedStepStore
 
 try:
-    import redis.asyncio.connection as client
-    from redis.asyncio.retry import Retry
-    from redis.backoff import NoBackoff
+    from redis.asyncio import Redis
     from redis.exceptions import RedisError
 except ImportError as _missing:
-    raise missing_extra("RedisStepStore", "redis") from _missing
+    raise missing_extra("redis://", "redis") from _missing
+
+SCRIPT = pathlib.Path(__file__).with_name("script.lua").read_text(encoding="utf-8")
+_SCRIPT_SHA = hashlib.sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
 
 _GRACE_SECS = 1.0  # for the reply to a blocking read, after its heartbeat
-_LONGEST_BLOCK_SECS = 7 * 86_400.0
 _RACE_BACKOFF = Backoff(initial_secs=0.004, max_secs=0.1)
+_MOST_ROUNDS = 10  # of finding a run that other processes, or the server, change meanwhile
+_NEVER = 2**64 - 1  # the highest second half of an id: only a later epoch comes after it
 
-# redis-py's own retries would count a step twice, and on Python 3.11 its timeouts swallow
-# cancellations (python/cpython#86296). The heartbeat finds dead connections.
-_FIXED: dict[str, Any] = {
+# The store has its own timeouts, and reconnects by itself: redis-py's timeouts cost a task for each
+# request, and on Python 3.11 they lose cancellations (python/cpython#86296).
+_DEFAULTS: dict[str, Any] = {
+    "protocol": 2,
+    "single_connection_client": True,
     "socket_timeout": None,
-    "health_check_interval": 0,
-    "retry_on_timeout": False,
-    "decode_responses": False,
+    "decode_responses": True,
+    "encoding_errors": "backslashreplace",
+    "retry": None,
 }
-_TCP_DEFAULTS: dict[str, Any] = {"socket_keepalive": True}
-_TLS_DEFAULTS: dict[str, Any] = {"ssl_cert_reqs": "required", "ssl_check_hostname": True}
+
+# A command, or the script, has found something else than a run.
+_DAMAGE = (
+    "ResponseError.*(WRONGTYPE|FOREIGN|attempt to |bad argument #|not an integer|Expected "
+    "|The ID specified)|is not the state of a run"
+)
+_DATA_LOST = "the data of the run is gone from the server"
+_OTHER_NODE = "the run is on that node of the cluster: give its address, or client= a RedisCluster"
+# The first of these whose pattern is found in the classes of an error, or in its text, tells what
+# it means. Redis 6.2 puts the error of a command into that of the script: it has no class then.
+_HINTS = (
+    (
+        "NoPermissionError|no permissions|can't run this command|can't access at least one",
+        StoreRefusedError,
+        "give the user the rights in docs/guides/engines.md (ACL SETUSER)",
+    ),
+    (
+        "AuthenticationError",
+        StoreRefusedError,
+        "give user and password in the URL, redis://user:password@host:6379, if it has them",
+    ),
+    (
+        "CERTIFICATE|WRONG_VERSION_NUMBER",
+        StoreRefusedError,
+        "rediss:// needs the TLS port, and a name in its certificate as the host; ssl_ca_certs= is"
+        " the authority that signed it, ssl_certfile= and ssl_keyfile= are for this client",
+    ),
+    (
+        "[Uu]nknown (Redis )?command",
+        StoreRefusedError,
+        "Redis 6.2 or later, or Valkey, is needed; for a Sentinel, give client= its master_for",
+    ),
+    ("AskError|ASK |MOVED ", StoreRefusedError, _OTHER_NODE),
+    (
+        "(Type|Value|Index|Attribute)Error",
+        StoreRefusedError,
+        "is that a Redis server? A client= needs decode_responses=True",
+    ),
+    (
+        "ReadOnly|READONLY|NoScript|TryAgain|TRYAGAIN|MasterDown|ClusterDown|OutOfMemory|MISCONF"
+        "|used memory >|NOREPLICAS|good replicas|BUSY|UNBLOCKED",
+        StoreUnavailableError,
+        "requests wait until it accepts them",
+    ),
+    ("ResponseError", StoreRefusedError, "it would reject the request again"),
+    ("Timeout reading", StoreUnavailableError, "a client= needs socket_timeout=None"),
+    (
+        "",
+        StoreUnavailableError,
+        "is a server running (redis-server), and with TLS (rediss://) or without (redis://)?",
+    ),
+)
 
 
-class RedisStepStore(SharedStepStore):
-    """A step store on a Redis server (6.2 or later) or a Valkey server, for processes on several
-    machines.
+class RedisEngine(Engine):
+    """A run on a Redis server (6.2 or later) or a Valkey server.
 
     A process has two connections. One waits in a blocking read, which the server ends when the
     lowest step that this process waits for is reached, and not before; the other sends requests.
-    Each request is one call of one script, done exactly once. docs/guides/engine-redis.md lists the
-    rights that a user needs, and the promises for when a server fails.
+    Each request is one call of one script, done exactly once. docs/guides/engines.md lists the
+    rights that a user needs.
     """
+
+    _keys: Keys
+    _eval = ("EVAL", SCRIPT)
+    """How the script is called; the server has it after the first call."""
 
     def __init__(
         self,
-        url: str,
+        url: str | None = None,
         *,
-        run: str = "default",
-        ssl_ca_certs: str | None = None,
-        ssl_certfile: str | None = None,
-        ssl_keyfile: str | None = None,
-        credential_provider: Any = None,
+        client: Callable[[], Any] | None = None,
         answer_timeout: float = 5.0,
         expire_secs: float | None = None,
-        **shared: Any,
+        **options: Any,
     ) -> None:
-        """Create the store; it connects when it is opened.
+        """Connect later.
 
         Args:
             url: `redis://user:password@host:6379/0`, `rediss://...` with TLS, or
                 `unix:///path/to/socket`.
-            run: the name of the run; runs of different names on one server never meet.
-            ssl_ca_certs: a file with the certificates of the authorities to trust, for a server
-                with a private one.
-            ssl_certfile: a file with this client's certificate, where the server asks for one.
-            ssl_keyfile: a file with its key.
-            credential_provider: redis-py's, where passwords change or come from elsewhere.
+            client: in place of `url`, a function that returns a new client of `redis.asyncio`: a
+                `RedisCluster`, or that of `Sentinel.master_for`. Create the client with
+                `decode_responses=True, socket_timeout=None`.
             answer_timeout: after how many seconds without an answer the connection counts as dead.
             expire_secs: after how many seconds without a connected store the server deletes the
                 run; more than twice the heartbeat. None keeps the run until `forget`.
-            shared: see `SharedStepStore`.
+            options: keyword arguments of redis-py's `Redis.from_url`, such as `ssl_ca_certs`.
 
         Raises:
             InvalidArgumentError: the URL or an option is invalid.
         """
+        if client is not None and (url is not None or options):
+            raise InvalidArgumentError(
+                "client= takes the place of the URL and its options: give them to the client"
+            )
         check_secs(answer_timeout, "answer_timeout", positive=True)
-        check_secs(expire_secs, "expire_secs", optional=True, positive=True)
-        new_connection, address = _parse_url(
-            url,
-            {
-                "ssl_ca_certs": ssl_ca_certs,
-                "ssl_certfile": ssl_certfile,
-                "ssl_keyfile": ssl_keyfile,
-                "credential_provider": credential_provider,
-                "socket_connect_timeout": answer_timeout,
-            },
-        )
-        super().__init__(
-            RedisEngine(new_connection, address, answer_timeout, expire_secs), run=run, **shared
-        )
-
-
-class RedisEngine(Engine):
-    """A run on a server: one connection with a blocking read, and one for requests."""
-
-    def __init__(
-        self,
-        new_connection: Callable[[], Any],
-        address: str,
-        answer_timeout: float,
-        expire_secs: float | None,
-    ) -> None:
-        """Connect later; `new_connection` creates a connection of the client's, `address` is for
-        messages.
-        """
-        self._new_client_connection = new_connection
-        self._address = address
+        check_secs(expire_secs, "expire_secs", optional=True)
+        self._address = "redis"
         self._answer_timeout = answer_timeout
+        self._new_client = client or self._client_factory(url, options)
         self._expire_secs = expire_secs
-        self._keep_ms = "" if expire_secs is None else str(round(expire_secs * 1000))
-        # the last entry seen of the stream that ends this process's own blocking read
-        self._last_wake = "0-0"
-        self._run = _script.FoundRun(
-            "", "", RunState()
-        )  # as last read; the one before, while a connection is made
-        self._requests: RedisConnection | None = None
-        self._reads: RedisConnection | None = None
-        self._blocked_for: float | None = None  # the step that the current blocking read waits for
-        self._read_count = 0  # blocking reads so far
-        self._waking: asyncio.Task[Any] | None = None
+        self._requests: Any = None
+        self._reads: Any = None
+        self._calls: set[asyncio.Timeout] = set()
+        self._lost_by: StoreUnavailableError | None = None  # the connections, or closed
+        # As found by the latest connection; the one before, while a connection is made.
+        self._run = FoundRun("", 0, RunState())
+        self._newest_version = 0  # that this process has read or made
+        # The step that the blocking read waits for; 0 if it is about to end.
+        self._blocked_for = 0
 
     def attach(self, link: EngineLink) -> None:
         super().attach(link)
+        self._keys = run_keys(link.run, link.process)
         if self._expire_secs is not None and self._expire_secs <= 2 * link.heartbeat:
             raise InvalidArgumentError(
                 f"expire_secs is {self._expire_secs!r}; give more than twice the heartbeat, which"
                 f" is {link.heartbeat:g} s: a run that is in use would be deleted"
             )
-        self._keys = _script.Keys(link.run)
-        self._wake_key = self._keys.wake(link.process)
 
     # The connections.
 
-    async def _open_connection(self) -> None:
-        self._last_wake = "0-0"  # this may be another server
-        within = self._open_secs
-        together: list[RedisConnection] = []
-        self._requests = self._new_connection(together)
-        await self._requests.open(within)
-        self._reads = self._new_connection(together)
-        await self._reads.open(within)
-
-    @property
-    def _open_secs(self) -> float:
-        return min(self._answer_timeout, self.link.connect_timeout)
-
     async def connect(self, known: Mark) -> Snapshot:
-        await self._open_connection()
-        assert self._reads is not None
-        with self._ends_if_moved():
-            # A user without the right to read is refused now, not at the first wait.
-            try:
-                await self._execute(
-                    self._reads,
-                    "XREAD",
-                    "STREAMS",
-                    self._keys.positions,
-                    "$",
-                    within=self._answer_timeout,
-                )
-            except StoreRefusedError:
-                if await self._is_sentinel(self._reads):
-                    raise StoreRefusedError(f"redis at {self._address}: {SENTINEL}") from None
-                raise
-            # Nothing after this snapshot is missed: a blocking read from a given id also returns
-            # earlier entries beyond it.
-            self._run = await self._find_run(known)
+        self._requests = self._new_client()
+        self._reads = self._new_client()
+        self._lost_by = None
+        self._eval = ("EVAL", SCRIPT)
+        secs = min(self._answer_timeout, self.link.connect_timeout)
+        # A user without the right to read is rejected now, not at the first wait.
+        await self._execute(self._reads, secs, "XREAD", "STREAMS", self._keys.positions, "$")
+        self._run = await self._find_run(known)
+        self._newest_version = self._run.version
         return self._run.state.snapshot(self._run.run_id)
 
-    @contextlib.contextmanager
-    def _ends_if_moved(self) -> Generator[None]:
-        """End all calls and waits where the server says, to a store that has been open, that the
-        run is on another node.
-        """
-        try:
-            yield
-        except StoreRefusedError as error:
-            if self._run.run_id and is_moved(error):
-                self.link.fail(error)
-            raise
-
-    async def _find_run(self, known: Mark) -> _script.FoundRun:
+    async def _find_run(self, known: Mark) -> FoundRun:
         """Read the run, after making it if it is not there, or if the server has lost what this
         process knows of it.
         """
         # The id of the run that has what this process knows, empty if it knows nothing.
         informed_id = self._run.run_id
-        while True:
-            found = await self._read_state()
+        for attempt in range(1, _MOST_ROUNDS + 1):
+            found = await self._read_state(self._requests)
             is_lost = not found.run_id or self._is_older(found)
             if not is_lost and informed_id in ("", found.run_id):
                 return found
-            state, run_id = found.state.copy(), found.run_id
-            if is_lost:
-                state, run_id = RunState(), secrets.token_hex(8)
-            if informed_id:
-                state.succeed(known)
-            # A part of the run may be left, which this process does not know.
-            if is_lost and found.state.mark != state.mark:
-                state.succeed(found.state.mark)
-            if await self._swap(found, run_id, state) and informed_id:
-                informed_id = run_id
+            run_id = secrets.token_hex(8) if is_lost else found.run_id
+            if await self._swap(found, run_id, self._successor(found, known, is_lost)):
+                informed_id = informed_id and run_id
+            else:
+                await sleep(_RACE_BACKOFF.pause_secs(attempt), self.link.clock)
+        raise StoreUnavailableError(f"{self._address}: the run does not stay as it was written")
 
-    def _is_older(self, found: _script.FoundRun) -> bool:
-        """Return whether the server has the run as it was before this process last read it, from an
-        older copy of its data.
-        """
+    def _is_older(self, found: FoundRun) -> bool:
+        """Return whether the server has an older copy of the run than this process knows."""
         return found.run_id == self._run.run_id and (
-            int(found.version) < int(self._run.version) or found.state.position < self.link.latest
+            found.version < self._newest_version or found.state.position < self.link.latest
         )
 
-    async def _is_sentinel(self, connection: RedisConnection) -> bool:
-        try:
-            role = await self._execute(connection, "ROLE", within=self._answer_timeout)
-        except (
-            StoreUnavailableError,
-            StoreDamagedError,
-        ):  # without the right to ask: what was refused says more
-            return False
-        return isinstance(role, list) and role[:1] == [b"sentinel"]
+    def _successor(self, found: FoundRun, known: Mark, is_lost: bool) -> RunState:
+        """Return the state of the run that has what this process knows, and what is left."""
+        state = RunState() if is_lost else found.state.copy()
+        if self._run.run_id:
+            state.succeed(known)
+        # A part of the run may be left, which this process does not know.
+        if is_lost and found.state.mark != state.mark:
+            state.succeed(found.state.mark)
+        return state
 
-    def _new_connection(self, together: list[RedisConnection]) -> RedisConnection:
-        return RedisConnection(
-            self._new_client_connection(), self._address, self.link.spawn, together
-        )
-
-    def _drop_connections(self, error: BaseException) -> None:
-        if self._requests is not None:
-            self._requests.drop(error)
+    def _lose(self, reason: str) -> StoreUnavailableError:
+        """End all calls, and with them `watch`: the store connects again."""
+        self._lost_by = StoreUnavailableError(reason)
+        for call in self._calls:
+            if not call.expired():
+                call.reschedule(0.0)
+        return self._lost_by
 
     async def disconnect(self) -> None:
-        connections = (self._requests, self._reads)
-        self._requests = self._reads = None
-        for connection in connections:
-            if connection is not None:
-                await connection.aclose()
+        self._lose("the connections are closed on this side")
+        # They have been ended, and are over after a few rounds of the loop.
+        while self._calls:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        for client in filter(None, (self._requests, self._reads)):
+            with contextlib.suppress(Exception):  # it is broken already
+                await client.aclose()
 
     # The blocking read.
 
     async def watch(self) -> None:
-        keys = (self._keys.positions, self._keys.changes, self._wake_key)
-        secs = min(self.link.heartbeat, _LONGEST_BLOCK_SECS)
-        blocking_read = ("XREAD", "BLOCK", max(1, round(secs * 1000)), "STREAMS", *keys)
+        # After these entries come the changes since `connect`.
+        seen_ids = {self._keys.changes: f"{self._run.version}-0", self._keys.wake: "0-0"}
         while True:
             # A waiter that was just woken may wait again: let it, so that this read already blocks
             # for its next step.
             await asyncio.sleep(0)
-            connection = self._reads
-            if connection is None:
-                return
-            threshold = self.link.threshold
-            self._blocked_for = math.inf if threshold is None else threshold
-            self._read_count += 1
-            after = (
-                _script.read_after(self.link.latest, threshold),
-                self._run.last_change,
-                self._last_wake,
-            )
-            try:
-                with self._ends_if_moved():
-                    reply = await self._execute(
-                        connection, *blocking_read, *after, within=secs + _GRACE_SECS
-                    )
-            finally:
-                self._blocked_for = None
-            refresh = not reply
-            with self._unexpected_reply(reply):
-                for key, entry_id, fields in _script.latest_entries(reply):
-                    if key == self._keys.positions:
-                        self._observe_entry(entry_id, fields)
-                    elif key == self._keys.changes:
-                        refresh = True
-                    else:
-                        self._last_wake = entry_id
-            if refresh:
+            streams = await self._read_streams(seen_ids)
+            for key, entries in streams.items():
+                last: Any = entries[-1]
+                # redis-py puts the entries of RESP3 into one more list.
+                entry_id, fields = last[-1] if isinstance(last[0], tuple) else last
+                if key != self._keys.positions:
+                    seen_ids[key] = entry_id
+                elif fields == {"run": self._run.run_id}:
+                    self.link.observe(Position(*map(int, entry_id.split("-"))))
+                else:
+                    raise self._lose(_DATA_LOST)
+            if not streams or self._keys.changes in streams:
                 self.link.observe(await self.read())
 
-    def _observe_entry(self, entry_id: str, fields: dict[str, str]) -> None:
-        if fields.get("run") != self._run.run_id:
-            raise self._data_lost()
-        self.link.observe(_script.parse_position(entry_id))
+    async def _read_streams(self, seen_ids: dict[str, str]) -> dict[str, Any]:
+        """Return the streams with a new entry, or none after a heartbeat."""
+        secs = self.link.heartbeat
+        latest = self.link.latest
+        threshold = self.link.threshold
+        self._blocked_for = _NEVER if threshold is None else threshold
+        reply = await self._execute(
+            self._reads,
+            secs + _GRACE_SECS,
+            "XREAD",
+            "BLOCK",
+            max(1, round(secs * 1000)),
+            "STREAMS",
+            self._keys.positions,
+            *seen_ids,
+            f"{latest.epoch}-{max(self._blocked_for - 1, latest.step)}",
+            *seen_ids.values(),
+        )
+        self._blocked_for = 0
+        return dict(reply or ())
 
     def subscribe(self, step: int | None) -> None:
-        if self._waking is None and self._is_blocked_too_high():
-            self._waking = self.link.spawn(self._end_blocking_read(), "waiting for a lower step")
-
-    def _is_blocked_too_high(self) -> bool:
-        step = self.link.threshold
-        return self._blocked_for is not None and step is not None and step < self._blocked_for
+        if step is not None and step < self._blocked_for:
+            self._blocked_for = 0
+            self.link.spawn(self._end_blocking_read(), "waiting for a lower step")
 
     async def _end_blocking_read(self) -> None:
         # By an entry in a stream that it reads: CLIENT UNBLOCK could arrive before the read, and
         # would do nothing.
         try:
-            while self._is_blocked_too_high():
-                read_count = self._read_count
-                await self._call_script((self._wake_key,), "wake", "")
-                if read_count == self._read_count:
-                    return  # its reply is on the way
+            await self._call_script(self._requests, "wake")
         except StoreUnavailableError as error:
-            self._drop_connections(error)  # which ends the read as well
-        finally:
-            self._waking = None
+            self._lose(str(error))
 
     # Requests.
 
     async def request(self, request: Request) -> Answer:
         if isinstance(request, Write):
-            return await self._write_once(request)
+            reply = await self._call_script(self._requests, "write", write_argument(request))
+            answer = parse_answer(reply)
+            if answer.status == "lost":
+                raise self._lose(_DATA_LOST)
+            return answer
         lost_races = 0
         while True:
-            run = await self._read_run_state()
-            state = run.state.copy()
+            found = await self._read_known()
+            state = found.state.copy()
             answer = state.apply(request)
-            if await self._swap(run, run.run_id, state):
+            if await self._swap(found, found.run_id, state):
                 return answer
             lost_races += 1
             await sleep(_RACE_BACKOFF.pause_secs(lost_races), self.link.clock)
 
-    async def _write_once(self, write: Write) -> Answer:
-        reply = await self._call_script(
-            self._keys.all, "write", self._run.run_id, *_script.write_arguments(write)
-        )
-        with self._unexpected_reply(reply):
-            answer = _script.parse_answer(reply)
-        if answer.status == "lost":
-            raise self._data_lost()
-        return answer
-
     async def read(self) -> Snapshot:
-        run = await self._read_run_state()
-        return run.state.snapshot(run.run_id)
+        found = await self._read_known()
+        return found.state.snapshot(found.run_id)
 
-    async def _read_run_state(self) -> _script.FoundRun:
+    async def _read_known(self) -> FoundRun:
         """Read the run that this process knows."""
-        found = await self._read_state()
-        if found.run_id != self._run.run_id:
-            raise self._data_lost()
-        if int(found.version) >= int(self._run.version):
-            self._run = found
+        newest_version = self._newest_version
+        found = await self._read_state(self._requests)
+        if found.run_id != self._run.run_id or found.version < newest_version:
+            raise self._lose(_DATA_LOST)
+        self._newest_version = max(self._newest_version, found.version)
         return found
 
-    async def _read_state(self) -> _script.FoundRun:
-        """Read the run, whichever it is."""
-        reply = await self._call_script(self._keys.all, "read", self._run.run_id)
-        with self._unexpected_reply(reply):
-            return _script.parse_read(reply)
-
-    async def _swap(self, found: _script.FoundRun, run_id: str, state: RunState) -> bool:
+    async def _swap(self, found: FoundRun, run_id: str, state: RunState) -> bool:
         """Replace the state of the run that was found; return whether no other process was
         faster.
         """
-        if run_id == found.run_id and state.dump() == found.state.dump():
-            return True
-        arguments = _script.swap_arguments(found, run_id, state)
-        reply = await self._call_script(self._keys.all, "swap", found.run_id, *arguments)
-        with self._unexpected_reply(reply):
-            return int(reply) > 0
-
-    def _data_lost(self) -> StoreUnavailableError:
-        """Return the error for a run that is gone, older, or another one, after ending the
-        connections: connecting makes it again.
-        """
-        error = StoreUnavailableError(
-            f"run {self.link.run}: the data of the run is gone from redis at {self._address}"
-        )
-        self._drop_connections(error)
-        return error
-
-    @contextlib.contextmanager
-    def _unexpected_reply(self, reply: Any) -> Generator[None]:
-        try:
-            yield
-        except (ValueError, TypeError, LookupError) as error:
-            if isinstance(reply, list):  # it comes from the script
-                raise self._damaged_error(f"{reply!r:.200}") from error
-            raise StoreRefusedError(
-                f"redis at {self._address} answered {reply!r:.200}: is that a Redis server?"
-            ) from error
-
-    async def _call_script(
-        self, keys: tuple[str, ...], *args: str | int, on: RedisConnection | None = None
-    ) -> Any:
-        connection = on or self._request_connection()
-        command = (len(keys), *keys, args[0], self._keep_ms, *args[1:])
-        try:
-            return await self._execute(
-                connection, "EVALSHA", _script.SCRIPT_SHA, *command, within=self._answer_timeout
-            )
-        except StoreRefusedError as error:
-            if not is_unknown_script(error.__cause__):
-                raise
-            # The server was restarted, or SCRIPT FLUSH.
-            return await self._execute(
-                connection, "EVAL", _script.SCRIPT, *command, within=self._answer_timeout
-            )
-
-    async def _execute(
-        self, connection: RedisConnection, *command: str | int, within: float
-    ) -> Any:
-        try:
-            return await connection.execute(*command, within=within)
-        except StoreUnavailableError:
-            raise
-        except Exception as error:
-            if is_foreign_data(error):
-                text = str(error).partition(" script:")[0]
-                raise self._damaged_error(text.partition("FOREIGN ")[2] or text) from error
-            explained = explain_error(error, self._address)
-            if not isinstance(explained, StoreRefusedError):
-                # A server that is full, or has become a replica, counts as lost until it takes
-                # requests again.
-                self._drop_connections(error)
-            raise explained from error
-
-    def _damaged_error(self, found: str) -> StoreDamagedError:
-        keys = f"{self._keys.positions}*"
-        return damaged_error(
-            self.link.run,
-            f"redis at {self._address}, {keys}",
-            found=found,
-            expected="the keys of a run, of layout 3",
-            delete=f"delete the keys {keys}",
-        )
+        arguments = swap_arguments(found, run_id, state)
+        version: int = await self._call_script(self._requests, "swap", *arguments)
+        self._newest_version = max(self._newest_version, version)
+        return version > 0
 
     async def inspect(self) -> RunReport | None:
-        connection = self._new_connection([])
-        try:
-            await connection.open(self._open_secs)
-            reply = await self._call_script(self._keys.all, "inspect", "", on=connection)
-            with self._unexpected_reply(reply):
-                found = _script.parse_read(reply)
-        finally:
-            await connection.aclose()
+        async with contextlib.aclosing(self._new_client()) as client:
+            found = await self._read_state(client, "inspect")
         return report_of(self.link.run, found.state.snapshot()) if found.run_id else None
 
     async def delete(self) -> None:
-        if self._requests is None:
-            await self._open_connection()
-        command = ("DEL", *self._keys.all, self._wake_key)
-        await self._execute(self._request_connection(), *command, within=self._answer_timeout)
+        async with contextlib.aclosing(self._new_client()) as client:
+            await self._execute(client, self._answer_timeout, "DEL", *self._keys)
 
-    def _request_connection(self) -> RedisConnection:
-        if self._requests is None:
-            raise explain_error(ConnectionError("not connected"), self._address)
-        return self._requests
+    async def _read_state(self, client: Any, request: str = "read") -> FoundRun:
+        """Read the run, whichever it is."""
+        reply = await self._call_script(client, request)
+        try:
+            return parse_read(reply)
+        except ValueError as error:
+            raise self._explain(error, "") from error
+
+    async def _call_script(self, client: Any, request: str, *arguments: Any) -> Any:
+        # redis-py takes 2 µs for each argument.
+        head = f"{request} {self._expire_secs or ''} {self._run.run_id}"
+        command = (*self._eval, len(self._keys), *self._keys, head, *arguments)
+        reply = await self._execute(client, self._answer_timeout, *command)
+        self._eval = ("EVALSHA", _SCRIPT_SHA)
+        return reply
+
+    async def _execute(self, client: Any, within: float, *command: Any) -> Any:
+        """Return the reply to a command.
+
+        If the caller is cancelled, redis-py closes the connection, and opens one for the next call.
+        """
+        is_shared = client in (self._requests, self._reads)
+        try:
+            if is_shared and self._lost_by is not None:
+                raise self._lost_by
+            async with asyncio.timeout(within) as call:
+                self._calls.add(call)
+                try:
+                    return await client.execute_command(*command)
+                finally:
+                    self._calls.discard(call)
+        except Exception as error:
+            if is_shared and self._lost_by is not None:
+                raise copy_error(self._lost_by) from error
+            explained = self._explain(error, f"no answer within {within:g} s")
+            # A server that is full, or has become a replica, counts as lost until it takes requests
+            # again.
+            if is_shared and type(explained) is StoreUnavailableError:
+                self._lose(str(explained))
+            raise explained from error
+
+    def _explain(self, error: Exception, timed_out: str) -> EngineError:
+        """Return the store's error for one of redis-py's, or of `RunState.load`."""
+        text = str(error).rstrip(".") or timed_out
+        signs = f"{type(error).__mro__} {text}"
+        if re.search(_DAMAGE, signs):
+            keys = f"{self._keys.positions}*"
+            return damaged_error(
+                self.link.run,
+                f"{self._address}, {keys}",
+                found=re.sub("FOREIGN | script:.*", "", text),
+                expected="the keys of a run, of layout 3",
+                delete=f"delete the keys {keys}",
+            )
+        kind, hint = next(
+            (kind, hint) for pattern, kind, hint in _HINTS if re.search(pattern, signs)
+        )
+        explained = kind(f"{self._address}: {text}: {hint}")
+        if hint == _OTHER_NODE and self._run.run_id:
+            self.link.fail(explained)
+        return explained
+
+    def _client_factory(self, url: Any, options: dict[str, Any]) -> Callable[[], Any]:
+        """Return a function that returns a new client for the URL."""
+        check_instance(url, str, "url")
+        options["socket_connect_timeout"] = self._answer_timeout
+        options = {name: value for name, value in options.items() if value is not None}
+        is_tls = url.startswith("rediss:")
+        if is_tls:
+            options.setdefault("ssl_check_hostname", True)  # redis-py 5 does not
+        client_class: Any = Redis
+        new_client = functools.partial(client_class.from_url, url, **(_DEFAULTS | options))
+        try:
+            # Find unknown and invalid options, and missing files, now.
+            connection = new_client().connection_pool.make_connection()
+            if is_tls:
+                connection.ssl_context.get()
+        except (TypeError, ValueError, OSError, RedisError) as error:
+            # Not the URL itself: there may be a password in it.
+            raise InvalidArgumentError(
+                f"this URL or an option is not one for Redis: {error}; give redis://host:6379,"
+                " rediss:// for TLS, or unix:///path/to/socket, and files that exist"
+            ) from error
+        place = [str(value) for name, value in connection.repr_pieces() if name != "db"]
+        self._address = f"redis at {':'.join(place)}"
+        return new_client
 
 
-def _parse_url(url: str, options: dict[str, Any]) -> tuple[Callable[[], Any], str]:
-    """Return a function that creates a connection, and the address for messages, without a
-    password.
+class Keys(NamedTuple):
+    """The keys of a run, in the order in which the script expects them."""
+
+    positions: str
+    """A stream with one entry, whose id is the position of the run; see the script."""
+    changes: str
+    """A stream that gets an entry with each change of anything but the position."""
+    state: str
+    answers: str
+    wake: str
+    """A stream by which a process ends its own blocking read."""
+
+
+def run_keys(run: str, process: str) -> Keys:
+    """Return the keys of a run for a process."""
+    # A brace in the name would end the hash tag, and the keys could come to lie on different nodes
+    # of a cluster.
+    tag = run.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
+    positions = f"aiohooks:{{{tag}}}"
+    names = ("changes", "state", "answers", f"wake:{process}")
+    return Keys(positions, *(f"{positions}:{name}" for name in names))
+
+
+class FoundRun(NamedTuple):
+    """A run as it was read."""
+
+    run_id: str
+    """Empty if the run is missing, or a part of it. The state then has the part that is left."""
+    version: int
+    """Grows with each change of anything but the step; 0 without a state."""
+    state: RunState
+
+
+def write_argument(write: Write) -> str:
+    """Return the argument of the script for a write."""
+    kind, amount, (epoch, step), term, writer, seq = write
+    return f"{kind} {amount} {epoch} {step} {term} {seq} {writer}"
+
+
+def swap_arguments(found: FoundRun, run_id: str, state: RunState) -> tuple[Any, ...]:
+    """Return the arguments of the script to replace the state of a run that was found; with another
+    id, the run as well.
     """
-    check_instance(url, str, "url")
-    try:
-        parsed: dict[str, Any] = dict(client.parse_url(url))
-        kind: Any = parsed.pop("connection_class", client.Connection)
-        defaults: dict[str, Any] = {"protocol": 2}
-        for parent, its_defaults in (
-            (client.Connection, _TCP_DEFAULTS),
-            (client.SSLConnection, _TLS_DEFAULTS),
-        ):
-            defaults.update(its_defaults if issubclass(kind, parent) else {})
-        chosen = {name: value for name, value in options.items() if value is not None}
-        settings: dict[str, Any] = {
-            **defaults,
-            **parsed,
-            **chosen,
-            **_FIXED,
-            "retry": Retry(NoBackoff(), 0),
-        }
-        for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
-            # While connecting, the error of a file and that of a server that is away would look the
-            # same.
-            if (path := settings.get(name)) is not None and not os.access(path, os.R_OK):
-                raise ValueError(
-                    f"{name} is {os.fspath(path)!r}, and there is no such file that this process"
-                    " may read"
-                )
-        new_connection: Callable[[], Any] = functools.partial(kind, **settings)
-        new_connection()  # redis-py refuses unknown and invalid options here
-    except (TypeError, ValueError, RedisError) as error:
-        # Not the URL itself: there may be a password in it.
-        raise InvalidArgumentError(
-            f"this URL or an option of it is not one for Redis: {error}; give redis://host:6379,"
-            " rediss:// for TLS, or unix:///path/to/socket"
-        ) from error
-    return new_connection, str(
-        settings.get("path") or f"{settings.get('host', 'localhost')}:{settings.get('port', 6379)}"
+    return (
+        found.run_id,
+        found.version,
+        run_id,
+        state.dump(),
+        *state.position,
+        state.term,
+        state.leader,
+        int(state.revision != found.state.revision),
+        int(state.failure != found.state.failure),
     )
+
+
+def parse_answer(reply: Any) -> Answer:
+    """Read the script's reply to a write."""
+    status, epoch, step, term = reply.split()
+    return Answer(status, Position(int(epoch), int(step)), int(term))
+
+
+def parse_read(reply: Any) -> FoundRun:
+    """Read the script's reply to "read" or "inspect"."""
+    run_id, version, data, epoch, step, term, leader, failed_at = reply
+    state = RunState.load(data.encode()) if data else RunState()
+    state.position = Position(epoch, step)
+    state.term = term
+    state.leader = leader
+    if state.failure is not None and failed_at:
+        state.failure = state.failure._replace(position=Position(*failed_at))
+    return FoundRun(run_id, version, state)

@@ -14,12 +14,7 @@ _WARNED = (
     'warnings.warn(f"{{self!r}} was never closed; use `async with`", ResourceWarning,'
     " stacklevel={}, source=self)"
 )
-_STATFS = (
-    "result = (ctypes.c_long * {})() # `struct statfs`, whose first member is the kind, with room"
-    " to spare"
-)
-_NOTIFIED = "record = self._notify_cache.unpack(os.pread(self._notify_fd, RECORD_SIZE, {}))"
-_LATER = "if {} else notified"
+_STATFS = "result = (ctypes.c_long * {})()"
 _COMPARED = "the numbers are only compared with each other"
 _ON_DEVICE = "found = torch.empty({}, dtype=torch.uint8, device=self.storage.device)"
 _RANGE = "if start % kind.itemsize or start + {} > len(data):"
@@ -74,19 +69,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "break  =>  continue",
     ): "the other units are not reached either",
     (
-        "aiohooks/stores/local/_files.py",
-        "RunFiles.read",
-        (
-            f"return position {_LATER.format('position > notified')}  =>  return position"
-            f" {_LATER.format('(position >= notified)')}"
-        ),
-    ): "equal records are the same",
-    (
-        "aiohooks/stores/local/_files.py",
-        "RunFiles._read_with_slots",
-        "self._read_size *= 2 # there may be more  =>  self._read_size *= 3 # there may be more",
-    ): "any larger size will do",
-    (
         "aiohooks/stores/_run_state.py",
         "RunState._join",
         "self.revision += 1  =>  self.revision += 2",
@@ -101,11 +83,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "SharedStepStore.__init__",
         "self._seq = 0  =>  self._seq = 1",
     ): _COMPARED,
-    (
-        "aiohooks/stores/shared.py",
-        "SharedStepStore._keep_connection",
-        "attempt, connected = 0, True  =>  attempt, connected = 1, True",
-    ): "the first pause is a random part of 0.1 s instead of 0.05 s",
     (
         "aiohooks/stores/memory.py",
         "MemoryStepStore.advance_nowait",
@@ -190,17 +167,12 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "each.fitting.add(function)  =>  pass",
     ): "it is checked once more, and fits",
     (
-        "aiohooks/stores/local/_files.py",
-        "RunFiles.read_notified",
-        f"{_NOTIFIED.format(0)}  =>  {_NOTIFIED.format(1)}",
-    ): "what is no record is read again, with the position",
-    (
         "aiohooks/stores/shared.py",
         "SharedStepStore._delete_run",
         "self._keeping_connection.cancel()  =>  pass",
     ): "it ends by itself, as the connection to a damaged run is closed",
     (
-        "aiohooks/stores/local/_files.py",
+        "aiohooks/stores/local/_directory.py",
         "remote_file_system",
         f"{_STATFS.format(64)}  =>  {_STATFS.format(65)}",
     ): "either is room to spare",

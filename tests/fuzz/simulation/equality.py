@@ -32,7 +32,7 @@ from aiohooks.stores._protocol import (
     Write,
 )
 from aiohooks.stores._run_state import RunState
-from aiohooks.stores.redis import _script
+from aiohooks.stores.redis import store as engine
 from tests.fuzz._harness import command
 from tests.fuzz.simulation.redis_engine import ScriptedRun
 from tests.support.needs import find_program
@@ -46,26 +46,27 @@ class Script:
     """The script, called as the store calls it."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
-        """`call` gets the request, the id of the known run, and the arguments."""
+        """`call` gets the request and its arguments."""
         self._call = call
-        self._swap(_script.parse_read(call("read", "id")), RunState())
+        self._swap(self._read(), RunState())
 
     def apply(self, request: Request) -> Answer:
         if isinstance(request, Write):
-            return _script.parse_answer(
-                self._call("write", "id", *_script.write_arguments(request))
-            )
-        found = _script.parse_read(self._call("read", "id"))
+            return engine.parse_answer(self._call("write", engine.write_argument(request)))
+        found = self._read()
         state = found.state.copy()
         answer = state.apply(request)
         assert self._swap(found, state)
         return answer
 
     def snapshot(self) -> Snapshot:
-        return _script.parse_read(self._call("read", "id")).state.snapshot()
+        return self._read().state.snapshot()
 
-    def _swap(self, found: _script.FoundRun, state: RunState) -> int:
-        return int(self._call("swap", found.run_id, *_script.swap_arguments(found, "id", state)))
+    def _read(self) -> engine.FoundRun:
+        return engine.parse_read(self._call("read"))
+
+    def _swap(self, found: engine.FoundRun, state: RunState) -> int:
+        return int(self._call("swap", *engine.swap_arguments(found, "id", state)))
 
 
 def random_requests(chance: random.Random, state: RunState) -> Iterator[Request]:
@@ -137,18 +138,18 @@ def difference(seed: int, scripts: dict[str, Script]) -> str:
 
 
 def _in_server(client: redis.Redis) -> Script:
-    keys = _script.Keys("equality").all
+    keys = engine.run_keys("equality", "process")
     client.flushall()
     return Script(
-        lambda request, known, *arguments: client.eval(
-            _script.SCRIPT, len(keys), *keys, request, "", known, *arguments
+        lambda request, *arguments: client.eval(
+            engine.SCRIPT, len(keys), *keys, f"{request}  id", *arguments
         )
     )
 
 
 def _simulated() -> Script:
     run = ScriptedRun()
-    return Script(lambda request, known, *arguments: run.call(request, known, *map(str, arguments)))
+    return Script(lambda request, *arguments: run.call(f"{request}  id", *arguments))
 
 
 def compare(seeds: Sequence[int], client: redis.Redis | None) -> list[str]:
@@ -179,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for kind in kinds:
             with (
                 running(kind, Path(directory), keeps=False) as server,
-                redis.Redis(port=server.port) as client,
+                redis.Redis(port=server.port, decode_responses=True) as client,
             ):
                 found = compare(seeds, client)
             print(

@@ -128,7 +128,7 @@ class SimulatedRayEngine(RayEngine):
     """The store's engine, with Ray's handle replaced."""
 
     def __init__(self, network: Network, process: Process) -> None:
-        super().__init__("simulated", None)
+        super().__init__("simulated")
         self._handle = _Handle(network, process)
 
     def _find_actor(self) -> Any:

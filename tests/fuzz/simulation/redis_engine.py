@@ -1,5 +1,5 @@
-"""A Redis server for the simulation, and redis-py's connection to it: the store and its connections
-are the library's own.
+"""A Redis server for the simulation, and redis-py's client of it: the store and its engine are the
+library's own.
 
 The server does what `aiohooks/stores/redis/script.lua` does; `equality` compares the two on a real
 server.
@@ -7,8 +7,8 @@ server.
 
 from __future__ import annotations
 
+import asyncio
 import copy
-from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,31 +41,24 @@ class ScriptedRun:
     def __init__(self) -> None:
         self.keys = Keys()
 
-    def call(self, request: str, known_run_id: str, *args: str) -> Any:
+    def call(self, head: str, *args: Any) -> Any:
+        request, _, known_run_id = head.split(" ", 2)
         keys = self.keys
         self.position, self.run_id = keys.position or (Position(1, 0), "")
         self.term, self.leader = int(keys.state.get("term", 0)), keys.state.get("leader", "")
         if self.run_id != keys.state.get("run", "") or self.run_id != keys.answers.get("run", ""):
             self.run_id = ""
         if request == "write":
-            return self._write(known_run_id, args).encode()
+            return self._write(known_run_id, *args)
         if request == "swap":
-            return self._swap(known_run_id, args)
-        data, failed_at = keys.state.get("data", ""), keys.state.get("failed_at", "")
-        version = keys.state.get("version", "")
-        found = (
-            self.run_id,
-            *self.position,
-            version,
-            self.term,
-            self.leader,
-            data,
-            failed_at,
-        )
-        return [one if isinstance(one, int) else one.encode() for one in found]
+            return self._swap(args)
+        version = int(keys.state.get("version", 0))
+        failed_at = [int(number) for number in keys.state.get("failed_at", "").split()]
+        data = keys.state.get("data", "")
+        return [self.run_id, version, data, *self.position, self.term, self.leader, failed_at]
 
-    def _write(self, known_run_id: str, args: tuple[str, ...]) -> str:
-        kind, amount, floor_epoch, floor_step, term, writer, seq = args
+    def _write(self, known_run_id: str, argument: str) -> str:
+        kind, amount, floor_epoch, floor_step, term, seq, writer = argument.split(" ", 6)
         status, position, answers, state = "lost", self.position, self.keys.answers, RunState()
         if self.run_id and self.run_id == known_run_id:
             state.position, state.term, state.leader = self.position, self.term, self.leader
@@ -81,50 +74,37 @@ class ScriptedRun:
         return f"{status} {position.epoch} {position.step} {self.term}"
 
     def _keep(self, state: RunState, writer: str, answer: str) -> None:
+        if state.position.epoch > self.position.epoch:
+            self.keys.state["version"] = str(int(self.keys.state["version"]) + 1)
         if state.position > self.position:
             self.keys.position = state.position, self.run_id
         self.keys.answers[f"w {writer}"] = answer
 
-    def _swap(self, known_run_id: str, args: tuple[str, ...]) -> int:
-        (
-            after,
-            new_run_id,
-            data,
-            epoch,
-            step,
-            term,
-            leader,
-            notifies,
-            fails,
-            after_epoch,
-        ) = args
-        keys, version = self.keys, self.keys.state.get("version", "")
-        if (
-            self.run_id != known_run_id
-            or version != after
-            or self.position.epoch != int(after_epoch)
-        ):
+    def _swap(self, args: tuple[Any, ...]) -> int:
+        found_run_id, after, new_run_id, data, epoch, step, term, leader, notifies, fails = args
+        keys, version = self.keys, int(self.keys.state.get("version", 0))
+        if self.run_id != found_run_id or version != after:
             return 0
         is_new = new_run_id != self.run_id
         if is_new:
             keys.answers = {"run": new_run_id}
             keys.position, keys.change, keys.state = None, 0, {}
-            self.run_id, version = new_run_id, "0"
-        target = Position(int(epoch), int(step))
+            self.run_id, version = new_run_id, 0
+        target = Position(epoch, step)
         moves, self.position = target > self.position, max(target, self.position)
         if moves or is_new:
             keys.position = self.position, self.run_id
-        new_version = int(version) + 1
+        new_version = version + 1
         keys.state |= {
             "run": self.run_id,
             "version": str(new_version),
-            "term": term,
+            "term": str(term),
             "leader": leader,
-            "data": data,
+            "data": data.decode(),
         }
-        if fails == "1":
-            keys.state["failed_at"] = f"{self.position.epoch}-{self.position.step}"
-        if notifies == "1":
+        if fails:
+            keys.state["failed_at"] = f"{self.position.epoch} {self.position.step}"
+        if notifies:
             keys.change = new_version
         return new_version
 
@@ -148,17 +128,18 @@ class RedisServer:
         self._reads: list[_BlockedRead] = []
         self._knows_script = False
 
-    def on_message(self, connection: Connection, message: list[str]) -> None:
+    def on_message(self, connection: Connection, message: tuple[Any, ...]) -> None:
         command = message[0]
         if command in ("EVALSHA", "EVAL"):
             if command == "EVALSHA" and not self._knows_script:
                 connection.reply(errors.NoScriptError("No matching script."))
                 return
             self._knows_script = True
-            count = int(message[2])
-            keys, (request, _, *args) = message[3 : 3 + count], message[3 + count :]
-            if request == "wake":
-                self._wakes[keys[0]] = self._wakes.get(keys[0], 0) + 1
+            first_argument = 3 + message[2]
+            head, *args = message[first_argument:]
+            if head.startswith("wake "):
+                wake_key = message[first_argument - 1]
+                self._wakes[wake_key] = self._wakes.get(wake_key, 0) + 1
                 connection.reply(1)
             else:
                 before = (
@@ -166,7 +147,7 @@ class RedisServer:
                     self.run.keys.state.get("version"),
                     len(self.run.keys.answers),
                 )
-                connection.reply(self.run.call(request, *args))
+                connection.reply(self.run.call(head, *args))
                 if before != (
                     self.run.keys.position,
                     self.run.keys.state.get("version"),
@@ -179,7 +160,7 @@ class RedisServer:
             ids = tuple((int(one.partition("-")[0]), int(one.partition("-")[2])) for one in after)
             read = _BlockedRead(connection, ids, keys[2])
             self._reads.append(read)
-            self.network.world.after(int(message[2]) / 1000, lambda: self._end_read(read, None))
+            self.network.world.after(message[2] / 1000, lambda: self._end_read(read, None))
             self._answer_reads()
         elif command == "XREAD":
             connection.reply(None)
@@ -201,15 +182,12 @@ class RedisServer:
             found: list[Any] = []
             if run.position is not None and run.position[0] > read.after[0]:
                 (epoch, step), run_id = run.position
-                fields = [b"run", run_id.encode()]
-                found.append([b"aiohooks:{default}", [[f"{epoch}-{step}".encode(), fields]]])
+                found.append(["aiohooks:{default}", [(f"{epoch}-{step}", {"run": run_id})]])
             if (run.change, 0) > read.after[1]:
-                found.append(
-                    [b"aiohooks:{default}:changes", [[f"{run.change}-0".encode(), [b"n", b""]]]]
-                )
+                found.append(["aiohooks:{default}:changes", [(f"{run.change}-0", {"n": ""})]])
             if (self._wakes.get(read.wake_key, 0), 0) > read.after[2]:
-                entry = [f"{self._wakes[read.wake_key]}-0".encode(), [b"w", b""]]
-                found.append([read.wake_key.encode(), [entry]])
+                entry = (f"{self._wakes[read.wake_key]}-0", {"w": ""})
+                found.append([read.wake_key, [entry]])
             if found:
                 self._end_read(read, found)
 
@@ -235,56 +213,45 @@ class RedisServer:
 
 
 class _Client:
-    """What `RedisConnection` uses of redis-py."""
+    """What the engine uses of redis-py's client. A call that ends without a reply closes the
+    connection, and the next one makes another.
+    """
 
     def __init__(self, network: Network, process: Process) -> None:
         self._network, self._process = network, process
         self._connection: Connection | None = None
-        self._received: deque[Any] = deque()
-        self._waiter: Any = None
+        self._lock = asyncio.Lock()
 
-    async def connect(self) -> None:
-        connection = self._connection = await self._network.connect(self._process)
-        connection.on_message = self._receive
-        connection.on_lost = lambda: self._receive(
-            errors.ConnectionError("Connection closed by server.")
-        )
+    async def execute_command(self, *command: Any) -> Any:
+        async with self._lock:
+            connection = self._connection
+            if connection is None or not connection.client_open:
+                self._connection = connection = await self._network.connect(self._process)
+            reply = self._process.create_future()
 
-    def _receive(self, message: Any) -> None:
-        self._received.append(message)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+            def receive(message: Any) -> None:
+                if not reply.done():
+                    reply.set_result(message)
 
-    async def send_packed_command(self, packed: bytes) -> None:
-        if self._connection is None or not self._connection.client_open:
-            raise errors.ConnectionError("Error while writing to socket.")
-        self._connection.send(_unpack_command(packed))
-
-    async def read_response(self) -> Any:
-        while not self._received:
-            self._waiter = self._process.create_future()
-            await self._waiter
-        message = self._received.popleft()
+            connection.on_message = receive
+            connection.on_lost = lambda: receive(
+                errors.ConnectionError("Connection closed by server.")
+            )
+            connection.send(command)
+            try:
+                message = await reply
+            except BaseException:
+                connection.close()
+                raise
         if isinstance(message, Exception):
             raise message
         return message
 
-    async def disconnect(self, nowait: bool = False) -> None:
+    async def aclose(self) -> None:
         if self._connection is not None:
             self._connection.close()
 
 
-def _unpack_command(packed: bytes) -> list[str]:
-    arguments: list[str] = []
-    at = packed.index(b"\r\n") + 2
-    while at < len(packed):
-        end = packed.index(b"\r\n", at)
-        size = int(packed[at + 1 : end])
-        arguments.append(packed[end + 2 : end + 2 + size].decode())
-        at = end + 4 + size
-    return arguments
-
-
 def simulated_redis_engine(network: Network, process: Process) -> RedisEngine:
-    """Return the store's engine, with redis-py's connection replaced."""
-    return RedisEngine(lambda: _Client(network, process), "simulated:1", 5.0, None)
+    """Return the store's engine, with a client of the simulation."""
+    return RedisEngine(client=lambda: _Client(network, process))

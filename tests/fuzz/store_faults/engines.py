@@ -9,11 +9,11 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
-import fcntl
 import os
 import random
 import shutil
 import signal
+import sqlite3
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -263,12 +263,10 @@ async def move_directory(setup: LocalSetup, secs: float) -> None:
 
 async def hold_lock(setup: LocalSetup, secs: float) -> None:
     """All writes wait, as if another process had been stopped while it held the lock."""
-    fd = os.open(setup.run_directory, os.O_RDONLY)
-    try:
-        await asyncio.to_thread(fcntl.flock, fd, fcntl.LOCK_EX)
+    holder = sqlite3.connect(setup.run_directory / "run.db", isolation_level=None)
+    with contextlib.closing(holder):
+        holder.execute("BEGIN IMMEDIATE")
         await elapse(secs)
-    finally:
-        os.close(fd)
 
 
 async def kill_lock_holder(setup: LocalSetup, secs: float) -> None:
@@ -312,13 +310,13 @@ def left_in(run: Path) -> str:
     """
     if not run.exists():
         return ""
-    expected = {"position", "notify", "state", "state.new", "alive"}
+    expected = {"run.db", "waiting", "notify", "alive"}
     left = [
         *(run / "alive").iterdir(),
         *(path for path in run.iterdir() if path.name not in expected),
     ]
-    slots = (run / "position").read_bytes()[128:] if (run / "position").exists() else b""
-    return f"{left} and the slots {slots!r} are left" if left or slots else ""
+    slots = (run / "waiting").read_bytes() if (run / "waiting").exists() else b""
+    return f"{left} and the slots {slots!r} are left" if left or any(slots) else ""
 
 
 @contextlib.asynccontextmanager

@@ -1,0 +1,348 @@
+"""A run in a SQLite database, with the files by which its processes wake each other.
+
+    run.db     the position, term, revision and state of the run
+    waiting    a number for each slot: 1 more than the step that its process waits for, 0 for none
+    notify     a file that all processes watch; writing to it wakes them
+    alive/     a locked file for each process that has the run open
+
+A process commits first and reads `waiting` second; one that begins to wait writes its number first
+and reads the position second. So at least one of the two sees the other's write, and waiting needs
+no lock. A process that is killed between the commit and the notification closes its file in
+`alive/`, at which the others read the database.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from array import array
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from aiohooks._aio.fork import call_after_fork
+from aiohooks.errors import StoreRefusedError, StoreUnavailableError
+from aiohooks.stores._protocol import (
+    MAX_STEP,
+    Answer,
+    EngineError,
+    Expire,
+    Position,
+    Request,
+    RunReport,
+    Snapshot,
+    damaged_error,
+    report_of,
+)
+from aiohooks.stores._run_state import RunState
+from aiohooks.stores.local._processes import (
+    MAX_SLOTS,
+    check_processes,
+    claim_slot,
+    file_id,
+    no_fork,
+    release_slot,
+)
+
+_VERSION = 2
+# Every change writes pages to the log: small ones, as it has only a few numbers.
+_SETTINGS = "PRAGMA page_size = 512; PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF"
+_SCHEMA = (
+    "CREATE TABLE run(id INTEGER PRIMARY KEY, epoch INT, step INT, term INT, revision INT)",
+    "INSERT INTO run VALUES (1, 1, 0, 0, 0)",
+    # A table of its own: an advance need not write it again.
+    "CREATE TABLE state(text TEXT)",
+    f"INSERT INTO state VALUES ('{RunState().dump().decode()}')",
+    f"PRAGMA user_version = {_VERSION}",
+)
+# `id = 1`: SQLite collects the rows to update in a file if they are not found by their key.
+_ADVANCE = f"""
+    UPDATE run SET step = step + ?1
+    WHERE id = 1 AND (epoch, step) >= (?2, ?3) AND ?4 IN (0, term) AND step <= {MAX_STEP} - ?1
+    RETURNING epoch, step
+"""
+_FILES = ("notify", "waiting", "run.db")
+_SLOT_SIZE = 8
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
+"""SQLITE_ERROR is that of a missing table."""
+SYSTEM_ERRORS = (OSError, sqlite3.Error)
+"""The errors of a `RunDatabase`; see `explain`."""
+
+
+class NoRunError(sqlite3.DatabaseError):
+    """The database can be read, and has no run."""
+
+
+class RunDatabase:
+    """The open files of a run, of one store. No method waits for the lock of the database: SQLite
+    raises SQLITE_BUSY.
+    """
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        """Open the files that `make_files` has made in the directory `path`."""
+        self._path = path
+        self._alive = path / "alive"
+        self._slot = -1
+        self._resources = contextlib.ExitStack()
+        call_after_fork(self)
+        mode = "rw"
+        if read_only:
+            # To read a run that no process has open SQLite would make a new log, and leave it.
+            has_log = (path / "run.db-wal").exists()
+            mode = "ro" if has_log else "ro&immutable=1"
+        try:
+            self._opened_ids = self._file_ids()
+            flags = os.O_RDONLY if read_only else os.O_RDWR
+            descriptors = [os.open(path / name, flags) for name in ("notify", "waiting")]
+            for fd in descriptors:
+                self._resources.callback(os.close, fd)
+            self._notify_fd, self._waiting_fd = descriptors
+            with no_fork:
+                self._db = sqlite3.connect(
+                    f"file:{quote(str(path))}/run.db?mode={mode}",
+                    uri=True,
+                    timeout=0.0,
+                    isolation_level=None,
+                    check_same_thread=False,
+                )
+                self._resources.callback(self._db.close)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close everything; harmless when called twice."""
+        with no_fork:
+            self._resources.close()
+            self._opened_ids = []
+            # Another file may get the number of the one that is closed.
+            self._waiting_fd = -1
+
+    # SQLite remembers which locks a process has. A child that only forgot the connection would
+    # believe that it has them, too, once it opens the run itself.
+    after_fork = close
+
+    def _file_ids(self) -> list[tuple[int, int]]:
+        return [file_id((self._path / name).lstat()) for name in ("", *_FILES)]
+
+    def is_gone(self) -> bool:
+        """Return whether the files are closed, or were deleted, moved or replaced: other processes
+        would not read what is written to them.
+        """
+        try:
+            return self._file_ids() != self._opened_ids
+        except OSError:
+            return True
+
+    def register(self, process: str) -> Snapshot:
+        """Begin the run if it is new, remove dead processes, take a slot for this process, and
+        return the run.
+        """
+        with no_fork:
+            self._db.executescript(_SETTINGS)  # not in a transaction: SQLite would ignore them
+        with self._change() as state:
+            self._remove_dead(state)
+            self._slot, fd = claim_slot(self._alive, process)
+            self._resources.callback(release_slot, fd)
+            self.write_slot(None)  # it waits for nothing yet
+        return state.snapshot()
+
+    def has_begun(self) -> bool:
+        """Return whether there is a run; raise `NoRunError` if there was one."""
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        if version != _VERSION and (version or os.fstat(self._waiting_fd).st_size):
+            raise NoRunError(f"version {version}")
+        return bool(version)
+
+    def leave(self) -> None:
+        """Give up the slot, and those of dead processes: perhaps no other process will be notified
+        of their end.
+        """
+        self.remove_dead()
+        self._free_slot(self._slot)
+
+    def _free_slot(self, slot: int) -> None:
+        # In this order: another process may take the slot as soon as the file is gone.
+        os.pwrite(self._waiting_fd, bytes(_SLOT_SIZE), _SLOT_SIZE * slot)
+        (self._alive / str(slot)).unlink(missing_ok=True)
+
+    # Reading.
+
+    def position(self) -> tuple[Position, int]:
+        """Return the position and the revision of the run."""
+        with no_fork:
+            epoch, step, revision = self._fetch("SELECT epoch, step, revision FROM run")
+        return Position(epoch, step), revision
+
+    def snapshot(self) -> Snapshot:
+        """Return the state of the run."""
+        with no_fork:
+            return self._load().snapshot()
+
+    def _load(self) -> RunState:
+        epoch, step, text = self._fetch("SELECT epoch, step, text FROM run, state")
+        try:
+            state = RunState.load(text)
+        except ValueError as error:
+            raise NoRunError(str(error)) from error
+        state.position = Position(epoch, step)
+        return state
+
+    def _fetch(self, query: str) -> Any:
+        row = self._db.execute(query).fetchone()
+        if row is None:
+            raise NoRunError("no row")
+        return row
+
+    def living(self) -> tuple[Snapshot, tuple[int, ...]]:
+        """Return the state of the run without the members that have died, and the steps that
+        processes wait for, in order. Nothing is removed.
+        """
+        state = self._load()
+        processes = self._expire_dead(state)
+        waiting = [
+            number - 1
+            for slot, number in enumerate(self._waiting())
+            if number and processes.get(slot)
+        ]
+        return state.snapshot(), tuple(sorted(waiting))
+
+    # Changes.
+
+    def write_slot(self, step: int | None) -> None:
+        """Request a notification when `step` is reached (0: of every change), or none."""
+        number = 0 if step is None else step + 1
+        os.pwrite(self._waiting_fd, array("Q", [number]), _SLOT_SIZE * self._slot)
+
+    def advance(self, by: int, floor: Position, term: int) -> Position | None:
+        """Add to the step; return None if that is refused, with a reason that `apply` gives."""
+        with no_fork:
+            row = self._db.execute(_ADVANCE, (by, *floor, term)).fetchone()
+            if row is None:
+                return None
+            epoch, step = row
+            if self._is_awaited(step - by, step, but=self._slot):
+                os.pwrite(self._notify_fd, b"!", 0)
+        return Position(epoch, step)
+
+    def apply(self, request: Request) -> tuple[Answer, Snapshot]:
+        """Apply a request."""
+        with self._change() as state:
+            answer = state.apply(request)
+        return answer, state.snapshot()
+
+    def remove_dead(self) -> Snapshot:
+        """Remove the members of processes that have died, and free their slots."""
+        with self._change() as state:
+            self._remove_dead(state)
+        return state.snapshot()
+
+    def _remove_dead(self, state: RunState) -> None:
+        for slot, process in self._expire_dead(state).items():
+            if process is None:
+                self._free_slot(slot)
+
+    def _expire_dead(self, state: RunState) -> dict[int, str | None]:
+        """Remove dead members from the state; return the processes by slot, None for a dead one."""
+        processes = check_processes(self._alive)
+        living = set(processes.values())
+        lost = [member for member in state.members.values() if member.process not in living]
+        # The lease of a chief goes first: waiters get the name of the last one, and that of a
+        # publisher says more.
+        for member in sorted(lost, key=lambda member: -member.term):
+            state.apply(Expire(member.id, member.heartbeat))
+        return processes
+
+    @contextlib.contextmanager
+    def _change(self) -> Generator[RunState]:
+        """Change the state in a transaction, and wake the processes that it concerns."""
+        with no_fork:
+            with self._db:
+                self._db.execute("BEGIN IMMEDIATE")
+                if not self.has_begun():
+                    for statement in _SCHEMA:
+                        self._db.execute(statement)
+                state = self._load()
+                old = state.position
+                revision = state.revision
+                yield state
+                state.answers.clear()  # no request is sent twice here
+                self._db.execute(
+                    "UPDATE run SET epoch = ?, step = ?, term = ?, revision = ?",
+                    (*state.position, state.term, state.revision),
+                )
+                self._db.execute("UPDATE state SET text = ?", (state.dump().decode(),))
+            new = state.position
+            # Also this process itself: the caller may have been cancelled meanwhile.
+            if (new.epoch, state.revision) != (old.epoch, revision) or self._is_awaited(
+                old.step, new.step, but=-1
+            ):
+                os.pwrite(self._notify_fd, b"!", 0)
+
+    def _is_awaited(self, old: int, new: int, *, but: int) -> bool:
+        """Return whether a process waits for a step after `old` up to `new`; `but` is a slot that
+        does not count.
+        """
+        for slot, number in enumerate(self._waiting()):
+            if slot != but and (number == 1 or old + 1 < number <= new + 1):
+                return True
+        return False
+
+    def _waiting(self) -> array[int]:
+        return array("Q", os.pread(self._waiting_fd, _SLOT_SIZE * MAX_SLOTS, 0))
+
+
+def make_files(path: Path) -> None:
+    """Make the files of a run in the directory `path`, unless they are there."""
+    _check_edition(path)
+    for name in _FILES:
+        # Not opened: closing the database would release the locks that SQLite has on it.
+        with contextlib.suppress(FileExistsError):
+            os.mknod(path / name, 0o600)
+
+
+def _check_edition(path: Path) -> None:
+    """Raise `StoreRefusedError` if an earlier version has made the run in the directory `path`."""
+    if (path / "position").exists() and not (path / "run.db").exists():
+        raise StoreRefusedError(
+            f"{path} has a run of an earlier version: finish it with that version, or delete the"
+            " directory; a chief continues from its newest checkpoint"
+        )
+
+
+def inspect_run(path: Path, run: str) -> RunReport | None:
+    """Report a run, and change nothing; None if there is none."""
+    _check_edition(path)
+    if not (path / "run.db").exists():
+        return None
+    with contextlib.closing(RunDatabase(path, read_only=True)) as database:
+        return report_of(run, *database.living()) if database.has_begun() else None
+
+
+def delete_run(path: Path) -> None:
+    """Delete a run. Foreign files in its directory stay, and the error names the directory."""
+    files = [path / name for name in (*_FILES, "run.db-wal", "run.db-shm")]
+    for file in (*files, *(path / "alive").iterdir()):
+        file.unlink(missing_ok=True)
+    (path / "alive").rmdir()
+    path.rmdir()
+
+
+def explain(error: Exception, path: Path, run: str) -> EngineError:
+    """Return the error of the store for an error of a `RunDatabase`."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if isinstance(error, NoRunError) or code in _DAMAGED:
+        return damaged_error(
+            run,
+            str(path / "run.db"),
+            found=str(error),
+            expected=f"a database of version {_VERSION}",
+            delete=f"remove the directory {path}",
+        )
+    kind = StoreRefusedError if code == sqlite3.SQLITE_READONLY else StoreUnavailableError
+    return kind(
+        f"the files of run {run!r} in {path} cannot be used: {error}; make room on the disk, close"
+        " other files, or let this user write there"
+    )

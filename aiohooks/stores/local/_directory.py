@@ -1,0 +1,145 @@
+"""Where a run is kept: a directory of this machine that no other user can write to."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+import tempfile
+from pathlib import Path
+from urllib.parse import quote
+
+from aiohooks.errors import InvalidArgumentError, StoreRefusedError
+
+# File systems, by the number that `statfs` gives them, whose files other machines change as well:
+# inotify does not report such changes, and locks may hold on one machine only. FUSE is among them
+# because anything may be behind it.
+_REMOTE_FILE_SYSTEMS = {
+    0x6969: "NFS",
+    0x517B: "SMB",
+    0xFE534D42: "SMB2",
+    0xFF534D42: "CIFS",
+    0x65735546: "FUSE",
+    0x01021997: "9P",
+    0x00C36400: "Ceph",
+    0x0BD00BD0: "Lustre",
+    0x47504653: "GPFS",
+    0x19830326: "BeeGFS",
+    0x5346414F: "AFS",
+    0x6B414653: "AFS",
+    0x73757245: "Coda",
+    0x01161970: "GFS2",
+    0x7461636F: "OCFS2",
+    0x786F4256: "VirtualBox shared folders",
+}
+_BAD_PATH = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EEXIST,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+)
+"""Errors that last until another path is given, unlike a full disk."""
+
+
+def default_directory() -> Path:
+    """Return the directory of runs that `LocalEngine` uses by default, the same for all
+    processes of this user.
+
+    It is `$XDG_RUNTIME_DIR/aiohooks` where a login has set that variable, otherwise
+    `aiohooks-<uid>` in the directory for temporary files. Neither survives a restart of the
+    machine.
+    """
+    runtime = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
+    if runtime.is_absolute() and runtime.is_dir() and runtime.stat().st_uid == os.geteuid():
+        return runtime / "aiohooks"
+    return Path(tempfile.gettempdir(), f"aiohooks-{os.geteuid()}")
+
+
+def run_file_name(run: str) -> str:
+    """Return the file name of a run: different for every run, and never a path that leaves the
+    directory.
+
+    Raises:
+        InvalidArgumentError: the file name is too long.
+    """
+    name = quote(run, safe="")
+    if name.startswith("."):
+        name = "%2E" + name[1:]
+    if len(name) > 255:
+        raise InvalidArgumentError(
+            f"run={run!r} makes a file name of {len(name)} characters; give one of 255 at most"
+        )
+    return name
+
+
+def make_run_directory(directory: Path | None, run: str) -> Path:
+    """Make the directory of a run, and its parents, accessible to this user only; check one that
+    exists.
+
+    Raises:
+        InvalidArgumentError: it belongs to another user, is open to others, or is on a file system
+            of several machines.
+        StoreRefusedError: it can never be made there.
+        OSError: it cannot be made now.
+    """
+    base = directory or default_directory()
+    _make_directory(base, parents=True)
+    base = base.resolve()
+    if directory is None:
+        _check_private(base, forbidden_mode=0o077)
+    else:
+        _check_private(base, forbidden_mode=0, other_owner=0)
+    file_system = remote_file_system(base)
+    if file_system is not None:
+        raise InvalidArgumentError(
+            f"{base} is on {file_system}, which may be shared with other machines: their changes"
+            " would be noticed late or never. Give a directory on a local disk or in memory"
+            " (/dev/shm, $XDG_RUNTIME_DIR); for several machines use redis://"
+        )
+    path = base / run_file_name(run)
+    for private in (path, path / "alive"):
+        _make_directory(private)
+        _check_private(private, forbidden_mode=0o022)
+    return path
+
+
+def _make_directory(path: Path, *, parents: bool = False) -> None:
+    try:
+        path.mkdir(mode=0o700, parents=parents, exist_ok=True)
+    except OSError as error:
+        if error.errno not in _BAD_PATH:
+            raise
+        raise StoreRefusedError(
+            f"the directory {path} cannot be made: {error}; give one that user {os.geteuid()} may"
+            " make and write in"
+        ) from error
+
+
+def _check_private(path: Path, *, forbidden_mode: int, other_owner: int = -1) -> None:
+    status = path.lstat()
+    problem = ""
+    if not stat.S_ISDIR(status.st_mode):
+        problem = "is not a directory"
+    elif status.st_uid not in (os.geteuid(), other_owner):
+        problem = f"belongs to user {status.st_uid}"
+    elif status.st_mode & forbidden_mode:
+        problem = f"is open to other users (mode {stat.S_IMODE(status.st_mode):o})"
+    if problem:
+        raise InvalidArgumentError(
+            f"{path} {problem}; a run can only be kept where no other user than {os.geteuid()}"
+            " writes: give another directory, or remove this one or change its mode, if it is yours"
+        )
+
+
+def remote_file_system(path: Path) -> str | None:
+    """Return the kind of the file system of `path` if other machines may change it too, otherwise
+    None.
+    """
+    # `struct statfs`, whose first member is the kind, with room to spare.
+    result = (ctypes.c_long * 64)()
+    ctypes.CDLL(None).statfs(os.fsencode(path), ctypes.byref(result))
+    return _REMOTE_FILE_SYSTEMS.get(result[0] & 0xFFFFFFFF)
