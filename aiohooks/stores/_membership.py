@@ -114,15 +114,13 @@ class Members:
         publishers = tuple(self._publishers.values())
         return publishers if self.chief is None else (*publishers, self.chief)
 
-    def next_unsent(self) -> Request | None:
-        """Return a request that brings the engine up to date; None if it knows all.
+    def unsent(self) -> list[Request]:
+        """Return the requests that bring the engine up to date.
 
-        Members come first, then exits and failures in their order.
+        Members come first: an exit of the last known publisher would end all waits.
         """
-        for member in self.here:
-            if self._sent.get(member.id) != member:
-                return Join(member)
-        return self._once[0] if self._once else None
+        members = [member for member in self.here if self._sent.get(member.id) != member]
+        return [*map(Join, members), *self._once]
 
     def mark_sent(self, request: Request) -> None:
         """Take note that the engine has answered one of them."""

@@ -197,6 +197,7 @@ class SharedStepStore(StepStore):
         self._announcing = _Job(self._spawn, self._announce_all, "announcing publishers")
         self._failed_announcements = 0  # in a row
         self._renewal: TimerHandle | None = None
+        self._renewal_due = 0.0
         self._renewed_at = 0.0
         # The members of other processes.
         self._leases = LeaseWatch(self._clock, self._process)
@@ -542,7 +543,10 @@ class SharedStepStore(StepStore):
                 began = self._clock.now()
                 await self._engine.watch()
                 raise StoreUnavailableError(f"{self!r}: the engine ended the connection")
-            except StoreUnavailableError as error:
+            except StoreDamagedError as error:
+                self._end_all(error)
+            except Exception as error:
+                # Also one that no engine should raise: waits would never end.
                 # A connection that fails as soon as it is made is retried less and less often; one
                 # that was of use, immediately.
                 lasted_secs = self._clock.now() - began
@@ -550,8 +554,6 @@ class SharedStepStore(StepStore):
                     attempt = 0
                 if not self._is_damaged:
                     self._on_disconnect(error)
-            except StoreDamagedError as error:
-                self._end_all(error)
             await self._engine.disconnect()
             if self._is_damaged:
                 return
@@ -584,7 +586,7 @@ class SharedStepStore(StepStore):
         with self._outages.outage():
             await self._sleepers.wait(secs, self._clock)
 
-    def _on_disconnect(self, error: StoreUnavailableError) -> None:
+    def _on_disconnect(self, error: Exception) -> None:
         if self._disconnected_at is not None:
             logger.info(
                 "run %s: still disconnected after %.0f s: %s", self.run, self.outage_secs, error
@@ -877,7 +879,7 @@ class SharedStepStore(StepStore):
             self._start_announcing()
 
     def _start_announcing(self) -> None:
-        if self._announces and self._members.next_unsent() is not None:
+        if self._announces and self._members.unsent():
             self._announcing.start()
 
     def _announce_again(self) -> None:
@@ -890,9 +892,10 @@ class SharedStepStore(StepStore):
         try:
             if not self._opened:
                 await self._wait_opened()
-            while self._announces and (request := self._members.next_unsent()) is not None:
-                await self._request(request)
-                self._members.mark_sent(request)
+            while self._announces and (requests := self._members.unsent()):
+                for request in requests:
+                    await self._request(request)
+                    self._members.mark_sent(request)
             self._failed_announcements = 0
             pause_secs = self._members.renewal_secs
         except ENGINE_ERRORS as error:
@@ -908,8 +911,13 @@ class SharedStepStore(StepStore):
         self._renewed_at = self._clock.now()
         if pause_secs is None or not self._announces:
             self._stop_renewing()
-        elif self._renewal is None:  # or members that change often would keep all from renewal
-            self._renewal = self._clock.call_later(pause_secs, self._renew)
+        else:
+            # Not later than before: members that change often would keep all from renewal.
+            due = self._renewed_at + pause_secs
+            if self._renewal is None or due < self._renewal_due:
+                self._stop_renewing()
+                self._renewal = self._clock.call_later(pause_secs, self._renew)
+                self._renewal_due = due
 
     def _renew(self) -> None:
         self._renewal = None

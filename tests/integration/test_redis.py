@@ -233,6 +233,15 @@ async def test_a_run_expires(server: Server, run: str) -> None:
         assert 0 < await execute(server, "TTL", key) <= 100
 
 
+async def test_a_server_that_has_lost_the_script(server: Server, run: str) -> None:
+    """The script is sent again, over the same connection."""
+    async with shared_store(server.url, run=run) as store:
+        await store.advance()
+        await execute(server, "SCRIPT", "FLUSH")
+        assert await store.advance() == 2
+        assert store.outage_secs is None
+
+
 # Arguments.
 
 

@@ -268,3 +268,7 @@ async def test_an_engine_is_notified_of_the_next_threshold() -> None:
     change = await parked(anext(changes))
     await cancel_and_wait(change)
     assert subscribed[6:] == [0, None]
+    change = await parked(anext(changes))
+    await changes.aclose()
+    await asyncio.gather(change, return_exceptions=True)
+    assert subscribed[8:] == [0, None]

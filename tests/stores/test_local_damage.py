@@ -122,6 +122,33 @@ async def test_a_file_that_is_made_again(tmp_path: Path, name: str) -> None:
     assert path.exists()
 
 
+async def test_the_file_of_the_waiting_is_cut_off(tmp_path: Path) -> None:
+    """An advance counts and wakes all others, which then find the damage."""
+    async with local_store(tmp_path) as store, local_store(tmp_path) as other:
+        waiting = await parked(other.wait_for(2))
+        os.truncate(directory_of(store) / "waiting", 5)
+        assert await store.advance() == 1
+        with pytest.raises(StoreDamagedError, match="waiting"):
+            await waiting
+
+
+async def test_foreign_files_among_those_of_the_living(tmp_path: Path) -> None:
+    """They are no processes; the dead are found beside them."""
+    alive = (await make_run(tmp_path)).with_name("alive")
+    for name in ("0~", "5.swp"):
+        (alive / name).write_text("mine")
+    assert await open_run(tmp_path) == Position(2, 4)
+
+
+async def test_the_files_of_the_living_are_deleted(tmp_path: Path) -> None:
+    """Nobody takes a living process for dead: its calls and waits end."""
+    async with local_store(tmp_path) as store:
+        waiting = await parked(store.wait_for(2))
+        shutil.rmtree(directory_of(store) / "alive")
+        with pytest.raises(StoreUnavailableError, match="was deleted"):
+            await waiting
+
+
 @pytest.mark.parametrize("folder", ["alive", ""])
 async def test_something_else_in_the_place_of_a_directory(tmp_path: Path, folder: str) -> None:
     """The error names the directory."""

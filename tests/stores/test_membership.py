@@ -201,6 +201,22 @@ async def test_a_local_failure_keeps_its_error(engine: FakeEngine) -> None:
         assert caught.value.__cause__ is error
 
 
+async def test_a_short_lead_is_renewed_beside_longer_leases(
+    clock: ManualClock, engine: FakeEngine
+) -> None:
+    """The lease that runs out first decides when all are renewed."""
+    async with FakeStepStore(engine) as a, FakeStepStore(engine) as b:
+        a.publisher("trainer")
+        await a.flush()
+        async with a.lead(ttl=1.0):
+            wait = await parked(b.wait_for(9), 40)
+            await pass_time(clock, 5)
+            found = await b.inspect()
+            assert found is not None
+            assert found.chief is not None
+        wait.cancel()
+
+
 # --- exits from before the store was opened
 
 

@@ -88,6 +88,30 @@ async def test_an_exit_right_after_a_loss_ends_no_wait(
             await wait
 
 
+async def test_a_connection_is_made_again_after_any_error(
+    clock: ManualClock, engine: FakeEngine
+) -> None:
+    """An error that no engine should raise ends no wait, and no later write hangs."""
+
+    class Odd(FakeConnection):
+        odd = False
+
+        async def connect(self, known: Mark) -> Snapshot:
+            if self.odd:
+                self.odd = False
+                raise OSError("odd")
+            return await super().connect(known)
+
+    connection = Odd(engine)
+    async with FakeStepStore(connection) as store:
+        wait = await parked(store.wait_for(1))
+        connection.odd = True
+        engine.cut()
+        await advance_clock(clock, 1, 40)
+        assert await store.advance() == 1
+        assert await wait == 1
+
+
 async def test_no_request_is_sent_before_a_connection_is_complete(
     clock: ManualClock, engine: FakeEngine
 ) -> None:

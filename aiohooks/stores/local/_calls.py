@@ -11,6 +11,7 @@ from concurrent.futures import Future, InvalidStateError, wait
 from typing import TypeVar
 
 T = TypeVar("T")
+_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
 
 
 def _attempt(work: Callable[[], T], outcome: asyncio.Future[T] | Future[T]) -> bool:
@@ -19,7 +20,7 @@ def _attempt(work: Callable[[], T], outcome: asyncio.Future[T] | Future[T]) -> b
         result = work()
     except Exception as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        if isinstance(error, BlockingIOError) or code in _BUSY:
             return False
         outcome.set_exception(error)
     else:
@@ -35,8 +36,7 @@ def submit(work: Callable[[], T]) -> asyncio.Future[T]:
     process may have locked the database for as long as it is stopped.
     """
     result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-    # Other processes need the lock for some microseconds, so that it is soon free.
-    if any(_attempt(work, result) for _ in range(3)):
+    if _attempt(work, result):
         return result
     outcome: Future[T] = Future()
 
@@ -45,7 +45,7 @@ def submit(work: Callable[[], T]) -> asyncio.Future[T]:
         with contextlib.suppress(InvalidStateError):  # it is cancelled just now
             while not (outcome.cancelled() or _attempt(work, outcome)):
                 wait([outcome], pause_secs)
-                pause_secs = min(2 * pause_secs, 0.05)
+                pause_secs = min(2 * pause_secs, 0.01)
 
     threading.Thread(target=run, name="aiohooks step store", daemon=True).start()
     return asyncio.wrap_future(outcome)

@@ -14,8 +14,10 @@ no lock. A process that is killed between the commit and the notification closes
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sqlite3
+import sys
 from array import array
 from collections.abc import Generator
 from pathlib import Path
@@ -34,6 +36,7 @@ from aiohooks.stores._protocol import (
     RunReport,
     Snapshot,
     damaged_error,
+    logger,
     report_of,
 )
 from aiohooks.stores._run_state import RunState
@@ -45,6 +48,9 @@ from aiohooks.stores.local._processes import (
     no_fork,
     release_slot,
 )
+
+if sys.platform != "win32":  # which has none: `LocalEngine` rejects it
+    import fcntl
 
 _VERSION = 2
 # Every change writes pages to the log: small ones, as it has only a few numbers.
@@ -65,6 +71,7 @@ _ADVANCE = f"""
 """
 _FILES = ("notify", "waiting", "run.db")
 _SLOT_SIZE = 8
+_LOCK_ATTEMPTS = 30
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 """SQLITE_ERROR is that of a missing table."""
 SYSTEM_ERRORS = (OSError, sqlite3.Error)
@@ -75,9 +82,48 @@ class NoRunError(sqlite3.DatabaseError):
     """The database can be read, and has no run."""
 
 
+class _RunLock:
+    """A `flock` on a file, which readers share. No thread can fork in its block."""
+
+    __slots__ = ("_kind", "fd")
+
+    def __init__(self, kind: int) -> None:
+        self.fd = -1
+        """The file, while it is open."""
+        self._kind = kind | fcntl.LOCK_NB
+
+    def acquire(self) -> None:
+        """Take the lock, or raise `BlockingIOError` if another process keeps it."""
+        if self.fd < 0:
+            raise OSError(errno.EBADF, "the files of the run were closed")
+        # Others have it for some microseconds, unless they are stopped.
+        for _ in range(_LOCK_ATTEMPTS):
+            try:
+                return fcntl.flock(self.fd, self._kind)
+            except BlockingIOError:
+                pass
+        raise BlockingIOError(errno.EAGAIN, "another process has the lock of the run")
+
+    def __enter__(self) -> None:
+        no_fork.acquire()
+        try:
+            self.acquire()
+        except BaseException:
+            no_fork.release()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        fcntl.flock(self.fd, fcntl.LOCK_UN)
+        no_fork.release()
+
+
 class RunDatabase:
-    """The open files of a run, of one store. No method waits for the lock of the database: SQLite
-    raises SQLITE_BUSY.
+    """The open files of a run, of one store. No method waits for another process: it raises
+    `BlockingIOError` if another process has the lock of the run.
+
+    SQLite's own locks are not enough for that: where a process is stopped at the wrong moment, its
+    readers sleep for ten seconds before they give up. So every use of the database is under a
+    `flock` on the file `waiting`, which readers share.
     """
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
@@ -85,6 +131,10 @@ class RunDatabase:
         self._path = path
         self._alive = path / "alive"
         self._slot = -1
+        self._waiting_fd = -1
+        self._changing = _RunLock(fcntl.LOCK_EX)
+        self._reading = _RunLock(fcntl.LOCK_SH)
+        self._names = ["", "alive", *_FILES]  # of the files that must stay as they are
         self._resources = contextlib.ExitStack()
         call_after_fork(self)
         mode = "rw"
@@ -99,7 +149,9 @@ class RunDatabase:
             for fd in descriptors:
                 self._resources.callback(os.close, fd)
             self._notify_fd, self._waiting_fd = descriptors
-            with no_fork:
+            self._changing.fd = self._waiting_fd
+            self._reading.fd = self._waiting_fd
+            with no_fork:  # it takes no lock until it is used
                 self._db = sqlite3.connect(
                     f"file:{quote(str(path))}/run.db?mode={mode}",
                     uri=True,
@@ -115,17 +167,27 @@ class RunDatabase:
     def close(self) -> None:
         """Close everything; harmless when called twice."""
         with no_fork:
-            self._resources.close()
-            self._opened_ids = []
-            # Another file may get the number of the one that is closed.
-            self._waiting_fd = -1
+            # SQLite writes when the last process closes a database. If another process has the
+            # lock, it leaves that to the next one.
+            with contextlib.suppress(OSError):
+                self._changing.acquire()
+            self.after_fork()
 
-    # SQLite remembers which locks a process has. A child that only forgot the connection would
-    # believe that it has them, too, once it opens the run itself.
-    after_fork = close
+    def after_fork(self) -> None:
+        """Close everything without a lock, which a child shares with its parent.
+
+        SQLite remembers which locks a process has: a child that only forgot the connection would
+        believe that it has them, too, once it opens the run itself.
+        """
+        self._resources.close()
+        self._opened_ids = []
+        # Another file may get the number of the one that is closed.
+        self._waiting_fd = -1
+        self._changing.fd = -1
+        self._reading.fd = -1
 
     def _file_ids(self) -> list[tuple[int, int]]:
-        return [file_id((self._path / name).lstat()) for name in ("", *_FILES)]
+        return [file_id((self._path / name).lstat()) for name in self._names]
 
     def is_gone(self) -> bool:
         """Return whether the files are closed, or were deleted, moved or replaced: other processes
@@ -140,13 +202,17 @@ class RunDatabase:
         """Begin the run if it is new, remove dead processes, take a slot for this process, and
         return the run.
         """
-        with no_fork:
+        with self._changing:
             self._db.executescript(_SETTINGS)  # not in a transaction: SQLite would ignore them
         with self._change() as state:
             self._remove_dead(state)
             self._slot, fd = claim_slot(self._alive, process)
             self._resources.callback(release_slot, fd)
-            self.write_slot(None)  # it waits for nothing yet
+            self._names.append(f"alive/{self._slot}")
+            self._opened_ids.append(file_id(os.fstat(fd)))
+            # Both have their place on the disk from now on: no notification fails for lack of it.
+            self.write_slot(None)
+            os.pwrite(self._notify_fd, b"!", 0)
         return state.snapshot()
 
     def has_begun(self) -> bool:
@@ -160,8 +226,9 @@ class RunDatabase:
         """Give up the slot, and those of dead processes: perhaps no other process will be notified
         of their end.
         """
-        self.remove_dead()
-        self._free_slot(self._slot)
+        if self._slot >= 0:
+            self.remove_dead()
+            self._free_slot(self._slot)
 
     def _free_slot(self, slot: int) -> None:
         # In this order: another process may take the slot as soon as the file is gone.
@@ -172,13 +239,13 @@ class RunDatabase:
 
     def position(self) -> tuple[Position, int]:
         """Return the position and the revision of the run."""
-        with no_fork:
+        with self._reading:
             epoch, step, revision = self._fetch("SELECT epoch, step, revision FROM run")
         return Position(epoch, step), revision
 
     def snapshot(self) -> Snapshot:
         """Return the state of the run."""
-        with no_fork:
+        with self._reading:
             return self._load().snapshot()
 
     def _load(self) -> RunState:
@@ -191,22 +258,27 @@ class RunDatabase:
         return state
 
     def _fetch(self, query: str) -> Any:
+        if os.fstat(self._waiting_fd).st_size < _SLOT_SIZE * (self._slot + 1):
+            raise NoRunError("the file `waiting` was cut off")
         row = self._db.execute(query).fetchone()
         if row is None:
             raise NoRunError("no row")
         return row
 
-    def living(self) -> tuple[Snapshot, tuple[int, ...]]:
+    def living(self) -> tuple[Snapshot, tuple[int, ...]] | None:
         """Return the state of the run without the members that have died, and the steps that
-        processes wait for, in order. Nothing is removed.
+        processes wait for, in order; None if it has not begun. Nothing is removed.
         """
-        state = self._load()
-        processes = self._expire_dead(state)
-        waiting = [
-            number - 1
-            for slot, number in enumerate(self._waiting())
-            if number and processes.get(slot)
-        ]
+        with self._reading:
+            if not self.has_begun():
+                return None
+            state = self._load()
+            processes = self._expire_dead(state)
+            waiting = [
+                number - 1
+                for slot, number in enumerate(self._waiting())
+                if number and processes.get(slot)
+            ]
         return state.snapshot(), tuple(sorted(waiting))
 
     # Changes.
@@ -218,13 +290,13 @@ class RunDatabase:
 
     def advance(self, by: int, floor: Position, term: int) -> Position | None:
         """Add to the step; return None if that is refused, with a reason that `apply` gives."""
-        with no_fork:
+        with self._changing:
             row = self._db.execute(_ADVANCE, (by, *floor, term)).fetchone()
-            if row is None:
-                return None
-            epoch, step = row
-            if self._is_awaited(step - by, step, but=self._slot):
-                os.pwrite(self._notify_fd, b"!", 0)
+        if row is None:
+            return None
+        epoch, step = row
+        if self._is_awaited(step - by, step, but=self._slot):
+            self._notify()
         return Position(epoch, step)
 
     def apply(self, request: Request) -> tuple[Answer, Snapshot]:
@@ -258,40 +330,50 @@ class RunDatabase:
     @contextlib.contextmanager
     def _change(self) -> Generator[RunState]:
         """Change the state in a transaction, and wake the processes that it concerns."""
+        with self._changing, self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            if not self.has_begun():
+                for statement in _SCHEMA:
+                    self._db.execute(statement)
+            state = self._load()
+            old = state.position
+            revision = state.revision
+            yield state
+            state.answers.clear()  # no request is sent twice here
+            self._db.execute(
+                "UPDATE run SET epoch = ?, step = ?, term = ?, revision = ?",
+                (*state.position, state.term, state.revision),
+            )
+            self._db.execute("UPDATE state SET text = ?", (state.dump().decode(),))
+        new = state.position
+        has_changed = (new.epoch, state.revision) != (old.epoch, revision)
+        # Also this process itself: the caller may have been cancelled meanwhile.
+        if has_changed or self._is_awaited(old.step, new.step, but=-1):
+            self._notify()
+
+    def _notify(self) -> None:
+        """Wake the processes that wait. The change is made: an error must not look like its own."""
         with no_fork:
-            with self._db:
-                self._db.execute("BEGIN IMMEDIATE")
-                if not self.has_begun():
-                    for statement in _SCHEMA:
-                        self._db.execute(statement)
-                state = self._load()
-                old = state.position
-                revision = state.revision
-                yield state
-                state.answers.clear()  # no request is sent twice here
-                self._db.execute(
-                    "UPDATE run SET epoch = ?, step = ?, term = ?, revision = ?",
-                    (*state.position, state.term, state.revision),
-                )
-                self._db.execute("UPDATE state SET text = ?", (state.dump().decode(),))
-            new = state.position
-            # Also this process itself: the caller may have been cancelled meanwhile.
-            if (new.epoch, state.revision) != (old.epoch, revision) or self._is_awaited(
-                old.step, new.step, but=-1
-            ):
+            try:
                 os.pwrite(self._notify_fd, b"!", 0)
+            except OSError as error:
+                logger.error("%s: the waiting processes were not woken: %s", self._path, error)
 
     def _is_awaited(self, old: int, new: int, *, but: int) -> bool:
         """Return whether a process waits for a step after `old` up to `new`; `but` is a slot that
         does not count.
         """
-        for slot, number in enumerate(self._waiting()):
+        numbers = self._waiting()
+        if len(numbers) <= self._slot:  # it was cut off, which reading the run reports
+            return True
+        for slot, number in enumerate(numbers):
             if slot != but and (number == 1 or old + 1 < number <= new + 1):
                 return True
         return False
 
     def _waiting(self) -> array[int]:
-        return array("Q", os.pread(self._waiting_fd, _SLOT_SIZE * MAX_SLOTS, 0))
+        data = os.pread(self._waiting_fd, _SLOT_SIZE * MAX_SLOTS, 0)
+        return array("Q", data[: len(data) // _SLOT_SIZE * _SLOT_SIZE])
 
 
 def make_files(path: Path) -> None:
@@ -318,7 +400,8 @@ def inspect_run(path: Path, run: str) -> RunReport | None:
     if not (path / "run.db").exists():
         return None
     with contextlib.closing(RunDatabase(path, read_only=True)) as database:
-        return report_of(run, *database.living()) if database.has_begun() else None
+        found = database.living()
+    return None if found is None else report_of(run, *found)
 
 
 def delete_run(path: Path) -> None:

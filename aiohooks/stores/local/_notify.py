@@ -15,6 +15,7 @@ MODIFY = 0x2
 CLOSE_WRITE = 0x8
 _REMOVED = 0x4 | 0x800
 """ATTRIB, as a file that is removed while it is open has one name less, and MOVE_SELF."""
+_DELETED = 0x200
 OVERFLOW = 0x4000
 """Any number of events was lost, of any kind."""
 
@@ -50,7 +51,7 @@ class Inotify:
     def add_run(self, path: Path) -> None:
         """Watch the files of the run in the directory `path`."""
         self.add(path / "notify", MODIFY | _REMOVED)
-        self.add(path / "alive", CLOSE_WRITE)
+        self.add(path / "alive", CLOSE_WRITE | _DELETED)
         for watched in (path / "run.db", path / "waiting", path, path.parent):
             self.add(watched, _REMOVED)
 

@@ -64,6 +64,8 @@ def check_processes(directory: Path) -> dict[int, str | None]:
     """Return the names of the processes by slot; None for a process that has died."""
     processes: dict[int, str | None] = {}
     for path in directory.glob("[0-9]*"):
+        if not path.name.isdecimal():
+            continue  # no store has made it
         with contextlib.suppress(FileNotFoundError):  # it has just left
             own = _own_files.get(file_id(path.lstat()))
             processes[int(path.name)] = own or _other_process(path)
@@ -75,5 +77,5 @@ def _other_process(path: Path) -> str | None:
         try:
             fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):  # the two errors of a lock that is taken
-            return file.read().decode()
+            return file.read().decode(errors="replace")
     return None

@@ -5,6 +5,7 @@ has to be started.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sqlite3
 import sys
@@ -149,7 +150,7 @@ class LocalEngine(Engine):
 
     async def inspect(self) -> RunReport | None:
         try:
-            return await to_thread(inspect_run, self.directory, self.link.run)
+            return await submit(partial(inspect_run, self.directory, self.link.run))
         except SYSTEM_ERRORS as error:
             raise self._explain(error) from error
 
@@ -160,7 +161,7 @@ class LocalEngine(Engine):
             return None
         try:
             return self._run.advance(by, floor, term)
-        except sqlite3.Error:
+        except (sqlite3.Error, OSError):
             return None  # `request` waits for the lock, or explains the error
 
     async def request(self, request: Request) -> Answer:
@@ -215,13 +216,11 @@ class LocalEngine(Engine):
         """Report the position, and later the state if it has changed: the caller may be about to
         park a waiter.
         """
-        try:
+        revision = None
+        with contextlib.suppress(*SYSTEM_ERRORS):  # `_report` waits, or finds the error as well
             position, revision = run.position()
-        except sqlite3.Error:
-            revision = -1  # `_report` finds the error as well
-        else:
             self.link.observe(position)
-        if revision != self._revision:
+        if revision is None or revision != self._revision:
             self._revision = revision
             self.link.spawn(self._report(RunDatabase.snapshot), "reading the run")
 

@@ -39,7 +39,7 @@ from aiohooks.stores.engine import Engine, EngineLink
 
 try:
     from redis.asyncio import Redis
-    from redis.exceptions import RedisError
+    from redis.exceptions import NoScriptError, RedisError
 except ImportError as _missing:
     raise missing_extra("redis://", "redis") from _missing
 
@@ -100,7 +100,7 @@ _HINTS = (
         "is that a Redis server? A client= needs decode_responses=True",
     ),
     (
-        "ReadOnly|READONLY|NoScript|TryAgain|TRYAGAIN|MasterDown|ClusterDown|OutOfMemory|MISCONF"
+        "ReadOnly|READONLY|TryAgain|TRYAGAIN|MasterDown|ClusterDown|OutOfMemory|MISCONF"
         "|used memory >|NOREPLICAS|good replicas|BUSY|UNBLOCKED",
         StoreUnavailableError,
         "requests wait until it accepts them",
@@ -185,8 +185,11 @@ class RedisEngine(Engine):
     # The connections.
 
     async def connect(self, known: Mark) -> Snapshot:
-        self._requests = self._new_client()
-        self._reads = self._new_client()
+        try:
+            self._requests = self._new_client()
+            self._reads = self._new_client()
+        except Exception as error:  # of a `client=`
+            raise self._explain(error, "") from error
         self._lost_by = None
         self._eval = ("EVAL", SCRIPT)
         secs = min(self._answer_timeout, self.link.connect_timeout)
@@ -359,14 +362,18 @@ class RedisEngine(Engine):
         reply = await self._call_script(client, request)
         try:
             return parse_read(reply)
-        except ValueError as error:
+        except Exception as error:  # whatever is wrong: the reply comes from outside
             raise self._explain(error, "") from error
 
     async def _call_script(self, client: Any, request: str, *arguments: Any) -> Any:
         # redis-py takes 2 µs for each argument.
         head = f"{request} {self._expire_secs or ''} {self._run.run_id}"
-        command = (*self._eval, len(self._keys), *self._keys, head, *arguments)
-        reply = await self._execute(client, self._answer_timeout, *command)
+        command = (len(self._keys), *self._keys, head, *arguments)
+        try:
+            reply = await self._execute(client, self._answer_timeout, *self._eval, *command)
+        except NoScriptError:  # the server was restarted, or SCRIPT FLUSH
+            self._eval = ("EVAL", SCRIPT)
+            reply = await self._execute(client, self._answer_timeout, *self._eval, *command)
         self._eval = ("EVALSHA", _SCRIPT_SHA)
         return reply
 
@@ -385,6 +392,8 @@ class RedisEngine(Engine):
                     return await client.execute_command(*command)
                 finally:
                     self._calls.discard(call)
+        except NoScriptError:
+            raise
         except Exception as error:
             if is_shared and self._lost_by is not None:
                 raise copy_error(self._lost_by) from error
