@@ -174,20 +174,21 @@ class LeaseWatch:
     no heartbeat could arrive then. Of reads that are all late, each counts as one.
     """
 
-    __slots__ = ("_clock", "_last", "_process", "_read_at", "_silent")
+    __slots__ = ("_clock", "_last", "_process", "_read_at", "silent")
 
     def __init__(self, clock: Clock, process: str) -> None:
         self._clock = clock
         self._process = process
         self._last: tuple[Member, ...] | None = None  # of the last snapshot
         self._read_at = -math.inf
-        # Each member as last seen, for how long it has been silent, and whether the last read was
-        # late.
-        self._silent: dict[str, tuple[Member, float, bool]] = {}
+        self.silent: dict[str, tuple[Member, float, bool]] = {}
+        """Each member with a lease as last seen, for how long it has been silent, and whether the
+        last read was late.
+        """
 
     def restart(self) -> None:
         """Begin all leases again: the engine was unavailable."""
-        self._silent.clear()
+        self.silent.clear()
 
     def observe(self, members: tuple[Member, ...]) -> None:
         """Take note of the members in a snapshot that was just read; the same object again changes
@@ -198,7 +199,7 @@ class LeaseWatch:
         self._last = members
         now = self._clock.now()
         elapsed, self._read_at = now - self._read_at, now
-        known, self._silent = self._silent, {}
+        known, self.silent = self.silent, {}
         for member in members:
             if member.process != self._process and math.isfinite(member.ttl):
                 before, silent, was_late = known.get(member.id, (None, 0.0, False))
@@ -211,13 +212,13 @@ class LeaseWatch:
                     silent = 0.0
                 else:
                     silent += member.ttl / 4 if late else elapsed
-                self._silent[member.id] = member, silent, late
+                self.silent[member.id] = member, silent, late
 
     def expired(self) -> list[Expire]:
         """Return the requests to remove the members whose leases have run out."""
         return [
             Expire(member.id, member.heartbeat)
-            for member, silent, _ in self._silent.values()
+            for member, silent, _ in self.silent.values()
             if silent >= member.ttl
         ]
 
@@ -225,20 +226,20 @@ class LeaseWatch:
         """Return in how many seconds the lease of a member runs out, as far as is known here; None
         without one.
         """
-        if (known := self._silent.get(member_id)) is None:
+        if (known := self.silent.get(member_id)) is None:
             return None
         member, silent, _ = known
         return max(0.0, member.ttl - silent - (now - self._read_at))
 
     @property
-    def read_secs(self) -> float | None:
-        """In how many seconds to read the run again, counted from the last read; None if there is
-        no lease to watch.
+    def read_secs(self) -> float:
+        """In how many seconds to read the run again, counted from the last read, for the member
+        whose lease could run out first.
         """
         next_reads = [
-            min(member.ttl / 4, member.ttl - silent) for member, silent, _ in self._silent.values()
+            min(member.ttl / 4, member.ttl - silent) for member, silent, _ in self.silent.values()
         ]
-        return max(0.0, self._read_at + min(next_reads) - self._clock.now()) if next_reads else None
+        return max(0.0, self._read_at + min(next_reads, default=0.0) - self._clock.now())
 
 
 class RunWatcher:

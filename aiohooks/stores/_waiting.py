@@ -301,14 +301,6 @@ class WaitRegistry:
         immediately.
         """
         self.waiters.wake(self.latest.step)
-        self._update_soon()
-
-    def wake_changes(self) -> None:
-        """End the waits for any change, although there is none."""
-        self.waiters.wake(ANY_CHANGE)
-        self._update_soon()
-
-    def _update_soon(self) -> None:
         if not self.waiters.count:
             self.waiting_since = None
         if self._loop is not None and not self._update_scheduled:

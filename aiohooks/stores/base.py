@@ -246,7 +246,7 @@ class StepStore(Waiting):
         """Return an iterator over the positions: the current one, then always the newest, skipping
         those in between.
         """
-        return Changes(self._next_position, self._waits.wake_changes)
+        return Changes(self._next_position, self._waits.wake)
 
     async def _next_position(self, seen: Position | None) -> Position:
         self._enter()

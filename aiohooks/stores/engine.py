@@ -118,7 +118,10 @@ class EngineLink:
     heartbeat: float
     """After how many seconds of silence a connection is to be tested."""
     connect_timeout: float
-    _waits: WaitRegistry
+    waits: WaitRegistry
+    """What this process waits for: `latest` is the latest position that it knows, `threshold` the
+    lowest step with a waiter, as for `Engine.subscribe`.
+    """
     observe: Callable[[Position | Snapshot], None]
     """Reports where the run is; what is older than the latest report is ignored."""
     fail: Callable[[EngineError], None]
@@ -129,13 +132,3 @@ class EngineLink:
     """Starts a task of the store's, with what it is for; it is cancelled before `close`."""
     outage: Callable[[], AbstractContextManager[None]]
     """Marks the time of a block as one in which the engine does not answer."""
-
-    @property
-    def latest(self) -> Position:
-        """The latest position that this process knows."""
-        return self._waits.latest
-
-    @property
-    def threshold(self) -> int | None:
-        """The lowest step with a waiter, as for `Engine.subscribe`."""
-        return self._waits.threshold

@@ -166,7 +166,7 @@ class SharedStepStore(StepStore):
         self._connect_timeout = connect_timeout if engine.remote else 0.0
         self._max_outage_secs = max_outage_secs
         self._process = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], None] = {}
         # Opening and closing.
         self._opening: asyncio.Task[None] | None = None
         self._opened = False
@@ -219,7 +219,7 @@ class SharedStepStore(StepStore):
                 clock=self._clock,
                 heartbeat=heartbeat,
                 connect_timeout=connect_timeout,
-                _waits=self._waits,
+                waits=self._waits,
                 observe=self._observe_report,
                 fail=self._end_all,
                 spawn=self._spawn,
@@ -263,7 +263,8 @@ class SharedStepStore(StepStore):
         ):
             await self._ensure_open()
         # This must not overtake other writes, and a loss must be acknowledged first.
-        if self._writing.task is None and self._loss is None:
+        is_free = self._writing.task is None and self._loss is None
+        if is_free and not self._engine.remote:
             try:
                 position = self._engine.advance_nowait(by, waits.latest, self._term)
             except StoreDamagedError as error:
@@ -1037,21 +1038,21 @@ class SharedStepStore(StepStore):
         here.
         """
         self._expiry.cancel()
-        secs = self._leases.read_secs
-        if secs is not None and self._opened and (self._waits.waiting or self._vacancies):
-            self._expiry = self._clock.call_later(secs, self._start_refresh)
+        is_wanted = self._waits.waiting or self._vacancies
+        if self._opened and is_wanted and self._leases.silent:
+            self._expiry = self._clock.call_later(self._leases.read_secs, self._start_refresh)
 
     # Tasks and copies.
 
     def _spawn(self, coro: Coroutine[Any, Any, Any], what: str) -> asyncio.Task[Any]:
         """Start a task of the store's own: in no session's context, cancelled with the store."""
         task = new_task(coro, f"step store {self.run}: {what}", contextvars.Context())
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._on_task_done)
         return task
 
     def _on_task_done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         error = None if task.cancelled() else task.exception()
         if error is None:
             return

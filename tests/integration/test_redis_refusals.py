@@ -188,7 +188,7 @@ def test_without_the_package() -> None:
     ended = run_python(
         "-c",
         "import sys; sys.modules['redis'] = None; import aiohooks;"
-        " aiohooks.shared_store('redis://x')",
+        " aiohooks.open_step_store('redis://x')",
     )
     assert "pip install 'aiohooks[redis]'" in ended.stderr
 

@@ -94,5 +94,8 @@ def test_the_script_is_the_state_machine(kind: str, tmp_path: Path) -> None:
     if not kind:
         assert compare(range(40), None) == []
         return
-    with running(kind, tmp_path, keeps=False) as server, redis.Redis(port=server.port) as client:
+    with (
+        running(kind, tmp_path, keeps=False) as server,
+        redis.Redis(port=server.port, decode_responses=True) as client,
+    ):
         assert compare(range(40), client) == []

@@ -32,7 +32,7 @@ def test_a_silent_member_expires_after_its_lease(clock: ManualClock, watch: Leas
         watch.observe(seen(5))
     assert watch.expired() == [Expire("p/1", 5)]
     watch.observe(())
-    assert (watch.expired(), watch.read_secs) == ([], None)
+    assert (watch.expired(), watch.silent) == ([], {})
 
 
 def test_the_next_read_is_not_put_off(clock: ManualClock, watch: LeaseWatch) -> None:

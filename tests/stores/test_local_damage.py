@@ -141,7 +141,7 @@ async def test_foreign_files_among_those_of_the_living(tmp_path: Path) -> None:
 
 
 async def test_the_files_of_the_living_are_deleted(tmp_path: Path) -> None:
-    """Nobody takes a living process for dead: its calls and waits end."""
+    """No living process is taken for dead: its calls and waits end."""
     async with local_store(tmp_path) as store:
         waiting = await parked(store.wait_for(2))
         shutil.rmtree(directory_of(store) / "alive")

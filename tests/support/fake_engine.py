@@ -110,7 +110,7 @@ class FakeConnection(Engine):
         server.check()
         server.connections += 1
         state = server.run(self.link.run)
-        if before == server.run_ids[self.link.run] and state.position < self.link.latest:
+        if before == server.run_ids[self.link.run] and state.position < self.link.waits.latest:
             server.lose_data()  # the rest of it: it is an older copy
             state = server.run(self.link.run)
         self._run_id = server.run_ids[self.link.run]
@@ -127,7 +127,7 @@ class FakeConnection(Engine):
     async def watch(self) -> None:
         server, link = self.server, self.link
         while True:
-            snapshot, known, threshold = self._read(), self._reported, link.threshold
+            snapshot, known, threshold = self._read(), self._reported, link.waits.threshold
             if (
                 known is None
                 or snapshot.revision != known.revision

@@ -397,7 +397,9 @@ def _check_edition(path: Path) -> None:
 def inspect_run(path: Path, run: str) -> RunReport | None:
     """Report a run, and change nothing; None if there is none."""
     _check_edition(path)
-    if not (path / "run.db").exists():
+    try:
+        (path / "run.db").lstat()  # not `exists`, which is silent about a file as the directory
+    except FileNotFoundError:
         return None
     with contextlib.closing(RunDatabase(path, read_only=True)) as database:
         found = database.living()

@@ -63,12 +63,13 @@ def file_id(status: os.stat_result) -> tuple[int, int]:
 def check_processes(directory: Path) -> dict[int, str | None]:
     """Return the names of the processes by slot; None for a process that has died."""
     processes: dict[int, str | None] = {}
-    for path in directory.glob("[0-9]*"):
-        if not path.name.isdecimal():
+    for name in os.listdir(directory):  # not `glob`, which takes an error for an empty directory
+        if not name.isdecimal():
             continue  # no store has made it
+        path = directory / name
         with contextlib.suppress(FileNotFoundError):  # it has just left
             own = _own_files.get(file_id(path.lstat()))
-            processes[int(path.name)] = own or _other_process(path)
+            processes[int(name)] = own or _other_process(path)
     return processes
 
 

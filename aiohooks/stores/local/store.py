@@ -107,6 +107,7 @@ class LocalEngine(Engine):
             self._inotify = Inotify()
             self._inotify.add_run(self.directory)
             snapshot = await submit(partial(run.register, self.link.process))
+            self._revision = snapshot.revision
         except SYSTEM_ERRORS as error:
             raise self._explain(error) from error
         if run.is_gone():  # it was deleted meanwhile
@@ -166,6 +167,7 @@ class LocalEngine(Engine):
 
     async def request(self, request: Request) -> Answer:
         answer, snapshot = await self._call(lambda run: run.apply(request))
+        self._revision = snapshot.revision
         self.link.observe(snapshot)
         return answer
 

@@ -114,7 +114,7 @@ class RayEngine(Engine):
         if actor is None:
             return None
         # A process that knows no incarnation changes nothing.
-        snapshot = await self._connect(actor, "", Mark(self.link.latest))
+        snapshot = await self._connect(actor, "", Mark(self.link.waits.latest))
         return report_of(self.link.run, snapshot)
 
     async def watch(self) -> None:
@@ -124,8 +124,8 @@ class RayEngine(Engine):
             poll = LongPoll(
                 link.process,
                 self._poll_count,
-                link.threshold,
-                link.latest.epoch,
+                link.waits.threshold,
+                link.waits.latest.epoch,
                 self._revision,
                 link.heartbeat,
             )

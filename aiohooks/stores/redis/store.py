@@ -165,7 +165,7 @@ class RedisEngine(Engine):
         self._expire_secs = expire_secs
         self._requests: Any = None
         self._reads: Any = None
-        self._calls: set[asyncio.Timeout] = set()
+        self._calls: dict[asyncio.Timeout, None] = {}
         self._lost_by: StoreUnavailableError | None = None  # the connections, or closed
         # As found by the latest connection; the one before, while a connection is made.
         self._run = FoundRun("", 0, RunState())
@@ -220,7 +220,7 @@ class RedisEngine(Engine):
     def _is_older(self, found: FoundRun) -> bool:
         """Return whether the server has an older copy of the run than this process knows."""
         return found.run_id == self._run.run_id and (
-            found.version < self._newest_version or found.state.position < self.link.latest
+            found.version < self._newest_version or found.state.position < self.link.waits.latest
         )
 
     def _successor(self, found: FoundRun, known: Mark, is_lost: bool) -> RunState:
@@ -276,8 +276,8 @@ class RedisEngine(Engine):
     async def _read_streams(self, seen_ids: dict[str, str]) -> dict[str, Any]:
         """Return the streams with a new entry, or none after a heartbeat."""
         secs = self.link.heartbeat
-        latest = self.link.latest
-        threshold = self.link.threshold
+        latest = self.link.waits.latest
+        threshold = self.link.waits.threshold
         self._blocked_for = _NEVER if threshold is None else threshold
         reply = await self._execute(
             self._reads,
@@ -387,11 +387,11 @@ class RedisEngine(Engine):
             if is_shared and self._lost_by is not None:
                 raise self._lost_by
             async with asyncio.timeout(within) as call:
-                self._calls.add(call)
+                self._calls[call] = None
                 try:
                     return await client.execute_command(*command)
                 finally:
-                    self._calls.discard(call)
+                    del self._calls[call]
         except NoScriptError:
             raise
         except Exception as error:

@@ -110,14 +110,14 @@ def late_reads_count_in_full(
     observe: Method, self: LeaseWatch, members: tuple[Member, ...]
 ) -> None:
     """Findings 08 and 15: a lease runs out while it could not be renewed, or when a clock jumps."""
-    before = dict(self._silent)
+    before = dict(self.silent)
     now = self._clock.now()
     elapsed = now - self._read_at if members is not self._last else 0.0
     observe(self, members)
-    for id, (member, _, _) in tuple(self._silent.items()):
+    for id, (member, _, _) in tuple(self.silent.items()):
         known = before.get(id)
         if known is not None and known[0].heartbeat == member.heartbeat:
-            self._silent[id] = member, known[1] + elapsed, False
+            self.silent[id] = member, known[1] + elapsed, False
 
 
 # Others.

@@ -152,6 +152,7 @@ class Process(asyncio.BaseEventLoop):
         not part of the world.
         """
         self.alive = False
+        chances = self.world.chance.getstate()
         for _ in range(1_000):
             tasks = [task for task in asyncio.all_tasks(self) if not task.done()]
             if not tasks:
@@ -161,6 +162,7 @@ class Process(asyncio.BaseEventLoop):
             self._run_ready()
             if self._scheduled:
                 self._skew = max(self._skew, self._scheduled[0].when() - self.world.now + 1e-9)
+        self.world.chance.setstate(chances)  # they end in any order, with pauses of any length
         self.close()
 
     def _next_time(self) -> float:
