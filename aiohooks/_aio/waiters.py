@@ -33,9 +33,9 @@ class ThresholdWaiters(Generic[T]):
         self._buckets: dict[int, dict[asyncio.Future[int | T], None]] = {}
         self._heap: list[int] = []
         self._none = none
-        self.count = 0
+        self.count: int = 0
         """The number of parked futures."""
-        self.lowest = none
+        self.lowest: int = none
         """The lowest threshold with a future."""
 
     def count_above(self, threshold: int) -> int:

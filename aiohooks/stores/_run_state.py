@@ -45,15 +45,15 @@ class RunState:
     """
 
     def __init__(self) -> None:
-        self.position = _START
-        self.term = 0
-        self.leader = ""  # the process that the term was granted to
-        self.ready = 0  # the term that has initialised what the workers need
-        self.revision = 0
-        self.losses = 0
+        self.position: Position = _START
+        self.term: int = 0
+        self.leader: str = ""  # the process that the term was granted to
+        self.ready: int = 0  # the term that has initialised what the workers need
+        self.revision: int = 0
+        self.losses: int = 0
         self.members: dict[str, Member] = {}
         self.last_exit: LastExit | None = None
-        self.exits = 0
+        self.exits: int = 0
         self.failure: Failure | None = None
         self.answers: dict[str, LastAnswer] = {}
 

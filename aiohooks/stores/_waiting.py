@@ -115,21 +115,21 @@ class WaitRegistry:
         on_unreachable: Callable[[], None],
     ) -> None:
         """Start with no waits; the callbacks are the methods of these names of `StepStore`."""
-        self.run = run
-        self.latest = position
+        self.run: str = run
+        self.latest: Position = position
         self.waiters: ThresholdWaiters[AiohooksError] = ThresholdWaiters(none=MAX_STEP + 1)
         """The waits for a step, and those for any change."""
-        self.publishers = Publishers()
-        self.closed = False
-        self.forked = False
+        self.publishers: Publishers = Publishers()
+        self.closed: bool = False
+        self.forked: bool = False
         """Whether the store came into this process by a fork."""
-        self.holds = False
+        self.holds: bool = False
         """Whether publishers that are not known here may still announce themselves: no wait fails
         for the lack of one.
         """
-        self.steps_waited = 0
+        self.steps_waited: int = 0
         """The number of waits for a step so far that did not end immediately."""
-        self.is_initialised = False
+        self.is_initialised: bool = False
         """Whether the chief has initialised what the workers need."""
         self.waiting_since: float | None = None
         """Since when there has been a wait for a step, without a break."""
