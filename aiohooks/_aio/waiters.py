@@ -10,7 +10,7 @@ T = TypeVar("T")
 ANY_CHANGE = 0
 """The threshold of waits that end with the next number, whichever it is."""
 _SPARE = 64
-"""Thresholds without a future that the heap may hold, beside as many as have one."""
+"""How many more thresholds without a future than with one the heap may hold."""
 
 
 def resolve(future: asyncio.Future[T], result: T) -> None:

@@ -48,7 +48,7 @@ class RunState:
         self.position: Position = _START
         self.term: int = 0
         self.leader: str = ""  # the process that the term was granted to
-        self.ready: int = 0  # the term that has initialised what the workers need
+        self.ready: int = 0  # the latest term whose chief has initialised the run
         self.revision: int = 0
         self.losses: int = 0
         self.members: dict[str, Member] = {}

@@ -487,7 +487,7 @@ class WaitRegistry:
     # Publishers that wait themselves.
 
     def _park_publishers(self, wait: asyncio.Future[Any], step: int) -> list[Publisher]:
-        """Note the wait in the publishers that it holds up; return those that are registered."""
+        """Add the wait to each registered publisher that it blocks; return those publishers."""
         parked: list[Publisher] = []
         for publisher, run in publishers_held_up().items():
             if self.publishers.park(publisher, wait, step, run):

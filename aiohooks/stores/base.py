@@ -167,11 +167,11 @@ class StepStore(Waiting):
         later.
         """
 
-    # What a store over processes adds. In one process there is nothing to do.
+    # Overridden by a store that several processes share.
 
     async def _before_wait(self, step: int) -> None:
-        """Called before a wait for `step`, unless the store is `inline`: open the store, and learn
-        what is new in the engine if the wait would fail here.
+        """Called before a wait for `step`, unless the store is `inline`: open the store, and read
+        the run if the wait would fail by what this process knows.
         """
 
     def _subscribe(self, step: int | None) -> None:
@@ -273,7 +273,7 @@ class StepStore(Waiting):
             )
         answer: concurrent.futures.Future[int] = concurrent.futures.Future()
 
-        # Not asyncio.run_coroutine_threadsafe, which begins what was cancelled already.
+        # asyncio.run_coroutine_threadsafe would start an advance that was already cancelled.
         def begin() -> None:
             if answer.set_running_or_notify_cancel():
                 asyncio.ensure_future(self.advance(by)).add_done_callback(settle)

@@ -123,7 +123,7 @@ class EngineLink:
     lowest step with a waiter, as for `Engine.subscribe`.
     """
     observe: Callable[[Position | Snapshot], None]
-    """Reports where the run is; what is older than the latest report is ignored."""
+    """Reports the position or the state of the run. Older reports than the latest are ignored."""
     fail: Callable[[EngineError], None]
     """Ends all calls and waits with an error: for good if it is damage, otherwise until the engine
     can be used again.

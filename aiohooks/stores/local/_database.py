@@ -5,10 +5,10 @@
     notify     a file that all processes watch; writing to it wakes them
     alive/     a locked file for each process that has the run open
 
-A process commits first and reads `waiting` second; one that begins to wait writes its number first
-and reads the position second. So at least one of the two sees the other's write, and waiting needs
-no lock. A process that is killed between the commit and the notification closes its file in
-`alive/`, at which the others read the database.
+A process that changes the run commits first and reads `waiting` second. A process that begins to
+wait writes its number first and reads the position second. So at least one of the two sees the
+other's write, and waiting needs no lock. If a process is killed between the commit and the
+notification, the kernel closes its file in `alive/`, and the others read the database.
 """
 
 from __future__ import annotations
@@ -295,8 +295,7 @@ class RunDatabase:
         if row is None:
             return None
         epoch, step = row
-        if self._is_awaited(step - by, step, but=self._slot):
-            self._notify()
+        self._wake_waiting(step - by, step, but=self._slot)
         return Position(epoch, step)
 
     def apply(self, request: Request) -> tuple[Answer, Snapshot]:
@@ -348,14 +347,17 @@ class RunDatabase:
         new = state.position
         has_changed = (new.epoch, state.revision) != (old.epoch, revision)
         # Also this process itself: the caller may have been cancelled meanwhile.
-        if has_changed or self._is_awaited(old.step, new.step, but=-1):
-            self._notify()
+        self._wake_waiting(old.step, new.step, but=-1, all_of_them=has_changed)
 
-    def _notify(self) -> None:
-        """Wake the processes that wait. The change is made: an error must not look like its own."""
+    def _wake_waiting(self, old: int, new: int, *, but: int, all_of_them: bool = False) -> None:
+        """Wake the processes that wait, if one waits for a step after `old` up to `new`.
+
+        The change is made by now. An error is only logged, as it would look like a failed change.
+        """
         with no_fork:
             try:
-                os.pwrite(self._notify_fd, b"!", 0)
+                if all_of_them or self._is_awaited(old, new, but=but):
+                    os.pwrite(self._notify_fd, b"!", 0)
             except OSError as error:
                 logger.error("%s: the waiting processes were not woken: %s", self._path, error)
 

@@ -125,8 +125,6 @@ class RedisEngine(Engine):
     """
 
     _keys: Keys
-    _eval = ("EVAL", SCRIPT)
-    """How the script is called; the server has it after the first call."""
 
     def __init__(
         self,
@@ -191,7 +189,6 @@ class RedisEngine(Engine):
         except Exception as error:  # of a `client=`
             raise self._explain(error, "") from error
         self._lost_by = None
-        self._eval = ("EVAL", SCRIPT)
         secs = min(self._answer_timeout, self.link.connect_timeout)
         # A user without the right to read is rejected now, not at the first wait.
         await self._execute(self._reads, secs, "XREAD", "STREAMS", self._keys.positions, "$")
@@ -369,13 +366,11 @@ class RedisEngine(Engine):
         # redis-py takes 2 µs for each argument.
         head = f"{request} {self._expire_secs or ''} {self._run.run_id}"
         command = (len(self._keys), *self._keys, head, *arguments)
+        within = self._answer_timeout
         try:
-            reply = await self._execute(client, self._answer_timeout, *self._eval, *command)
-        except NoScriptError:  # the server was restarted, or SCRIPT FLUSH
-            self._eval = ("EVAL", SCRIPT)
-            reply = await self._execute(client, self._answer_timeout, *self._eval, *command)
-        self._eval = ("EVALSHA", _SCRIPT_SHA)
-        return reply
+            return await self._execute(client, within, "EVALSHA", _SCRIPT_SHA, *command)
+        except NoScriptError:  # the server is new, or has lost the script
+            return await self._execute(client, within, "EVAL", SCRIPT, *command)
 
     async def _execute(self, client: Any, within: float, *command: Any) -> Any:
         """Return the reply to a command.
