@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from tests.fuzz.simulation.history import History, Operation
@@ -153,13 +154,7 @@ def check_leads(cluster: Any) -> Iterator[str]:
     history: History = cluster.history
     late = 2 * cluster.lease_secs + cluster.heartbeat_secs + 4.0
 
-    def is_new(process: Any, time: float) -> bool:
-        """Return whether the run may have been lost when the process came, so that it knew nothing
-        of it.
-        """
-        opened = min((at for at, each in history.opened if each is process), default=time)
-        return any(loss <= time and opened > loss - 1.0 for loss in history.losses)
-
+    is_new = partial(came_after_a_loss, history)
     for lead in history.leads:
         for other in history.leads:
             if other is lead or not lead.began <= other.began < (
@@ -196,11 +191,22 @@ def check_leads(cluster: Any) -> Iterator[str]:
 
 def check_terms(history: History) -> Iterator[str]:
     """Also after a loss: who was granted the lead is the only one to write as a chief, until a
-    later term begins.
+    later term begins. A process that came after the loss, and knows nothing of the run, may lead
+    until the chief of before is back.
     """
     for lead in history.leads:
         for operation in history.operations:
             is_of_a_chief = operation.term and operation.step is not None
             is_later = operation.began > lead.began and operation.process is not lead.process
-            if is_of_a_chief and is_later and operation.term <= lead.term:
+            if not (is_of_a_chief and is_later and operation.term <= lead.term):
+                continue
+            if not came_after_a_loss(history, operation.process, operation.began):
                 yield f"a write of an earlier chief: {operation}, after {lead}"
+
+
+def came_after_a_loss(history: History, process: Any, time: float) -> bool:
+    """Return whether the run may have been lost when the process came, so that it knew nothing of
+    it.
+    """
+    opened = min((at for at, opener in history.opened if opener is process), default=time)
+    return any(loss <= time and opened > loss - 1.0 for loss in history.losses)
