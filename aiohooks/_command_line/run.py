@@ -56,6 +56,10 @@ def run_function(
         raise InvalidArgumentError(
             "--store is for --engine local; on Ray the step store is on the cluster"
         )
+    if store is not None and store.startswith("ray:"):
+        raise InvalidArgumentError(
+            "--store ray:// is for processes of a Ray cluster; give --engine ray instead"
+        )
     if engine == "local" and address is not None:
         raise InvalidArgumentError(f"--address {address} is for --engine ray")
     main = load_function(function)

@@ -37,8 +37,17 @@ async def _inspect_run(url: str, run: str | None, address: str | None) -> RunRep
         raise InvalidArgumentError(
             "memory:// is a store within one process; give the URL of a store that processes share"
         )
-    options = {} if address is None else {"address": address}
-    async with contextlib.aclosing(open_step_store(url, run=run, **options)) as store:
+    is_on_ray = url.startswith("ray:")
+    if address is not None and not is_on_ray:
+        raise InvalidArgumentError(f"--address {address} is for a ray:// URL")
+    async with contextlib.AsyncExitStack() as stack:
+        if is_on_ray:
+            # Import this only here, because it needs the extra `ray`.
+            from aiohooks.distributed.ray import cluster_membership
+
+            await stack.enter_async_context(cluster_membership(address, log_to_driver=False))
+        store = open_step_store(url, run=run)
+        stack.push_async_callback(store.aclose)
         report = await store.inspect()
     if report is None:
         raise AiohooksError(

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
+import contextlib
+import ctypes
 import dataclasses
 import functools
+import logging
 import os
 import signal
-from collections.abc import Callable, Coroutine, Mapping
+import socket
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
 from typing import Any, TypeVar
 
-from aiohooks._aio.cancel import shielded, to_thread, wait_done
+from aiohooks._aio.cancel import retrieve_exception, shielded, to_thread, wait_done
 from aiohooks._aio.waits import Backoff
 from aiohooks._validate import check_mapping
 from aiohooks.distributed.task import (
@@ -22,12 +29,34 @@ from aiohooks.distributed.task import (
     unwrap_result,
     with_process_options,
 )
-from aiohooks.errors import InvalidArgumentError, TaskDiedError
-from aiohooks.stores.ray import _cluster
+from aiohooks.errors import (
+    InvalidArgumentError,
+    StoreUnavailableError,
+    TaskDiedError,
+    missing_extra,
+)
+
+try:
+    import ray
+    from ray.exceptions import RayError
+except ImportError as _missing:
+    raise missing_extra("aiohooks.distributed.ray", "ray") from _missing
 
 __all__ = ["run"]
 
 T = TypeVar("T")
+_ray: Any = ray  # its own types leave most things open
+_JOIN_SECS = 60.0
+"""How many seconds an existing cluster has to let this process in."""
+_START_CLUSTER = (
+    'Start one with `ray start --head --port=6379`, and give its address="host:6379" or set'
+    " RAY_ADDRESS"
+)
+_SET_TOKEN = (
+    "Something answers there; if the cluster requires a token, as its log says, set"
+    " RAY_AUTH_MODE=token and RAY_AUTH_TOKEN before Ray is imported, or put the token into"
+    " ~/.ray/auth_token"
+)
 
 
 async def run(  # noqa: PLR0913 - options of users, by keyword
@@ -61,7 +90,8 @@ async def run(  # noqa: PLR0913 - options of users, by keyword
         args: see `run_processes`.
         address: `host:port` of a cluster. None uses RAY_ADDRESS or the cluster on this machine.
             "local" starts a cluster for the duration of the run, which listens on the loopback
-            interface only. A process that is part of a cluster uses its own cluster.
+            interface only. A process that is part of a cluster uses its own cluster, and stays
+            part of it: call `ray.init` first if several launchers of a process run concurrently.
         namespace: the Ray namespace of the run's actor.
         run: see `run_processes`.
         checkpoint_dir: the value of `Task.checkpoint_dir`. Several machines must share this
@@ -103,15 +133,10 @@ async def run(  # noqa: PLR0913 - options of users, by keyword
 
     async def run_all() -> list[T]:
         """Join the cluster, run the tasks on it, and leave it."""
-        await to_thread(
-            lambda: _cluster.join(address, timeout=60.0, **init_arguments), grace_secs=60.0
-        )
-        try:
+        async with cluster_membership(address, **init_arguments):
             run_attempt = functools.partial(_run_on_cluster, resources=resources)
             # A run without a name has got a random name, which nothing will continue.
             return await launch(run_attempt, spec, store, forgets=run is None)
-        finally:
-            await to_thread(_cluster.leave, grace_secs=stop_grace_secs)
 
     return await until_sigterm(run_all(), f"the launcher of the run {spec.run}")
 
@@ -124,27 +149,28 @@ async def _run_on_cluster(spec: TaskSpec, resources: Mapping[str, Any]) -> Any:
     Raises:
         TaskDiedError: the process of the task or its node has died.
     """
-    task = _cluster.submit(_run_in_ray, spec, f"aiohooks {spec.name}", resources)
-    reply = _cluster.result_of(task)
+    function = _ray.remote(max_retries=0, retry_exceptions=False, **resources)(_run_in_ray)
+    task = function.options(name=f"aiohooks {spec.name}").remote(spec)
+    reply = asyncio.wrap_future(task.future())
+    reply.add_done_callback(retrieve_exception)
     try:
-        result: TaskResult = await reply
-    except Exception as error:
-        if not _cluster.is_ray_error(error):
-            raise
-        lines = str(error).strip().splitlines()
-        message = lines[0] if lines else ""
+        await wait_done([reply], None)
+    finally:
+        # After a cancellation, the task still runs on the cluster.
+        if not reply.done():
+            await shielded(
+                _end_task(task, reply, spec.stop_grace_secs),
+                grace_secs=2 * spec.stop_grace_secs + 1,
+                what=f"ending the {spec.name}",
+            )
+    try:
+        result: TaskResult = reply.result()
+    except RayError as error:
+        message = str(error).partition("\n")[0]
         raise TaskDiedError(
             f"the {spec.name} (attempt {spec.attempt}) died: {type(error).__name__}: {message}",
             task_id=spec.task_id,
         ) from error
-    finally:
-        # Without a reply, such as after a cancellation, the task may still run on the cluster.
-        if not reply.done() or reply.cancelled():
-            await shielded(
-                _end_task(task, spec.stop_grace_secs),
-                grace_secs=2 * spec.stop_grace_secs + 1,
-                what=f"ending the {spec.name}",
-            )
     return unwrap_result(result, spec)
 
 
@@ -158,10 +184,125 @@ def _run_in_ray(spec: TaskSpec) -> TaskResult:
         signal.signal(signal.SIGTERM, ray_handler)
 
 
-async def _end_task(task: Any, grace_secs: float) -> None:
+async def _end_task(task: Any, reply: asyncio.Future[Any], grace_secs: float) -> None:
     """Interrupt a task as Ctrl-C would, and end its process after the grace period."""
-    ended = _cluster.result_of(task)
-    _cluster.cancel_task(task, force=False)
-    if not await wait_done([ended], grace_secs):
-        _cluster.cancel_task(task, force=True)
-        await wait_done([ended], grace_secs)
+    _ray.cancel(task, force=False)
+    if not await wait_done([reply], grace_secs):
+        _ray.cancel(task, force=True)
+        await wait_done([reply], grace_secs)
+
+
+# Membership of a cluster.
+
+
+@contextlib.asynccontextmanager
+async def cluster_membership(address: str | None, **options: Any) -> AsyncGenerator[None]:
+    """Make this process a member of a Ray cluster for the block, unless it is a member already.
+
+    Args:
+        address: see `run`.
+        options: options of `ray.init`.
+
+    Raises:
+        InvalidArgumentError: this process is part of another cluster.
+        StoreUnavailableError: no cluster answers, or it rejects this process.
+    """
+    if _ray.is_initialized():
+        own_address = _ray.get_runtime_context().gcs_address
+        if address not in (None, "auto", "local", own_address):
+            raise InvalidArgumentError(
+                f"address={address!r}: this process is part of the Ray cluster at {own_address!r}"
+            )
+        yield
+        return
+    where = address or os.environ.get("RAY_ADDRESS") or "auto"
+    # Starting a cluster takes as long as it takes.
+    join_secs = None if where == "local" else _JOIN_SECS
+    joined = concurrent.futures.Future[None]()
+    leave = threading.Event()
+
+    def stay_member() -> None:
+        try:
+            _join(where, options)
+        except BaseException as error:
+            joined.set_exception(error)
+        else:
+            joined.set_result(None)
+            leave.wait()
+            _ray.shutdown()
+
+    # Ray ends the processes of a local cluster with the thread that has started them. In the main
+    # thread, it would also handle SIGTERM, and could not be given up.
+    thread = threading.Thread(
+        target=stay_member, name="aiohooks: member of a Ray cluster", daemon=True
+    )
+    thread.start()
+    try:
+        await to_thread(concurrent.futures.wait, [joined], join_secs)
+        if not joined.done():
+            raise StoreUnavailableError(
+                f"the Ray cluster at {where} does not let this process in. {_START_CLUSTER}"
+            )
+        joined.result()
+        yield
+    finally:
+        # A thread that joins the cluster too late leaves it immediately.
+        leave.set()
+        if joined.done():
+            await to_thread(thread.join)
+
+
+def _join(where: str, options: Mapping[str, Any]) -> None:
+    """Make this process a member of a cluster. Blocks, possibly for minutes."""
+    hint = _START_CLUSTER
+    host, _, port = where.rpartition(":")
+    host = host.strip("[]")
+    if host and "://" not in where:
+        # Ray itself would try for minutes.
+        try:
+            socket.create_connection((host, int(port)), _JOIN_SECS).close()
+        except (OSError, ValueError) as error:
+            raise StoreUnavailableError(
+                f"no Ray cluster answers at {where}: {error}. {hint}"
+            ) from error
+        hint = _SET_TOKEN
+    # Ray's processes listen on all interfaces unless the node's address is the loopback one. While
+    # this constant is true, as on Linux, Ray replaces that address by another one, even if
+    # `ray.init` gets it: no public option prevents that.
+    constants = _ray._private.ray_constants
+    is_enabled = constants.ENABLE_RAY_CLUSTER
+    if where == "local" or host in ("127.0.0.1", "localhost"):
+        constants.ENABLE_RAY_CLUSTER = False
+    try:
+        with _sigterm_left_alone():
+            _ray.init(address=where, configure_logging=False, **options)
+    except (OSError, RuntimeError, RayError) as error:
+        raise StoreUnavailableError(
+            f"cannot join the Ray cluster at {where}: {error}. {hint}"
+        ) from error
+    finally:
+        constants.ENABLE_RAY_CLUSTER = is_enabled
+
+
+@contextlib.contextmanager
+def _sigterm_left_alone() -> Generator[None]:
+    # Below Python, Ray installs a handler that prints a stack, and aborts the process three seconds
+    # later, whatever that still saves. No option prevents this.
+    libc: Any = ctypes.CDLL(None) if os.name == "posix" else None
+    action = ctypes.create_string_buffer(1024)  # more than a `struct sigaction` takes
+    # Ray warns that it has left SIGTERM to this process, as intended here. If Ray renames its
+    # logger, the warning is logged.
+    logger = logging.getLogger("ray._private.worker")
+    logger.addFilter(_is_not_about_sigterm)
+    if libc is not None:
+        libc.sigaction(signal.SIGTERM, None, action)
+    try:
+        yield
+    finally:
+        if libc is not None:
+            libc.sigaction(signal.SIGTERM, action, None)
+        logger.removeFilter(_is_not_about_sigterm)
+
+
+def _is_not_about_sigterm(record: logging.LogRecord) -> bool:
+    return "SIGTERM handler is not set" not in record.getMessage()

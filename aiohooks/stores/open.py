@@ -107,8 +107,8 @@ def _address_of(kind: str, url: str) -> tuple[tuple[str, ...], str]:
         namespace, _, run = rest.partition("/")
         if ":" in namespace or "?" in rest:
             raise InvalidArgumentError(
-                f"{url!r} is not of the form ray://namespace/run; the address of the cluster is an"
-                " option: address='host:6379'"
+                f"{url!r} is not of the form ray://namespace/run; give the address of the cluster"
+                " to ray.init"
             )
         return (namespace,), run.strip("/")
     return (url,), ""

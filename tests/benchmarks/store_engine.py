@@ -8,7 +8,12 @@ import asyncio
 import importlib
 import random
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -65,6 +70,8 @@ class Engine:
     """The least that can work, by hand."""
     by_hand: str
     one_call: str
+    joined: Callable[[], AbstractContextManager[object]] = nullcontext
+    """What each process enters before it opens a counter."""
     settled_secs: float = 0.0
     """After this a wait that has begun is known to the server; it is not measured."""
     wake_bar: float | None = 1.5
@@ -105,9 +112,10 @@ async def opened(engine: Engine, kind: str, url: str) -> AsyncIterator[Counter]:
 
     Those of one kind count together, in whatever process they are.
     """
-    if kind == "bare":
-        async with engine.bare(url) as counter:
-            yield counter
-    else:
-        async with open_step_store(url, run=kind) as store:
-            yield _Polling(store) if kind == "poll" else store
+    with engine.joined():
+        if kind == "bare":
+            async with engine.bare(url) as counter:
+                yield counter
+        else:
+            async with open_step_store(url, run=kind) as store:
+                yield _Polling(store) if kind == "poll" else store

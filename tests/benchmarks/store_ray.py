@@ -10,14 +10,13 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
 # Before Ray, which looks for the token of the cluster when it is imported.
-from tests.support.ray_cluster import ray_cluster
+from tests.support.ray_cluster import membership, ray_cluster
 
 # isort: split
+import ray
 import ray.util
 
-from aiohooks.stores.ray import _cluster
 from tests.benchmarks.store_engine import Engine
-from tests.support.waiting import HANG_SECS
 
 NAMESPACE = "bench"
 
@@ -31,8 +30,7 @@ def serve() -> Iterator[str]:
         address = os.environ.get("AIOHOOKS_TEST_RAY") or stack.enter_context(ray_cluster())
         os.environ["RAY_ADDRESS"] = address
         stack.callback(os.environ.pop, "RAY_ADDRESS")
-        _cluster.join(address, timeout=HANG_SECS, log_to_driver=False)
-        stack.callback(_cluster.leave)
+        stack.enter_context(membership(address))
         stack.callback(_end_actors)
         yield f"ray://{NAMESPACE}"
 
@@ -40,7 +38,17 @@ def serve() -> Iterator[str]:
 def _end_actors() -> None:
     for found in ray.util.list_named_actors(all_namespaces=True):
         if found["namespace"] == NAMESPACE:
-            _cluster.kill_actor(ray.get_actor(**found))
+            ray.kill(ray.get_actor(**found))
+
+
+@contextmanager
+def joined() -> Iterator[None]:
+    """Make a process that this one has started a member of the cluster."""
+    if ray.is_initialized():
+        yield
+        return
+    with membership(os.environ["RAY_ADDRESS"]):
+        yield
 
 
 class Bare:
@@ -81,9 +89,16 @@ class Calls:
 @asynccontextmanager
 async def bare(_: str) -> AsyncIterator[Calls]:
     """Open it; the first caller creates the actor."""
-    await asyncio.to_thread(_cluster.join, None, timeout=HANG_SECS, log_to_driver=False)
-    yield Calls(await asyncio.to_thread(_cluster.named_actor, Bare, "bare", NAMESPACE))
-    await asyncio.to_thread(_cluster.leave)
+    remote: Any = ray.remote(Bare)
+    actor = remote.options(
+        name="bare",
+        namespace=NAMESPACE,
+        lifetime="detached",
+        get_if_exists=True,
+        num_cpus=0,
+        max_concurrency=100_000,
+    )
+    yield Calls(await asyncio.to_thread(actor.remote))
 
 
 ENGINE = Engine(
@@ -93,6 +108,7 @@ ENGINE = Engine(
     by_hand="an asynchronous actor by hand",
     one_call="one call of the actor",
     settled_secs=0.05,
+    joined=joined,
 )
 
 if __name__ == "__main__":

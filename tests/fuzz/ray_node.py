@@ -12,12 +12,17 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import sys
 import time
 from typing import Any
 
 from tests.support import tasks as distributed_tasks
 from tests.support.ray_cluster import environment as environment  # before Ray is imported
+
+# Only this process uses the loopback interface by a constant: see `main`.
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "1"
+
 
 RUN = "node"
 LAST = 200

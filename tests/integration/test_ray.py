@@ -12,7 +12,6 @@ import sys
 import pytest
 
 from aiohooks import open_step_store
-from aiohooks.errors import InvalidArgumentError
 from aiohooks.testing import check_step_store, step_store_checks
 from tests.support.ray_cluster import actor_of, environment, nothing_left
 from tests.support.ray_cluster import cluster as cluster
@@ -69,16 +68,6 @@ async def test_a_look_from_outside_makes_no_actor(cluster: str) -> None:
             assert found is not None
             assert (found.step, found.waiting) == (2, None)
             await store.forget()
-
-
-async def test_an_actor_of_another_store_at_the_same_address(cluster: str) -> None:
-    """A process that is a member of a cluster opens runs of that one only."""
-    store = open_step_store("ray://aiohooks", run="elsewhere", address="127.0.0.1:1")
-    with pytest.raises(
-        InvalidArgumentError, match=r"part of the Ray cluster at '127.0.0.1:\d+' already"
-    ):
-        await store.value()
-    await store.aclose()
 
 
 async def test_a_few_faults(cluster: str) -> None:

@@ -31,13 +31,13 @@ def run_script(code: str, *args: str, **env: str) -> subprocess.CompletedProcess
 
 SIGTERM = """
 import asyncio, os, signal
-from aiohooks import open_step_store
+from aiohooks.distributed.ray import cluster_membership
 
 async def main():
     received = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, received.set)
-    async with open_step_store("ray://aiohooks", run="term", address="local") as store:
-        await store.advance()
+    options = {"include_dashboard": False, "object_store_memory": 80_000_000}
+    async with cluster_membership("local", **options):
         os.kill(os.getpid(), signal.SIGTERM)
         await received.wait()
         print("secs until it is aborted:", signal.getitimer(signal.ITIMER_REAL)[0])
@@ -46,38 +46,31 @@ asyncio.run(main())
 """
 
 
-def test_a_member_of_a_cluster_has_all_the_time_it_needs_after_sigterm() -> None:
+def test_a_launcher_has_all_the_time_it_needs_after_sigterm() -> None:
     """Ray's own handler, which comes before Python's, would abort it three seconds later, in the
     middle of its last save.
     """
     done = run_script(SIGTERM)
     assert (done.returncode, done.stdout) == (0, "secs until it is aborted: 0.0\n"), done.stderr
-    assert "SIGTERM received" not in done.stderr
+    assert "SIGTERM" not in done.stderr
 
 
-REFUSED = """
+LAUNCH = """
 import asyncio, sys
-from aiohooks import open_step_store
+from aiohooks.distributed.ray import run
 from aiohooks.errors import StoreUnavailableError
+from tests.support.tasks import about
 
-async def main():
-    timeout = float(sys.argv[2])
-    store = open_step_store(
-        "ray://aiohooks", run="refused", address=sys.argv[1], connect_timeout=timeout
-    )
-    try:
-        await store.value()
-    except StoreUnavailableError as error:
-        print(type(error).__name__, error)
-    await store.aclose()
-
-asyncio.run(main())
+try:
+    asyncio.run(run(about, address=sys.argv[1]))
+except StoreUnavailableError as error:
+    print(type(error).__name__, error)
 """
 
 
 def test_no_cluster_answers() -> None:
     """The error comes immediately, and says what to do; Ray itself would try for minutes."""
-    ended = run_script(REFUSED, "127.0.0.1:1", "0.2")
+    ended = run_script(LAUNCH, "127.0.0.1:1")
     assert "StoreUnavailableError no Ray cluster answers at 127.0.0.1:1" in ended.stdout, (
         ended.stderr
     )
@@ -85,12 +78,78 @@ def test_no_cluster_answers() -> None:
 
 
 def test_a_wrong_token_is_refused(request: pytest.FixtureRequest) -> None:
-    """The cluster refuses the process, and the error says what to set; the store does not try
-    again.
-    """
-    ended = run_script(REFUSED, session_cluster(request), "3600", RAY_AUTH_TOKEN="f" * 32)
-    assert ended.stdout.startswith("StoreRefusedError"), ended.stderr
+    """The cluster refuses the process, and the error says what to set."""
+    ended = run_script(LAUNCH, session_cluster(request), RAY_AUTH_TOKEN="f" * 32)
+    assert ended.stdout.startswith("StoreUnavailableError cannot join"), ended.stderr
     assert "Something answers there; if the cluster requires a token" in ended.stdout
+
+
+NO_MEMBER = """
+import asyncio, sys, time
+import ray
+from aiohooks import open_step_store
+from aiohooks.errors import StoreRefusedError
+
+async def main():
+    began = time.monotonic()
+    store = open_step_store("ray://aiohooks", run="outside", connect_timeout=3600)
+    for call in (store.value, store.inspect, store.forget):
+        try:
+            await call()
+        except StoreRefusedError as error:
+            print(error)
+    await store.aclose()
+    print(ray.is_initialized(), file=sys.stderr)
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_that_is_no_member_of_a_cluster(request: pytest.FixtureRequest) -> None:
+    """Each call raises an error that says what to do, and is not tried again. The process neither
+    joins the cluster at RAY_ADDRESS nor starts one.
+    """
+    ended = run_script(NO_MEMBER, RAY_ADDRESS=session_cluster(request))
+    error = (
+        "this process is not part of a Ray cluster: call ray.init(address=...) before the store is"
+        " used"
+    )
+    assert ended.stdout.splitlines() == [error] * 3, ended.stderr
+    assert ended.stderr == "False\n"
+
+
+MEMBER = """
+import asyncio, sys
+import ray
+from aiohooks import open_step_store
+from aiohooks.distributed.ray import run
+from tests.support.tasks import about
+
+async def main():
+    ray.init(address=sys.argv[1], log_to_driver=False, configure_logging=False)
+    async with open_step_store("ray://aiohooks", run="member") as store:
+        await store.advance(7)
+    async with open_step_store("ray://aiohooks", run="member") as store:
+        waiting = asyncio.ensure_future(store.wait_for(9))
+        await asyncio.sleep(0.1)
+        print((await store.value()).step, ray.is_initialized())
+        await store.forget()
+        await asyncio.wait([waiting])
+    print([result["step"] for result in await run(about, num_workers=0)])
+    print(ray.is_initialized())
+    ray.shutdown()
+
+asyncio.run(main())
+"""
+
+
+def test_a_member_of_a_cluster_stays_a_member(request: pytest.FixtureRequest) -> None:
+    """Neither a store nor a launcher ends the membership of a process that has called `ray.init`.
+    The process may leave the cluster as soon as it has closed its stores.
+    """
+    ended = run_script(MEMBER, session_cluster(request))
+    assert ended.stdout.splitlines() == ["7 True", "[1]", "True"], ended.stderr
+    assert ended.returncode == 0, ended.stderr
 
 
 OWN_CLUSTER = """
@@ -159,7 +218,8 @@ def test_a_cluster_of_its_own_listens_on_loopback_only() -> None:
     """The cluster that the launcher starts exists for the run only, and other machines cannot reach
     it.
     """
-    ended = run_script(OWN_CLUSTER)
+    # The variable that lets the clusters of the tests listen on loopback only is unset.
+    ended = run_script(OWN_CLUSTER, RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="1")
     assert ended.returncode == 0, ended.stderr
     assert "[1, 2]" in ended.stdout or "[2, 1]" in ended.stdout
     found: set[str] = set(json.loads(ended.stdout.partition("listening on ")[2].replace("'", '"')))

@@ -15,7 +15,7 @@ def test_invalid_urls_and_options_are_refused() -> None:
         "redis:/user:secret@h": "'redis' is not the beginning of a step store's URL; give one like",
         "": "'' is not the beginning of",
         "local://runs": "'local://runs' has no absolute path; give local:///directory",
-        "ray://head:10001": "not of the form ray://namespace/run; .* address='host:6379'",
+        "ray://head:10001": "not of the form ray://namespace/run; .* to ray.init",
     }.items():
         with pytest.raises(ah.errors.InvalidArgumentError, match=message):
             ah.open_step_store(url)

@@ -79,7 +79,7 @@ async def test_a_process_that_did_not_connect_is_not_answered() -> None:
     """
     actor = StepActor()
     write = Write("advance", 1, Position(1, 0), 0, "p", 1)
-    assert await actor.long_poll("another", LongPoll("p", 1, None, 1, 0, 1.0)) is None
+    assert await actor.long_poll("another", LongPoll("p", None, 1, 0, 1.0)) is None
     assert await actor.read("another") is None
     assert await actor.apply("another", write) is None
     snapshot = await actor.connect("", NOTHING)
@@ -87,21 +87,20 @@ async def test_a_process_that_did_not_connect_is_not_answered() -> None:
 
 
 async def test_the_newest_poll_replaces_the_others() -> None:
-    """A poll that arrives after a newer one ends immediately; a newer one ends the earlier one."""
+    """A process has one poll: another one ends the earlier one immediately."""
     actor = StepActor()
     snapshot = await actor.connect("", NOTHING)
 
-    def send_poll(number: int, threshold: int) -> asyncio.Future[Any]:
-        poll = LongPoll("p", number, threshold, 1, snapshot.revision, 60.0)
+    def send_poll(threshold: int) -> asyncio.Future[Any]:
+        poll = LongPoll("p", threshold, 1, snapshot.revision, 60.0)
         return asyncio.ensure_future(actor.long_poll(snapshot.run_id, poll))
 
-    second = send_poll(2, 5)
+    first = send_poll(5)
     await asyncio.sleep(0)
-    await send_poll(1, 9)
+    second = send_poll(4)
+    await first
     assert not second.done()
-    third = send_poll(3, 4)
-    await second
     assert (await actor.statistics())["waiting"] == 1
     await actor.leave("p")
-    await third
+    await second
     assert not actor.polls

@@ -15,12 +15,24 @@ from aiohooks.stores.ray._actor import StepActor
 from aiohooks.stores.ray.store import RayEngine
 
 
-class _Call:
+class Call:
+    """What a call returns, in place of Ray's `ObjectRef`. As in Ray, a call whose future was
+    cancelled ignores its answer.
+    """
+
     def __init__(self) -> None:
-        self.result: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self._future: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
     def future(self) -> concurrent.futures.Future[Any]:
-        return self.result
+        return self._future
+
+    def answer(self, value: Any) -> None:
+        if not self._future.done():
+            self._future.set_result(value)
+
+    def fail(self, error: BaseException) -> None:
+        if not self._future.done():
+            self._future.set_exception(error)
 
 
 class _Method:
@@ -28,8 +40,8 @@ class _Method:
         self._actor = actor
         self._name = name
 
-    def remote(self, *args: Any) -> _Call:
-        call = _Call()
+    def remote(self, *args: Any) -> Call:
+        call = Call()
         self._actor.start_call(self._name, pickle.loads(pickle.dumps(args)), call)
         return call
 
@@ -46,15 +58,15 @@ class FakeActor:
         """Takes the method's name, and returns "dies before" (the call), "dies after" (it, before
         the reply), or "" (lives).
         """
-        self._calls: dict[asyncio.Task[Any], _Call] = {}
+        self._calls: dict[asyncio.Task[Any], Call] = {}
 
     def __getattr__(self, name: str) -> _Method:
         return _Method(self, name)
 
-    def start_call(self, name: str, args: tuple[Any, ...], call: _Call) -> None:
+    def start_call(self, name: str, args: tuple[Any, ...], call: Call) -> None:
         outcome = self.decide(name)
         if outcome == "dies before":
-            call.result.set_exception(_unavailable())
+            call.fail(_unavailable())
             self.die()
             return
         task = asyncio.get_running_loop().create_task(getattr(self.instance, name)(*args))
@@ -64,12 +76,12 @@ class FakeActor:
             if self._calls.pop(task, None) is None:
                 return  # it died meanwhile
             if outcome == "dies after":
-                call.result.set_exception(_unavailable())
+                call.fail(_unavailable())
                 self.die()
             elif (error := task.exception()) is not None:
-                call.result.set_exception(error)
+                call.fail(error)
             else:
-                call.result.set_result(pickle.loads(pickle.dumps(task.result())))
+                call.answer(pickle.loads(pickle.dumps(task.result())))
 
         task.add_done_callback(done)
 
@@ -84,7 +96,7 @@ class FakeActor:
         calls, self._calls = self._calls, {}
         for task, call in calls.items():
             task.cancel()
-            call.result.set_exception(_unavailable())
+            call.fail(_unavailable())
 
 
 def _unavailable() -> ActorUnavailableError:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -16,7 +17,6 @@ import pytest
 
 from aiohooks.testing.leaks import no_leaks
 from tests.support.source import ROOT
-from tests.support.waiting import HANG_SECS
 
 TOKEN = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(16)
 """The cluster refuses processes without it."""
@@ -30,10 +30,14 @@ def environment() -> dict[str, str]:
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }
     # By default Ray's workers get what other processes leave: on a busy machine next to nothing.
-    return {**quiet, "RAY_worker_niceness": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+    own_share = {"RAY_worker_niceness": "0"}
+    # With this variable Ray uses the loopback interface, also on Linux.
+    loopback = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+    return {**quiet, **own_share, **loopback, **token}
 
 
-os.environ.update(environment())  # Ray looks for the token when it is imported
+os.environ.update(environment())  # Ray reads these variables when it is imported
 
 
 @contextlib.contextmanager
@@ -80,14 +84,26 @@ def session_cluster(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest) -> Iterator[str]:
     """The address of the cluster, of which this process is a member during the module's tests."""
-    from aiohooks.stores.ray import _cluster
-
     address = session_cluster(request)
-    _cluster.join(address, timeout=HANG_SECS, log_to_driver=False)
-    try:
+    with membership(address):
         yield address
+
+
+@contextlib.contextmanager
+def membership(address: str) -> Iterator[None]:
+    """Make this process a member of a cluster for the block, as programs do.
+
+    Ray's handler of SIGTERM is removed.
+    """
+    import ray
+
+    handler = signal.getsignal(signal.SIGTERM)
+    ray.init(address=address, log_to_driver=False, configure_logging=False)
+    signal.signal(signal.SIGTERM, handler)
+    try:
+        yield
     finally:
-        _cluster.leave()
+        ray.shutdown()
 
 
 def actor_of(run: str, namespace: str = "aiohooks") -> Any:
@@ -118,21 +134,18 @@ async def nothing_left() -> AsyncIterator[None]:
 
 def main() -> None:
     """Run the cluster until the standard input ends."""
-    from aiohooks.stores.ray import _cluster
+    import ray
 
-    _cluster.join(
-        "local",
-        timeout=HANG_SECS,
+    ray.init(
+        address="local",
         num_cpus=8,
         include_dashboard=False,
         log_to_driver=False,
         object_store_memory=80_000_000,
     )
-    import ray
-
     print("address", ray.get_runtime_context().gcs_address, flush=True)
     sys.stdin.read()
-    _cluster.leave()
+    ray.shutdown()
 
 
 if __name__ == "__main__":

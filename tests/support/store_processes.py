@@ -535,11 +535,10 @@ async def main(address: str) -> None:
     """Execute orders until the input ends, as a member of a Ray cluster if there is an address."""
     if not address:
         return await Worker().serve()
-    from aiohooks.stores.ray import _cluster
+    from tests.support.ray_cluster import membership
 
-    await asyncio.to_thread(_cluster.join, address, timeout=HANG_SECS, log_to_driver=False)
-    await Worker().serve()
-    await asyncio.to_thread(_cluster.leave)
+    with membership(address):
+        await Worker().serve()
 
 
 def run(arguments: Sequence[str]) -> None:

@@ -1,8 +1,7 @@
 """The step store on a Ray cluster.
 
-`store` is the store, `_actor` the actor that keeps a run (plain Python, with its messages), and
-`_cluster` the only module that knows Ray; the launcher in `aiohooks.distributed.ray` uses it as
-well.
+`store` is the engine of the store, and the only module here that imports Ray. `_actor` is the actor
+that keeps a run: plain Python, with its messages.
 """
 
 from aiohooks.stores.ray.store import RayEngine

@@ -7,7 +7,7 @@ import os
 import secrets
 from typing import NamedTuple
 
-from aiohooks._aio.clock import wake
+from aiohooks._aio.clock import wait_woken, wake
 from aiohooks.stores._protocol import Answer, Mark, Position, Request, Snapshot
 from aiohooks.stores._run_state import RunState
 
@@ -16,8 +16,6 @@ class LongPoll(NamedTuple):
     """What a process waits for, and what it knows."""
 
     process: str
-    number: int
-    """Counts the process's polls; the newest one replaces the others."""
     threshold: int | None
     """The lowest step that the process waits for; None: no step."""
     epoch: int
@@ -65,25 +63,26 @@ class StepActor:
 
     async def long_poll(self, incarnation: str, poll: LongPoll) -> Snapshot | Position | None:
         """Return the run, or only the position if nothing else is new, when the poll is satisfied,
-        its time is up, or the process has sent a newer one.
+        its time is up, or the process sends another one.
         """
         if incarnation != self.incarnation:
             return None
-        if not self._satisfies(poll) and (waiter := self._park(poll)) is not None:
-            timer = asyncio.get_running_loop().call_later(poll.secs, wake, waiter)
+        await self.leave(poll.process)  # the new poll replaces an earlier one
+        if not self._satisfies(poll):
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            parked = (poll, waiter)
+            self.polls[poll.process] = parked
             try:
-                await waiter
+                await wait_woken(waiter, poll.secs)
             finally:
-                timer.cancel()
-                parked = self.polls.get(poll.process)
-                if parked is not None and parked[1] is waiter:
+                if self.polls.get(poll.process) is parked:
                     del self.polls[poll.process]
         if self._state.revision == poll.revision:
             return self._state.position
         return self._state.snapshot(incarnation)
 
     async def leave(self, process: str) -> None:
-        """End the poll of a process that is closing its store."""
+        """Answer the poll of a process, which is closing its store."""
         if process in self.polls:
             wake(self.polls[process][1])
 
@@ -92,19 +91,6 @@ class StepActor:
         return {"pid": os.getpid(), "waiting": len(self.polls)}
 
     # Polls.
-
-    def _park(self, poll: LongPoll) -> asyncio.Future[None] | None:
-        """Make this the poll of its process, and return what answers it; None if the process has
-        sent a newer one already.
-        """
-        earlier = self.polls.get(poll.process)
-        if earlier is not None:
-            if earlier[0].number > poll.number:
-                return None
-            wake(earlier[1])
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.polls[poll.process] = poll, waiter
-        return waiter
 
     def _satisfies(self, poll: LongPoll) -> bool:
         state = self._state

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
-from aiohooks._aio.cancel import to_thread
-from aiohooks._aio.clock import call_later
-from aiohooks._validate import check_instance
-from aiohooks.errors import StoreDamagedError, StoreUnavailableError
+from aiohooks._aio.cancel import retrieve_exception, to_thread, wait_done
+from aiohooks.errors import StoreRefusedError, StoreUnavailableError, missing_extra
 from aiohooks.stores._protocol import (
     Answer,
     Mark,
@@ -21,53 +18,55 @@ from aiohooks.stores._protocol import (
     report_of,
 )
 from aiohooks.stores.engine import Engine, EngineLink
-from aiohooks.stores.ray import _cluster
 from aiohooks.stores.ray._actor import LongPoll, StepActor
 
-T = TypeVar("T")
+try:
+    import ray
+    from ray.exceptions import RayError, RaySystemError, RayTaskError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+except ImportError as _missing:
+    raise missing_extra("ray://", "ray") from _missing
+
+_ray: Any = ray  # its own types leave most things open
 _GRACE_SECS = 1.0
 """How much later than its time a reply may arrive."""
-_LEAVE_SECS = 1.0
-_REPLACED = object()
-"""Ends a long poll that a newer one replaces."""
+_ACTOR_OPTIONS = {
+    # The actor outlives the process that has created it. When its own process dies, Ray starts it
+    # again, on another node if need be. Ray does not repeat calls: only their callers know how.
+    "lifetime": "detached",
+    "max_restarts": -1,
+    "max_task_retries": 0,
+    "max_concurrency": 100_000,
+    "num_cpus": 0,
+    "get_if_exists": True,
+}
 
 
 class RayEngine(Engine):
-    """A run in the memory of an actor of a Ray cluster.
+    """A run in the memory of an actor of the Ray cluster that this process is a member of.
 
     The first process that opens the run creates the actor on its own node; it lives until `forget`.
     When it dies, Ray starts it again without its memory: the run continues in a later epoch, and
     writes raise `StoreResetError`.
     """
 
-    connect_timeout: ClassVar[float] = 60.0  # joining a cluster takes seconds
+    connect_timeout: ClassVar[float] = 60.0  # a node may have to start a process for the actor
 
-    def __init__(self, namespace: str = "", *, address: str | None = None) -> None:
-        """Connect later.
-
-        Args:
-            namespace: the namespace of the actor in the cluster; "aiohooks", if left out.
-            address: `host:port` of the cluster, for a process that is not a member of one yet; None
-                is RAY_ADDRESS, or the cluster that runs on this machine. Processes that Ray has
-                started need none.
-        """
-        check_instance(address, str, "address=", optional=True)
+    def __init__(self, namespace: str = "") -> None:
+        """Connect later, to an actor in this namespace of the cluster; "aiohooks" if left out."""
         self._namespace = namespace or "aiohooks"
-        self._address = address
-        self._joined = False
-        self._closed = False
-        self._deleted = False
         self._actor: Any = None
+        self._deleted = False
         self._incarnation = ""  # of the actor
         self._revision = 0  # of the snapshot that was reported last
-        self._replies: set[asyncio.Future[Any]] = set()
-        self._poll_count = 0
-        self._current_poll: tuple[LongPoll, asyncio.Future[Any]] | None = None
+        self._replies: set[asyncio.Future[Any]] = set()  # of all calls that are not answered
+        # The reply to the poll of `watch`; None if `subscribe` wants another poll.
+        self._poll: asyncio.Future[Any] | None = None
+        self._threshold: int | None = None  # of that poll
 
     def attach(self, link: EngineLink) -> None:
         super().attach(link)
         self._name = f"aiohooks step {link.run}"
-        self._what = f"the step actor of {link.run}"
 
     # The connection.
 
@@ -81,33 +80,45 @@ class RayEngine(Engine):
         self._revision = snapshot.revision
         return snapshot
 
+    def _find_actor(self) -> Any:
+        """Return the actor of the run; if there is none, create it on this node. Blocks."""
+        _check_membership()
+        this_node = _ray.get_runtime_context().get_node_id()
+        try:
+            return _ray.remote(
+                name=self._name,
+                namespace=self._namespace,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(this_node, soft=True),
+                **_ACTOR_OPTIONS,
+            )(StepActor).remote()
+        except Exception as error:
+            raise self._explained(error) from error
+
+    def _existing_actor(self) -> Any:
+        """Return the actor of the run, or None if there is none. Blocks."""
+        _check_membership()
+        try:
+            return _ray.get_actor(self._name, namespace=self._namespace)
+        except ValueError:
+            return None
+
     async def _connect(self, actor: Any, known_incarnation: str, known: Mark) -> Snapshot:
+        found: object
         try:
             call = actor.connect.remote(known_incarnation, known)
         except (AttributeError, TypeError) as error:  # Ray compares the arguments here
-            raise self._foreign_error(error) from error
-        reply = await self._wait_reply(_cluster.result_of(call), self.link.connect_timeout)
-        return self._checked(reply, Snapshot)
-
-    def _find_actor(self) -> Any:
-        self._join_cluster()
-        try:
-            return _cluster.named_actor(StepActor, self._name, self._namespace)
-        except Exception as error:
-            raise _cluster.explain_error(error, f"cannot reach {self._what}") from error
-
-    def _join_cluster(self) -> None:
-        if not self._joined:
-            _cluster.join(self._address, timeout=self.link.connect_timeout, log_to_driver=False)
-            if self._closed:  # meanwhile, without waiting for this thread
-                _cluster.leave()
-                raise StoreUnavailableError(f"the store of run {self.link.run} was closed")
-            self._joined = True
-
-    def _existing_actor(self) -> Any:
-        """Return the actor of the run, or None if there is none; blocks."""
-        self._join_cluster()
-        return _cluster.existing_actor(self._name, self._namespace)
+            found = error
+        else:
+            found = await self._wait_reply(call, self.link.connect_timeout)
+        if isinstance(found, Snapshot):
+            return found
+        raise damaged_error(
+            self.link.run,
+            f"the actor {self._name!r} in the namespace {self._namespace!r}",
+            found=f"{found!r:.100}",
+            expected="a step actor of this version of aiohooks",
+            delete="kill that actor",
+        )
 
     async def inspect(self) -> RunReport | None:
         actor = await to_thread(self._existing_actor, grace_secs=_GRACE_SECS)
@@ -117,111 +128,113 @@ class RayEngine(Engine):
         snapshot = await self._connect(actor, "", Mark(self.link.waits.latest))
         return report_of(self.link.run, snapshot)
 
+    async def disconnect(self) -> None:
+        self._actor = None
+        for reply in self._replies:
+            reply.cancel()
+
+    async def close(self) -> None:
+        if self._actor is not None and not self._deleted:
+            self._send(self._actor.leave.remote(self.link.process))
+        # Ray ends a process in which an answer arrives during `ray.shutdown`.
+        await wait_done(self._replies, _GRACE_SECS)
+        await self.disconnect()
+
+    async def delete(self) -> None:
+        self._deleted = True
+        actor = self._actor or await to_thread(self._existing_actor, grace_secs=_GRACE_SECS)
+        if actor is not None:
+            await to_thread(_ray.kill, actor, grace_secs=_GRACE_SECS)
+
+    # Reports.
+
     async def watch(self) -> None:
         link = self.link
         while True:
-            self._poll_count += 1
+            self._threshold = link.waits.threshold
             poll = LongPoll(
                 link.process,
-                self._poll_count,
-                link.waits.threshold,
+                self._threshold,
                 link.waits.latest.epoch,
                 self._revision,
                 link.heartbeat,
             )
-            reply = _cluster.result_of(self._actor.long_poll.remote(self._incarnation, poll))
-            self._current_poll = poll, reply
-            try:
-                answer = await self._wait_reply(reply, link.heartbeat + _GRACE_SECS)
-            finally:
-                self._current_poll = None
-            if isinstance(answer, Position):
-                link.observe(answer)
-            elif answer is not _REPLACED:
-                snapshot = self._checked(answer, Snapshot)
-                self._revision = snapshot.revision
-                link.observe(snapshot)
+            reply = self._send(self._connected_actor().long_poll.remote(self._incarnation, poll))
+            self._poll = reply
+            await wait_done([reply], link.heartbeat + _GRACE_SECS)
+            if self._poll is not reply:  # `subscribe` wants another one
+                continue
+            report: Position | Snapshot = self._result_of(reply)
+            if isinstance(report, Snapshot):
+                self._revision = report.revision
+            link.observe(report)
 
     def subscribe(self, step: int | None) -> None:
-        if self._current_poll is None or step is None:
+        if self._poll is None or step is None:
             return
-        poll, reply = self._current_poll
-        if not reply.done() and (poll.threshold is None or step < poll.threshold):
-            reply.set_result(_REPLACED)  # the next poll replaces it in the actor, too
-
-    async def disconnect(self) -> None:
-        actor, self._actor = self._actor, None
-        for reply in self._replies:
-            _fail(reply, StoreUnavailableError(f"{self._what} is not connected any more"))
-        if actor is not None and not self._deleted:
-            left = _cluster.result_of(actor.leave.remote(self.link.process))
-            if self._closed:  # otherwise the actor is probably gone
-                with contextlib.suppress(
-                    StoreUnavailableError
-                ):  # its poll there ends after a heartbeat anyway
-                    await self._wait_reply(left, _LEAVE_SECS)
-
-    async def close(self) -> None:
-        self._closed = True
-        await self.disconnect()
-        if self._joined:
-            self._joined = False
-            await to_thread(_cluster.leave, grace_secs=_GRACE_SECS)
+        if self._threshold is None or step < self._threshold:
+            self._poll.cancel()  # in the actor the next poll replaces it
+            self._poll = None
 
     # Calls.
 
     async def request(self, request: Request) -> Answer:
         call = self._connected_actor().apply.remote(self._incarnation, request)
-        return self._checked(await self._wait_reply(_cluster.result_of(call)), Answer)
+        answer: Answer = await self._wait_reply(call)
+        return answer
 
     async def read(self) -> Snapshot:
         call = self._connected_actor().read.remote(self._incarnation)
-        return self._checked(await self._wait_reply(_cluster.result_of(call)), Snapshot)
+        snapshot: Snapshot = await self._wait_reply(call)
+        return snapshot
 
     def _connected_actor(self) -> Any:
         if self._actor is None:
-            raise StoreUnavailableError(f"{self._what} is not connected")
+            raise StoreUnavailableError(f"the actor {self._name!r} is not connected")
         return self._actor
 
-    async def _wait_reply(self, reply: asyncio.Future[Any], secs: float | None = None) -> Any:
-        """Wait for a reply, `secs` seconds at most; `disconnect` ends all of these waits."""
-        self._replies.add(reply)
-        silent = StoreUnavailableError(f"{self._what} has been silent for {secs} s")
-        timer = call_later(secs, lambda: _fail(reply, silent), self.link.clock)
-        try:
-            return await reply
-        except Exception as error:
-            if not _cluster.is_ray_error(error):
-                raise
-            raise _cluster.explain_error(error, f"{self._what} does not answer") from error
-        finally:
-            self._replies.discard(reply)
-            timer.cancel()
+    async def _wait_reply(self, call: Any, secs: float | None = None) -> Any:
+        """Return the actor's reply to a call, which may take `secs` seconds."""
+        reply = self._send(call)
+        await wait_done([reply], secs)
+        return self._result_of(reply)
 
-    def _checked(self, reply: Any, kind: type[T]) -> T:
-        """Return the actor's reply, which must be of this kind."""
-        if reply is None:
-            raise StoreUnavailableError(f"{self._what} was started again without its memory")
-        if not isinstance(reply, kind):
-            raise self._foreign_error(reply)
+    def _send(self, call: Any) -> asyncio.Future[Any]:
+        """Return the reply to a call; `disconnect` cancels it."""
+        reply = asyncio.wrap_future(call.future())
+        self._replies.add(reply)
+        reply.add_done_callback(self._replies.discard)
+        reply.add_done_callback(retrieve_exception)
         return reply
 
-    def _foreign_error(self, found: object) -> StoreDamagedError:
-        return damaged_error(
-            self.link.run,
-            f"the actor {self._name!r} in the namespace {self._namespace!r}",
-            found=f"{found!r:.100}",
-            expected="a step actor of this version of aiohooks",
-            delete="kill that actor",
+    def _result_of(self, reply: asyncio.Future[Any]) -> Any:
+        """Return the result of a reply, or raise the store's error for it."""
+        if not reply.done():
+            raise StoreUnavailableError(f"the actor {self._name!r} has not answered in time")
+        if reply.cancelled():
+            raise StoreUnavailableError(f"the actor {self._name!r} was disconnected")
+        try:
+            result = reply.result()
+        except RayError as error:
+            raise self._explained(error) from error
+        if result is None:
+            raise StoreUnavailableError(f"the actor {self._name!r} has lost its memory")
+        return result
+
+    def _explained(self, error: Exception) -> StoreUnavailableError:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        if isinstance(error, (RayTaskError, RaySystemError)):
+            return StoreRefusedError(
+                f"the actor {self._name!r} has failed: {lines[-1]}. All nodes must have the same"
+                " version of aiohooks and of Python"
+            )
+        return StoreUnavailableError(f"the actor {self._name!r} does not answer: {lines[0]}")
+
+
+def _check_membership() -> None:
+    # Without this check, Ray would start a cluster.
+    if not _ray.is_initialized():
+        raise StoreRefusedError(
+            "this process is not part of a Ray cluster: call ray.init(address=...) before the store"
+            " is used"
         )
-
-    async def delete(self) -> None:
-        self._deleted = True
-        actor = self._actor or await to_thread(self._find_actor, grace_secs=_GRACE_SECS)
-        await to_thread(_cluster.kill_actor, actor, grace_secs=_GRACE_SECS)
-
-
-def _fail(reply: asyncio.Future[Any], error: StoreUnavailableError) -> None:
-    if not reply.done():
-        reply.set_exception(error)
-        reply.exception()  # its waiter may be gone: do not log it as never retrieved

@@ -5,16 +5,15 @@ library's own.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 from typing import Any
 
 from ray.exceptions import ActorUnavailableError
 
-from aiohooks.errors import StoreUnavailableError
 from aiohooks.stores.ray._actor import StepActor
 from aiohooks.stores.ray.store import RayEngine
 from tests.fuzz.simulation.network import Connection, Network
 from tests.fuzz.simulation.virtual_time import Process
+from tests.support.fake_ray import Call
 
 
 class RayServer:
@@ -63,13 +62,10 @@ class _Method:
     def __init__(self, handle: _Handle, name: str) -> None:
         self._handle, self._name = handle, name
 
-    def remote(self, *args: Any) -> _Method:
-        self._result: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        self._handle.call(self._name, args, self._result)
-        return self
-
-    def future(self) -> concurrent.futures.Future[Any]:
-        return self._result
+    def remote(self, *args: Any) -> Call:
+        call = Call()
+        self._handle.send(self._name, args, call)
+        return call
 
 
 class _Handle:
@@ -81,17 +77,15 @@ class _Handle:
         self._network, self._process = network, process
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[Any] | None = None
-        self._calls: dict[int, tuple[str, tuple[Any, ...], concurrent.futures.Future[Any]]] = {}
+        self._calls: dict[int, tuple[str, tuple[Any, ...], Call]] = {}
         self._count = 0
 
     def __getattr__(self, name: str) -> _Method:
         return _Method(self, name)
 
-    def call(
-        self, name: str, args: tuple[Any, ...], result: concurrent.futures.Future[Any]
-    ) -> None:
+    def send(self, name: str, args: tuple[Any, ...], call: Call) -> None:
         self._count += 1
-        self._calls[self._count] = name, args, result
+        self._calls[self._count] = name, args, call
         if self._connection is not None and self._connection.client_open:
             self._connection.send((self._count, name, args))
         elif self._connecting is None or self._connecting.done():
@@ -110,18 +104,16 @@ class _Handle:
 
     def _receive(self, message: tuple[int, Any]) -> None:
         number, answer = message
-        _, _, result = self._calls.pop(number)
+        _, _, call = self._calls.pop(number)
         if isinstance(answer, Exception):
-            result.set_exception(answer)
+            call.fail(answer)
         else:
-            result.set_result(answer)
+            call.answer(answer)
 
     def _fail_calls(self) -> None:
         calls, self._calls = self._calls, {}
-        for _, _, result in calls.values():
-            result.set_exception(
-                ActorUnavailableError("the simulated actor is unavailable", b"0" * 16)
-            )
+        for _, _, call in calls.values():
+            call.fail(ActorUnavailableError("the simulated actor is unavailable", b"0" * 16))
 
 
 class SimulatedRayEngine(RayEngine):
@@ -132,6 +124,4 @@ class SimulatedRayEngine(RayEngine):
         self._handle = _Handle(network, process)
 
     def _find_actor(self) -> Any:
-        if self._closed:
-            raise StoreUnavailableError("the store was closed")
         return self._handle

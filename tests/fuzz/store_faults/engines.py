@@ -377,7 +377,7 @@ class RaySetup(EngineSetup):
 
     def where(self, number: int) -> dict[str, Any]:
         secs = {"heartbeat": 1.0, "lease_secs": self.lease_secs, "join_grace_secs": 0.0}
-        return {"url": "ray://faults", "address": self._address, **secs}
+        return {"url": "ray://faults", **secs}
 
     async def start_worker(self) -> WorkerProcess:
         return await WorkerProcess.start(self._address)
@@ -389,10 +389,10 @@ class RaySetup(EngineSetup):
         )  # that of a killed process ends after its heartbeat
 
     async def end(self) -> str:
-        from aiohooks.stores.ray import _cluster
+        import ray
 
         left = await super().end()
-        await asyncio.to_thread(_cluster.kill_actor, await self.actor())
+        await asyncio.to_thread(ray.kill, await self.actor())
         return left
 
     async def actor(self) -> Any:
@@ -410,35 +410,30 @@ class RaySetup(EngineSetup):
 
 @contextlib.asynccontextmanager
 async def ray_setup(address: str) -> AsyncGenerator[EngineSetup]:
-    from aiohooks.stores.ray import _cluster
-
-    await asyncio.to_thread(_cluster.join, address, timeout=HANG_SECS, log_to_driver=False)
     setup = RaySetup(address)
     try:
         yield setup
     finally:
-        for one in setup.workers:
-            await one.end()
-        await asyncio.to_thread(_cluster.leave)
+        for worker in setup.workers:
+            await worker.end()
 
 
 @contextlib.asynccontextmanager
 async def cluster_of(engine: str) -> AsyncGenerator[str]:
     """Run what all setups of an engine share, and yield its address; a Ray cluster that runs
-    already is in AIOHOOKS_TEST_RAY.
+    already is in AIOHOOKS_TEST_RAY. This process is a member of the Ray cluster.
     """
-    address = os.environ.get("AIOHOOKS_TEST_RAY", "")
-    if engine != "ray" or address:
-        yield address
+    if engine != "ray":
+        yield ""
         return
-    from tests.support.ray_cluster import ray_cluster
+    from tests.support.ray_cluster import membership, ray_cluster
 
-    cluster = ray_cluster()
-    address = await asyncio.to_thread(cluster.__enter__)
-    try:
+    with contextlib.ExitStack() as stack:
+        address = os.environ.get("AIOHOOKS_TEST_RAY", "")
+        if not address:
+            address = stack.enter_context(ray_cluster())
+        stack.enter_context(membership(address))
         yield address
-    finally:
-        await asyncio.to_thread(cluster.__exit__, None, None, None)
 
 
 ENGINES: Mapping[str, type[EngineSetup]] = {
