@@ -284,7 +284,7 @@ class _GlobalStepStore(MemoryStepStore):
         """Read the step of a session whenever there are waits for it, until `stop_reading`."""
         # Waits must continue without a publisher: sessions of other processes may advance the step,
         # and are no publishers here.
-        self._waits.holds = True
+        self._waits.registration_open = True
         self._reader = asyncio.create_task(
             self._read_during_waits(read_step, grace_secs),
             name="reader of TensorFlow's global step",
@@ -295,7 +295,7 @@ class _GlobalStepStore(MemoryStepStore):
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.wait([self._reader])
-        self._waits.holds = False
+        self._waits.registration_open = False
         self._waits.fail_unreachable()
 
     async def apply_read(self, step: int, step_before: int) -> None:
@@ -329,12 +329,12 @@ class _GlobalStepStore(MemoryStepStore):
             except Exception as error:
                 # A session may recover from an error of this library, such as the end of a server.
                 # It does not recover from other errors.
-                if isinstance(error, errors.AiohooksError):
-                    self._waits.abort(error)
-                else:
-                    self.fail(error)
-                # Waits that begin later must not get this error, but read the step again.
-                self._waits.clear_failure()
+                reason = error
+                if not isinstance(reason, errors.AiohooksError):
+                    reason = errors.PublisherFailedError(f"the step of {self.run} cannot be read")
+                    reason.__cause__ = error
+                # Waits that begin later do not get this error, but read the step again.
+                self._waits.abort(reason)
             await sleep(_READ_SECS)
 
 

@@ -9,9 +9,10 @@
                     minute
     base            StepStore: the contract, and what is the same on every engine
     memory          MemoryStepStore, for one process
-    _membership     the publishers and the chief of this process, and those of others, for the next
-                    two
     engine          Engine: what an engine provides, and EngineLink: what its store offers to it
+    _connection     Connection: outages, repeated calls; Writes: combined advances
+    _membership     Members of this process, and Announcements of them
+    _run_watcher    RunWatcher: snapshots of the run, and the leases of other processes
     shared          SharedStepStore: a store of several processes, over an engine
     local/          LocalEngine, for the processes of one machine: SQLite
     redis/          RedisEngine: Redis or Valkey
@@ -21,10 +22,10 @@
 Each imports only from those above it; an engine is imported when it is asked for. Write your own as
 an `Engine`, and give it to a `SharedStepStore`.
 
-An advance goes store.advance -> Engine.request -> WaitRegistry.observe -> wake; in another process
-the engine's notification goes to `link.observe`, which is WaitRegistry.observe there. A wait goes
-wait_for -> WaitRegistry.wait, which parks it under its step; the lowest step with a waiter goes to
-Engine.subscribe.
+An advance goes store.advance -> Writes.write -> Connection.call -> Engine.request ->
+WaitRegistry.observe -> wake; in another process the engine notifies WaitRegistry.observe. A wait
+goes wait_for -> WaitRegistry.wait, which parks it under its step; the lowest step with a waiter
+goes to Engine.subscribe.
 """
 
 from typing import TYPE_CHECKING

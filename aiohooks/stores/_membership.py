@@ -1,87 +1,87 @@
-"""What the engine is to know of the publishers and chiefs of this process, and what it reports of
-those in others.
-"""
+"""The publishers and the chief of this process, and how the engine gets to know them."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 
-from aiohooks._aio.clock import NO_TIMER, Clock, current_clock
-from aiohooks.errors import AiohooksError, UnavailableError, is_clean_end, safe_str
+from aiohooks._aio.cancel import wait_done
+from aiohooks._aio.clock import TimerHandle
+from aiohooks._aio.waits import Backoff
+from aiohooks.errors import StoreDamagedError, StoreRefusedError, is_clean_end, safe_str
+from aiohooks.stores._connection import Connection
 from aiohooks.stores._protocol import (
-    Expire,
+    Answer,
     Fail,
     Join,
-    LastExit,
     Leave,
     Member,
-    Position,
     Request,
-    Snapshot,
     logger,
 )
-from aiohooks.stores._waiting import WaitRegistry
-from aiohooks.stores.publishers import Publisher, PublisherExit
+from aiohooks.stores.publishers import Publisher
 
 _MAX_TEXT = 4_000
 """The characters of an error's text that travel: every process of the run reads them each time it
 reads the run.
 """
+_BACKOFF = Backoff(initial_secs=0.1, max_secs=5.0)
 
 
 class Members:
     """The members in this process, and the requests that the engine has not been sent yet.
 
     An exit or a failure is sent until it is answered, and counts once. A member is sent when it has
-    changed, and again to renew its lease, after a quarter of the lease time.
+    changed, and again to renew its lease.
     """
 
     __slots__ = (
-        "_lease_secs",
         "_numbers",
         "_once",
         "_publishers",
         "_sent",
         "_seq",
+        "candidate",
         "chief",
+        "lease_secs",
         "process",
     )
 
     def __init__(self, process: str, lease_secs: float) -> None:
-        self.process = process
+        self.process: str = process
+        self.lease_secs: float = lease_secs
+        self.candidate: Member | None = None
+        """This process as the chief, from its request to lead until it steps down."""
         self.chief: Member | None = None
-        """The lease of this process while it is the chief."""
-        self._lease_secs = lease_secs
+        """The same while it is the chief."""
         self._numbers = 0
         self._publishers: dict[Publisher, Member] = {}
         self._once: list[Leave | Fail] = []
         self._seq = 0
         self._sent: dict[str, Member] = {}
 
-    def new(self, name: str, ttl: float | None = None) -> Member:
+    def new(self, name: str) -> Member:
         self._numbers += 1
-        return Member(
-            f"{self.process}/{self._numbers}", name, self._lease_secs if ttl is None else ttl
-        )
+        return Member(f"{self.process}/{self._numbers}", name, self.lease_secs)
 
     def join(self, publisher: Publisher) -> None:
         self._publishers[publisher] = self.new(publisher.name)
 
     def update(self, publisher: Publisher) -> bool:
-        """Take note of what a publisher waits for itself, and of its trace; return whether to send
-        that.
+        """Record what a publisher waits for itself, and its trace; return whether the engine has to
+        learn of a change.
 
-        A trace is sent for the first time, and then along with waits: one for each step would cost
-        a request for each step.
+        A trace changes at every step. So the first one is sent, and later ones only along with a
+        change of what the publisher waits for.
         """
         member = self._publishers.get(publisher)
         if member is None:
             return False
-        waits_for = publisher.waits_for
         is_first_trace = bool(publisher.trace) and not member.trace
-        if member.waits_for == waits_for and not is_first_trace:
+        if publisher.waits_for == member.waits_for and not is_first_trace:
             return False
-        self._publishers[publisher] = member._replace(waits_for=waits_for, trace=publisher.trace)
+        member = member._replace(waits_for=publisher.waits_for, trace=publisher.trace)
+        self._publishers[publisher] = member
         return True
 
     def of(self, publisher: Publisher) -> Member | None:
@@ -109,18 +109,21 @@ class Members:
         self._once.append(request._replace(writer=f"{self.process}/", seq=self._seq))
 
     @property
-    def here(self) -> tuple[Member, ...]:
-        """The members in this process."""
-        publishers = tuple(self._publishers.values())
-        return publishers if self.chief is None else (*publishers, self.chief)
+    def here(self) -> dict[str, Member]:
+        """The members in this process, by their ids."""
+        members = {member.id: member for member in self._publishers.values()}
+        if self.chief is not None:
+            members[self.chief.id] = self.chief
+        return members
 
     def unsent(self) -> list[Request]:
         """Return the requests that bring the engine up to date.
 
         Members come first: an exit of the last known publisher would end all waits.
         """
-        members = [member for member in self.here if self._sent.get(member.id) != member]
-        return [*map(Join, members), *self._once]
+        members = self.here.values()
+        joins = [Join(member) for member in members if self._sent.get(member.id) != member]
+        return [*joins, *self._once]
 
     def mark_sent(self, request: Request) -> None:
         """Take note that the engine has answered one of them."""
@@ -131,25 +134,17 @@ class Members:
             if isinstance(request, Leave):
                 self._sent.pop(request.id, None)
 
+    def up_to_date(self, request: Request) -> Request:
+        """Return the request with its member as it is now."""
+        if isinstance(request, Join):
+            return Join(self.here.get(request.member.id, request.member))
+        return request
+
     def mark_unsent(self) -> None:
         """Make all members unsent: to renew their leases, or to announce them again after an
         outage.
         """
         self._sent.clear()
-
-    def up_to_date(self, request: Request) -> Request:
-        """Return the request with its member as it is now."""
-        if isinstance(request, Join):
-            for member in self.here:
-                if member.id == request.member.id:
-                    return Join(member)
-        return request
-
-    @property
-    def renewal_secs(self) -> float | None:
-        """In how many seconds the leases need renewal; None if there are none."""
-        secs = self._lease_secs if self.chief is None else min(self._lease_secs, self.chief.ttl)
-        return secs / 4 if math.isfinite(secs) and (self._sent or self.here) else None
 
 
 def _text(exc: BaseException) -> str:
@@ -164,251 +159,132 @@ def _text(exc: BaseException) -> str:
     return text
 
 
-class LeaseWatch:
-    """For how long the members of other processes have been silent, measured by the clock of this
-    process alone.
+class Announcements:
+    """Sends the members of a process to the engine: when they have changed, and to renew leases."""
 
-    No engine compares clocks, and none removes a member by itself: a member renews its lease by a
-    heartbeat, and a process that reads the run often enough, and for the time of the lease sees no
-    other heartbeat, requests its removal. Time in which the run could not be read does not count:
-    no heartbeat could arrive then. Of reads that are all late, each counts as one.
-    """
-
-    __slots__ = ("_clock", "_last", "_process", "_read_at", "silent")
-
-    def __init__(self, clock: Clock, process: str) -> None:
-        self._clock = clock
-        self._process = process
-        self._last: tuple[Member, ...] | None = None  # of the last snapshot
-        self._read_at = -math.inf
-        self.silent: dict[str, tuple[Member, float, bool]] = {}
-        """Each member with a lease as last seen, for how long it has been silent, and whether the
-        last read was late.
-        """
-
-    def restart(self) -> None:
-        """Begin all leases again: the engine was unavailable."""
-        self.silent.clear()
-
-    def observe(self, members: tuple[Member, ...]) -> None:
-        """Take note of the members in a snapshot that was just read; the same object again changes
-        nothing.
-        """
-        if members and members is self._last:
-            return
-        self._last = members
-        now = self._clock.now()
-        elapsed, self._read_at = now - self._read_at, now
-        known, self.silent = self.silent, {}
-        for member in members:
-            if member.process != self._process and math.isfinite(member.ttl):
-                before, silent, was_late = known.get(member.id, (None, 0.0, False))
-                late = before is not None and elapsed > member.ttl / 2
-                if (
-                    before is None
-                    or before.heartbeat != member.heartbeat
-                    or (late and not was_late)
-                ):
-                    silent = 0.0
-                else:
-                    silent += member.ttl / 4 if late else elapsed
-                self.silent[member.id] = member, silent, late
-
-    def expired(self) -> list[Expire]:
-        """Return the requests to remove the members whose leases have run out."""
-        return [
-            Expire(member.id, member.heartbeat)
-            for member, silent, _ in self.silent.values()
-            if silent >= member.ttl
-        ]
-
-    def secs_left(self, member_id: str, now: float) -> float | None:
-        """Return in how many seconds the lease of a member runs out, as far as is known here; None
-        without one.
-        """
-        if (known := self.silent.get(member_id)) is None:
-            return None
-        member, silent, _ = known
-        return max(0.0, member.ttl - silent - (now - self._read_at))
+    def __init__(self, members: Members, connection: Connection) -> None:
+        self.members: Members = members
+        self._connection = connection
+        self._engine = connection.engine
+        self._sending: asyncio.Task[None] | None = None
+        self._stopped = False
+        self._failures = 0  # in a row
+        self._renewal: TimerHandle | None = None
+        self._renewed_at = 0.0
 
     @property
-    def read_secs(self) -> float:
-        """In how many seconds to read the run again, counted from the last read, for the member
-        whose lease could run out first.
+    def is_sending(self) -> bool:
+        return self._sending is not None and not self._sending.done()
+
+    def send(self) -> None:
+        """Start sending the engine what it does not know yet, in the background.
+
+        This also opens the store. If an attempt to open it has failed, the next one is left to
+        `_renew`, which pauses before it.
         """
-        next_reads = [
-            min(member.ttl / 4, member.ttl - silent) for member, silent, _ in self.silent.values()
-        ]
-        return max(0.0, self._read_at + min(next_reads, default=0.0) - self._clock.now())
+        is_left_to_renew = self._failures > 0 and not self._connection.is_open
+        if not is_left_to_renew:
+            self._start_sending()
 
+    def send_again(self) -> None:
+        """Send the engine all members: to renew their leases, or because it may have lost them."""
+        self.members.mark_unsent()
+        self._start_sending()
 
-class RunWatcher:
-    """Compares the engine's snapshots of a run, and passes what is new to the registry of waits."""
+    def _start_sending(self) -> None:
+        if self.members.unsent() and not self._stopped:
+            self._sending = self._connection.tasks.ensure_running(
+                self._sending, self._send_all, "announcing publishers"
+            )
 
-    __slots__ = (
-        "_clock",
-        "_grace",
-        "_grace_secs",
-        "_hold",
-        "_keep",
-        "_lease_secs",
-        "_missing",
-        "_observed",
-        "_process",
-        "_seen_exit",
-        "_waits",
-        "snapshot",
-    )
-
-    def __init__(
-        self,
-        waits: WaitRegistry,
-        process: str,
-        *,
-        keep: bool,
-        join_grace_secs: float,
-        lease_secs: float,
-    ) -> None:
-        """With `keep`, waiters stay for the successor of a publisher that was found dead."""
-        self.snapshot = Snapshot(Position(1, 0))
-        """The latest one."""
-        self._observed = False  # whether there has been one
-        self._waits = waits
-        self._clock = current_clock()
-        self._process = process
-        self._keep = keep
-        self._grace_secs = join_grace_secs
-        self._lease_secs = lease_secs
-        self._grace = NO_TIMER
-        self._hold = NO_TIMER
-        # The members of a run that the engine has lost which have not registered again yet.
-        self._missing: dict[str, Member] = {}
-        self._seen_exit = 0  # the number of the latest exit that the registry knows
-
-    def observe(self, snapshot: Snapshot) -> None:
-        """Take note of a snapshot, also of one that is out of date."""
-        is_first = not self._observed
-        before = self.snapshot
-        if is_first:  # another failure or run than none is nothing new
-            before = before._replace(failure=snapshot.failure, run_id=snapshot.run_id)
-        self._observed = True
-        self.snapshot = snapshot
-        if is_first:
-            self._begin_grace()
-        elif snapshot.members:
-            self._grace.cancel()
-        failure = snapshot.failure
-        if failure is not None and failure != before.failure:
-            self._waits.fail(AiohooksError(failure.error), failure.position)
-        # Without a living member nothing is initialised any more: the run has ended, or its chief
-        # will be restarted.
-        is_alive = bool(snapshot.members) or snapshot.last_exit is None
-        self._waits.set_initialised(snapshot.ready and is_alive)
-        self._observe_loss(before)
-        self._report()
-
-    # All have left before this store was opened, the last one not normally: its successor may
-    # come.
-
-    def _begin_grace(self) -> None:
-        left = self.snapshot.last_exit
-        if left is None or self.snapshot.members or not self._grace_secs:
+    async def flush(self, timeout: float | None) -> None:
+        """Wait until the engine knows the members, `timeout` seconds at most."""
+        if self._sending is None:
             return
-        if left.error or left.lost:
-            self._seen_exit = left.number
-            self._grace = self._clock.call_later(self._grace_secs, self._end_grace)
-
-    def _end_grace(self) -> None:
-        self._seen_exit = 0
-        self._report()
-
-    # After a loss of data, all waits continue until each publisher could register again.
-
-    def _observe_loss(self, before: Snapshot) -> None:
-        is_another_run = self.snapshot.run_id != before.run_id
-        if is_another_run:
-            self._seen_exit = 0
-            for member in before.members:
-                if member.process != self._process:
-                    self._missing[member.id] = member
-        if is_another_run or self.snapshot.losses > before.losses:
-            self._hold_waits()
-        for member in self.snapshot.members:
-            self._missing.pop(member.id, None)
-
-    def _hold_waits(self) -> None:
-        self._stop_hold()
-        secs = max([self._lease_secs, *(member.ttl for member in self._missing.values())])
-        self._hold = self._clock.call_later(secs, self._end_hold)
-        self._waits.holds = True
-
-    def pause_hold(self) -> None:
-        """The engine is unavailable: let the time stand still, in which none could register."""
-        self._hold.cancel()
-
-    def restart_hold(self) -> None:
-        """Begin the time again after an outage."""
-        if self._waits.holds:
-            self._hold_waits()
-
-    def _end_hold(self) -> None:
-        self._stop_hold()
-        missing = tuple(self._missing.values())
-        self._missing.clear()
-        if missing and self.snapshot.last_exit is None:
-            # The run that lost them cannot say that they are dead.
-            step = self._waits.latest.step
-            self._report_exit(LastExit(self._seen_exit, missing[-1].name, step, "", lost=True))
-        else:
-            self._report()
-
-    def _stop_hold(self) -> None:
-        self._hold.cancel()
-        self._waits.holds = False
+        if timeout is None:
+            await self._connection.outages.wait_in_opening(self._sending)
+        await wait_done([self._sending], timeout)
 
     def stop(self) -> None:
-        self._grace.cancel()
-        self._stop_hold()
+        """Send nothing any more."""
+        self._stopped = True
+        self._cancel_renewal()
+        if self._sending is not None:
+            self._sending.cancel()
 
-    # The publishers of other processes, and how the last one left.
+    async def _send_all(self) -> None:
+        """Send until the engine knows all, and plan the next renewal."""
+        try:
+            while requests := self.members.unsent():
+                for request in requests:
+                    await self._send(request)
+                    self.members.mark_sent(request)
+                self._renewed_at = self._engine.link.clock.now()
+        except Exception as error:
+            # Errors that no engine should raise are caught as well: otherwise no lease would be
+            # renewed any more.
+            self._on_failure(error)
+            return
+        self._failures = 0
+        if not self.members.here:
+            self._cancel_renewal()
+        # Not later than planned: members that change often would keep the others from renewal.
+        elif self._renewal is None:
+            self._renew_in(self.members.lease_secs / 4)
 
-    def _report(self) -> None:
-        left = self.snapshot.last_exit
-        if left is None or left.number <= self._seen_exit:
-            self._waits.observe_others(self._others, None, lost=False)
-        else:
-            self._seen_exit = left.number
-            self._report_exit(left)
+    async def _send(self, request: Request) -> None:
+        async def request_current() -> Answer:
+            # The member may have changed during an outage: after a loss it is not ready any more.
+            return await self._engine.request(self.members.up_to_date(request))
 
-    def _report_exit(self, left: LastExit) -> None:
-        if left.lost:
+        await self._connection.call(request_current)
+
+    def _on_failure(self, error: Exception) -> None:
+        """Log that the engine does not know all, and plan the next attempt."""
+        self._failures += 1
+        outlook = ""
+        if self._may_succeed_later(error):
+            outlook = ", trying again"
+            self._cancel_renewal()
+            self._renew_in(_BACKOFF.pause_secs(self._failures))
+        log = logger.info if self._failures > 1 else logger.warning
+        run = self._engine.link.run
+        log("run %s: could not announce its publishers%s: %s", run, outlook, error)
+
+    def _may_succeed_later(self, error: Exception) -> bool:
+        """Return whether sending is tried again after an error."""
+        if isinstance(error, StoreDamagedError) or self._connection.has_failed:
+            return False
+        if self._connection.is_open:
+            return True
+        # A first connection that was refused would be refused again. Those who have left before
+        # there was one were never known.
+        return bool(self.members.here) and not isinstance(error, StoreRefusedError)
+
+    def _renew_in(self, secs: float) -> None:
+        if math.isfinite(secs):
+            self._renewal = self._engine.link.clock.call_later(secs, self._renew)
+
+    def _cancel_renewal(self) -> None:
+        if self._renewal is not None:
+            self._renewal.cancel()
+            self._renewal = None
+
+    def _renew(self) -> None:
+        """Send all members again, and warn if that comes too late."""
+        self._renewal = None
+        if self._connection.has_failed:
+            return
+        silent_secs = self._engine.link.clock.now() - self._renewed_at
+        if silent_secs > self.members.lease_secs and not self._failures:
             logger.warning(
-                "run %s: %s was found dead, last seen at step %d",
-                self._waits.run,
-                left.name,
-                left.step,
+                "run %s: no lease was renewed for %.1f s, as the event loop was blocked or the"
+                " process stopped, and each lasts %g s: other processes may have found it dead; run"
+                " what blocks in a thread, or give a longer lease_secs=",
+                self._engine.link.run,
+                silent_secs,
+                self.members.lease_secs,
             )
-        own = self._waits.publishers.last_exit
-        last_exit = None
-        if own is not None and not own.is_remote and (own.name, own.step) == (left.name, left.step):
-            last_exit = own  # this process's own exit, which has the error itself
-        elif not (left.lost and self._keep):
-            last_exit = PublisherExit(left.name, left.step, _error_of(left), is_remote=True)
-        self._waits.observe_others(self._others, last_exit, lost=left.lost)
-
-    @property
-    def _others(self) -> tuple[Member, ...]:
-        members = [member for member in self.snapshot.members if member.process != self._process]
-        # A chief in a process that has a publisher does not count a second time.
-        publishing = {member.process for member in members if not member.term}
-        return tuple(
-            member for member in members if not member.term or member.process not in publishing
-        )
-
-
-def _error_of(left: LastExit) -> AiohooksError | None:
-    if left.lost:
-        return UnavailableError(
-            f"{left.name} was found dead: its lease ran out, or its process was gone"
-        )
-    return AiohooksError(left.error) if left.error else None
+        self.send_again()
+        # Sending may take long where members change often.
+        self._renew_in(self.members.lease_secs / 4)

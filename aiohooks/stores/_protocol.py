@@ -12,7 +12,12 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, SupportsIndex
 
 from aiohooks._validate import check_secs
-from aiohooks.errors import InvalidArgumentError, StoreDamagedError, StoreUnavailableError
+from aiohooks.errors import (
+    InvalidArgumentError,
+    StoreClosedError,
+    StoreDamagedError,
+    StoreUnavailableError,
+)
 
 logger = logging.getLogger("aiohooks.stores")
 
@@ -397,6 +402,11 @@ class Answer(NamedTuple):
 EngineError = StoreUnavailableError | StoreDamagedError
 ENGINE_ERRORS = (StoreUnavailableError, StoreDamagedError)
 """The errors of an engine that is unavailable, refuses a request, or holds corrupt data."""
+
+
+def closed_error(run: str) -> StoreClosedError:
+    """Return the error of what a store still does when it is closed."""
+    return StoreClosedError(f"the step store {run} was closed")
 
 
 def damaged_error(

@@ -9,8 +9,8 @@ import functools
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, Self, TypeVar
 
-from aiohooks._aio.clock import call_later, current_clock
-from aiohooks._aio.contexts import current_run
+from aiohooks._aio.clock import Waiters, call_later, current_clock
+from aiohooks._aio.contexts import RunScope, current_run
 from aiohooks._aio.waiters import ANY_CHANGE, ThresholdWaiters, resolve
 from aiohooks._aio.waits import WaitLog, wait_for_others
 from aiohooks.errors import (
@@ -20,11 +20,10 @@ from aiohooks.errors import (
     SessionNotReadyError,
     StepResetError,
     StepTimeoutError,
-    StoreClosedError,
     add_note,
     copy_error,
 )
-from aiohooks.stores._protocol import MAX_STEP, Member, Position, logger
+from aiohooks.stores._protocol import MAX_STEP, Member, Position, closed_error, logger
 from aiohooks.stores.publishers import (
     Publisher,
     PublisherExit,
@@ -97,7 +96,6 @@ class _Failure(NamedTuple):
 
     error: AiohooksError
     position: Position
-    by_engine: bool
 
 
 class WaitRegistry:
@@ -123,9 +121,9 @@ class WaitRegistry:
         self.closed: bool = False
         self.forked: bool = False
         """Whether the store came into this process by a fork."""
-        self.holds: bool = False
-        """Whether publishers that are not known here may still announce themselves: no wait fails
-        for the lack of one.
+        self.registration_open: bool = False
+        """Whether publishers that are not known here may still register: no wait ends for want of
+        one.
         """
         self.steps_waited: int = 0
         """The number of waits for a step so far that did not end immediately."""
@@ -137,6 +135,8 @@ class WaitRegistry:
         self._subscribe = subscribe
         self._on_publisher_changed = on_publisher_changed
         self._on_unreachable = on_unreachable
+        self.vacancies: Waiters = Waiters()
+        """The waits for the lead."""
         self._ready_waiters: dict[Waiter, None] = {}  # waits for the chief to be ready
         self._reset_waiters: dict[Waiter, None] = {}  # waits for a step that a reset ends
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -183,7 +183,8 @@ class WaitRegistry:
         if raise_on_reset:
             self._reset_waiters[waiter] = None
         # While it waits in a run of a session, the publisher of that run cannot advance.
-        publishers = self._park_publishers(waiter, blocked_step)
+        run = current_run()
+        publishers = [] if run is None else self._park_publishers(waiter, blocked_step, run)
         timer = None
         try:
             self._update_threshold()
@@ -192,7 +193,6 @@ class WaitRegistry:
                 timer = self._clock.call_later(secs, on_timeout)
             if publishers:
                 self._check_reachable()
-            run = current_run()
             session = None if run is None else run.session
             # A stop of the session ends the wait. The waiter is parked by now, so that no advance
             # is missed.
@@ -345,18 +345,8 @@ class WaitRegistry:
         position = position or self.latest
         reason = PublisherFailedError(f"the publisher of {self.run} failed at step {position.step}")
         reason.__cause__ = exc
-        self._failure = _Failure(reason, position, by_engine=False)
+        self._failure = _Failure(reason, position)
         self.fail_unreachable()
-
-    def abort(self, error: AiohooksError) -> None:
-        """End all waits as `fail` does, with an error of the engine."""
-        self._failure = _Failure(error, self.latest, by_engine=True)
-        self.fail_unreachable()
-
-    def clear_failure(self, *, by_engine: bool = False) -> None:
-        """Let new waits begin again after `abort`; after `fail` as well, unless `by_engine`."""
-        if self._failure is not None and (self._failure.by_engine or not by_engine):
-            self._failure = None
 
     def close(self) -> None:
         """End all waits for good."""
@@ -371,11 +361,11 @@ class WaitRegistry:
         would not fail.
         """
         if self.closed:
-            return StoreClosedError(f"the step store {self.run} was closed")
+            return closed_error(self.run)
         if self._failure is not None and self._failure.position == self.latest:
             return self._failure.error
         left = self.publishers.last_exit
-        if left is None or self.holds:  # a publisher may still register
+        if left is None or self.registration_open:  # a publisher may still register
             return None
         if not self.publishers.all_waiting(self.latest.step):
             return None
@@ -388,8 +378,12 @@ class WaitRegistry:
     def fail_unreachable(self) -> None:
         """End all waits, if none can succeed."""
         reason = self.unreachable
-        if reason is None:
-            return
+        if reason is not None:
+            self.abort(reason)
+
+    def abort(self, reason: AiohooksError) -> None:
+        """End all waits; those for the lead ask the engine again, and get the error from it."""
+        self.vacancies.wake()
         for waiter in self._ready_waiters:
             resolve(waiter, _error_of_wait(reason))
         for threshold, parked in self.waiters.pop_all():
@@ -433,7 +427,7 @@ class WaitRegistry:
             if self.waiting and self.unreachable is not None:
                 self._on_unreachable()
             return
-        is_known = self.holds or self._warned_at == self.latest
+        is_known = self.registration_open or self._warned_at == self.latest
         if is_known or not publishers.names or not publishers.all_waiting(self.latest.step):
             return
         self._warned_at = self.latest
@@ -486,10 +480,12 @@ class WaitRegistry:
 
     # Publishers that wait themselves.
 
-    def _park_publishers(self, wait: asyncio.Future[Any], step: int) -> list[Publisher]:
+    def _park_publishers(
+        self, wait: asyncio.Future[Any], step: int, innermost: RunScope
+    ) -> list[Publisher]:
         """Add the wait to each registered publisher that it blocks; return those publishers."""
         parked: list[Publisher] = []
-        for publisher, run in publishers_held_up().items():
+        for publisher, run in publishers_held_up(innermost).items():
             if self.publishers.park(publisher, wait, step, run):
                 parked.append(publisher)
                 self._on_publisher_changed(publisher)

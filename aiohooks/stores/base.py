@@ -6,6 +6,7 @@ import abc
 import asyncio
 import concurrent.futures
 import contextlib
+import math
 from asyncio import get_running_loop
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal, Self
@@ -115,16 +116,12 @@ class StepStore(Waiting):
         """
 
     @abc.abstractmethod
-    def lead(self, ttl: float | None = None) -> contextlib.AbstractAsyncContextManager[Term]:
+    def lead(self) -> contextlib.AbstractAsyncContextManager[Term]:
         """Make this process the chief of the run during the block, in a new term; wait while there
         is another chief.
 
         Writes of this process carry the term: after a newer term has begun, because this process
         was taken for dead, they are refused with `StaleTermError`.
-
-        Args:
-            ttl: for how many seconds the lease holds without being renewed; the store's own, if
-                left out.
         """
 
     @abc.abstractmethod
@@ -154,7 +151,7 @@ class StepStore(Waiting):
             StoreClosedError: the store was closed.
         """
         timeout = checked_timeout(timeout)
-        self._enter()
+        self._check_loop()
         if not self.inline:
             await self._before_wait(MAX_STEP)
         await self._waits.wait_initialised(timeout)
@@ -234,7 +231,7 @@ class StepStore(Waiting):
         secs = None if timeout is None else checked_timeout(timeout)
         if on_reset not in _ON_RESET:
             raise InvalidArgumentError(f'on_reset={on_reset!r}: give "keep" or "raise"')
-        self._enter()
+        self._check_loop()
         if not self.inline:
             await self._before_wait(step)
         seen = self._waits.latest.step
@@ -249,7 +246,7 @@ class StepStore(Waiting):
         return Changes(self._next_position, self._waits.wake)
 
     async def _next_position(self, seen: Position | None) -> Position:
-        self._enter()
+        self._check_loop()
         if not self.inline:
             await self._before_wait(self.latest.step + (seen == self.latest))
         return await self._waits.next_position(seen)
@@ -298,7 +295,7 @@ class StepStore(Waiting):
         on.
         """
         name = _checked_name(name, "publisher ")
-        self._enter()
+        self._check_loop()
         on_held_up = self._waits.publishers.on_held_up
         publisher = Publisher(name, self._leave, on_held_up, self._on_publisher_changed)
         self._waits.join(publisher)
@@ -306,7 +303,7 @@ class StepStore(Waiting):
 
     def _leave(self, publisher: Publisher, exc: BaseException | None) -> None:
         if not self._waits.closed:
-            self._enter()
+            self._check_loop()
         self._waits.leave(publisher, exc)
 
     def fail(self, exc: BaseException) -> None:
@@ -318,7 +315,7 @@ class StepStore(Waiting):
             raise InvalidArgumentError(
                 f"fail({exc!r}): give the exception that the publisher failed with"
             )
-        self._enter()
+        self._check_loop()
         self._waits.fail(exc)
 
     # Lifetime.
@@ -328,7 +325,7 @@ class StepStore(Waiting):
         called twice.
         """
         if not self._waits.closed:
-            self._enter()
+            self._check_loop()
             self._loop = None
             self._waits.close()
 
@@ -339,7 +336,7 @@ class StepStore(Waiting):
         await self.aclose()
 
     async def __aenter__(self) -> Self:
-        self._enter()
+        self._check_loop()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -421,8 +418,9 @@ class StepStore(Waiting):
         """Return what else there is to say about a wait for a step."""
         return ()
 
-    def _awaited_member(self, member: Member, lease: str = "") -> Awaited:
+    def _awaited_member(self, member: Member) -> Awaited:
         """Return a publisher of another process, as what is waited for."""
+        lease = f"its lease lasts {member.ttl:g} s" if math.isfinite(member.ttl) else ""
         host, pid = host_and_pid(member.process)
         state = None if (here := local_pid(member.process)) is None else process_state(here)
         waits = f"waits for step {member.waits_for}" if member.waits_for > self.latest.step else ""
@@ -453,7 +451,7 @@ class StepStore(Waiting):
                 f"{self!r} came here by a fork and does not work here: {OPEN_BY_URL}"
             )
 
-    def _enter(self) -> None:
+    def _check_loop(self) -> None:
         """Check that the store's own loop is running here; the first call decides which one that
         is.
         """

@@ -62,7 +62,7 @@ class Engine(abc.ABC):
         """
 
     async def watch(self) -> None:  # noqa: B027 - only if it is `remote`
-        """Report positions and snapshots to `link.observe` until the connection fails."""
+        """Report positions and snapshots until the connection fails."""
 
     @abc.abstractmethod
     async def request(self, request: Request) -> Answer:
@@ -122,12 +122,12 @@ class EngineLink:
     """What this process waits for: `latest` is the latest position that it knows, `threshold` the
     lowest step with a waiter, as for `Engine.subscribe`.
     """
-    observe: Callable[[Position | Snapshot], None]
-    """Reports the position or the state of the run. Older reports than the latest are ignored."""
-    fail: Callable[[EngineError], None]
-    """Ends all calls and waits with an error: for good if it is damage, otherwise until the engine
-    can be used again.
+    observe: Callable[[Snapshot], None]
+    """Reports the state of the run; `waits.observe` reports the position alone. Older reports than
+    the latest are ignored.
     """
+    fail: Callable[[EngineError], None]
+    """Ends all calls and waits with an error, for good."""
     spawn: Callable[[Coroutine[Any, Any, Any], str], asyncio.Task[Any]]
     """Starts a task of the store's, with what it is for; it is cancelled before `close`."""
     outage: Callable[[], AbstractContextManager[None]]

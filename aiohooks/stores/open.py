@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +24,14 @@ _ENGINES = {
     "ray": ("aiohooks.stores.ray", "RayEngine"),
 }
 _KINDS = ("memory", *_ENGINES)
-_CONNECTION_OPTIONS = ("lease_secs", "heartbeat", "connect_timeout", "max_outage_secs")
+_SHARED_OPTIONS = (
+    "on_lost",
+    "join_grace_secs",
+    "lease_secs",
+    "heartbeat",
+    "connect_timeout",
+    "max_outage_secs",
+)
 
 
 def open_step_store(url: str | None = None, *, run: str | None = None, **options: Any) -> StepStore:
@@ -68,12 +74,9 @@ def open_step_store(url: str | None = None, *, run: str | None = None, **options
         return MemoryStepStore(run=run)
     module, name = _ENGINES[kind]
     engine_class = getattr(importlib.import_module(module), name)
-    known = [*_options_of(engine_class), *_options_of(SharedStepStore)]
-    if not engine_class.remote:
-        known = [option for option in known if option not in _CONNECTION_OPTIONS]
-    if not _takes_any_option(engine_class):
-        _check_options(kind, options, known)
-    shared = {name: options.pop(name) for name in _options_of(SharedStepStore) if name in options}
+    shared = {name: options.pop(name) for name in _SHARED_OPTIONS if name in options}
+    if kind in ("local", "ray"):  # the others pass options on, which are checked there
+        _check_options(kind, options, _SHARED_OPTIONS)
     return SharedStepStore(engine_class(*address, **options), run=run, **shared)
 
 
@@ -112,19 +115,6 @@ def _address_of(kind: str, url: str) -> tuple[tuple[str, ...], str]:
             )
         return (namespace,), run.strip("/")
     return (url,), ""
-
-
-def _options_of(kind: type[Any]) -> list[str]:
-    """Return the names of the options of a class."""
-    parameters = inspect.signature(kind).parameters.values()
-    names = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
-    return [name for name in names if name != "run"]
-
-
-def _takes_any_option(kind: type[Any]) -> bool:
-    """Return whether a class passes options on, which are checked there."""
-    parameters = inspect.signature(kind).parameters.values()
-    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
 def _check_options(kind: str, options: dict[str, Any], known: Sequence[str]) -> None:

@@ -138,12 +138,12 @@ def current_publisher() -> Publisher | None:
     return publisher if isinstance(publisher, Publisher) else None
 
 
-def publishers_held_up() -> dict[Publisher, RunScope]:
-    """Return the publishers that a wait of the current code holds up: those of the runs in progress
-    that it is part of.
+def publishers_held_up(innermost: RunScope) -> dict[Publisher, RunScope]:
+    """Return the publishers that a wait in a run holds up: those of the runs in progress that it is
+    part of.
     """
     held_up: dict[Publisher, RunScope] = {}
-    run = current_run()
+    run: RunScope | None = innermost
     while run is not None:
         if run.active and isinstance(run.publisher, Publisher):
             held_up[run.publisher] = run

@@ -70,7 +70,6 @@ async def refused(store: SharedStepStore, *, later: ManualClock | None = None) -
 
     A temporary one, of a store of the clock `later`, comes when that time is up.
     """
-    store._connect_timeout = HOUR_SECS
     store._engine.attach(dataclasses.replace(store._engine.link, connect_timeout=HOUR_SECS))
     opening = asyncio.ensure_future(store.__aenter__())
     if later is not None:

@@ -326,7 +326,7 @@ SIGNATURES: dict[str, str | None] = {
     "StepStore.publisher": "(self, name)",
     "StepStore.statistics": "(self)",
     "StepStore.aclose": "async (self)",
-    "StepStore.lead": "(self, ttl=None)",
+    "StepStore.lead": "(self)",
     "StepStore.mark_initialised": "async (self)",
     "StepStore.wait_initialised": "async (self, timeout=None)",
     "StepStore.flush": "async (self, timeout=None)",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from aiohooks.stores._membership import LeaseWatch
 from aiohooks.stores._protocol import Expire, Member
+from aiohooks.stores._run_watcher import LeaseWatch
 from aiohooks.testing import ManualClock
 
 pytestmark = pytest.mark.every_python
@@ -32,7 +32,7 @@ def test_a_silent_member_expires_after_its_lease(clock: ManualClock, watch: Leas
         watch.observe(seen(5))
     assert watch.expired() == [Expire("p/1", 5)]
     watch.observe(())
-    assert (watch.expired(), watch.silent) == ([], {})
+    assert (watch.expired(), watch.silences) == ([], {})
 
 
 def test_the_next_read_is_not_put_off(clock: ManualClock, watch: LeaseWatch) -> None:
@@ -96,7 +96,7 @@ def test_each_member_has_its_own_lease(clock: ManualClock, watch: LeaseWatch) ->
                 *seen(1, 2.0, "q/1"),
                 *seen(1, 1.0, "here/1"),
                 *seen(1, float("inf"), "r/1"),
-            )
+            ),
         )
 
     for _ in range(4):

@@ -219,10 +219,10 @@ async def test_a_full_disk_ends_no_wait(tmp_path: Path) -> None:
         assert await store.advance() == await waiting == 2
 
 
-async def test_an_error_that_does_not_pass_ends_waits_and_is_forgotten(tmp_path: Path) -> None:
-    """After such an error of the files waits end with it; a new one does not, once they can be read
-    again.
-    """
+async def test_waits_outlast_an_error_of_the_files(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged, and the waits continue: the run is read again until that succeeds."""
 
     def read(run: object) -> Snapshot:
         error = sqlite3.OperationalError("attempt to write a readonly database")
@@ -232,12 +232,10 @@ async def test_an_error_that_does_not_pass_ends_waits_and_is_forgotten(tmp_path:
     async with local_store(tmp_path) as store:
         waiting = await parked(store.wait_for(3))
         engine_of(store).link.spawn(engine_of(store)._report(read), "reading")
-        with pytest.raises(
-            ah.errors.StoreRefusedError, match=r"a readonly database; .* let this user"
-        ):
-            await waiting
-        with pytest.raises(ah.StepTimeoutError):
-            await store.wait_for(3, timeout=0.01)
+        await until_true(lambda: "the waits continue" in caplog.text)
+        assert "a readonly database; make room on the disk" in caplog.text
+        await store.advance(3)
+        assert await waiting == 3
 
 
 @pytest.mark.parametrize("moved", ["base/default", "base"])
@@ -250,7 +248,7 @@ async def test_a_run_directory_that_is_moved(tmp_path: Path, moved: str) -> None
         waiting = await parked(store.wait_for(3))
         async with local_store(tmp_path / "base") as chief, chief.lead():
             leading = asyncio.ensure_future(store.lead().__aenter__())
-            await until_true(lambda: store._vacancies)
+            await until_true(lambda: store._waits.vacancies)
             (tmp_path / moved).rename(tmp_path / "elsewhere")
             for wait in (waiting, leading):
                 with pytest.raises(
@@ -362,13 +360,13 @@ async def test_no_timer_runs_while_waiting(tmp_path: Path) -> None:
     with ManualClock():
         async with local_store(tmp_path) as store, local_store(tmp_path) as other:
             with other.publisher("one"):
-                async with other.lead(ttl=1.0):
+                async with other.lead():
                     await other.flush()
                     step = asyncio.ensure_future(store.wait_for(1))
                     never = await parked(store.wait_for(2))
                     await other.advance()
                     assert await step == 1
-                    assert store._renewal is other._renewal is None
+                    assert store._announcements._renewal is other._announcements._renewal is None
             with pytest.raises(ah.errors.PublisherFinishedError, match="one finished at step 1"):
                 await never
 
@@ -376,11 +374,11 @@ async def test_no_timer_runs_while_waiting(tmp_path: Path) -> None:
 async def test_an_old_snapshot_is_ignored(tmp_path: Path) -> None:
     """A snapshot that a thread has read may arrive after a newer one."""
     async with local_store(tmp_path) as store, local_store(tmp_path) as other:
-        old = await store._read_run()
+        old = await store._watcher.read()
         with other.publisher("one"):
             await other.flush()
             await store.value()
-            store._observe_snapshot(old)
+            store._watcher.observe(old)
             assert store.statistics().publishers == ("one",)
 
 

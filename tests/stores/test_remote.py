@@ -277,7 +277,7 @@ async def test_max_outage_ends_a_wait_for_the_lead(clock: ManualClock, engine: F
         chief.lead(),
     ):
         taking = asyncio.ensure_future(standby.lead().__aenter__())
-        while not standby._vacancies:  # the standby is parked
+        while not standby._waits.vacancies:  # the standby is parked
             await ticks()
         engine.stop()
         engine.cut()
@@ -322,7 +322,7 @@ async def test_a_lease_does_not_run_out_because_of_requests_from_before_an_outag
         async with chief.lead() as term:
             await chief.flush()
             taking = asyncio.ensure_future(standby.lead().__aenter__())
-            while not standby._vacancies:
+            while not standby._waits.vacancies:
                 await ticks()
             engine.read_only = True
             while not engine.refused:

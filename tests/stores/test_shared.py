@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,14 @@ from aiohooks.stores._protocol import Answer, Join, Mark, Request, Snapshot
 from aiohooks.testing import ManualClock
 from tests.stores.test_publishers import run_as
 from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
-from tests.support.waiting import advance_clock, cancel_and_wait, forever, ticks, until_true
+from tests.support.waiting import (
+    advance_clock,
+    cancel_and_wait,
+    forever,
+    parked,
+    ticks,
+    until_true,
+)
 
 pytestmark = pytest.mark.every_python
 
@@ -299,11 +307,41 @@ async def test_what_an_engine_refuses_is_announced_less_often(
         assert (engine.run("default").exits, engine.run("default").members) == (2, {})
 
 
-@pytest.mark.parametrize("ttl", [0, -1, "x"])
-async def test_a_lease_of_a_chief_has_a_length(ttl: float) -> None:
-    """Another one is refused before the engine is asked for the lead."""
+def test_options_of_a_connection_need_one() -> None:
+    """An engine that has no connection would ignore them."""
+
+    class Near(FakeConnection):
+        remote = False
+
+    for option in ("lease_secs", "heartbeat", "connect_timeout", "max_outage_secs"):
+        options: dict[str, Any] = {option: 3.0}
+        with pytest.raises(ah.errors.InvalidArgumentError, match=r"leave them out for .*Near"):
+            SharedStepStore(Near(FakeEngine()), **options)
+    SharedStepStore(Near(FakeEngine()), on_lost="keep")
+
+
+async def test_closing_ends_waits_before_publishers_leave() -> None:
+    """Also the waits that the exit of the last publisher would end."""
+    store = FakeStepStore(FakeEngine())
+    async with store:
+        with store.publisher("other"):
+            pass
+        store.publisher("trainer")
+        wait = await parked(store.wait_for(3))
+    with pytest.raises(ah.errors.StoreClosedError, match="was closed, wanted 3"):
+        await wait
+
+
+async def test_an_engine_that_fails_for_good_is_asked_no_more(clock: ManualClock) -> None:
+    """All waits and calls get the error, also later ones, and nothing connects again."""
     engine = FakeEngine()
     async with FakeStepStore(engine) as store:
-        with pytest.raises(ah.errors.InvalidArgumentError, match="ttl"):
-            await store.lead(ttl).__aenter__()
-    assert not engine.requests
+        wait = await parked(store.wait_for(3))
+        store.connection.link.fail(ah.errors.StoreRefusedError("the run is elsewhere"))
+        calls = (store.advance(), store.value(), store.wait_for(1), store.lead().__aenter__())
+        for call in (wait, *calls):
+            with pytest.raises(ah.errors.StoreRefusedError, match="the run is elsewhere"):
+                await call
+        connections = engine.connections
+        await advance_clock(clock, 60, 40)
+        assert engine.connections == connections

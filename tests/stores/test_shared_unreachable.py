@@ -217,8 +217,8 @@ async def test_a_read_from_before_the_exit_does_not_count() -> None:
 
 
 async def test_a_wait_for_the_lead_reads_who_has_it() -> None:
-    """It asks for the lead once and then waits for that chief; it does not ask again until it is
-    notified of one.
+    """It does not ask for the lead while there is a chief, and waits until it is notified of its
+    end.
     """
     engine = FakeEngine()
     async with (
@@ -227,7 +227,7 @@ async def test_a_wait_for_the_lead_reads_who_has_it() -> None:
         other.lead(),
     ):
         waits = await parked(store.lead().__aenter__(), 20)
-        assert sum(isinstance(one, Lead) for one in engine.requests) == 2
+        assert sum(isinstance(one, Lead) for one in engine.requests) == 1
         await cancel_and_wait(waits)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from aiohooks._aio.contexts import RunScope
 from aiohooks._aio.waiters import ThresholdWaiters
 from aiohooks.errors import AiohooksError
 from aiohooks.stores import MemoryStepStore, Publisher
@@ -90,7 +91,9 @@ class KeepsTheCancelled(MemoryStepStore):
 
 
 class _IgnoresPublishers(WaitRegistry):
-    def _park_publishers(self, wait: asyncio.Future[Any], step: int) -> list[Publisher]:
+    def _park_publishers(
+        self, wait: asyncio.Future[Any], step: int, innermost: RunScope
+    ) -> list[Publisher]:
         return []
 
 

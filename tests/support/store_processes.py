@@ -355,7 +355,7 @@ class Worker:
         return self.term
 
     async def standing_by(self) -> None:
-        while not self.store._vacancies:  # noqa: ASYNC110 - a store has no event for this
+        while not self.store._waits.vacancies:  # noqa: ASYNC110 - a store has no event for this
             await asyncio.sleep(0)
 
     async def step_down(self) -> None:
@@ -382,8 +382,8 @@ class Worker:
 
     async def usage(self) -> dict[str, int]:
         """Return what this process uses, once nothing of the store is pending."""
-        while self.store._tasks:
-            await asyncio.wait(tuple(self.store._tasks))
+        while self.store._tasks.running:
+            await asyncio.wait(tuple(self.store._tasks.running))
         gc.collect()
         process = Path("/proc/self")
         watches = 0

@@ -20,7 +20,6 @@ from aiohooks._aio.waits import wait_for_others
 from aiohooks._validate import check_directory
 from aiohooks.errors import (
     StoreDamagedError,
-    StoreRefusedError,
     StoreUnavailableError,
     UnsupportedSystemError,
 )
@@ -221,7 +220,7 @@ class LocalEngine(Engine):
         revision = None
         with contextlib.suppress(*SYSTEM_ERRORS):  # `_report` waits, or finds the error as well
             position, revision = run.position()
-            self.link.observe(position)
+            self.link.waits.observe(position)
         if revision is None or revision != self._revision:
             self._revision = revision
             self.link.spawn(self._report(RunDatabase.snapshot), "reading the run")
@@ -233,7 +232,7 @@ class LocalEngine(Engine):
                 self.link.observe(await self._call(read))
                 return
             except ENGINE_ERRORS as error:
-                if isinstance(error, (StoreDamagedError, StoreRefusedError)) or self._gone_error():
+                if isinstance(error, StoreDamagedError) or self._gone_error():
                     self.link.fail(error)
                     return
                 logger.warning("run %s: the waits continue: %s", self.link.run, error)

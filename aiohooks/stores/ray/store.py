@@ -53,10 +53,13 @@ class RayEngine(Engine):
     connect_timeout: ClassVar[float] = 60.0  # a node may have to start a process for the actor
 
     def __init__(self, namespace: str = "") -> None:
-        """Connect later, to an actor in this namespace of the cluster; "aiohooks" if left out."""
+        """Connect later.
+
+        Args:
+            namespace: the namespace of the actor in the cluster; "aiohooks", if left out.
+        """
         self._namespace = namespace or "aiohooks"
         self._actor: Any = None
-        self._deleted = False
         self._incarnation = ""  # of the actor
         self._revision = 0  # of the snapshot that was reported last
         self._replies: set[asyncio.Future[Any]] = set()  # of all calls that are not answered
@@ -71,8 +74,6 @@ class RayEngine(Engine):
     # The connection.
 
     async def connect(self, known: Mark) -> Snapshot:
-        if self._deleted:
-            raise StoreUnavailableError(f"the run {self.link.run} was forgotten: close its store")
         actor = await to_thread(self._find_actor, grace_secs=_GRACE_SECS)
         snapshot = await self._connect(actor, self._incarnation, known)
         self._actor = actor
@@ -134,15 +135,15 @@ class RayEngine(Engine):
             reply.cancel()
 
     async def close(self) -> None:
-        if self._actor is not None and not self._deleted:
+        if self._actor is not None:
             self._send(self._actor.leave.remote(self.link.process))
         # Ray ends a process in which an answer arrives during `ray.shutdown`.
         await wait_done(self._replies, _GRACE_SECS)
         await self.disconnect()
 
     async def delete(self) -> None:
-        self._deleted = True
         actor = self._actor or await to_thread(self._existing_actor, grace_secs=_GRACE_SECS)
+        self._actor = None
         if actor is not None:
             await to_thread(_ray.kill, actor, grace_secs=_GRACE_SECS)
 
@@ -167,7 +168,9 @@ class RayEngine(Engine):
             report: Position | Snapshot = self._result_of(reply)
             if isinstance(report, Snapshot):
                 self._revision = report.revision
-            link.observe(report)
+                link.observe(report)
+            else:
+                link.waits.observe(report)
 
     def subscribe(self, step: int | None) -> None:
         if self._poll is None or step is None:

@@ -264,7 +264,7 @@ class RedisEngine(Engine):
                 if key != self._keys.positions:
                     seen_ids[key] = entry_id
                 elif fields == {"run": self._run.run_id}:
-                    self.link.observe(Position(*map(int, entry_id.split("-"))))
+                    self.link.waits.observe(Position(*map(int, entry_id.split("-"))))
                 else:
                     raise self._lose(_DATA_LOST)
             if not streams or self._keys.changes in streams:

@@ -382,11 +382,11 @@ async def advance_once(fixture: StoreFixture, kind: type[WatchedStore]) -> None:
 
 
 class CancelSwallowingStore(WatchedStore):
-    async def _write(self, kind: Any, amount: int) -> Any:
+    async def advance(self, by: int = 1) -> int:
         try:
-            return await super()._write(kind, amount)
+            return await super().advance(by)
         except asyncio.CancelledError:
-            return self.latest
+            return self.latest.step
 
 
 @faulty("cancellation: cancelled", StoreFixture)
@@ -395,9 +395,14 @@ async def advance_swallows_a_cancel(fixture: StoreFixture) -> None:
 
 
 class UncancellableStore(WatchedStore):
-    async def _write_all(self) -> None:
+    def __init__(self, fixture: StoreFixture, **options: Any) -> None:
+        super().__init__(fixture, **options)
+        self._real_send_all = self._writes._send_all
+        self._writes._send_all = self._send_all  # type: ignore[method-assign]
+
+    async def _send_all(self) -> None:
         with contextlib.suppress(asyncio.CancelledError):
-            await super()._write_all()
+            await self._real_send_all()
         with contextlib.suppress(asyncio.CancelledError):
             await forever()
         await self.fixture.pause("writing", 200)
@@ -405,7 +410,7 @@ class UncancellableStore(WatchedStore):
 
 @faulty("leak: task 'step store default: writing' outlived", StoreFixture)
 async def writing_outlives_the_store(fixture: StoreFixture) -> None:
-    """`_write_all` swallows the cancel of the closing store."""
+    """The task of the writes swallows the cancel of the closing store."""
     await advance_once(fixture, UncancellableStore)
 
 
@@ -434,11 +439,15 @@ async def commit_is_not_shielded(fixture: StoreFixture) -> None:
         await process.store.advance()
 
 
-class LeadKeepingStore(WatchedStore):
-    async def _request(self, request: Request) -> Answer:
+class LeadKeepingConnection(WatchedConnection):
+    async def request(self, request: Request) -> Answer:
         if isinstance(request, Leave) and self.fixture.probe.delivered:
-            return Answer("ok", self.latest, 0)
-        return await super()._request(request)
+            return Answer("ok", self.link.waits.latest, 0)
+        return await super().request(request)
+
+
+class LeadKeepingStore(WatchedStore):
+    connection_class = LeadKeepingConnection
 
 
 @faulty("leak: the engine still has", StoreFixture)
@@ -464,15 +473,18 @@ async def closing_keeps_the_connection(fixture: StoreFixture) -> None:
         await soon()
 
 
+class TimerLeakingConnection(WatchedConnection):
+    async def disconnect(self) -> None:
+        await super().disconnect()
+        self.link.clock.call_later(60.0, lambda: None)
+
+
 class TimerLeakingStore(WatchedStore):
-    async def _backoff_sleep(self, secs: float) -> None:
-        woken = asyncio.get_running_loop().create_future()
-        self._clock.call_later(secs, lambda: woken.done() or woken.set_result(None))
-        await woken
+    connection_class = TimerLeakingConnection
 
 
 @faulty("timers are left", StoreFixture)
-async def pause_leaves_its_timer(fixture: StoreFixture) -> None:
+async def disconnecting_leaves_a_timer(fixture: StoreFixture) -> None:
     fixture.make_store = TimerLeakingStore
     async with fixture.process("one") as process:
         fixture.outage(1)

@@ -213,7 +213,7 @@ class StoreFixture(Fixture):
             found.append(f"the engine is at {state.position}, and step {self.step} was known")
         if self.engine.watchers:
             found.append("leak: the engine is still watched")
-        ours = {one.store._process for one in self.processes}
+        ours = {one.store._members.process for one in self.processes}
         left = [member.name for member in state.members.values() if member.process in ours]
         if left:
             found.append(f"leak: the engine still has {', '.join(left)}")

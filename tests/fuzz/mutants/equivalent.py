@@ -25,7 +25,6 @@ _DIFFERS = (
     "at = next((number for number, (one, other) in enumerate(zip({}, strict=False)) if one !="
     " other), min(len(a), len(b)))"
 )
-_KNOWN = "before, silent, was_late = known.get(member.id, (None, 0.0, {}))"
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
@@ -79,8 +78,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "self._seq += 1  =>  self._seq += 2",
     ): _COMPARED,
     (
-        "aiohooks/stores/shared.py",
-        "SharedStepStore.__init__",
+        "aiohooks/stores/_connection.py",
+        "Writes.__init__",
         "self._seq = 0  =>  self._seq = 1",
     ): _COMPARED,
     (
@@ -94,15 +93,13 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "self._terms += 1  =>  self._terms += 2",
     ): _COMPARED,
     (
-        "aiohooks/stores/_membership.py",
+        "aiohooks/stores/_run_watcher.py",
         "RunWatcher.__init__",
-        "self.snapshot = Snapshot(Position(1, 0))  =>  self.snapshot = Snapshot(Position(0, 1))",
+        (
+            "self.snapshot: Snapshot = Snapshot(Position(1, 0))  =>  self.snapshot: Snapshot ="
+            " Snapshot(Position(0, 1))"
+        ),
     ): "its members, exits and failure are compared, not its position",
-    (
-        "aiohooks/stores/_membership.py",
-        "LeaseWatch.observe",
-        f"{_KNOWN.format(False)}  =>  {_KNOWN.format(True)}",
-    ): "of a member that was not known before the rest is not looked at",
     (
         "aiohooks/session/signals.py",
         "_Wakeup.__init__",
@@ -166,11 +163,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "Lifecycle.check",
         "each.fitting.add(function)  =>  pass",
     ): "it is checked once more, and fits",
-    (
-        "aiohooks/stores/shared.py",
-        "SharedStepStore._delete_run",
-        "self._keeping_connection.cancel()  =>  pass",
-    ): "it ends by itself, as the connection to a damaged run is closed",
     (
         "aiohooks/stores/local/_directory.py",
         "remote_file_system",

@@ -16,9 +16,11 @@ from typing import Any
 from aiohooks.checkpoint import _format
 from aiohooks.session import creators
 from aiohooks.session.feeds import FeedsAhead, SessionFeeds
-from aiohooks.stores._membership import LeaseWatch, Members, RunWatcher
+from aiohooks.stores._connection import Writes
+from aiohooks.stores._membership import Members
 from aiohooks.stores._protocol import Mark, Member, Position
 from aiohooks.stores._run_state import RunState
+from aiohooks.stores._run_watcher import RunWatcher, Silence
 from aiohooks.stores._waiting import WaitRegistry
 from aiohooks.stores.shared import SharedStepStore
 from aiohooks.version_gate.tickets import Ticket
@@ -88,12 +90,12 @@ def the_epoch_stays(succeed: Method, self: RunState, lost: Mark) -> None:
     succeed(self, lost._replace(position=Position(0, 0)))
 
 
-@bug(RunWatcher, "_hold_waits")
+@bug(RunWatcher, "_open_registration")
 def a_loss_ends_waits(hold: Method, self: RunWatcher) -> None:
     """Finding 04: after a loss an exit ends a wait before its trainer was announced again."""
 
 
-@bug(RunWatcher, "_end_hold")
+@bug(RunWatcher, "_end_registration")
 def the_dead_of_a_lost_run_are_forgotten(end_hold: Method, self: RunWatcher) -> None:
     """A wait for a trainer that has died while the run was lost never ends."""
     self._missing.clear()
@@ -105,19 +107,14 @@ def registrations_are_not_repeated(mark_unsent: Method, self: Members) -> None:
     """Finding 05: a registration is given up for good."""
 
 
-@bug(LeaseWatch, "observe")
+@bug(Silence, "read_after")
 def late_reads_count_in_full(
-    observe: Method, self: LeaseWatch, members: tuple[Member, ...]
-) -> None:
+    read_after: Method, self: Silence, secs: float, member: Member
+) -> Silence:
     """Findings 08 and 15: a lease runs out while it could not be renewed, or when a clock jumps."""
-    before = dict(self.silent)
-    now = self._clock.now()
-    elapsed = now - self._read_at if members is not self._last else 0.0
-    observe(self, members)
-    for id, (member, _, _) in tuple(self.silent.items()):
-        known = before.get(id)
-        if known is not None and known[0].heartbeat == member.heartbeat:
-            self.silent[id] = member, known[1] + elapsed, False
+    if member.heartbeat != self.member.heartbeat:
+        return Silence(member)
+    return Silence(member, self.secs + secs)
 
 
 # Others.
@@ -128,8 +125,8 @@ def repeated_writes_count(last_answer: Method, self: RunState, writer: str) -> N
     """A write whose answer was lost counts again."""
 
 
-@bug(SharedStepStore, "_check_loss", scenario=training)
-def writes_continue_after_a_loss(check: Method, self: SharedStepStore) -> None:
+@bug(Writes, "check_loss", scenario=training)
+def writes_continue_after_a_loss(check: Method, self: Writes) -> None:
     """A chief continues in a later run, at another step, without its checkpoint."""
 
 
@@ -146,7 +143,7 @@ def old_news_end_waits(on_unreachable: Method, self: SharedStepStore) -> None:
 
 @bug(SharedStepStore, "value")
 async def a_read_is_answered_locally(value: Method, self: SharedStepStore) -> Position:
-    await self._ensure_open()
+    await self._connection.wait()
     return self._waits.latest
 
 
