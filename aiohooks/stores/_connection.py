@@ -12,8 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from aiohooks._aio import cancel
-from aiohooks._aio.cancel import wait_done
+from aiohooks._aio.cancel import new_task, wait_done
 from aiohooks._aio.clock import NO_TIMER, Waiters, sleep
 from aiohooks._aio.waiters import resolve
 from aiohooks._aio.waits import Backoff, Outages, wait_for_others
@@ -48,17 +47,12 @@ class StoreTasks:
 
     def __init__(self, run: str) -> None:
         self.running: dict[asyncio.Task[Any], None] = {}
-        """Those that have not ended, in the order of their start."""
+        """The tasks that have not ended, in the order in which they were started."""
         self._run = run
 
     def spawn(self, coro: Coroutine[Any, Any, T], purpose: str) -> asyncio.Task[T]:
         """Start a task; an error that ends it is logged."""
-        task: asyncio.Task[T] = cancel.make_task(
-            coro,
-            loop=get_running_loop(),
-            name=f"step store {self._run}: {purpose}",
-            context=contextvars.Context(),
-        )
+        task = new_task(coro, f"step store {self._run}: {purpose}", contextvars.Context())
         self.running[task] = None
         task.add_done_callback(self._on_done)
         return task
@@ -108,7 +102,7 @@ class Connection:
         Args:
             engine: the engine.
             tasks: starts the task that keeps the connection.
-            connect: connects the engine, and takes note of what it reports.
+            connect: connects the engine, and processes its first snapshot.
             lease_secs: the time in which leases run out unless there is a connection.
             max_outage_secs: after how long an outage ends calls and waits; None for no limit.
         """
@@ -248,13 +242,13 @@ class Connection:
 
     async def _watch(self) -> Exception:
         """Let the engine report, and return the error that ends this."""
+        error: Exception = StoreUnavailableError("the engine has ended the connection")
         try:
             await self.engine.watch()
-        except Exception as error:
-            await self._disconnect()
-            return error
+        except Exception as raised:
+            error = raised
         await self._disconnect()
-        return StoreUnavailableError("the engine has ended the connection")
+        return error
 
     async def _disconnect(self) -> None:
         """Disconnect the engine, and log an error of that: it ends nothing else."""
@@ -455,7 +449,7 @@ class Writes:
         return answer.position
 
     def _check(self, write: Write, answer: Answer) -> None:
-        """Raise the error of a write that was refused."""
+        """Raise an error if the engine has refused the write."""
         run = self._connection.engine.link.run
         step = answer.position.step
         if answer.status == "stale":

@@ -68,11 +68,11 @@ class Members:
         self._publishers[publisher] = self.new(publisher.name)
 
     def update(self, publisher: Publisher) -> bool:
-        """Record what a publisher waits for itself, and its trace; return whether the engine has to
-        learn of a change.
+        """Record the step that a publisher waits for itself, and its trace. Return True if the
+        engine must be notified.
 
-        A trace changes at every step. So the first one is sent, and later ones only along with a
-        change of what the publisher waits for.
+        A trace changes at every step. So the first one is sent, and later ones only along with
+        another step to wait for.
         """
         member = self._publishers.get(publisher)
         if member is None:
@@ -177,7 +177,7 @@ class Announcements:
         return self._sending is not None and not self._sending.done()
 
     def send(self) -> None:
-        """Start sending the engine what it does not know yet, in the background.
+        """Start sending the pending changes to the engine in the background.
 
         This also opens the store. If an attempt to open it has failed, the next one is left to
         `_renew`, which pauses before it.
@@ -257,8 +257,8 @@ class Announcements:
             return False
         if self._connection.is_open:
             return True
-        # A first connection that was refused would be refused again. Those who have left before
-        # there was one were never known.
+        # A first connection that was refused would be refused again. The engine has never known
+        # publishers that left before there was a connection.
         return bool(self.members.here) and not isinstance(error, StoreRefusedError)
 
     def _renew_in(self, secs: float) -> None:

@@ -405,7 +405,7 @@ ENGINE_ERRORS = (StoreUnavailableError, StoreDamagedError)
 
 
 def closed_error(run: str) -> StoreClosedError:
-    """Return the error of what a store still does when it is closed."""
+    """Return the error for an operation that is pending when its store is closed."""
     return StoreClosedError(f"the step store {run} was closed")
 
 

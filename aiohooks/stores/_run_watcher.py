@@ -106,9 +106,10 @@ class LeaseWatch:
         """
         if not self.silences:
             return None
-        next_reads = [
-            min(member.ttl / 4, member.ttl - secs) for member, secs, _ in self.silences.values()
-        ]
+        next_reads: list[float] = []
+        for silence in self.silences.values():
+            ttl = silence.member.ttl
+            next_reads.append(min(ttl / 4, ttl - silence.secs))
         return max(0.0, self._read_at + min(next_reads) - self._clock.now())
 
 
