@@ -21,8 +21,8 @@ each in a task of its own.
 The packages, each of which imports only from those above it:
 
     errors          the error tree, and which errors are a clean end
+    _core           clock, tasks and contexts of calls: what asyncio lacks
     _why            why something waits: the wait-for graph
-    _aio            clock, tasks and contexts of calls: what asyncio lacks
     dispatch        registering hooks, and calling several as one
     stores          step stores: memory, local files, Redis, Ray
     version_gate    bounded staleness: work is admitted a few versions ahead
@@ -60,8 +60,8 @@ if TYPE_CHECKING:
     from aiohooks import session as session
     from aiohooks import stores as stores
     from aiohooks import version_gate as version_gate
-    from aiohooks._aio.clock import Clock, current_clock
-    from aiohooks._aio.waits import Backoff
+    from aiohooks._core.clock import Clock, current_clock
+    from aiohooks._core.waits import Backoff
     from aiohooks.checkpoint import Saver
     from aiohooks.dispatch.group import HookGroup, compose, compose_functions
     from aiohooks.dispatch.hook import configure, in_order
@@ -186,14 +186,14 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    from aiohooks._lazy import lazy_names
+    from aiohooks._core.lazy import lazy_names
 
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
             "aiohooks.hooks": __all__,  # what is not named below
-            "aiohooks._aio.clock": ("Clock", "current_clock"),
-            "aiohooks._aio.waits": ("Backoff",),
+            "aiohooks._core.clock": ("Clock", "current_clock"),
+            "aiohooks._core.waits": ("Backoff",),
             "aiohooks.checkpoint": ("Saver",),
             "aiohooks.dispatch.group": ("HookGroup", "compose", "compose_functions"),
             "aiohooks.dispatch.hook": ("configure", "in_order"),

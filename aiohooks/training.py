@@ -6,7 +6,7 @@ import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from aiohooks._validate import check_instance
+from aiohooks._core.validate import check_instance
 from aiohooks.checkpoint import Saver
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import InvalidArgumentError

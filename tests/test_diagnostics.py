@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks._aio.observers import observed_call
-from aiohooks._diagnostics import describe_awaitable, format_tasks, secs_text, task_wait
+from aiohooks._core.diagnostics import describe_awaitable, format_tasks, secs_text, task_wait
+from aiohooks._core.observers import observed_call
 from aiohooks.stores import MemoryStepStore
 from tests.support.waiting import parked, ticks
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from types import ModuleType
 from typing import Any
 
-from aiohooks._validate import is_coroutine_function
+from aiohooks._core.validate import is_coroutine_function
 from aiohooks.distributed.local import run_processes
 from aiohooks.distributed.task import task_name
 from aiohooks.errors import InvalidArgumentError, did_you_mean, flattened, notes_of, safe_str

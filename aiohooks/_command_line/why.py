@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from aiohooks._diagnostics import process_state
+from aiohooks._core.diagnostics import process_state
 from aiohooks._why.graph import WaitGraph
 from aiohooks.errors import printable
 from aiohooks.session.why import unanswered, why_folder

@@ -1,6 +1,6 @@
 """Makes the wait-for graph of what exists at this moment: nothing is noted while a program runs.
 
-For reports, as in `_diagnostics`: nothing is decided by what is found here.
+For reports, as in `_core.diagnostics`: nothing is decided by what is found here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import anyio
 import anyio.abc
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from aiohooks._diagnostics import (
+from aiohooks._core.diagnostics import (
     PACKAGE,
     Awaited,
     Needs,

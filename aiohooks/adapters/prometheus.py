@@ -17,8 +17,8 @@ from concurrent.futures import Future
 from itertools import accumulate
 from typing import Any
 
-from aiohooks._aio.clock import current_clock, quick_now
-from aiohooks._validate import check_instance
+from aiohooks._core.clock import current_clock, quick_now
+from aiohooks._core.validate import check_instance
 from aiohooks.errors import InvalidArgumentError, missing_extra
 from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import StepRate

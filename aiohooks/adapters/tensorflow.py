@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aiohooks import errors
-from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, to_thread
-from aiohooks._aio.clock import sleep
-from aiohooks._validate import checked_objects
+from aiohooks._core.cancel import DEFAULT_GRACE_SECS, to_thread
+from aiohooks._core.clock import sleep
+from aiohooks._core.validate import checked_objects
 from aiohooks.errors import (
     FeedConflictError,
     FetchError,

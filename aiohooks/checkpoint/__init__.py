@@ -54,7 +54,7 @@ __all__ = [
 
 # a session needs the protocol of states; the saver is imported when there is a checkpoint directory
 if not TYPE_CHECKING:
-    from aiohooks._lazy import lazy_names
+    from aiohooks._core.lazy import lazy_names
 
     __getattr__, __dir__ = lazy_names(
         __name__,

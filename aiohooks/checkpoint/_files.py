@@ -17,7 +17,7 @@ from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from aiohooks._aio.fork import call_after_fork
+from aiohooks._core.fork import call_after_fork
 from aiohooks.checkpoint._format import LOCK, DamagedError
 from aiohooks.errors import CheckpointBusyError, CheckpointError
 

@@ -16,12 +16,12 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from aiohooks._aio.cancel import new_task, retrieve_exception, to_thread, wait_done
-from aiohooks._aio.clock import Waiters, sleep
-from aiohooks._aio.fork import call_after_fork
-from aiohooks._aio.waits import Backoff
-from aiohooks._diagnostics import Awaited, Waiting, logger
-from aiohooks._validate import check_instance, check_mapping, check_secs, checked_int
+from aiohooks._core.cancel import new_task, retrieve_exception, to_thread, wait_done
+from aiohooks._core.clock import Waiters, sleep
+from aiohooks._core.diagnostics import Awaited, Waiting, logger
+from aiohooks._core.fork import call_after_fork
+from aiohooks._core.validate import check_instance, check_mapping, check_secs, checked_int
+from aiohooks._core.waits import Backoff
 from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._files import Files
 from aiohooks.checkpoint._format import DamagedError, Manifest, Name, NewerVersionError

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-from aiohooks._validate import check_choice, checked_int
+from aiohooks._core.validate import check_choice, checked_int
 from aiohooks.errors import InvalidArgumentError
 
 INTERIM = "(interim)"

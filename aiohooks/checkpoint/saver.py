@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, SupportsFloat, TypeVar
 
-from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, to_thread
-from aiohooks._aio.fork import call_after_fork
-from aiohooks._diagnostics import Awaited, Waiting, logger
-from aiohooks._validate import check_checkpoint_dir, check_instance, check_secs, checked_int
+from aiohooks._core.cancel import DEFAULT_GRACE_SECS, to_thread
+from aiohooks._core.diagnostics import Awaited, Waiting, logger
+from aiohooks._core.fork import call_after_fork
+from aiohooks._core.validate import check_checkpoint_dir, check_instance, check_secs, checked_int
 from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._files import DirectoryLock, FileReader, Files, check_system
 from aiohooks.checkpoint._format import DamagedError, Manifest, Name, NewerVersionError, damage_in

@@ -19,8 +19,8 @@ from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from aiohooks._aio.clock import current_clock
-from aiohooks._diagnostics import logger
+from aiohooks._core.clock import current_clock
+from aiohooks._core.diagnostics import logger
 from aiohooks.dispatch.calls import (
     HookCalls,
     Method,

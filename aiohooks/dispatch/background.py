@@ -14,11 +14,11 @@ from contextvars import ContextVar
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from aiohooks._aio.cancel import wait_done
-from aiohooks._aio.clock import wake
-from aiohooks._aio.contexts import leave_run
-from aiohooks._aio.observers import Observer, observed_call
-from aiohooks._diagnostics import logger
+from aiohooks._core.cancel import wait_done
+from aiohooks._core.clock import wake
+from aiohooks._core.contexts import leave_run
+from aiohooks._core.diagnostics import logger
+from aiohooks._core.observers import Observer, observed_call
 from aiohooks.dispatch.calls import (
     CONDITION,
     HookCalls,

@@ -21,12 +21,12 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 from weakref import ref
 
-from aiohooks._aio.clock import monotonic_now
-from aiohooks._aio.contexts import OwnContext, current_scope
-from aiohooks._aio.observers import Observer, observed_call
-from aiohooks._aio.overlap import Overlap, RunWaits, can_wait, result_now
-from aiohooks._diagnostics import logger
-from aiohooks._validate import is_coroutine_function
+from aiohooks._core.clock import monotonic_now
+from aiohooks._core.contexts import OwnContext, current_scope
+from aiohooks._core.diagnostics import Awaited, logger
+from aiohooks._core.observers import Observer, observed_call
+from aiohooks._core.overlap import Overlap, RunWaits, can_wait, result_now
+from aiohooks._core.validate import is_coroutine_function
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.dispatch.plain import plain_call, threaded
 from aiohooks.errors import (
@@ -521,6 +521,13 @@ class HookCalls(Overlap):
     def hook(self, number: int) -> Any:
         """Return the hook itself."""
         return self._group.hooks[number].hook
+
+    def describe_suspension(self, number: int, task: asyncio.Task[Any]) -> str:
+        from aiohooks._why.builder import why  # seldom needed
+
+        chain = why(Awaited(self.kind, self.describe(number), key=task))
+        place = super().describe_suspension(number, task)
+        return f"{place}; {chain}" if chain else place
 
     def timeout_error(self, number: int, waited_at: str) -> HookTimeoutError:
         return hook_timeout_error(self.describe(number), self._group.calls[number].secs, waited_at)

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, Protocol
 from weakref import WeakSet
 
-from aiohooks._aio.contexts import current_scope
-from aiohooks._aio.overlap import result_now
+from aiohooks._core.contexts import current_scope
+from aiohooks._core.overlap import result_now
 from aiohooks.dispatch.answers import (
     Target,
     answer,

@@ -30,12 +30,12 @@ from typing import (
     overload,
 )
 
-from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, shielded, wait_done
-from aiohooks._aio.clock import wake
-from aiohooks._aio.contexts import OwnContext
-from aiohooks._aio.overlap import keep_errors
-from aiohooks._diagnostics import logger
-from aiohooks._validate import (
+from aiohooks._core.cancel import DEFAULT_GRACE_SECS, shielded, wait_done
+from aiohooks._core.clock import wake
+from aiohooks._core.contexts import OwnContext
+from aiohooks._core.diagnostics import logger
+from aiohooks._core.overlap import keep_errors
+from aiohooks._core.validate import (
     check_choice,
     check_instance,
     check_mapping,

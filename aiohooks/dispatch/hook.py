@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, NamedTuple, TypedDict
 
-from aiohooks._validate import check_choice, check_instance, check_secs, checked_int
+from aiohooks._core.validate import check_choice, check_instance, check_secs, checked_int
 from aiohooks.errors import InvalidHookError
 
 OnError = Literal["raise", "log"]

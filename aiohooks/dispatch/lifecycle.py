@@ -13,8 +13,13 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, Literal, TypeVar
 from weakref import WeakKeyDictionary, WeakSet, ref
 
-from aiohooks._diagnostics import logger
-from aiohooks._validate import check_choice, check_instance, check_mapping, is_coroutine_function
+from aiohooks._core.diagnostics import logger
+from aiohooks._core.validate import (
+    check_choice,
+    check_instance,
+    check_mapping,
+    is_coroutine_function,
+)
 from aiohooks.dispatch.calls import RegisteredHook
 from aiohooks.dispatch.hook import HookRegistration, hook_name, registration_of
 from aiohooks.dispatch.plain import evaluated, without_awaitables

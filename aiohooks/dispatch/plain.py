@@ -23,8 +23,8 @@ from typing import Any
 
 import anyio.to_thread
 
-from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, shielded
-from aiohooks._aio.contexts import copy_back
+from aiohooks._core.cancel import DEFAULT_GRACE_SECS, shielded
+from aiohooks._core.contexts import copy_back
 from aiohooks.errors import InvalidHookError
 
 _ONLY_NONE = re.compile(

@@ -22,10 +22,10 @@ from multiprocessing.process import BaseProcess, parent_process
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeVar
 
-from aiohooks._aio.cancel import shielded, to_thread
-from aiohooks._aio.clock import wake
-from aiohooks._aio.overlap import limited
-from aiohooks._aio.waits import Backoff
+from aiohooks._core.cancel import shielded, to_thread
+from aiohooks._core.clock import wake
+from aiohooks._core.overlap import limited
+from aiohooks._core.waits import Backoff
 from aiohooks.distributed.task import (
     TaskResult,
     TaskSpec,

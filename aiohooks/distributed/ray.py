@@ -16,9 +16,9 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
 from typing import Any, TypeVar
 
-from aiohooks._aio.cancel import retrieve_exception, shielded, to_thread, wait_done
-from aiohooks._aio.waits import Backoff
-from aiohooks._validate import check_mapping
+from aiohooks._core.cancel import retrieve_exception, shielded, to_thread, wait_done
+from aiohooks._core.validate import check_mapping
+from aiohooks._core.waits import Backoff
 from aiohooks.distributed.task import (
     TaskResult,
     TaskSpec,

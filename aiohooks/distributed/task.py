@@ -14,11 +14,10 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from aiohooks._aio.cancel import current_task, shielded, wait_done
-from aiohooks._aio.clock import sleep
-from aiohooks._aio.waits import Backoff
-from aiohooks._diagnostics import logger
-from aiohooks._validate import (
+from aiohooks._core.cancel import current_task, shielded, wait_done
+from aiohooks._core.clock import sleep
+from aiohooks._core.diagnostics import logger
+from aiohooks._core.validate import (
     call_error,
     check_callable,
     check_checkpoint_dir,
@@ -28,6 +27,7 @@ from aiohooks._validate import (
     checked_int,
     is_coroutine_function,
 )
+from aiohooks._core.waits import Backoff
 from aiohooks.errors import (
     AiohooksError,
     InvalidArgumentError,

@@ -22,9 +22,9 @@ from typing import (
     overload,
 )
 
-from aiohooks._aio.cancel import to_thread
-from aiohooks._aio.contexts import RunScope, current_scope
-from aiohooks._validate import call_error, check_callable, checked_int, is_coroutine_function
+from aiohooks._core.cancel import to_thread
+from aiohooks._core.contexts import RunScope, current_scope
+from aiohooks._core.validate import call_error, check_callable, checked_int, is_coroutine_function
 from aiohooks.errors import (
     FetchError,
     GraphError,

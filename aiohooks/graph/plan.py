@@ -16,9 +16,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from aiohooks._aio.cancel import to_thread
-from aiohooks._aio.overlap import can_wait
-from aiohooks._validate import is_coroutine_function
+from aiohooks._core.cancel import to_thread
+from aiohooks._core.overlap import can_wait
+from aiohooks._core.validate import is_coroutine_function
 from aiohooks.dispatch.calls import NO_KEYWORDS
 from aiohooks.errors import FetchError, GraphError, did_you_mean, safe_repr
 from aiohooks.graph.graph import (

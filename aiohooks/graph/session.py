@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
-from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, shielded
-from aiohooks._aio.contexts import changes, copy_back, current_scope
-from aiohooks._aio.observers import Observer, observed_call, observing
-from aiohooks._aio.overlap import Overlap, RunWaits, Wait, result_now
-from aiohooks._validate import check_instance, check_secs
+from aiohooks._core.cancel import DEFAULT_GRACE_SECS, shielded
+from aiohooks._core.contexts import changes, copy_back, current_scope
+from aiohooks._core.observers import Observer, observed_call, observing
+from aiohooks._core.overlap import Overlap, RunWaits, Wait, result_now
+from aiohooks._core.validate import check_instance, check_secs
 from aiohooks.checkpoint.stateful import HostMemory, Stateful, snapshot
 from aiohooks.dispatch.calls import NO_KEYWORDS
 from aiohooks.errors import (

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from aiohooks._aio.cancel import to_thread
-from aiohooks._validate import check_callable, check_choice, check_instance, checked_int
+from aiohooks._core.cancel import to_thread
+from aiohooks._core.validate import check_callable, check_choice, check_instance, checked_int
 from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.graph.session import Session

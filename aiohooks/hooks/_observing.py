@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import IO, Any, Literal, TypeVar, cast
 
-from aiohooks._aio.cancel import to_thread
-from aiohooks._aio.clock import Clock, current_clock
-from aiohooks._aio.thread_queue import ThreadQueue
+from aiohooks._core.cancel import to_thread
+from aiohooks._core.clock import Clock, current_clock
+from aiohooks._core.thread_queue import ThreadQueue
 from aiohooks.errors import InvalidArgumentError, add_note
 from aiohooks.graph.graph import Node
 from aiohooks.hooks.every import Every, EveryTimer

@@ -13,8 +13,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, wait_done
-from aiohooks._validate import check_secs, is_coroutine_function
+from aiohooks._core.cancel import DEFAULT_GRACE_SECS, wait_done
+from aiohooks._core.validate import check_secs, is_coroutine_function
 from aiohooks.dispatch.plain import call_in_thread
 from aiohooks.errors import InvalidHookError, SessionClosedError, WrongLoopError, next_feed
 from aiohooks.graph.session import Session

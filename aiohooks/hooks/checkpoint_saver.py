@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from aiohooks._aio.cancel import new_task
-from aiohooks._aio.clock import quick_now
-from aiohooks._aio.observers import observing
-from aiohooks._validate import (
+from aiohooks._core.cancel import new_task
+from aiohooks._core.clock import quick_now
+from aiohooks._core.observers import observing
+from aiohooks._core.validate import (
     check_choice,
     check_instance,
     check_mapping,

@@ -13,11 +13,11 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from aiohooks._aio.cancel import to_thread, wait_done
-from aiohooks._aio.clock import Clock, current_clock
-from aiohooks._aio.contexts import RunScope, begin_run, current_run
-from aiohooks._aio.overlap import Wait
-from aiohooks._validate import (
+from aiohooks._core.cancel import to_thread, wait_done
+from aiohooks._core.clock import Clock, current_clock
+from aiohooks._core.contexts import RunScope, begin_run, current_run
+from aiohooks._core.overlap import Wait
+from aiohooks._core.validate import (
     check_callable,
     check_choice,
     check_instance,

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from aiohooks._aio.clock import current_clock
-from aiohooks._validate import check_secs, checked_int
+from aiohooks._core.clock import current_clock
+from aiohooks._core.validate import check_secs, checked_int
 from aiohooks.errors import InvalidArgumentError, NotReadyError
 from aiohooks.session.hook import SessionRunHook
 

@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, ClassVar, Never
 
-from aiohooks._aio.clock import Clock, current_clock
-from aiohooks._validate import (
+from aiohooks._core.clock import Clock, current_clock
+from aiohooks._core.validate import (
     call_error,
     check_callable,
     check_instance,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiohooks._validate import check_secs, checked_int
+from aiohooks._core.validate import check_secs, checked_int
 from aiohooks.dispatch.calls import only_if
 from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import logger

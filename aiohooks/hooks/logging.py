@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Literal, cast
 
-from aiohooks._aio.clock import Clock, current_clock
-from aiohooks._validate import check_callable, check_choice, check_instance, scalar
+from aiohooks._core.clock import Clock, current_clock
+from aiohooks._core.validate import check_callable, check_choice, check_instance, scalar
 from aiohooks.errors import InvalidArgumentError, NanLossDuringTrainingError, safe_repr
 from aiohooks.graph.session import Session
 from aiohooks.hooks._fetching import FetchingHook

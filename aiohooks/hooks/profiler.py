@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, TextIO
 
-from aiohooks._aio.clock import monotonic_now
-from aiohooks._aio.contexts import current_run
-from aiohooks._aio.observers import Observer
-from aiohooks._validate import check_choice, check_instance, checked_int, checked_path
+from aiohooks._core.clock import monotonic_now
+from aiohooks._core.contexts import current_run
+from aiohooks._core.observers import Observer
+from aiohooks._core.validate import check_choice, check_instance, checked_int, checked_path
 from aiohooks.errors import is_clean_end, safe_repr
 from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import BackgroundWriter, OnWriteError, Sampling, logger, write_whole

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Any
 
-from aiohooks._aio.cancel import to_thread
-from aiohooks._validate import check_instance, checked_int, scalar
+from aiohooks._core.cancel import to_thread
+from aiohooks._core.validate import check_instance, checked_int, scalar
 from aiohooks.errors import printable
 from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import Sampling, Values, checked_values, logger

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, BinaryIO, ClassVar, cast
 
-from aiohooks._validate import checked_path, describe_value, scalar
+from aiohooks._core.validate import checked_path, describe_value, scalar
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.hooks._fetching import Convert, Record, WritingHook
 from aiohooks.hooks._line_file import LineFile

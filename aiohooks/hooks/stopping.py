@@ -8,8 +8,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Never
 
-from aiohooks._aio.clock import NO_TIMER, Clock, current_clock
-from aiohooks._validate import (
+from aiohooks._core.clock import NO_TIMER, Clock, current_clock
+from aiohooks._core.validate import (
     check_choice,
     check_instance,
     check_mapping,

@@ -11,11 +11,11 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from aiohooks._aio.cancel import to_thread
-from aiohooks._aio.clock import NO_TIMER, Clock, LoopClock, current_clock
-from aiohooks._aio.observers import observed_call
-from aiohooks._diagnostics import BlockedLoopWatch, Frames, user_location
-from aiohooks._validate import check_instance, check_secs
+from aiohooks._core.cancel import to_thread
+from aiohooks._core.clock import NO_TIMER, Clock, LoopClock, current_clock
+from aiohooks._core.diagnostics import BlockedLoopWatch, Frames, user_location
+from aiohooks._core.observers import observed_call
+from aiohooks._core.validate import check_instance, check_secs
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import InvalidHookError
 from aiohooks.hooks.every import Every, EveryTimer

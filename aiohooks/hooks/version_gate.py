@@ -8,11 +8,11 @@ import asyncio
 import dataclasses
 import logging
 
-from aiohooks._aio.cancel import current_task
-from aiohooks._aio.clock import Clock, current_clock
-from aiohooks._aio.overlap import Wait
-from aiohooks._aio.waits import WaitLog
-from aiohooks._validate import check_instance, check_secs
+from aiohooks._core.cancel import current_task
+from aiohooks._core.clock import Clock, current_clock
+from aiohooks._core.overlap import Wait
+from aiohooks._core.validate import check_instance, check_secs
+from aiohooks._core.waits import WaitLog
 from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import InvalidArgumentError, StepResetError, is_clean_end
 from aiohooks.graph.session import Session

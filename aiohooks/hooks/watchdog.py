@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from aiohooks._aio.cancel import to_thread
-from aiohooks._aio.clock import NO_TIMER, Clock, current_clock
-from aiohooks._diagnostics import (
+from aiohooks._core.cancel import to_thread
+from aiohooks._core.clock import NO_TIMER, Clock, current_clock
+from aiohooks._core.diagnostics import (
     BlockedLoopWatch,
     Frames,
     format_tasks,
@@ -22,7 +22,7 @@ from aiohooks._diagnostics import (
     task_wait,
     user_location,
 )
-from aiohooks._validate import check_choice, check_secs
+from aiohooks._core.validate import check_choice, check_secs
 from aiohooks.errors import SessionStalledError, add_note
 from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import logger

@@ -49,7 +49,7 @@ for _public in (Activity, EffectStatus, SessionStatus, StepContext, Steps):
     _public.__module__ = __name__
 
 if not TYPE_CHECKING:
-    from aiohooks._lazy import lazy_names
+    from aiohooks._core.lazy import lazy_names
 
     __getattr__, __dir__ = lazy_names(
         __name__, {"aiohooks._why.graph": ("WaitEdge", "WaitGraph", "WaitNode")}

@@ -9,10 +9,10 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 
-from aiohooks._aio.cancel import shielded, shielded_task
-from aiohooks._aio.contexts import begin_run, current_run, current_scope
-from aiohooks._aio.waits import LongWaitLog
-from aiohooks._diagnostics import logger
+from aiohooks._core.cancel import shielded, shielded_task
+from aiohooks._core.contexts import begin_run, current_run, current_scope
+from aiohooks._core.diagnostics import logger
+from aiohooks._core.waits import LongWaitLog
 from aiohooks.errors import (
     add_note,
     flattened,

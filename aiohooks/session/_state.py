@@ -22,14 +22,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 from weakref import WeakKeyDictionary, WeakSet
 
-from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, new_task, running_loop
-from aiohooks._aio.clock import TimerHandle, current_clock, monotonic_now, wait_woken, wake
-from aiohooks._aio.contexts import leave_run
-from aiohooks._aio.observers import Observer, observing
-from aiohooks._aio.overlap import Overlap, RunWaits, Wait, close_unawaited
-from aiohooks._aio.waits import LongWaitLog
-from aiohooks._diagnostics import Awaited, is_task, logger, secs_text
-from aiohooks._validate import check_instance, check_secs
+from aiohooks._core.cancel import DEFAULT_GRACE_SECS, new_task, running_loop
+from aiohooks._core.clock import TimerHandle, current_clock, monotonic_now, wait_woken, wake
+from aiohooks._core.contexts import leave_run
+from aiohooks._core.diagnostics import Awaited, is_task, logger, secs_text
+from aiohooks._core.observers import Observer, observing
+from aiohooks._core.overlap import Overlap, RunWaits, Wait, close_unawaited
+from aiohooks._core.validate import check_instance, check_secs
+from aiohooks._core.waits import LongWaitLog
 from aiohooks.errors import (
     InvalidArgumentError,
     ProducerFinishedError,

@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from aiohooks import checkpoint
-from aiohooks._aio.cancel import DEFAULT_GRACE_SECS
-from aiohooks._diagnostics import logger
-from aiohooks._validate import (
+from aiohooks._core.cancel import DEFAULT_GRACE_SECS
+from aiohooks._core.diagnostics import logger
+from aiohooks._core.validate import (
     check_callable,
     check_instance,
     check_mapping,

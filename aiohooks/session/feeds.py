@@ -28,12 +28,12 @@ from collections.abc import (
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 from weakref import WeakSet
 
-from aiohooks._aio.cancel import current_task, to_thread, wait_done
-from aiohooks._aio.clock import Waiters, current_clock
-from aiohooks._aio.observers import observing
-from aiohooks._aio.overlap import Wait, close_unawaited
-from aiohooks._diagnostics import Waiting, logger
-from aiohooks._validate import check_secs, checked_int
+from aiohooks._core.cancel import current_task, to_thread, wait_done
+from aiohooks._core.clock import Waiters, current_clock
+from aiohooks._core.diagnostics import Waiting, logger
+from aiohooks._core.observers import observing
+from aiohooks._core.overlap import Wait, close_unawaited
+from aiohooks._core.validate import check_secs, checked_int
 from aiohooks.checkpoint.stateful import Stateful, is_stateful
 from aiohooks.errors import (
     FeedsLostError,

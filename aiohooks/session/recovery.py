@@ -12,12 +12,12 @@ import functools
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, cast
 
-from aiohooks._aio.cancel import current_task, shielded
-from aiohooks._aio.observers import observing
-from aiohooks._aio.overlap import RunWaits, Wait
-from aiohooks._aio.waits import Backoff, opening_until
-from aiohooks._diagnostics import Awaited, Waiting, logger, secs_text
-from aiohooks._validate import check_choice, check_instance, checked_int
+from aiohooks._core.cancel import current_task, shielded
+from aiohooks._core.diagnostics import Awaited, Waiting, logger, secs_text
+from aiohooks._core.observers import observing
+from aiohooks._core.overlap import RunWaits, Wait
+from aiohooks._core.validate import check_choice, check_instance, checked_int
+from aiohooks._core.waits import Backoff, opening_until
 from aiohooks.errors import (
     AbortedError,
     FeedsLostError,

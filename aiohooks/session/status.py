@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
 from aiohooks import checkpoint
-from aiohooks._aio.overlap import RunWaits
-from aiohooks._diagnostics import secs_text, task_wait
+from aiohooks._core.diagnostics import secs_text, task_wait
+from aiohooks._core.overlap import RunWaits
 from aiohooks.dispatch.calls import HookCalls, HookStatus
 from aiohooks.dispatch.hook import Hook
 from aiohooks.stores._protocol import StoreStatistics

@@ -8,12 +8,12 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
-from aiohooks._aio.cancel import current_task
-from aiohooks._aio.clock import call_later
-from aiohooks._aio.observers import observing
-from aiohooks._aio.overlap import Overlap
-from aiohooks._diagnostics import logger
-from aiohooks._validate import call_error, check_callable
+from aiohooks._core.cancel import current_task
+from aiohooks._core.clock import call_later
+from aiohooks._core.diagnostics import logger
+from aiohooks._core.observers import observing
+from aiohooks._core.overlap import Overlap
+from aiohooks._core.validate import call_error, check_callable
 from aiohooks.errors import InvalidArgumentError, SessionClosedError, StopRequestedError, safe_repr
 from aiohooks.graph.graph import Graph, Placeholder, T_co
 from aiohooks.graph.session import Session

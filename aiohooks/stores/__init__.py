@@ -66,7 +66,7 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # a session of one process needs no more than the memory store
-    from aiohooks._lazy import lazy_names
+    from aiohooks._core.lazy import lazy_names
 
     __getattr__, __dir__ = lazy_names(
         __name__,

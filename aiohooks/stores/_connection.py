@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from aiohooks._aio.cancel import new_task, wait_done
-from aiohooks._aio.clock import NO_TIMER, Waiters, sleep
-from aiohooks._aio.waiters import resolve
-from aiohooks._aio.waits import Backoff, Outages, wait_for_others
+from aiohooks._core.cancel import new_task, wait_done
+from aiohooks._core.clock import NO_TIMER, Waiters, sleep
+from aiohooks._core.waiters import resolve
+from aiohooks._core.waits import Backoff, Outages, wait_for_others
 from aiohooks.errors import (
     AiohooksError,
     StaleTermError,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 
-from aiohooks._aio.cancel import wait_done
-from aiohooks._aio.clock import TimerHandle
-from aiohooks._aio.waits import Backoff
+from aiohooks._core.cancel import wait_done
+from aiohooks._core.clock import TimerHandle
+from aiohooks._core.waits import Backoff
 from aiohooks.errors import StoreDamagedError, StoreRefusedError, is_clean_end, safe_str
 from aiohooks.stores._connection import Connection
 from aiohooks.stores._protocol import (

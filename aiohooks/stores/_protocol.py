@@ -11,7 +11,7 @@ import socket
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, SupportsIndex
 
-from aiohooks._validate import check_secs
+from aiohooks._core.validate import check_secs
 from aiohooks.errors import (
     InvalidArgumentError,
     StoreClosedError,

@@ -8,8 +8,8 @@ import asyncio
 import math
 from typing import Literal, NamedTuple
 
-from aiohooks._aio.clock import NO_TIMER, Clock
-from aiohooks._aio.waits import wait_for_others
+from aiohooks._core.clock import NO_TIMER, Clock
+from aiohooks._core.waits import wait_for_others
 from aiohooks.errors import AiohooksError, StoreUnavailableError, UnavailableError
 from aiohooks.stores._connection import Connection
 from aiohooks.stores._membership import Announcements

@@ -9,10 +9,10 @@ import functools
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, Self, TypeVar
 
-from aiohooks._aio.clock import Waiters, call_later, current_clock
-from aiohooks._aio.contexts import RunScope, current_run
-from aiohooks._aio.waiters import ANY_CHANGE, ThresholdWaiters, resolve
-from aiohooks._aio.waits import WaitLog, wait_for_others
+from aiohooks._core.clock import Waiters, call_later, current_clock
+from aiohooks._core.contexts import RunScope, current_run
+from aiohooks._core.waiters import ANY_CHANGE, ThresholdWaiters, resolve
+from aiohooks._core.waits import WaitLog, wait_for_others
 from aiohooks.errors import (
     AiohooksError,
     PublisherFailedError,

@@ -11,8 +11,8 @@ from asyncio import get_running_loop
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal, Self
 
-from aiohooks._aio.clock import monotonic_now
-from aiohooks._diagnostics import Awaited, Waiting, process_state
+from aiohooks._core.clock import monotonic_now
+from aiohooks._core.diagnostics import Awaited, Waiting, process_state
 from aiohooks.errors import (
     InvalidArgumentError,
     StoreClosedError,

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from aiohooks._aio.clock import Clock
+from aiohooks._core.clock import Clock
 from aiohooks.stores._protocol import (
     Answer,
     EngineError,

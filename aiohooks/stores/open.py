@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from aiohooks._validate import check_instance
+from aiohooks._core.validate import check_instance
 from aiohooks.errors import InvalidArgumentError, did_you_mean
 from aiohooks.stores.base import StepStore
 from aiohooks.stores.memory import MemoryStepStore

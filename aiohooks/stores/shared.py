@@ -12,11 +12,11 @@ from asyncio import get_running_loop
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any, NoReturn, Self
 
-from aiohooks._aio.cancel import shielded, wait_done
-from aiohooks._aio.clock import current_clock, monotonic_now
-from aiohooks._aio.fork import call_after_fork
-from aiohooks._diagnostics import Awaited, secs_text
-from aiohooks._validate import check_choice, check_secs
+from aiohooks._core.cancel import shielded, wait_done
+from aiohooks._core.clock import current_clock, monotonic_now
+from aiohooks._core.diagnostics import Awaited, secs_text
+from aiohooks._core.fork import call_after_fork
+from aiohooks._core.validate import check_choice, check_secs
 from aiohooks.errors import InvalidArgumentError, StoreDamagedError, StoreResetError
 from aiohooks.stores._connection import Connection, StoreTasks, Writes
 from aiohooks.stores._membership import Announcements, Members

@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # pytest loads this package with the plugin, also where no test asks for it
-    from aiohooks._lazy import lazy_names
+    from aiohooks._core.lazy import lazy_names
 
     __getattr__, __dir__ = lazy_names(
         __name__,

@@ -9,8 +9,8 @@ import heapq
 from collections.abc import Callable
 from typing import Self
 
-from aiohooks._aio.clock import set_current_clock
-from aiohooks._validate import is_finite
+from aiohooks._core.clock import set_current_clock
+from aiohooks._core.validate import is_finite
 from aiohooks.errors import InvalidArgumentError, safe_repr
 
 

@@ -37,10 +37,10 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args
 
-from aiohooks._aio import cancel, overlap
-from aiohooks._aio.clock import set_current_clock, sleep
-from aiohooks._diagnostics import task_wait
-from aiohooks._validate import (
+from aiohooks._core import cancel, overlap
+from aiohooks._core.clock import set_current_clock, sleep
+from aiohooks._core.diagnostics import task_wait
+from aiohooks._core.validate import (
     check_choice,
     check_instance,
     check_secs,

@@ -15,10 +15,10 @@ import tempfile
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from aiohooks._aio.cancel import new_task
-from aiohooks._aio.observers import observed_call
-from aiohooks._aio.waits import Backoff
-from aiohooks._validate import is_coroutine_function
+from aiohooks._core.cancel import new_task
+from aiohooks._core.observers import observed_call
+from aiohooks._core.validate import is_coroutine_function
+from aiohooks._core.waits import Backoff
 from aiohooks.checkpoint.stateful import is_stateful
 from aiohooks.dispatch.group import HookGroup, lifecycle_of
 from aiohooks.dispatch.hook import registration_of

@@ -39,9 +39,9 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
-from aiohooks._aio import overlap
-from aiohooks._aio.cancel import current_task
-from aiohooks._diagnostics import is_library, location, task_wait
+from aiohooks._core import overlap
+from aiohooks._core.cancel import current_task
+from aiohooks._core.diagnostics import is_library, location, task_wait
 from aiohooks.errors import add_note
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from aiohooks._aio.cancel import current_task, running_loop
+from aiohooks._core.cancel import current_task, running_loop
 from aiohooks.errors import InvalidArgumentError, WrongLoopError
 from aiohooks.stores import Position, StepStore
 from aiohooks.stores._protocol import MAX_STEP

@@ -106,9 +106,8 @@ LAYERS = (
     ("graph", "one run, all or nothing; variables"),
     ("checkpoint, version_gate", "what is saved, and how; bounded staleness"),
     ("dispatch, stores", "several hooks called as one; the global step"),
-    ("_aio", "what asyncio lacks: clock, tasks of calls, shield"),
     ("_why", "why something waits: what waits for what"),
-    ("_validate, _diagnostics, _lazy", "checks of arguments; where tasks wait"),
+    ("_core", "calls that end together; clock, shield, checks of arguments"),
     ("errors", "the error tree, and what a clean end is"),
 )
 """The packages, each of which imports from those in the rows below only."""

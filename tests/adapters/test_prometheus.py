@@ -15,7 +15,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 import aiohooks as ah
-from aiohooks._aio.cancel import to_thread
+from aiohooks._core.cancel import to_thread
 from aiohooks.adapters.asgi import SessionService
 from aiohooks.adapters.prometheus import PrometheusHook
 from aiohooks.errors import AbortedError, InvalidArgumentError

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohooks as ah
-from aiohooks._aio.clock import sleep
+from aiohooks._core.clock import sleep
 from aiohooks.checkpoint import KeepNewest
 from aiohooks.hooks.effects import EffectsHook
 from tests.fuzz._harness import command, log_disabled, replaced, scratch

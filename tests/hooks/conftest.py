@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from aiohooks._diagnostics import BlockedLoopWatch
+from aiohooks._core.diagnostics import BlockedLoopWatch
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks._aio import overlap
+from aiohooks._core import overlap
 from aiohooks.hooks.evaluator import EvaluatorHook
 from aiohooks.testing import ManualClock
 from tests.support.record_files import without_time

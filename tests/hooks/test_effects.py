@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import aiohooks as ah
-from aiohooks._aio.clock import sleep
+from aiohooks._core.clock import sleep
 from aiohooks.errors import EffectError, InvalidArgumentError, InvalidHookError
 from aiohooks.testing import ManualClock, choose, explore, unreliable
 from tests.support.saving_sessions import EVERY_STEP, HeldSaver, saving, state_at, writes_done

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks._aio.clock import sleep
+from aiohooks._core.clock import sleep
 from aiohooks.errors import AbortedError
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.hooks import Stubborn
@@ -487,7 +487,7 @@ async def test_outside_of_windows_runs_are_not_observed(tmp_path: Path) -> None:
 
     class Looks(ah.SessionRunHook):
         async def before_run(self, run_context: ah.SessionRunContext) -> None:
-            from aiohooks._aio.contexts import current_run
+            from aiohooks._core.contexts import current_run
 
             scope = current_run()
             assert scope is not None

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import aiohooks as ah
-from aiohooks._aio.thread_queue import ThreadQueue
+from aiohooks._core.thread_queue import ThreadQueue
 from aiohooks.hooks.summaries import SummarySaverHook, SummaryWriter
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import invalid

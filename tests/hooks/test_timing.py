@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks._aio.clock import set_current_clock
+from aiohooks._core.clock import set_current_clock
 from aiohooks.hooks.stopping import StopAtStepHook
 from aiohooks.hooks.timing import HookTimingHook
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook

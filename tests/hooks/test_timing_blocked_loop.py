@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from aiohooks._diagnostics import BlockedLoopWatch, Frames
+from aiohooks._core.diagnostics import BlockedLoopWatch, Frames
 from tests.support.waiting import HANG_SECS
 
 

@@ -31,11 +31,8 @@ from tests.support.waiting import HANG_SECS
 # says what is in each.
 PACKAGES = (
     "errors",
-    "_lazy",
-    "_validate",
-    "_diagnostics",
+    "_core",
     "_why",
-    "_aio",
     "dispatch",
     "stores",
     "version_gate",
@@ -303,11 +300,8 @@ def test_the_stores_reach_no_session() -> None:
             ]
     assert {package(module) for module in reached} <= {
         "errors",
-        "_lazy",
-        "_validate",
-        "_diagnostics",
         "_why",
-        "_aio",
+        "_core",
         "stores",
     }
 

@@ -24,7 +24,9 @@ from tests.support.waiting import parked, ticks
 pytestmark = pytest.mark.every_python
 TIMES = 20
 LIBRARY = os.path.dirname(ah.__file__)
-OF_THE_CHECK = tuple(os.path.join(LIBRARY, name) for name in ("testing", "_diagnostics.py"))
+OF_THE_CHECK = tuple(
+    os.path.join(LIBRARY, name) for name in ("testing", os.path.join("_core", "diagnostics.py"))
+)
 """What notes where tasks are started, for the check for leaks."""
 
 

@@ -11,9 +11,7 @@ from tests.support.source import ROOT, python_files
 
 STILL_TO_BE_REWRITTEN = {
     "aiohooks/stores/": "issue 37",
-    "aiohooks/_aio/": "issue 38",
-    "aiohooks/_diagnostics.py": "issue 38",
-    "aiohooks/_validate.py": "issue 38",
+    "aiohooks/_core/": "issue 38",
     "aiohooks/dispatch/": "issue 38",
     "aiohooks/_why/": "issue 39",
     "aiohooks/session/": "issue 39",

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 
 import aiohooks as ah
-from aiohooks._aio.clock import sleep
+from aiohooks._core.clock import sleep
 from aiohooks.testing import choose, explore
 from tests.support.sessions import counting, counting_graph, use_up
 from tests.support.waiting import parked, ticks, until_true

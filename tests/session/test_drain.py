@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks._aio.waits import wait_for_others
+from aiohooks._core.waits import wait_for_others
 from aiohooks.testing import ManualClock, RecordingHook
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import (

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks._aio.clock import sleep
+from aiohooks._core.clock import sleep
 from aiohooks.testing import ManualClock, RecordingHook, explore
 from tests.support.checks import invalid
 from tests.support.hooks import PhaseHook

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import aiohooks as ah
-from aiohooks._aio.clock import sleep
+from aiohooks._core.clock import sleep
 from aiohooks.session.recovery import RecoveryHistory
 from aiohooks.stores import open_step_store
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook, choose, explore

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks._aio.clock import sleep
+from aiohooks._core.clock import sleep
 from aiohooks.testing import choose, explore
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook

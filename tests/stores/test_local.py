@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import aiohooks as ah
-from aiohooks._aio.waits import opening_until
+from aiohooks._core.waits import opening_until
 from aiohooks.errors import StoreClosedError, StoreDamagedError
 from aiohooks.stores import SharedStepStore, open_step_store
 from aiohooks.stores._protocol import Snapshot

@@ -8,7 +8,7 @@ import re
 import pytest
 
 import aiohooks as ah
-from aiohooks._aio.contexts import begin_run
+from aiohooks._core.contexts import begin_run
 from aiohooks.stores._membership import _MAX_TEXT
 from aiohooks.stores._protocol import Answer, Request
 from aiohooks.stores._run_watcher import OnLost

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from aiohooks._aio.contexts import RunScope
-from aiohooks._aio.waiters import ThresholdWaiters
+from aiohooks._core.contexts import RunScope
+from aiohooks._core.waiters import ThresholdWaiters
 from aiohooks.errors import AiohooksError
 from aiohooks.stores import MemoryStepStore, Publisher
 from aiohooks.stores._protocol import MAX_STEP

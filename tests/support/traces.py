@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import anyio.to_thread
 
-from aiohooks._aio.clock import sleep
+from aiohooks._core.clock import sleep
 from aiohooks.session.hook import (
     SessionRunArgs,
     SessionRunContext,

@@ -22,7 +22,7 @@ import anyio
 import pytest
 
 import aiohooks as ah
-from aiohooks._aio.clock import wake
+from aiohooks._core.clock import wake
 from aiohooks.errors import InvalidArgumentError, UnsupportedSystemError
 from aiohooks.testing import (
     ExplorationError,

@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Generator
 from types import FrameType
 from typing import Any
 
-from aiohooks._aio.cancel import shielded, wait_done
-from aiohooks._aio.clock import current_clock
+from aiohooks._core.cancel import shielded, wait_done
+from aiohooks._core.clock import current_clock
 from aiohooks.adapters.asgi._access import safe_text
 from aiohooks.errors import InvalidArgumentError, SessionClosedError, is_clean_end
 from aiohooks.hooks._observing import StepRate

@@ -9,7 +9,7 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from aiohooks._aio.clock import current_clock
+from aiohooks._core.clock import current_clock
 from aiohooks.adapters.asgi._access import safe_error, safe_text
 from aiohooks.adapters.asgi._lifespan import SessionRunner
 from aiohooks.hooks._observing import StepRate

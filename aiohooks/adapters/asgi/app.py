@@ -23,7 +23,7 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from aiohooks._validate import check_callable, check_instance, check_secs, checked_int
+from aiohooks._core.validate import check_callable, check_instance, check_secs, checked_int
 from aiohooks.adapters.asgi._access import (
     CONTROL_METHOD,
     AccessPolicy,

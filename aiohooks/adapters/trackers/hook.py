@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
-from aiohooks._aio.cancel import to_thread, wait_done
-from aiohooks._aio.thread_queue import ThreadQueue
-from aiohooks._validate import (
+from aiohooks._core.cancel import to_thread, wait_done
+from aiohooks._core.thread_queue import ThreadQueue
+from aiohooks._core.validate import (
     check_instance,
     check_secs,
     checked_int,

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from aiohooks._validate import checked_path
+from aiohooks._core.validate import checked_path
 from aiohooks.hooks._fetching import Record
 from aiohooks.hooks._tensorboard import EventFile
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from aiohooks._aio.fork import call_after_fork
+from aiohooks._core.fork import call_after_fork
 from aiohooks.errors import StoreRefusedError, StoreUnavailableError
 from aiohooks.stores._protocol import (
     MAX_STEP,

@@ -8,7 +8,7 @@ import os
 import struct
 from pathlib import Path
 
-from aiohooks._aio.fork import call_after_fork
+from aiohooks._core.fork import call_after_fork
 from aiohooks.errors import StoreUnavailableError
 
 MODIFY = 0x2

@@ -13,7 +13,7 @@ import sys
 import threading
 from pathlib import Path
 
-from aiohooks._aio.fork import hold_during_fork
+from aiohooks._core.fork import hold_during_fork
 from aiohooks.errors import StoreUnavailableError
 
 if sys.platform != "win32":  # which has none: `LocalEngine` rejects it

@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from aiohooks._aio.cancel import retrieve_exception, to_thread, wait_done
-from aiohooks._aio.clock import sleep
-from aiohooks._aio.waits import wait_for_others
-from aiohooks._validate import check_directory
+from aiohooks._core.cancel import retrieve_exception, to_thread, wait_done
+from aiohooks._core.clock import sleep
+from aiohooks._core.validate import check_directory
+from aiohooks._core.waits import wait_for_others
 from aiohooks.errors import (
     StoreDamagedError,
     StoreUnavailableError,

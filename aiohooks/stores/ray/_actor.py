@@ -7,7 +7,7 @@ import os
 import secrets
 from typing import NamedTuple
 
-from aiohooks._aio.clock import wait_woken, wake
+from aiohooks._core.clock import wait_woken, wake
 from aiohooks.stores._protocol import Answer, Mark, Position, Request, Snapshot
 from aiohooks.stores._run_state import RunState
 

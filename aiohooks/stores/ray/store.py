@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, ClassVar
 
-from aiohooks._aio.cancel import retrieve_exception, to_thread, wait_done
+from aiohooks._core.cancel import retrieve_exception, to_thread, wait_done
 from aiohooks.errors import StoreRefusedError, StoreUnavailableError, missing_extra
 from aiohooks.stores._protocol import (
     Answer,

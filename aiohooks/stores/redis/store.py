@@ -12,9 +12,9 @@ import secrets
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from aiohooks._aio.clock import sleep
-from aiohooks._aio.waits import Backoff
-from aiohooks._validate import check_instance, check_secs
+from aiohooks._core.clock import sleep
+from aiohooks._core.validate import check_instance, check_secs
+from aiohooks._core.waits import Backoff
 from aiohooks.errors import (
     InvalidArgumentError,
     StoreRefusedError,

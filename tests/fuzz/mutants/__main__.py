@@ -31,7 +31,7 @@ from tests.support.source import ROOT
 
 MODULES = (
     "aiohooks/dispatch/",
-    "aiohooks/_aio/",
+    "aiohooks/_core/",
     "aiohooks/session/",
     "aiohooks/graph/",
     "aiohooks/checkpoint/",
@@ -62,12 +62,12 @@ TESTS = {
         "tests/session/test_status.py",
         "tests/session/test_own_tasks.py",
         "tests/session/test_monitored.py",
-        "tests/aio/test_observers.py",
+        "tests/core/test_observers.py",
         "tests/hooks/test_profiler.py",
         "tests/hooks/test_effects.py",
     ),
-    "_aio": (
-        "tests/aio",
+    "_core": (
+        "tests/core",
         "tests/dispatch",
         "tests/graph",
         "tests/session",

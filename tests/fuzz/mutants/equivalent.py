@@ -139,12 +139,12 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "if len(self._plans) >= _MOST_PLANS:  =>  if (len(self._plans) > _MOST_PLANS):",
     ): "one more is kept in memory",
     (
-        "aiohooks/_aio/waits.py",
+        "aiohooks/_core/waits.py",
         "Backoff.pause_secs",
         f"{_LONGEST.format(1000)}  =>  {_LONGEST.format(1001)}",
     ): "any exponent that a float can take is longer than the longest pause",
     (
-        "aiohooks/_aio/overlap.py",
+        "aiohooks/_core/overlap.py",
         "keep_errors",
         "break  =>  continue",
     ): "the turns that are left do nothing",

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohooks as ah
-from aiohooks._aio.clock import wake
-from aiohooks._aio.overlap import Overlap
+from aiohooks._core.clock import wake
+from aiohooks._core.overlap import Overlap
 from aiohooks.errors import raise_unchanged
 from aiohooks.graph.session import Session
 from aiohooks.graph.variables import Values

@@ -16,7 +16,7 @@ from typing import Any
 from unittest import mock
 
 import aiohooks.stores.ray.store as ray_store
-from aiohooks._aio.clock import sleep
+from aiohooks._core.clock import sleep
 from aiohooks.errors import (
     PublisherFailedError,
     PublisherFinishedError,

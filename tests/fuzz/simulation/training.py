@@ -26,7 +26,7 @@ from unittest import mock
 import anyio.to_thread
 
 import aiohooks as ah
-from aiohooks._aio.clock import sleep
+from aiohooks._core.clock import sleep
 from aiohooks.checkpoint import KeepNewest, Saver
 from aiohooks.errors import AiohooksError, PublisherFinishedError
 from aiohooks.stores import SharedStepStore

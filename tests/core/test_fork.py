@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from aiohooks._aio.fork import call_after_fork, hold_during_fork
+from aiohooks._core.fork import call_after_fork, hold_during_fork
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aiohooks._aio.observers import Kind, observed_call, observing
+from aiohooks._core.observers import Kind, observed_call, observing
 from tests.support.waiting import cancel_and_wait, forever, parked, ticks
 
 pytestmark = pytest.mark.every_python

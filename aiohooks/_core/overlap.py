@@ -30,9 +30,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import anyio
 
-from aiohooks._aio.cancel import retrieve_exception, running_loop, wait_done
-from aiohooks._aio.clock import TimerHandle, call_later, current_clock, monotonic_now, wake
-from aiohooks._aio.contexts import (
+from aiohooks._core.cancel import retrieve_exception, running_loop, wait_done
+from aiohooks._core.clock import TimerHandle, call_later, current_clock, monotonic_now, wake
+from aiohooks._core.contexts import (
     CallContext,
     Changes,
     OwnContext,
@@ -40,8 +40,8 @@ from aiohooks._aio.contexts import (
     copy_back,
     is_unchanged,
 )
-from aiohooks._aio.observers import as_coroutine
-from aiohooks._diagnostics import Awaited, Waiting, describe_suspension, logger
+from aiohooks._core.diagnostics import Awaited, Waiting, describe_suspension, logger
+from aiohooks._core.observers import as_coroutine
 from aiohooks.errors import (
     add_origin,
     contexts,
@@ -248,6 +248,10 @@ class Overlap(Waiting):
     def timeout_error(self, number: int, waited_at: str) -> BaseException:
         """Return the error for a call that exceeded its time limit."""
         return TimeoutError(f"{self.describe(number)} took too long, {waited_at}")
+
+    def describe_suspension(self, number: int, task: asyncio.Task[Any]) -> str:
+        """Return where a call is suspended that exceeds its time limit."""
+        return describe_suspension(task)
 
     def cancelled_error(self, number: int, cause: BaseException) -> BaseException:
         """Return the error for a call that was cancelled, and not from here: that must not
@@ -549,13 +553,10 @@ class Overlap(Waiting):
             timer.cancel()
 
     def _expire(self, number: int) -> None:
-        from aiohooks._why.builder import why  # seldom needed
-
         if self._expired is None:
             self._expired = {}
         task = self._tasks[number]
-        chain = why(Awaited(self.kind, self.describe(number), key=task))
-        self._expired[number] = describe_suspension(task) + (f"; {chain}" if chain else "")
+        self._expired[number] = self.describe_suspension(number, task)
         task.cancel()
         if self.grace_secs is not None:
             assert self._timers is not None

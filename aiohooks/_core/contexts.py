@@ -13,8 +13,8 @@ from contextvars import Context, ContextVar, Token, copy_context
 from operator import is_
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from aiohooks._aio.observers import RunObserver
-from aiohooks._diagnostics import Awaited
+from aiohooks._core.diagnostics import Awaited
+from aiohooks._core.observers import RunObserver
 
 T = TypeVar("T")
 _MISSING: Any = object()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aiohooks._aio.thread_queue import ThreadQueue
+from aiohooks._core.thread_queue import ThreadQueue
 from tests.support.waiting import parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python

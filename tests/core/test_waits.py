@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aiohooks._aio.waits import Outages, opening_until, wait_for_others
+from aiohooks._core.waits import Outages, opening_until, wait_for_others
 from tests.support.waiting import parked, ticks
 
 pytestmark = pytest.mark.every_python

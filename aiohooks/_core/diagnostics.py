@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple, TypeGuard, cast
 
 import anyio
 
-PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 """The folder of this library."""
 _WHY = PACKAGE + "_why"
 _STDLIB = os.path.dirname(os.__file__) + os.sep

@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from aiohooks._aio.overlap import Overlap, RunWaits, Wait, can_wait, keep_errors, limited
+from aiohooks._core.overlap import Overlap, RunWaits, Wait, can_wait, keep_errors, limited
 from aiohooks.errors import HookCancelledError
 from aiohooks.testing import ManualClock
 from tests.support.waiting import cancel_and_wait, fail, forever, parked, ticks, until_true

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from aiohooks._aio.clock import Clock, LoopClock, current_clock, sleep
+from aiohooks._core.clock import Clock, LoopClock, current_clock, sleep
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.testing.clock import ManualClock
 from tests.support.waiting import ticks

@@ -10,5 +10,8 @@ contexts        the run that the current code is part of; contexts of calls, and
 waits           waits for others, which a stop of a session that is opening ends; logs of long
                 waits; pauses between attempts
 thread_queue    a bounded queue that is worked off in a thread
+diagnostics     where tasks are suspended, and what blocks the event loop
+validate        checks of arguments
+lazy            packages that import a public name when it is first used
 overlap         calls and waits that may have to be ended, each in a task of its own; time limits
 """

@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 import anyio
 import anyio.to_thread
 
-from aiohooks._aio.clock import current_clock, wait_woken, wake
-from aiohooks._diagnostics import logger
+from aiohooks._core.clock import current_clock, wait_woken, wake
+from aiohooks._core.diagnostics import logger
 
 T = TypeVar("T")
 

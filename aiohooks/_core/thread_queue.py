@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from aiohooks._aio.clock import wake
+from aiohooks._core.clock import wake
 
 T = TypeVar("T")
 

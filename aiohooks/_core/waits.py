@@ -19,10 +19,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from aiohooks._aio.cancel import wait_done
-from aiohooks._aio.clock import NO_TIMER, Clock, Waiters, current_clock
-from aiohooks._diagnostics import logger, secs_text
-from aiohooks._validate import check_secs
+from aiohooks._core.cancel import wait_done
+from aiohooks._core.clock import NO_TIMER, Clock, Waiters, current_clock
+from aiohooks._core.diagnostics import logger, secs_text
+from aiohooks._core.validate import check_secs
 
 T = TypeVar("T")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiohooks._aio.waits import Backoff
+from aiohooks._core.waits import Backoff
 
 
 def test_pauses_double_up_to_the_longest() -> None:
