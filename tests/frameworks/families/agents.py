@@ -33,7 +33,7 @@ from pydantic_ai.capabilities import AbstractCapability
 
 import aiohooks as ah
 from tests.frameworks import test_fastmcp, test_langchain, test_openai_agents, test_pydantic_ai
-from tests.frameworks.families.runners import function, hook_with, runner
+from tests.frameworks.runners import function, hook_with, runner
 
 
 @runner(hook_with("on_tool_start"), "done")

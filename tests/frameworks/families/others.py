@@ -20,7 +20,7 @@ from taskiq import InMemoryBroker, TaskiqMiddleware
 
 import aiohooks as ah
 from tests.frameworks import test_starlette
-from tests.frameworks.families.runners import function, hook_with, runner
+from tests.frameworks.runners import function, hook_with, runner
 
 
 @runner(hook_with("post_execute"), "rain in Bergen")
