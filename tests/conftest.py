@@ -60,6 +60,8 @@ collect_ignore_glob = [
     for folder, package in {
         "adapters/tensorflow": "tensorflow",
         "frameworks/families": "taskiq",
+        "frameworks/services": "quart",
+        "frameworks/assistants": "strands",
     }.items()
     if importlib.util.find_spec(package) is None
 ]
