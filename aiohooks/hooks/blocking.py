@@ -248,7 +248,6 @@ _CALLED_DIRECTLY = (
     "request_drain",
     "should_drain",
     "stop_on_exception",
-    "advance_threadsafe",
 )
 """Methods that may be called in any thread, also while the event loop is busy."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import asyncio
-import concurrent.futures
 import contextlib
 import math
 from asyncio import get_running_loop
@@ -35,7 +34,7 @@ from aiohooks.stores._waiting import Changes, WaitRegistry
 from aiohooks.stores.publishers import Publisher, Publishers, publisher_summary
 
 _ON_RESET = ("keep", "raise")
-_THREADS = "; from other threads use advance_threadsafe()"
+_THREADS = "; from a thread give the coroutine to asyncio.run_coroutine_threadsafe()"
 OPEN_BY_URL = (
     "open one in the other process by its URL: open_step_store(url, run=...), or"
     " AIOHOOKS_STEP_STORE and AIOHOOKS_RUN"
@@ -46,8 +45,8 @@ class StepStore(Waiting):
     """Keeps the global step of a run, advances it, and lets tasks wait for it.
 
     A store belongs to the event loop in which it is first used. From another loop or thread every
-    call raises `WrongLoopError` before it does anything; only `latest`, `statistics` and
-    `advance_threadsafe` may be used anywhere. Steps are whole numbers from 0 to 2**53 - 1.
+    call raises `WrongLoopError` before it does anything; only `latest` and `statistics` may be used
+    anywhere. Steps are whole numbers from 0 to 2**53 - 1.
 
     A wait (`wait_for`, or the next item of `changes`) raises when it cannot succeed. A store knows
     its publishers: those that registered with `publisher`. When one has left, and none remains or
@@ -252,43 +251,6 @@ class StepStore(Waiting):
         return await self._waits.next_position(seen)
 
     # Publishing.
-
-    def advance_threadsafe(self, by: int = 1) -> concurrent.futures.Future[int]:
-        """`advance` for another thread than the store's own.
-
-        The store must be in use in its event loop already, and that loop must be running. Waiting
-        for the result in the loop's own thread would deadlock.
-        """
-        by = checked_step(by, "advance by", least=1)
-        self._check_process()
-        loop = self._loop
-        if self._waits.closed:
-            raise self._closed_error()
-        if loop is None:
-            raise WrongLoopError(
-                f"{self!r} is not in use in any event loop yet: use it there first, then in threads"
-            )
-        answer: concurrent.futures.Future[int] = concurrent.futures.Future()
-
-        # asyncio.run_coroutine_threadsafe would start an advance that was already cancelled.
-        def begin() -> None:
-            if answer.set_running_or_notify_cancel():
-                asyncio.ensure_future(self.advance(by)).add_done_callback(settle)
-
-        def settle(advance: asyncio.Task[int]) -> None:
-            error = self._closed_error() if advance.cancelled() else advance.exception()
-            if error is None:
-                answer.set_result(advance.result())
-            else:
-                answer.set_exception(error)
-
-        try:
-            loop.call_soon_threadsafe(begin)
-        except RuntimeError as error:
-            raise WrongLoopError(
-                f"the event loop of {self!r} is closed: make a new store in the new loop"
-            ) from error
-        return answer
 
     def publisher(self, name: str) -> Publisher:
         """Register a publisher, which may advance the store until it is closed; it counts from now

@@ -486,11 +486,13 @@ async def keeps_runs_apart(a: StepStore, b: StepStore, run: Run) -> None:
 
 
 async def advances_for_threads(a: StepStore, b: StepStore, run: Run) -> None:
-    """`advance_threadsafe` works from threads, each call counts once."""
-    await a.value()
-    steps = await asyncio.gather(
-        *(asyncio.to_thread(lambda: a.advance_threadsafe().result(30)) for _ in range(20))
-    )
+    """An advance that a thread gives to the loop counts once."""
+    loop = asyncio.get_running_loop()
+
+    def advance() -> int:
+        return asyncio.run_coroutine_threadsafe(a.advance(), loop).result(30)
+
+    steps = await asyncio.gather(*(asyncio.to_thread(advance) for _ in range(20)))
     assert sorted(steps) == list(range(1, 21))
     assert (await b.value()).step == 20
 

@@ -617,8 +617,6 @@ async def test_steps_only_advance(by: Any) -> None:
     store = ah.MemoryStepStore(3)
     with invalid(f"advance by {by!r}", "give a whole number from 1"):
         await store.advance(by)
-    with invalid(f"advance by {by!r}"):
-        store.advance_threadsafe(by)
     assert store.latest.step == 3
 
 

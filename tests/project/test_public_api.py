@@ -317,7 +317,6 @@ SIGNATURES: dict[str, str | None] = {
     "stores.PublisherReport": None,
     "stores.ExitReport": None,
     "StepStore.advance": "async (self, by=1)",
-    "StepStore.advance_threadsafe": "(self, by=1)",
     "StepStore.raise_to": "async (self, step)",
     "StepStore.wait_for": "async (self, step, *, timeout=None, on_reset='keep')",
     "StepStore.changes": "(self)",

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from aiohooks.errors import InvalidArgumentError, StoreClosedError, WrongLoopError
+from aiohooks.errors import WrongLoopError
 from aiohooks.stores import MemoryStepStore, Position, StoreStatistics
 from aiohooks.testing.clock import ManualClock
 from aiohooks.testing.leaks import no_leaks
@@ -97,7 +97,7 @@ def test_other_loop_is_refused_before_any_effect() -> None:
     async def use() -> None:
         for coro in (*asynchronous_calls(store), store.aclose()):
             with pytest.raises(
-                WrongLoopError, match="another event loop than its own; from other threads"
+                WrongLoopError, match="another event loop than its own; from a thread"
             ):
                 await coro
         with pytest.raises(WrongLoopError):
@@ -111,8 +111,6 @@ def test_other_loop_is_refused_before_any_effect() -> None:
     with pytest.raises(WrongLoopError):  # where none is running
         result_without_suspending(store.advance())
     assert store.latest == Position(1, 1)
-    with pytest.raises(WrongLoopError, match=r"event loop of .* is closed: make a new store"):
-        store.advance_threadsafe()
 
 
 def test_without_a_loop_only_reading_is_allowed() -> None:
@@ -126,24 +124,7 @@ def test_without_a_loop_only_reading_is_allowed() -> None:
             call()
     with pytest.raises(WrongLoopError, match="where no event loop is running"):
         result_without_suspending(store.advance())
-    with pytest.raises(WrongLoopError, match="not in use in any event loop yet"):
-        store.advance_threadsafe()
     assert repr(store) == "<MemoryStepStore 'default' at step 3 of epoch 1, no publisher>"
-
-
-async def test_a_thread_gets_the_error() -> None:
-    """An advance that fails ends its future with the error; a cancelled one is not made."""
-    store = MemoryStepStore(MAX_STEP - 1)
-    await store.value()
-    too_far, given_up, good = (store.advance_threadsafe(by) for by in (2, 1, 1))
-    assert given_up.cancel()
-    await ticks(5)
-    assert isinstance(too_far.exception(0), InvalidArgumentError)
-    assert good.result(0) == MAX_STEP
-    late = store.advance_threadsafe()
-    await store.aclose()
-    await ticks(5)
-    assert isinstance(late.exception(0), StoreClosedError)
 
 
 # --- log lines, statistics, subscriptions

@@ -37,7 +37,7 @@ async def test_a_forked_store_is_refused() -> None:
         if child == 0:
             store.statistics()
             refused = 0
-            for use in (lambda: store.publisher("child"), lambda: store.advance_threadsafe()):
+            for use in (lambda: store.publisher("child"), lambda: store.fail(ValueError())):
                 try:
                     use()
                 except ah.errors.WrongLoopError as error:

@@ -20,18 +20,6 @@ from tests.support.waiting import cancel_and_wait, forever, parked, ticks
 pytestmark = pytest.mark.every_python
 
 
-async def test_closing_ends_an_advance_for_a_thread_that_has_not_begun() -> None:
-    """The store is closed before the advance has begun: the thread gets an error instead of waiting
-    indefinitely.
-    """
-    store = FakeStepStore(FakeEngine())
-    await store.advance()
-    late = store.advance_threadsafe()
-    await store.aclose()
-    with pytest.raises(ah.errors.StoreClosedError):
-        await asyncio.wrap_future(late)
-
-
 @pytest.mark.parametrize("after", range(4))
 async def test_a_block_that_is_cancelled_at_its_beginning_leaves_no_connection(
     engine: FakeEngine, after: int

@@ -9,7 +9,6 @@ ignore without need.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, assert_type
@@ -238,7 +237,6 @@ async def stores(store: ah.StepStore) -> None:
     assert_type(store.latest, ah.stores.Position)
     assert_type(await store.value(), ah.stores.Position)
     assert_type(await store.advance(), int)
-    assert_type(store.advance_threadsafe(2), concurrent.futures.Future[int])
     assert_type(await store.raise_to(7), int)
     assert_type(await store.wait_for(9, timeout=1.0, on_reset="raise"), int)
     async for position in store.changes():
