@@ -168,7 +168,7 @@ class SessionState:
         """Return the session, for the wait-for graph: it waits for its run, or for what its block
         does.
         """
-        key = self.publisher and self.store and self.store.awaited_publisher(self.publisher)
+        key = None if self.publisher is None else self.publisher.key
         tasks = [task for task in (self.runner or self.entered_by,) if task is not None]
         one = Awaited(
             "session",

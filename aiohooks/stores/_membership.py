@@ -8,7 +8,7 @@ import math
 from aiohooks._core.cancel import wait_done
 from aiohooks._core.clock import TimerHandle
 from aiohooks._core.waits import Backoff
-from aiohooks.errors import StoreDamagedError, StoreRefusedError, is_clean_end, safe_str
+from aiohooks.errors import StoreDamagedError, StoreRefusedError, is_clean_end
 from aiohooks.stores._connection import Connection
 from aiohooks.stores._protocol import (
     Answer,
@@ -17,14 +17,11 @@ from aiohooks.stores._protocol import (
     Leave,
     Member,
     Request,
+    error_text,
     logger,
 )
 from aiohooks.stores.publishers import Publisher
 
-_MAX_TEXT = 4_000
-"""The characters of an error's text that travel: every process of the run reads them each time it
-reads the run.
-"""
 _BACKOFF = Backoff(initial_secs=0.1, max_secs=5.0)
 
 
@@ -65,7 +62,9 @@ class Members:
         return Member(f"{self.process}/{self._numbers}", name, self.lease_secs)
 
     def join(self, publisher: Publisher) -> None:
-        self._publishers[publisher] = self.new(publisher.name)
+        member = self.new(publisher.name)
+        publisher.member_id = member.id
+        self._publishers[publisher] = member
 
     def update(self, publisher: Publisher) -> bool:
         """Record the step that a publisher waits for itself, and its trace. Return True if the
@@ -84,10 +83,6 @@ class Members:
         self._publishers[publisher] = member
         return True
 
-    def of(self, publisher: Publisher) -> Member | None:
-        """Return the member that a publisher of this process is."""
-        return self._publishers.get(publisher)
-
     def leave(self, publisher: Publisher, step: int, exc: BaseException | None) -> None:
         """Remove a publisher that leaves at `step`, with what it failed with."""
         member = self._publishers.pop(publisher, None)
@@ -96,12 +91,12 @@ class Members:
 
     def leave_as(self, member: Member, name: str, step: int, exc: BaseException | None) -> None:
         """Send the exit of a member; without a name the others are not notified."""
-        error = "" if exc is None or is_clean_end(exc) else _text(exc)
+        error = "" if exc is None or is_clean_end(exc) else error_text(exc)
         self._send_once(Leave(member.id, name, step, error))
 
     def fail(self, exc: BaseException) -> None:
         """Send that all waits are to fail."""
-        self._send_once(Fail(_text(exc)))
+        self._send_once(Fail(error_text(exc)))
 
     def _send_once(self, request: Leave | Fail) -> None:
         self._seq += 1
@@ -145,18 +140,6 @@ class Members:
         outage.
         """
         self._sent.clear()
-
-
-def _text(exc: BaseException) -> str:
-    """Return what other processes get to know of an error: its class, and its message up to a
-    limit.
-    """
-    text = f"{type(exc).__name__}: {safe_str(exc)}"
-    excess = len(text) - _MAX_TEXT
-    if excess > 0:
-        note = "more characters were cut off; the process that failed has them"
-        text = f"{text[:_MAX_TEXT]}... ({excess:,} {note})"
-    return text
 
 
 class Announcements:

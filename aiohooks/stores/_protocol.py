@@ -7,7 +7,6 @@ from __future__ import annotations
 import logging
 import math
 import operator
-import socket
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, SupportsIndex
 
@@ -17,6 +16,7 @@ from aiohooks.errors import (
     StoreClosedError,
     StoreDamagedError,
     StoreUnavailableError,
+    safe_str,
 )
 
 logger = logging.getLogger("aiohooks.stores")
@@ -137,6 +137,13 @@ class Snapshot(NamedTuple):
     @property
     def chief(self) -> Member | None:
         return next((member for member in self.members if member.term), None)
+
+    @property
+    def is_initialised(self) -> bool:
+        """Whether the chief has initialised the run, which lasts: without a living member it has
+        ended, or its chief will be restarted.
+        """
+        return self.ready and bool(self.members or self.last_exit is None)
 
 
 class Mark(NamedTuple):
@@ -260,38 +267,35 @@ class RunReport:
 
 def report_of(run: str, snapshot: Snapshot, waiting: tuple[int, ...] | None = None) -> RunReport:
     """Return the report of a run that an engine has read."""
-    position, members, left, failure = (
-        snapshot.position,
-        snapshot.members,
-        snapshot.last_exit,
-        snapshot.failure,
+    publishers = tuple(
+        PublisherReport(
+            member.name,
+            member.process,
+            member.waits_for or None,
+            member.ttl if math.isfinite(member.ttl) else None,
+            member.heartbeat,
+        )
+        for member in snapshot.members
+        if not member.term
     )
+    chief = snapshot.chief
+    left = snapshot.last_exit
+    last_exit = None
+    if left is not None:
+        last_exit = ExitReport(left.name, left.step, left.error or None, left.lost)
+    failure = None
+    if snapshot.failure is not None and snapshot.failure.position == snapshot.position:
+        failure = snapshot.failure.error
     return RunReport(
-        run=run,
-        epoch=position.epoch,
-        step=position.step,
-        term=snapshot.term,
-        chief=None if snapshot.chief is None else snapshot.chief.process,
-        # Without a living member nothing is initialised any more.
-        initialised=snapshot.ready and bool(members or left is None),
-        publishers=tuple(
-            PublisherReport(
-                member.name,
-                member.process,
-                member.waits_for or None,
-                member.ttl if math.isfinite(member.ttl) else None,
-                member.heartbeat,
-            )
-            for member in members
-            if not member.term
-        ),
-        last_exit=(
-            None
-            if left is None
-            else ExitReport(left.name, left.step, left.error or None, left.lost)
-        ),
-        failure=None if failure is None or failure.position != position else failure.error,
-        waiting=waiting,
+        run,
+        *snapshot.position,
+        snapshot.term,
+        None if chief is None else chief.process,
+        snapshot.is_initialised,
+        publishers,
+        last_exit,
+        failure,
+        waiting,
     )
 
 
@@ -370,18 +374,6 @@ class Expire(NamedTuple):
     heartbeat: int
 
 
-def host_and_pid(process: str) -> tuple[str, str]:
-    """Return the two parts of a process, which is named as `host:pid:word`."""
-    host, _, pid = process.rpartition(":")[0].rpartition(":")
-    return host, pid
-
-
-def local_pid(process: str) -> int | None:
-    """Return the id of a process that is on this machine; None of another one."""
-    host, pid = host_and_pid(process)
-    return int(pid) if host == socket.gethostname() and pid.isdecimal() else None
-
-
 Request = Write | Join | Leave | Lead | Fail | Expire
 
 
@@ -395,6 +387,24 @@ class Answer(NamedTuple):
     position: Position
     """The position that a write led to; otherwise the current one."""
     term: int
+
+
+_MAX_TEXT = 4_000
+"""The characters of an error's text that travel: every process of the run reads them each time it
+reads the run.
+"""
+
+
+def error_text(exc: BaseException) -> str:
+    """Return what other processes get to know of an error: its class, and its message up to a
+    limit.
+    """
+    text = f"{type(exc).__name__}: {safe_str(exc)}"
+    excess = len(text) - _MAX_TEXT
+    if excess > 0:
+        note = "more characters were cut off; the process that failed has them"
+        text = f"{text[:_MAX_TEXT]}... ({excess:,} {note})"
+    return text
 
 
 # How an engine fails.

@@ -269,10 +269,7 @@ class RunWatcher:
         failure = snapshot.failure
         if failure is not None and failure != before.failure:
             self._waits.fail(AiohooksError(failure.error), failure.position)
-        # Without a living member nothing is initialised any more: the run has ended, or its chief
-        # will be restarted.
-        is_alive = bool(snapshot.members) or snapshot.last_exit is None
-        self._waits.set_initialised(snapshot.ready and is_alive)
+        self._waits.set_initialised(snapshot.is_initialised)
         self._observe_loss(before)
         self._report()
         if snapshot.losses:

@@ -9,10 +9,10 @@ import functools
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, Self, TypeVar
 
-from aiohooks._core.clock import Waiters, call_later, current_clock
+from aiohooks._core.clock import Waiters, call_later, current_clock, monotonic_now
 from aiohooks._core.contexts import RunScope, current_run
 from aiohooks._core.waiters import ANY_CHANGE, ThresholdWaiters, resolve
-from aiohooks._core.waits import WaitLog, wait_for_others
+from aiohooks._core.waits import wait_for_others
 from aiohooks.errors import (
     AiohooksError,
     PublisherFailedError,
@@ -146,9 +146,6 @@ class WaitRegistry:
         self._update_scheduled = False
         self._failure: _Failure | None = None
         self._warned_at: Position | None = None
-        self._log = WaitLog(logger, self._clock, self._describe_waits)
-        # When the last line was logged, or the waiting began, and the position then.
-        self._logged = (0.0, position)
 
     def after_fork(self) -> None:
         """Note that the store is in a forked child; see `call_after_fork`."""
@@ -275,7 +272,10 @@ class WaitRegistry:
     @property
     def waiting_secs(self) -> float | None:
         """For how long there has been a wait for a step without a break; None if there is none."""
-        return None if self.waiting_since is None else self._clock.now() - self.waiting_since
+        if self.waiting_since is None:
+            return None
+        # In any thread, where no loop may be running.
+        return max(0.0, monotonic_now()() - self.waiting_since)
 
     # What happens: each of these wakes the waits that it concerns.
 
@@ -448,35 +448,11 @@ class WaitRegistry:
             self._notify_subscriber()
         if not self.waiters.count_above(ANY_CHANGE):
             self.waiting_since = None
-            self._log.end(self)
-        elif self.waiting_since is None:  # the timer of the log outlives short breaks
-            self.waiting_since = self._log.begin(self)
-            self._logged = (self.waiting_since, self.latest)
+        elif self.waiting_since is None:
+            self.waiting_since = self._clock.now()
 
     def _notify_subscriber(self) -> None:
         self._subscribe(self.threshold)
-
-    def _describe_waits(self) -> str:
-        """Return a line for the log; an empty one if the last wait has just ended."""
-        if not self.waiting_for_steps:
-            return ""
-        now = self._clock.now()
-        rate = self.rate(now)  # since the last line, which is this one from here on
-        self._logged = (now, self.latest)
-        return (
-            f"run {self.run}: waiting for step {self.wanted} ({self.waiting_for_steps} waiters),"
-            f" seen step {self.latest.step}, {rate}, {publisher_summary(self.publishers.names)}"
-        )
-
-    def rate(self, now: float) -> str:
-        """Return how fast the step has grown since the waiting began, or since the last line of the
-        log.
-        """
-        logged_at, logged = self._logged
-        # Across a reset the difference has no meaning.
-        if self.latest.epoch != logged.epoch or now <= logged_at:
-            return "reset meanwhile"
-        return f"{(self.latest.step - logged.step) / (now - logged_at):.3g} steps/s"
 
     # Publishers that wait themselves.
 

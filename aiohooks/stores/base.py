@@ -5,12 +5,11 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
-import math
+import socket
 from asyncio import get_running_loop
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
-from aiohooks._core.clock import monotonic_now
 from aiohooks._core.diagnostics import Awaited, Waiting, process_state
 from aiohooks.errors import (
     InvalidArgumentError,
@@ -27,8 +26,6 @@ from aiohooks.stores._protocol import (
     Term,
     checked_step,
     checked_timeout,
-    host_and_pid,
-    local_pid,
 )
 from aiohooks.stores._waiting import Changes, WaitRegistry
 from aiohooks.stores.publishers import Publisher, Publishers, publisher_summary
@@ -333,38 +330,28 @@ class StepStore(Waiting):
         """Return a step as what is waited for, with the publishers that could reach it, for
         reports.
         """
+        seen = self.latest.step
 
         def publishers() -> list[Awaited]:
-            known = self._waits.publishers
-            working = [publisher for publisher in known.here if not publisher.waiting]
-            others = [member for member in known.others if member.waits_for <= self.latest.step]
-            if not working and not others:  # all of them wait themselves
-                working = list(known.here)
-                others = list(known.others)
-            return [
-                *(publisher.awaited() for publisher in working),
-                *(self._awaited_member(member) for member in others),
-            ]
+            registered = self._waits.publishers
+            here = [publisher for publisher in registered.here if not publisher.waiting]
+            others = [member for member in registered.others if member.waits_for <= seen]
+            if not here and not others:  # all of them wait themselves
+                here = list(registered.here)
+                others = list(registered.others)
+            awaited = [publisher.awaited() for publisher in here]
+            return awaited + [awaited_member(member) for member in others]
 
-        now = monotonic_now()()
-        since = self._waits.waiting_since
-        detail = (f"seen {self.latest.step}", self._waits.rate(now), *self._notes())
         return Awaited(
             "step",
             f"step {step} of {self.run}",
-            ", ".join(detail),
+            f"seen {seen}",
             publishers,
             key=f"{self._identity}: step {step} of {self.run}",
-            secs=None if since is None else max(0.0, now - since),
+            secs=self._waits.waiting_secs,
             needs="any",
             not_found="no publisher",
         )
-
-    def awaited_publisher(self, publisher: Publisher) -> str | None:
-        """Return the key of a publisher in the wait-for graph, the same for all stores of the run
-        in this process; None if it has none.
-        """
-        return None
 
     @property
     def _identity(self) -> str:
@@ -375,24 +362,6 @@ class StepStore(Waiting):
     def _label(self) -> str:
         """What kind of store this is, for reports."""
         return type(self).__name__
-
-    def _notes(self) -> Iterable[str]:
-        """Return what else there is to say about a wait for a step."""
-        return ()
-
-    def _awaited_member(self, member: Member) -> Awaited:
-        """Return a publisher of another process, as what is waited for."""
-        lease = f"its lease lasts {member.ttl:g} s" if math.isfinite(member.ttl) else ""
-        host, pid = host_and_pid(member.process)
-        state = None if (here := local_pid(member.process)) is None else process_state(here)
-        waits = f"waits for step {member.waits_for}" if member.waits_for > self.latest.step else ""
-        detail = "; ".join(filter(None, (state, lease, waits)))
-        return Awaited(
-            "process",
-            f"{member.name}, process {pid} on {host}",
-            detail,
-            key=f"publisher {member.id}",
-        )
 
     def __repr__(self) -> str:
         waits = self._waits
@@ -441,6 +410,20 @@ class StepStore(Waiting):
             f"{self!r}: only the chief can have initialised it; call this inside `async with"
             " lead()`"
         )
+
+
+def awaited_member(member: Member) -> Awaited:
+    """Return a member of another process as what is waited for, for reports."""
+    host, _, pid = member.process.rpartition(":")[0].rpartition(":")
+    state = None
+    if host == socket.gethostname() and pid.isdecimal():
+        state = process_state(int(pid))
+    return Awaited(
+        "process",
+        f"{member.name}, process {pid} on {host}",
+        state or "",
+        key=f"publisher {member.id}",
+    )
 
 
 def publishers_of(store: StepStore) -> Publishers:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import socket
 from collections.abc import AsyncGenerator
 from typing import ClassVar
 
-from aiohooks.errors import safe_str
 from aiohooks.stores._protocol import (
     MAX_STEP,
-    ExitReport,
+    LastExit,
+    Member,
     Position,
-    PublisherReport,
     RunReport,
+    Snapshot,
     Term,
     checked_step,
+    error_text,
+    report_of,
 )
 from aiohooks.stores.base import StepStore
 
@@ -79,29 +82,26 @@ class MemoryStepStore(StepStore):
         self._check_loop()
         waits = self._waits
         process = f"{socket.gethostname()}:{os.getpid()}"
+        members = [
+            Member(f"{process}/{number}", publisher.name, math.inf, publisher.waits_for)
+            for number, publisher in enumerate(waits.publishers.here)
+        ]
+        if self._lead.locked():
+            members.append(Member(f"{process}/chief", "chief", math.inf, term=self._terms))
         last_exit = None
         left = waits.publishers.last_exit
         if left is not None:
-            error = None
-            if left.error is not None:
-                error = f"{type(left.error).__name__}: {safe_str(left.error)}"
-            last_exit = ExitReport(left.name, left.step, error, lost=False)
-        publishers = [
-            PublisherReport(publisher.name, process, publisher.waits_for or None, None, 0)
-            for publisher in waits.publishers.here
-        ]
-        has_chief = self._lead.locked()
-        return RunReport(
-            self.run,
-            *waits.latest,
+            error = "" if left.error is None else error_text(left.error)
+            last_exit = LastExit(1, left.name, left.step, error, lost=False)
+        snapshot = Snapshot(
+            waits.latest,
             term=self._terms,
-            chief=process if has_chief else None,
-            # Without a living member nothing is initialised any more.
-            initialised=waits.is_initialised and bool(publishers or has_chief or left is None),
-            publishers=tuple(publishers),
+            ready=waits.is_initialised,
+            members=tuple(members),
             last_exit=last_exit,
-            waiting=() if waits.threshold is None else (waits.threshold,),
         )
+        waiting = () if waits.threshold is None else (waits.threshold,)
+        return report_of(self.run, snapshot, waiting)
 
     def advance_nowait(self, by: int = 1) -> int:
         # Once per step of every session: written to be quick.

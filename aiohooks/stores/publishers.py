@@ -30,6 +30,7 @@ class Publisher:
         "_on_held_up",
         "closed",
         "held_up",
+        "member_id",
         "name",
         "parked",
         "session",
@@ -47,6 +48,8 @@ class Publisher:
         self.name: str = name
         self.closed: bool = False
         """Whether it has left."""
+        self.member_id: str = ""
+        """Its id among the members of a shared run; empty in the store of one process."""
         self.trace: str = ""
         """The span of its last run, as a W3C `traceparent`; empty if it has none."""
         self.session: Callable[[], Awaited] | None = None
@@ -61,10 +64,15 @@ class Publisher:
         self._on_held_up = on_held_up
         self._on_changed = on_changed
 
+    @property
+    def key(self) -> object:
+        """Its identity in the wait-for graph, the same for all stores of the run."""
+        return f"publisher {self.member_id}" if self.member_id else self
+
     def awaited(self) -> Awaited:
         """Return its session, or itself, as what is waited for, for reports."""
         if self.session is None:
-            return Awaited("publisher", f"publisher {self.name!r}", key=self)
+            return Awaited("publisher", f"publisher {self.name!r}", key=self.key)
         return self.session()
 
     def set_trace(self, trace: str) -> None:

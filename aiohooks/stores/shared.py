@@ -9,7 +9,7 @@ import os
 import secrets
 import socket
 from asyncio import get_running_loop
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, NoReturn, Self
 
 from aiohooks._core.cancel import shielded, wait_done
@@ -31,7 +31,7 @@ from aiohooks.stores._protocol import (
     logger,
 )
 from aiohooks.stores._run_watcher import OnLost, RunWatcher
-from aiohooks.stores.base import OPEN_BY_URL, StepStore
+from aiohooks.stores.base import OPEN_BY_URL, StepStore, awaited_member
 from aiohooks.stores.engine import Engine, EngineLink
 from aiohooks.stores.publishers import Publisher
 
@@ -324,7 +324,7 @@ class SharedStepStore(StepStore):
         made.
         """
         lost_at = self._connection.lost_at
-        return None if lost_at is None else self._clock.now() - lost_at
+        return None if lost_at is None else monotonic_now()() - lost_at
 
     async def _connect(self) -> None:
         """Connect the engine, take note of the run, and announce the members of this process."""
@@ -432,16 +432,15 @@ class SharedStepStore(StepStore):
         chief = self._watcher.snapshot.chief
         if method == "lead" and chief is not None:
             lead = f"the lead of {self.run}"
-            return Awaited("lead", lead, by=lambda: [self._awaited_member(chief)])
+            return Awaited("lead", lead, by=lambda: [awaited_member(chief)])
         awaited = super().awaited_by(method, arguments)
         if awaited is None:
-            notes = ", ".join(self._notes()) or "no answer yet"
-            awaited = Awaited("store", f"{self._label} of {self.run}", notes)
+            detail = "no answer yet"
+            outage_secs = self.outage_secs
+            if outage_secs is not None:
+                detail = f"its engine has been away for {secs_text(outage_secs)}"
+            awaited = Awaited("store", f"{self._label} of {self.run}", detail)
         return awaited
-
-    def awaited_publisher(self, publisher: Publisher) -> str | None:
-        member = self._members.of(publisher)
-        return None if member is None else f"publisher {member.id}"
 
     @property
     def _identity(self) -> str:
@@ -450,8 +449,3 @@ class SharedStepStore(StepStore):
     @property
     def _label(self) -> str:
         return f"{type(self).__name__} over {type(self._engine).__name__}"
-
-    def _notes(self) -> Iterable[str]:
-        if self._connection.lost_at is not None:
-            secs = monotonic_now()() - self._connection.lost_at
-            yield f"its engine has been away for {secs_text(secs)}"

@@ -146,7 +146,7 @@ def test_another_process_that_is_stopped(hang: Hang, ask: Ask, tmp_path: Path) -
     url = f"local://{tmp_path / 'steps'}"
     trainer, worker = hang("publishes", url), hang("waits_for_step", url)
     waits = (
-        rf"GlobalStepWaiterHook.before_run at step 4, {SECS} <- .*step 40 of digits \(seen 3, .*\),"
+        rf"GlobalStepWaiterHook.before_run at step 4, {SECS} <- .*step 40 of digits \(seen 3\),"
         rf" {SECS} <- "
     )
     trainer_id = rf"trainer, process {trainer.pid} on \S+"
@@ -179,15 +179,14 @@ def test_a_dead_publisher_whose_lease_has_not_run_out(hang: Hang, ask: Ask, tmp_
         url = server.url
         trainer, worker = hang("publishes", url), hang("waits_for_step", url)
         waits = (
-            rf"GlobalStepWaiterHook.before_run at step 4, {SECS} <- .*step 40 of digits \(seen 3,"
-            rf" .*\), {SECS} <- "
+            rf"GlobalStepWaiterHook.before_run at step 4, {SECS} <- .*step 40 of digits \(seen 3\),"
+            rf" {SECS} <- "
         )
         ask(rf"{waits}trainer, process {trainer.pid}", worker.pid)
         trainer.kill()
         trainer.wait()
         ask(
-            rf"{waits}trainer, process {trainer.pid} on \S+ \(does not exist any more; its lease of"
-            rf" 3600 s runs out in {SECS}",
+            rf"{waits}trainer, process {trainer.pid} on \S+ \(does not exist any more\)",
             worker.pid,
         )
 

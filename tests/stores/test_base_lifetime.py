@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import logging
 from collections.abc import Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -127,53 +126,7 @@ def test_without_a_loop_only_reading_is_allowed() -> None:
     assert repr(store) == "<MemoryStepStore 'default' at step 3 of epoch 1, no publisher>"
 
 
-# --- log lines, statistics, subscriptions
-
-
-async def test_progress_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    """While there is a wait, one line a minute says for what; without one there is no line and no
-    timer.
-    """
-    caplog.set_level(logging.INFO, "aiohooks.stores")
-    with ManualClock() as clock:
-        store = MemoryStepStore(10, run="digits")
-        store.publisher("chief")
-        clock.advance(300)
-        tasks = [await parked(store.wait_for(step)) for step in (1386, 99, 500)]
-        assert clock.pending == 1
-        await store.advance(30)
-        clock.advance(59.9)
-        assert caplog.messages == []
-        clock.advance(0.1)
-        clock.advance(60)
-        await store.reset(0)
-        clock.advance(60)
-        await store.advance(120)
-        clock.advance(60)
-        assert caplog.messages == [
-            (
-                "run digits: waiting for step 99 (3 waiters), seen step 40, 0.5 steps/s, published"
-                " by chief, for 60 s now"
-            ),
-            (
-                "run digits: waiting for step 99 (3 waiters), seen step 40, 0 steps/s, published by"
-                " chief, for 120 s now"
-            ),
-            (
-                "run digits: waiting for step 99 (3 waiters), seen step 0, reset meanwhile,"
-                " published by chief, for 180 s now"
-            ),
-            (
-                "run digits: waiting for step 500 (2 waiters), seen step 120, 2 steps/s, published"
-                " by chief, for 240 s now"
-            ),
-        ]
-        await store.raise_to(500)
-        tasks[0].cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert clock.pending == 0
-        clock.advance(300)
-        assert len(caplog.messages) == 4
+# --- statistics, subscriptions
 
 
 async def test_a_wait_that_is_over_is_not_in_the_statistics() -> None:
@@ -187,6 +140,16 @@ async def test_a_wait_that_is_over_is_not_in_the_statistics() -> None:
         store.advance_nowait(1)
         assert store.statistics().waiting_secs is None
         assert await waiting == 1
+
+
+async def test_statistics_can_be_read_in_any_thread() -> None:
+    """Also while something waits, where the time of the wait is needed."""
+    store = MemoryStepStore()
+    waiting = await parked(store.wait_for(1))
+    statistics = await asyncio.to_thread(store.statistics)
+    assert statistics.waiting_secs is not None
+    await store.advance()
+    await waiting
 
 
 async def test_statistics_count() -> None:

@@ -9,8 +9,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks._core.contexts import begin_run
-from aiohooks.stores._membership import _MAX_TEXT
-from aiohooks.stores._protocol import Answer, Request
+from aiohooks.stores._protocol import _MAX_TEXT, Answer, Request
 from aiohooks.stores._run_watcher import OnLost
 from aiohooks.stores.publishers import Publisher
 from aiohooks.testing import ManualClock
