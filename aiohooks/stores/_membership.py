@@ -25,93 +25,85 @@ from aiohooks.stores.publishers import Publisher
 _BACKOFF = Backoff(initial_secs=0.1, max_secs=5.0)
 
 
-class Members:
-    """The members in this process, and the requests that the engine has not been sent yet.
+class Membership:
+    """The members in this process, and the task that announces them to the engine.
 
-    An exit or a failure is sent until it is answered, and counts once. A member is sent when it has
-    changed, and again to renew its lease.
+    A member is sent when it has changed, and again to renew its lease. An exit or a failure is sent
+    until it is answered, and counts once.
     """
 
-    __slots__ = (
-        "_numbers",
-        "_once",
-        "_publishers",
-        "_sent",
-        "_seq",
-        "candidate",
-        "chief",
-        "lease_secs",
-        "process",
-    )
-
-    def __init__(self, process: str, lease_secs: float) -> None:
-        self.process: str = process
+    def __init__(self, connection: Connection, lease_secs: float) -> None:
+        self.process: str = connection.engine.link.process
         self.lease_secs: float = lease_secs
+        self.here: dict[str, Member] = {}
+        """The members that the engine is to know, by their ids."""
         self.candidate: Member | None = None
         """This process as the chief, from its request to lead until it steps down."""
-        self.chief: Member | None = None
-        """The same while it is the chief."""
+        self._connection = connection
+        self._engine = connection.engine
         self._numbers = 0
-        self._publishers: dict[Publisher, Member] = {}
-        self._once: list[Leave | Fail] = []
+        self._sent: dict[str, Member] = {}  # as the engine knows them
+        self._once: list[Leave | Fail] = []  # what the engine has not answered yet
         self._seq = 0
-        self._sent: dict[str, Member] = {}
+        self._sending: asyncio.Task[None] | None = None
+        self._stopped = False
+        self._failures = 0  # in a row
+        self._renewal: TimerHandle | None = None
+        self._renewed_at = 0.0
+
+    # The members.
+
+    @property
+    def chief(self) -> Member | None:
+        """This process as the chief, while it leads."""
+        return None if self.candidate is None else self.here.get(self.candidate.id)
 
     def new(self, name: str) -> Member:
         self._numbers += 1
         return Member(f"{self.process}/{self._numbers}", name, self.lease_secs)
 
+    def put(self, member: Member) -> None:
+        """Announce a member that is new or has changed."""
+        self.here[member.id] = member
+        self._send_soon()
+
     def join(self, publisher: Publisher) -> None:
         member = self.new(publisher.name)
         publisher.member_id = member.id
-        self._publishers[publisher] = member
+        self.put(member)
 
-    def update(self, publisher: Publisher) -> bool:
-        """Record the step that a publisher waits for itself, and its trace. Return True if the
-        engine must be notified.
+    def update(self, publisher: Publisher) -> None:
+        """Announce the step that a publisher waits for itself, and its trace.
 
         A trace changes at every step. So the first one is sent, and later ones only along with
         another step to wait for.
         """
-        member = self._publishers.get(publisher)
+        member = self.here.get(publisher.member_id)
         if member is None:
-            return False
+            return
         is_first_trace = bool(publisher.trace) and not member.trace
-        if publisher.waits_for == member.waits_for and not is_first_trace:
-            return False
-        member = member._replace(waits_for=publisher.waits_for, trace=publisher.trace)
-        self._publishers[publisher] = member
-        return True
+        if publisher.waits_for != member.waits_for or is_first_trace:
+            self.put(member._replace(waits_for=publisher.waits_for, trace=publisher.trace))
 
-    def leave(self, publisher: Publisher, step: int, exc: BaseException | None) -> None:
-        """Remove a publisher that leaves at `step`, with what it failed with."""
-        member = self._publishers.pop(publisher, None)
-        if member is not None:
-            self.leave_as(member, publisher.name, step, exc)
-
-    def leave_as(self, member: Member, name: str, step: int, exc: BaseException | None) -> None:
-        """Send the exit of a member; without a name the others are not notified."""
+    def leave(self, member_id: str, name: str, step: int, exc: BaseException | None) -> None:
+        """Announce that a member has left at `step`, and what it failed with; without a name the
+        others are not notified.
+        """
+        self.here.pop(member_id, None)
         error = "" if exc is None or is_clean_end(exc) else error_text(exc)
-        self._send_once(Leave(member.id, name, step, error))
+        self._send_once(Leave(member_id, name, step, error))
 
     def fail(self, exc: BaseException) -> None:
-        """Send that all waits are to fail."""
+        """Announce that all waits are to fail."""
         self._send_once(Fail(error_text(exc)))
 
     def _send_once(self, request: Leave | Fail) -> None:
         self._seq += 1
         # Another writer than that of the writes of this process, as the numbers of both begin at 1.
         self._once.append(request._replace(writer=f"{self.process}/", seq=self._seq))
+        self._send_soon()
 
-    @property
-    def here(self) -> dict[str, Member]:
-        """The members in this process, by their ids."""
-        members = {member.id: member for member in self._publishers.values()}
-        if self.chief is not None:
-            members[self.chief.id] = self.chief
-        return members
-
-    def unsent(self) -> list[Request]:
+    def _unsent(self) -> list[Request]:
         """Return the requests that bring the engine up to date.
 
         Members come first: an exit of the last known publisher would end all waits.
@@ -120,7 +112,7 @@ class Members:
         joins = [Join(member) for member in members if self._sent.get(member.id) != member]
         return [*joins, *self._once]
 
-    def mark_sent(self, request: Request) -> None:
+    def _mark_sent(self, request: Request) -> None:
         """Take note that the engine has answered one of them."""
         if isinstance(request, Join):
             self._sent[request.member.id] = request.member
@@ -129,37 +121,13 @@ class Members:
             if isinstance(request, Leave):
                 self._sent.pop(request.id, None)
 
-    def up_to_date(self, request: Request) -> Request:
-        """Return the request with its member as it is now."""
-        if isinstance(request, Join):
-            return Join(self.here.get(request.member.id, request.member))
-        return request
-
-    def mark_unsent(self) -> None:
-        """Make all members unsent: to renew their leases, or to announce them again after an
-        outage.
-        """
-        self._sent.clear()
-
-
-class Announcements:
-    """Sends the members of a process to the engine: when they have changed, and to renew leases."""
-
-    def __init__(self, members: Members, connection: Connection) -> None:
-        self.members: Members = members
-        self._connection = connection
-        self._engine = connection.engine
-        self._sending: asyncio.Task[None] | None = None
-        self._stopped = False
-        self._failures = 0  # in a row
-        self._renewal: TimerHandle | None = None
-        self._renewed_at = 0.0
+    # Announcing them.
 
     @property
     def is_sending(self) -> bool:
         return self._sending is not None and not self._sending.done()
 
-    def send(self) -> None:
+    def _send_soon(self) -> None:
         """Start sending the pending changes to the engine in the background.
 
         This also opens the store. If an attempt to open it has failed, the next one is left to
@@ -171,11 +139,11 @@ class Announcements:
 
     def send_again(self) -> None:
         """Send the engine all members: to renew their leases, or because it may have lost them."""
-        self.members.mark_unsent()
+        self._sent.clear()
         self._start_sending()
 
     def _start_sending(self) -> None:
-        if self.members.unsent() and not self._stopped:
+        if self._unsent() and not self._stopped:
             self._sending = self._connection.tasks.ensure_running(
                 self._sending, self._send_all, "announcing publishers"
             )
@@ -198,10 +166,10 @@ class Announcements:
     async def _send_all(self) -> None:
         """Send until the engine knows all, and plan the next renewal."""
         try:
-            while requests := self.members.unsent():
+            while requests := self._unsent():
                 for request in requests:
                     await self._send(request)
-                    self.members.mark_sent(request)
+                    self._mark_sent(request)
                 self._renewed_at = self._engine.link.clock.now()
         except Exception as error:
             # Errors that no engine should raise are caught as well: otherwise no lease would be
@@ -209,16 +177,19 @@ class Announcements:
             self._on_failure(error)
             return
         self._failures = 0
-        if not self.members.here:
+        if not self.here:
             self._cancel_renewal()
         # Not later than planned: members that change often would keep the others from renewal.
         elif self._renewal is None:
-            self._renew_in(self.members.lease_secs / 4)
+            self._renew_in(self.lease_secs / 4)
 
     async def _send(self, request: Request) -> None:
         async def request_current() -> Answer:
+            current = request
             # The member may have changed during an outage: after a loss it is not ready any more.
-            return await self._engine.request(self.members.up_to_date(request))
+            if isinstance(request, Join):
+                current = Join(self.here.get(request.member.id, request.member))
+            return await self._engine.request(current)
 
         await self._connection.call(request_current)
 
@@ -242,7 +213,7 @@ class Announcements:
             return True
         # A first connection that was refused would be refused again. The engine has never known
         # publishers that left before there was a connection.
-        return bool(self.members.here) and not isinstance(error, StoreRefusedError)
+        return bool(self.here) and not isinstance(error, StoreRefusedError)
 
     def _renew_in(self, secs: float) -> None:
         if math.isfinite(secs):
@@ -259,15 +230,15 @@ class Announcements:
         if self._connection.has_failed:
             return
         silent_secs = self._engine.link.clock.now() - self._renewed_at
-        if silent_secs > self.members.lease_secs and not self._failures:
+        if silent_secs > self.lease_secs and not self._failures:
             logger.warning(
                 "run %s: no lease was renewed for %.1f s, as the event loop was blocked or the"
                 " process stopped, and each lasts %g s: other processes may have found it dead; run"
                 " what blocks in a thread, or give a longer lease_secs=",
                 self._engine.link.run,
                 silent_secs,
-                self.members.lease_secs,
+                self.lease_secs,
             )
         self.send_again()
         # Sending may take long where members change often.
-        self._renew_in(self.members.lease_secs / 4)
+        self._renew_in(self.lease_secs / 4)

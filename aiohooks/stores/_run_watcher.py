@@ -12,7 +12,7 @@ from aiohooks._core.clock import NO_TIMER, Clock
 from aiohooks._core.waits import wait_for_others
 from aiohooks.errors import AiohooksError, StoreUnavailableError, UnavailableError
 from aiohooks.stores._connection import Connection
-from aiohooks.stores._membership import Announcements
+from aiohooks.stores._membership import Membership
 from aiohooks.stores._protocol import (
     Expire,
     LastExit,
@@ -32,17 +32,14 @@ class Silence(NamedTuple):
 
     member: Member
     secs: float = 0.0
-    is_late: bool = False
-    """Whether the last read came so late that no heartbeat may have arrived."""
 
     def read_after(self, secs: float, member: Member) -> Silence:
         """Return the silence of the same member when it is read again, so many seconds later."""
-        is_late = secs > member.ttl / 2
-        if member.heartbeat != self.member.heartbeat or (is_late and not self.is_late):
-            return Silence(member, 0.0, is_late)
-        if is_late:
-            secs = member.ttl / 4
-        return Silence(member, self.secs + secs, is_late)
+        if member.heartbeat != self.member.heartbeat:
+            return Silence(member)
+        # A read that comes late does not count more than one in time: no heartbeat may have been
+        # able to arrive.
+        return Silence(member, self.secs + min(secs, member.ttl / 4))
 
 
 class LeaseWatch:
@@ -50,9 +47,8 @@ class LeaseWatch:
     process alone.
 
     No engine compares clocks, and none removes a member by itself: a member renews its lease by a
-    heartbeat, and a process that reads the run often enough, and for the time of the lease sees no
-    other heartbeat, requests its removal. Time in which the run could not be read does not count:
-    no heartbeat could arrive then. Of reads that are all late, each counts as one.
+    heartbeat, and a process that reads the run and for the time of the lease sees no other
+    heartbeat requests its removal. Time in which the run was not read does not count.
     """
 
     def __init__(self, clock: Clock, process: str) -> None:
@@ -61,7 +57,6 @@ class LeaseWatch:
         self._process = process
         self.silences: dict[str, Silence] = {}
         """By the ids of members with a lease."""
-        self._last_members: tuple[Member, ...] = ()
         self._read_at = -math.inf
 
     def restart(self) -> None:
@@ -70,10 +65,6 @@ class LeaseWatch:
 
     def observe(self, members: tuple[Member, ...]) -> None:
         """Take note of the members in a snapshot that was just read."""
-        if members and members is self._last_members:
-            # The same snapshot, and not another read. Empty tuples are always one object.
-            return
-        self._last_members = members
         now = self._clock.now()
         elapsed_secs = now - self._read_at
         self._read_at = now
@@ -119,7 +110,7 @@ class RunWatcher:
     def __init__(
         self,
         connection: Connection,
-        announcements: Announcements,
+        members: Membership,
         *,
         on_lost: OnLost,
         join_grace_secs: float,
@@ -130,13 +121,12 @@ class RunWatcher:
         self._connection = connection
         self._engine = connection.engine
         self._waits = connection.engine.link.waits
-        self._announcements = announcements
-        self._members = announcements.members
+        self._members = members
         self._waits_for_successors = on_lost == "keep"
         self._grace_secs = join_grace_secs
         self._refreshing: asyncio.Task[None] | None = None
         self._refresh_wanted = False  # since the latest read began
-        self.leases: LeaseWatch = LeaseWatch(self._engine.link.clock, self._members.process)
+        self.leases: LeaseWatch = LeaseWatch(self._engine.link.clock, members.process)
         self._next_read = NO_TIMER
         self._observed = False  # whether there has been a snapshot
         self._grace = NO_TIMER
@@ -286,8 +276,7 @@ class RunWatcher:
             return
         candidate = self._members.candidate
         if candidate is None or candidate.id != chief.id:
-            self._members.leave_as(chief, "", 0, None)
-            self._announcements.send()
+            self._members.leave(chief.id, "", 0, None)
 
     # If the last publisher had failed or died before this store was opened, its successor may come.
 

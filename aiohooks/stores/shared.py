@@ -19,7 +19,7 @@ from aiohooks._core.fork import call_after_fork
 from aiohooks._core.validate import check_choice, check_secs
 from aiohooks.errors import InvalidArgumentError, StoreDamagedError, StoreResetError
 from aiohooks.stores._connection import Connection, StoreTasks, Writes
-from aiohooks.stores._membership import Announcements, Members
+from aiohooks.stores._membership import Membership
 from aiohooks.stores._protocol import (
     Answer,
     Lead,
@@ -126,11 +126,10 @@ class SharedStepStore(StepStore):
             outage=self._connection.outages.outage,
         )
         engine.attach(link)
-        self._members = Members(process, lease_secs)
-        self._announcements = Announcements(self._members, self._connection)
+        self._members = Membership(self._connection, lease_secs)
         self._watcher = RunWatcher(
             self._connection,
-            self._announcements,
+            self._members,
             on_lost=on_lost,
             join_grace_secs=join_grace_secs,
         )
@@ -224,25 +223,22 @@ class SharedStepStore(StepStore):
         """
         publisher = super().publisher(name)
         self._members.join(publisher)
-        self._announcements.send()
         return publisher
 
     def _leave(self, publisher: Publisher, exc: BaseException | None) -> None:
         super()._leave(publisher, exc)
-        self._members.leave(publisher, self._waits.latest.step, exc)
-        self._announcements.send()
+        step = self._waits.latest.step
+        self._members.leave(publisher.member_id, publisher.name, step, exc)
 
     def _on_publisher_changed(self, publisher: Publisher) -> None:
-        if self._members.update(publisher):
-            self._announcements.send()
+        self._members.update(publisher)
 
     def fail(self, exc: BaseException) -> None:
         super().fail(exc)
         self._members.fail(exc)
-        self._announcements.send()
 
     async def flush(self, timeout: float | None = None) -> None:
-        await self._announcements.flush(timeout)
+        await self._members.flush(timeout)
 
     # The chief.
 
@@ -260,8 +256,7 @@ class SharedStepStore(StepStore):
         try:
             answer = await self._request_lead(member)
             self._writes.term = answer.term
-            self._members.chief = member._replace(term=answer.term)
-            self._announcements.send()
+            self._members.put(member._replace(term=answer.term))
             yield Term(answer.term)
         except BaseException as error:
             # A request that was cancelled before its answer may have been granted as well.
@@ -291,8 +286,7 @@ class SharedStepStore(StepStore):
         chief = self._members.chief
         if chief is None:
             raise self._not_leading_error()
-        self._members.chief = chief._replace(ready=True)
-        self._announcements.send()
+        self._members.put(chief._replace(ready=True))
         await self.flush()
         self._check_loop()  # the store may have been closed meanwhile
         self._writes.check_loss()  # of a loss during the flush: the new run is not initialised
@@ -307,9 +301,7 @@ class SharedStepStore(StepStore):
             name = "chief"
         self._members.candidate = None
         self._writes.term = 0
-        self._members.chief = None
-        self._members.leave_as(candidate, name, self._waits.latest.step, failure)
-        self._announcements.send()
+        self._members.leave(candidate.id, name, self._waits.latest.step, failure)
 
     def _published_since_lead(self) -> bool:
         """Return whether this process has or had a publisher, whose exit notifies the others."""
@@ -335,7 +327,7 @@ class SharedStepStore(StepStore):
         # First the leases begin again: what was silent before an outage is not dead because of it.
         self._watcher.restart_times()
         self._watcher.observe(snapshot)
-        self._announcements.send_again()
+        self._members.send_again()
 
     def _note_loss(self, new: Position) -> None:
         """Take note that the engine has lost the run: writes fail until that is acknowledged.
@@ -352,7 +344,7 @@ class SharedStepStore(StepStore):
         self._writes.loss = StoreResetError(message, old=old, new=new)
         chief = self._members.chief
         if chief is not None:
-            self._members.chief = chief._replace(ready=False)
+            self._members.put(chief._replace(ready=False))
             self._waits.abort(self._writes.loss)
 
     # Opening and closing.
@@ -414,14 +406,14 @@ class SharedStepStore(StepStore):
 
     async def _leave_all(self) -> None:
         """Close the publishers of this process, step down, and let the engine know within 5 s."""
-        if not (self._connection.is_open or self._announcements.is_sending):
+        if not (self._connection.is_open or self._members.is_sending):
             # The engine does not know them, and is not connected only to learn that they have left.
-            self._announcements.stop()
+            self._members.stop()
         for publisher in self._waits.publishers.here:
             publisher.close()
         self._step_down(None)
         await self.flush(_CLOSE_SECS)
-        self._announcements.stop()
+        self._members.stop()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"{self!r} cannot be pickled: {OPEN_BY_URL}")

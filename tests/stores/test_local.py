@@ -366,7 +366,7 @@ async def test_no_timer_runs_while_waiting(tmp_path: Path) -> None:
                     never = await parked(store.wait_for(2))
                     await other.advance()
                     assert await step == 1
-                    assert store._announcements._renewal is other._announcements._renewal is None
+                    assert store._members._renewal is other._members._renewal is None
             with pytest.raises(ah.errors.PublisherFinishedError, match="one finished at step 1"):
                 await never
 

@@ -74,7 +74,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): _COMPARED,
     (
         "aiohooks/stores/_membership.py",
-        "Members._send_once",
+        "Membership._send_once",
         "self._seq += 1  =>  self._seq += 2",
     ): _COMPARED,
     (

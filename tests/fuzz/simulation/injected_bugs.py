@@ -17,7 +17,7 @@ from aiohooks.checkpoint import _format
 from aiohooks.session import creators
 from aiohooks.session.feeds import FeedsAhead, SessionFeeds
 from aiohooks.stores._connection import Writes
-from aiohooks.stores._membership import Members
+from aiohooks.stores._membership import Membership
 from aiohooks.stores._protocol import Mark, Member, Position
 from aiohooks.stores._run_state import RunState
 from aiohooks.stores._run_watcher import RunWatcher, Silence
@@ -102,8 +102,8 @@ def the_dead_of_a_lost_run_are_forgotten(end_hold: Method, self: RunWatcher) -> 
     end_hold(self)
 
 
-@bug(Members, "mark_unsent")
-def registrations_are_not_repeated(mark_unsent: Method, self: Members) -> None:
+@bug(Membership, "send_again")
+def registrations_are_not_repeated(send_again: Method, self: Membership) -> None:
     """Finding 05: a registration is given up for good."""
 
 
