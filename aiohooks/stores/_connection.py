@@ -39,7 +39,7 @@ from aiohooks.stores._protocol import (
 from aiohooks.stores.engine import Engine
 
 T = TypeVar("T")
-_BACKOFF = Backoff(initial_secs=0.05, max_secs=5.0)
+_MAX_PAUSE_SECS = 5.0
 
 
 class StoreTasks:
@@ -117,7 +117,9 @@ class Connection:
         """Since when the connection has been lost; None while it is there."""
         self._connect = connect
         self._max_outage_secs = max_outage_secs
-        self._longest_pause_secs = min(lease_secs / 4, max_outage_secs or math.inf)
+        # No lease runs out in a pause.
+        max_pause_secs = min(_MAX_PAUSE_SECS, lease_secs / 4, max_outage_secs or math.inf)
+        self._backoff = Backoff(initial_secs=0.05, max_secs=max_pause_secs)
         self._outage_limit = NO_TIMER
         self._keeping: asyncio.Task[None] | None = None
         # What callers wait for: pending while a connection is made. Its result is None when the
@@ -145,7 +147,9 @@ class Connection:
                     raise  # there is no connection that could be made again
             attempt += 1
             with self.outages.outage():
-                pause = self._settled.wait(self._pause_secs(attempt), self.engine.link.clock)
+                pause = self._settled.wait(
+                    self._backoff.pause_secs(attempt), self.engine.link.clock
+                )
                 await wait_for_others(pause)
 
     async def wait(self) -> None:
@@ -174,25 +178,38 @@ class Connection:
     def _begin(self) -> asyncio.Future[Exception | None]:
         """Start the task that connects, and return what its callers wait for."""
         self._ready = get_running_loop().create_future()
-        self._keeping = self.tasks.spawn(self._open(), "connection")
+        self._keeping = self.tasks.spawn(self._keep(), "connection")
         return self._ready
 
-    async def _open(self) -> None:
-        """Connect for the first time, in several attempts if need be, and stay connected."""
-        link = self.engine.link
-        began = link.clock.now()
+    async def _keep(self) -> None:
+        """Connect, in several attempts if need be, and again whenever the connection is lost."""
+        clock = self.engine.link.clock
+        began = clock.now()
+        has_connected = False
         attempt = 0
-        while (error := await self._try_to_connect()) is not None:
+        while True:
+            error = await self._try_to_connect()
+            if error is None:
+                if not self.engine.remote:
+                    return
+                has_connected = True
+                connected_at = clock.now()
+                error = await self._watch()
+                # A connection that has lasted is made again soon, others less and less often.
+                if clock.now() - connected_at > _MAX_PAUSE_SECS:
+                    attempt = 0
             attempt += 1
-            pause_secs = self._pause_secs(attempt)
-            if self._is_final(error, link.clock.now() + pause_secs - began):
+            pause_secs = self._backoff.pause_secs(attempt)
+            if has_connected and isinstance(error, StoreDamagedError):
+                self.fail(error)
+                return
+            if not has_connected and self._is_final(error, clock.now() + pause_secs - began):
                 self._settle(error)
                 self._ready = None  # the next call tries again
                 return
-            logger.info("run %s: %s; trying again", link.run, error)
-            await self._pause(pause_secs)
-        if self.engine.remote:
-            await self._stay_connected()
+            self._note_outage(error, is_first=not has_connected)
+            with self.outages.outage():
+                await sleep(pause_secs, clock)
 
     def _is_final(self, error: Exception, secs: float) -> bool:
         """Return whether the first connection is given up after an error, so many seconds after it
@@ -201,26 +218,6 @@ class Connection:
         if isinstance(error, StoreRefusedError) or not isinstance(error, StoreUnavailableError):
             return True
         return not self.engine.remote or secs > self.engine.link.connect_timeout
-
-    async def _stay_connected(self) -> None:
-        """Connect again whenever the connection is lost, until the run is found damaged."""
-        clock = self.engine.link.clock
-        error = await self._watch()
-        attempt = 0
-        while not isinstance(error, StoreDamagedError):
-            self._note_outage(error)
-            attempt += 1
-            await self._pause(self._pause_secs(attempt))
-            failure = await self._try_to_connect()
-            if failure is not None:
-                error = failure
-                continue
-            connected_at = clock.now()
-            error = await self._watch()
-            # A connection that has lasted is made again immediately, others less and less often.
-            if clock.now() - connected_at > _BACKOFF.max_secs:
-                attempt = 0
-        self.fail(error)
 
     async def _try_to_connect(self) -> Exception | None:
         """Connect, and return the error if that fails."""
@@ -257,9 +254,12 @@ class Connection:
         except Exception:
             logger.exception("run %s: disconnecting has failed", self.engine.link.run)
 
-    def _note_outage(self, error: Exception) -> None:
-        """Begin an outage, or log that it continues."""
+    def _note_outage(self, error: Exception, *, is_first: bool) -> None:
+        """Begin an outage, or log that it continues; the first connection is only logged."""
         link = self.engine.link
+        if is_first:
+            logger.info("run %s: %s; trying again", link.run, error)
+            return
         if self.lost_at is not None:
             secs = link.clock.now() - self.lost_at
             logger.info("run %s: still disconnected after %.0f s: %s", link.run, secs, error)
@@ -269,14 +269,6 @@ class Connection:
         self._ready = get_running_loop().create_future()
         if self._max_outage_secs is not None:
             self._outage_limit = link.clock.call_later(self._max_outage_secs, self._end_calls)
-
-    def _pause_secs(self, attempt: int) -> float:
-        """Return the pause after a failed attempt, so short that no lease runs out in it."""
-        return min(_BACKOFF.pause_secs(attempt), self._longest_pause_secs)
-
-    async def _pause(self, secs: float) -> None:
-        with self.outages.outage():
-            await sleep(secs, self.engine.link.clock)
 
     # The end.
 
@@ -298,15 +290,9 @@ class Connection:
         self.engine.link.waits.abort(error)
         self.tasks.spawn(self._disconnect(), "closing the connection")
 
-    async def stop(self, secs: float) -> None:
-        """End all calls, and make no connection any more; the engine stays connected.
-
-        Wait for the task that keeps the connection, `secs` seconds at most.
-        """
-        keeping = self._keeping
+    def stop(self) -> None:
+        """End all calls, and make no connection any more; the engine stays connected."""
         self._stop(closed_error(self.engine.link.run))
-        if keeping is not None:
-            await wait_done([keeping], secs)
 
     def _stop(self, error: Exception) -> None:
         """Let all calls end with an error."""
@@ -316,11 +302,6 @@ class Connection:
         self.lost_at = None
         self._outage_limit.cancel()
         self._settle(error)
-
-    async def close(self) -> None:
-        """End all calls, and close the engine."""
-        self._stop(closed_error(self.engine.link.run))
-        await self.engine.close()
 
 
 class _PendingWrite:

@@ -227,10 +227,9 @@ class RunState:
         state = cls()
         try:
             fields = json.loads(data)
-            state.position = _decoded(Position, fields["position"])
-            for name in ("term", "ready", "revision", "losses", "exits"):
-                setattr(state, name, _decoded(int, fields[name]))
-            state.leader = _decoded(str, fields["leader"])
+            for name in ("position", "term", "leader", "ready", "revision", "losses", "exits"):
+                kind = type(getattr(state, name))
+                setattr(state, name, _decoded(kind, fields[name]))
             members = [_decoded(Member, member) for member in fields["members"]]
             state.members = {member.id: member for member in members}
             if fields["last_exit"] is not None:

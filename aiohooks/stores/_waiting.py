@@ -469,7 +469,7 @@ class WaitRegistry:
 
     def _unpark_publishers(self, parked: list[Publisher], wait: asyncio.Future[Any]) -> None:
         for publisher in parked:
-            self.publishers.unpark(publisher, wait)
+            del publisher.parked[wait]  # also of a publisher that has left meanwhile
             if not publisher.parked:
                 self._warned_at = None
             self._on_publisher_changed(publisher)

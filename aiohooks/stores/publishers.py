@@ -182,16 +182,13 @@ class PublisherWatcher(Protocol):
 class Publishers:
     """The publishers of one store."""
 
-    __slots__ = ("_parked_count", "_registered", "last_exit", "left_here", "others", "watcher")
+    __slots__ = ("_registered", "has_left", "last_exit", "others", "watcher")
 
     def __init__(self) -> None:
         self._registered: dict[Publisher, None] = {}
-        # How many have parked waits, resolved or not: an upper bound of how many are waiting, so
-        # that n publishers that park one after the other are not looked through n times.
-        self._parked_count = 0
         self.last_exit: PublisherExit | None = None
-        self.left_here: int = 0
-        """How many publishers of this process have left."""
+        self.has_left: bool = False
+        """Whether a publisher of this process has left."""
         self.others: tuple[Member, ...] = ()
         """The publishers in other processes."""
         self.watcher: PublisherWatcher | None = None
@@ -225,9 +222,7 @@ class Publishers:
     def leave(self, publisher: Publisher, step: int, exc: BaseException | None) -> None:
         """Remove a publisher, and keep how it left."""
         del self._registered[publisher]
-        if publisher.parked:
-            self._parked_count -= 1
-        self.left_here += 1
+        self.has_left = True
         error = None if exc is None or is_clean_end(exc) else exc
         self.last_exit = PublisherExit(publisher.name, step, error)
 
@@ -239,16 +234,8 @@ class Publishers:
         """
         if publisher not in self._registered:
             return False
-        if not publisher.parked:
-            self._parked_count += 1
         publisher.parked[wait] = step, run
         return True
-
-    def unpark(self, publisher: Publisher, wait: asyncio.Future[Any]) -> None:
-        """Drop a wait, also of a publisher that has left meanwhile."""
-        del publisher.parked[wait]
-        if not publisher.parked and publisher in self._registered:
-            self._parked_count -= 1
 
     def on_held_up(self) -> None:
         """Notify the watcher that a publisher begins to wait between its runs."""
@@ -269,11 +256,11 @@ class Publishers:
         later step. True if there is none.
 
         Waits of this process end as soon as their step is reached, so their steps need no look.
+        The publishers that have registered last are asked first: where many begin to wait in the
+        order of their registration, each time only one is asked.
         """
-        return (
-            self._parked_count == len(self._registered)
-            and all(publisher.waiting for publisher in self._registered)
-            and all(member.waits_for > step for member in self.others)
+        return all(publisher.waiting for publisher in reversed(self._registered)) and all(
+            member.waits_for > step for member in self.others
         )
 
 

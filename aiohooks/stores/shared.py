@@ -135,9 +135,6 @@ class SharedStepStore(StepStore):
         )
         self._writes = Writes(self._connection)
         self._closing: asyncio.Future[None] | None = None
-        # How many publishers of this process had left when it requested the lead: those that leave
-        # later notify the others of its end.
-        self._exits_before_lead = 0
         call_after_fork(self._waits)
 
     # The position.
@@ -252,7 +249,6 @@ class SharedStepStore(StepStore):
             )
         member = self._members.new(f"chief {self._members.process}")
         self._members.candidate = member
-        self._exits_before_lead = self._waits.publishers.left_here
         try:
             answer = await self._request_lead(member)
             self._writes.term = answer.term
@@ -296,17 +292,13 @@ class SharedStepStore(StepStore):
         candidate = self._members.candidate
         if candidate is None:
             return
-        name = ""  # others are not notified
-        if self._writes.term and not self._published_since_lead():
+        publishers = self._waits.publishers
+        name = ""  # others are not notified: the exit of a publisher does that
+        if self._writes.term and not (publishers.here or publishers.has_left):
             name = "chief"
         self._members.candidate = None
         self._writes.term = 0
         self._members.leave(candidate.id, name, self._waits.latest.step, failure)
-
-    def _published_since_lead(self) -> bool:
-        """Return whether this process has or had a publisher, whose exit notifies the others."""
-        publishers = self._waits.publishers
-        return bool(publishers.here) or publishers.left_here > self._exits_before_lead
 
     # The connection.
 
@@ -373,8 +365,7 @@ class SharedStepStore(StepStore):
             except StoreDamagedError as error:
                 logger.info("run %s: deleting what cannot be read: %s", self.run, error)
             await self._leave_all()
-            # This store must not bring it back, either.
-            await self._connection.stop(_CLOSE_SECS)
+            await self._end_calls()  # this store must not bring it back, either
             await self._engine.delete()
         finally:
             await self.aclose()
@@ -397,12 +388,16 @@ class SharedStepStore(StepStore):
         """Close all parts of the store, and let other callers of `aclose` continue."""
         try:
             await self._leave_all()  # while there is a connection
-            self._watcher.stop()
-            await self._tasks.cancel(_CLOSE_SECS)
-            self._writes.close()
-            await self._connection.close()
+            await self._end_calls()
+            await self._engine.close()
         finally:
             closing.set_result(None)
+
+    async def _end_calls(self) -> None:
+        self._connection.stop()
+        self._watcher.stop()
+        await self._tasks.cancel(_CLOSE_SECS)
+        self._writes.close()
 
     async def _leave_all(self) -> None:
         """Close the publishers of this process, step down, and let the engine know within 5 s."""

@@ -5,7 +5,6 @@ _database    a run: its state, the waiting processes, and how they wake each oth
 _directory   where a run is kept
 _processes   the files that show which processes are alive
 _notify      inotify
-_calls       calls that wait for the lock of the database
 """
 
 from aiohooks.stores.local._directory import default_directory
