@@ -1,5 +1,6 @@
-"""The connection of a store to its engine, calls that outlast its loss, and writes, which are sent
-one after the other.
+"""The connection of a store to its engine, and what is sent over it.
+
+Calls outlast its loss; writes are sent one after the other.
 """
 
 from __future__ import annotations
@@ -212,9 +213,7 @@ class Connection:
                 await sleep(pause_secs, clock)
 
     def _is_final(self, error: Exception, secs: float) -> bool:
-        """Return whether the first connection is given up after an error, so many seconds after it
-        was begun.
-        """
+        """Return whether the first connection is given up, `secs` after it was begun."""
         if isinstance(error, StoreRefusedError) or not isinstance(error, StoreUnavailableError):
             return True
         return not self.engine.remote or secs > self.engine.link.connect_timeout
@@ -371,8 +370,9 @@ class Writes:
                 await self._send(batch)
 
     def _next_batch(self) -> list[_PendingWrite]:
-        """Take the next write off the queue; if it is an advance, take the advances right behind it
-        as well. Cancelled writes are dropped, so that the batch may be empty.
+        """Take the next write off the queue, and if it is an advance, the advances behind it.
+
+        Cancelled writes are dropped, so that the batch may be empty.
         """
         pending = self._pending
         batch = [pending.popleft()]

@@ -86,8 +86,9 @@ class Membership:
             self.put(member._replace(waits_for=publisher.waits_for, trace=publisher.trace))
 
     def leave(self, member_id: str, name: str, step: int, exc: BaseException | None) -> None:
-        """Announce that a member has left at `step`, and what it failed with; without a name the
-        others are not notified.
+        """Announce that a member has left at `step`, and the error that it failed with.
+
+        Without a name the others are not notified.
         """
         self.here.pop(member_id, None)
         error = "" if exc is None or is_clean_end(exc) else error_text(exc)

@@ -1,6 +1,4 @@
-"""What stores, engines and users exchange: positions, snapshots, reports, requests, answers, and
-the errors of engines.
-"""
+"""The values that stores, engines and users exchange, and the errors of engines."""
 
 from __future__ import annotations
 
@@ -26,8 +24,9 @@ MAX_STEP = 2**53 - 1
 
 
 class Position(NamedTuple):
-    """Where a run is: `step`, and the `epoch` it counts in. Ordered; every reset begins a new
-    epoch.
+    """The `step` of a run, and the `epoch` that it counts in.
+
+    Positions are ordered: every reset begins a new epoch.
     """
 
     epoch: int
@@ -69,8 +68,9 @@ def checked_timeout(timeout: float | None) -> float | None:
 
 
 class Member(NamedTuple):
-    """A publisher or a chief in one of the processes; the engine keeps it for as long as its lease
-    is renewed.
+    """A publisher or a chief in one of the processes.
+
+    The engine keeps it for as long as its lease is renewed.
     """
 
     id: str
@@ -140,8 +140,9 @@ class Snapshot(NamedTuple):
 
     @property
     def is_initialised(self) -> bool:
-        """Whether the chief has initialised the run, which lasts: without a living member it has
-        ended, or its chief will be restarted.
+        """Whether the chief has initialised the run, and the run has not ended since.
+
+        Without a living member it has ended, or its chief will be restarted.
         """
         return self.ready and bool(self.members or self.last_exit is None)
 
@@ -366,8 +367,9 @@ class Fail(NamedTuple):
 
 
 class Expire(NamedTuple):
-    """Removes a member that was silent for the time of its lease, unless it has been renewed since
-    `heartbeat`.
+    """Removes a member that was silent for the time of its lease.
+
+    A member that has been renewed since `heartbeat` stays.
     """
 
     id: str
@@ -396,8 +398,9 @@ reads the run.
 
 
 def error_text(exc: BaseException) -> str:
-    """Return what other processes get to know of an error: its class, and its message up to a
-    limit.
+    """Return the text of an error for other processes: its class and its message.
+
+    A long message is cut off.
     """
     text = f"{type(exc).__name__}: {safe_str(exc)}"
     excess = len(text) - _MAX_TEXT

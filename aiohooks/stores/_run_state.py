@@ -1,5 +1,6 @@
-"""The state of a run as an engine keeps it, and the effect of each request: without I/O and without
-a clock.
+"""The state of a run as an engine keeps it, and the effect of each request.
+
+There is no I/O here, and no clock.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ class LastAnswer(NamedTuple):
 
 
 class RunState:
-    """One run; one request is applied at a time. Engines with a language of their own implement the
-    same in it.
+    """One run, to which one request at a time is applied.
+
+    Engines with a language of their own implement the same in it.
     """
 
     def __init__(self) -> None:
@@ -137,8 +139,9 @@ class RunState:
         return self._answer("ok")
 
     def _is_repeated(self, request: Leave | Fail) -> bool:
-        """Return whether the request was applied before and its answer lost; if not, count it as
-        applied.
+        """Return whether the request was applied before and its answer lost.
+
+        If not, count it as applied.
         """
         if not request.seq:
             return False
@@ -206,7 +209,7 @@ class RunState:
     def _begin_term(self, term: int, chief: Member | None) -> None:
         self.term = term
         self.leader = "" if chief is None else chief.process
-        self.members = {id: each for id, each in self.members.items() if not each.term}
+        self.members = {id: member for id, member in self.members.items() if not member.term}
         if chief is not None:
             self.members[chief.id] = chief._replace(term=term, ready=False)
 

@@ -1,6 +1,4 @@
-"""What this process knows of the run: the snapshots of its engine, the leases of other processes,
-and what follows for the waits.
-"""
+"""The snapshots of a run, the leases of other processes, and what follows for waits."""
 
 from __future__ import annotations
 
@@ -43,8 +41,9 @@ class Silence(NamedTuple):
 
 
 class LeaseWatch:
-    """For how long the members of other processes have been silent, measured by the clock of this
-    process alone.
+    """Measures for how long the members of other processes have been silent.
+
+    It uses the clock of this process alone.
 
     No engine compares clocks, and none removes a member by itself: a member renews its lease by a
     heartbeat, and a process that reads the run and for the time of the lease sees no other
@@ -92,8 +91,9 @@ class LeaseWatch:
 
     @property
     def read_secs(self) -> float | None:
-        """In how many seconds to read the run again, for the lease that could run out first; None
-        without any.
+        """The seconds until the next read of the run, for the lease that could run out first.
+
+        None without a lease.
         """
         if not self.silences:
             return None
@@ -171,8 +171,9 @@ class RunWatcher:
         return await self._engine.read()
 
     def refresh(self) -> asyncio.Task[None]:
-        """Read the run in a task, which fails the waits if they cannot succeed. Concurrent callers
-        share it.
+        """Read the run in a task, which fails the waits if they cannot succeed.
+
+        Concurrent callers share it.
         """
         self._refresh_wanted = True
         self._refreshing = self._connection.tasks.ensure_running(
@@ -196,8 +197,9 @@ class RunWatcher:
             self.schedule_read(least_secs=self._members.lease_secs / 4)
 
     def schedule_read(self, least_secs: float = 0.0) -> None:
-        """Schedule the next read of the run, which shows what leases were renewed; `observe` calls
-        this again. Without a wait here there is none.
+        """Schedule the next read of the run, which shows which leases were renewed.
+
+        `observe` calls this again. Without a wait here there is no read.
         """
         self._next_read.cancel()
         secs = self.leases.read_secs
@@ -269,8 +271,9 @@ class RunWatcher:
         self.schedule_read()
 
     def _remove_ghost(self, chief: Member | None) -> None:
-        """Let a chief of this process leave that has left before, if another process, which did not
-        know that, has brought it back after a loss.
+        """Let a chief of this process leave that has left before.
+
+        After a loss another process, which did not know that, may have brought it back.
         """
         if chief is None or chief.process != self._members.process:
             return

@@ -1,6 +1,4 @@
-"""The waits of a store: for a step, for a change of the position, for the chief to be ready; and
-how they end.
-"""
+"""The waits of a store for a step, a change or the chief, and how they end."""
 
 from __future__ import annotations
 
@@ -41,8 +39,7 @@ Waiter = asyncio.Future[int | AiohooksError]
 
 
 class Changes:
-    """An iterator over a store's positions: the current one first, then the newest whenever it has
-    changed.
+    """An iterator over a store's positions, from the current one to the newest.
 
     Positions that came and went between two steps of the iteration are left out; there is never a
     backlog. It ends when the publishers have finished and no change can follow; when they failed,
@@ -215,8 +212,9 @@ class WaitRegistry:
         return self.latest
 
     async def wait_initialised(self, secs: float | None) -> None:
-        """Wait until the chief has initialised the run, for `secs` seconds at most; None for no
-        limit.
+        """Wait until the chief has initialised the run.
+
+        Wait for `secs` seconds at most; None for no limit.
         """
         if self.is_initialised:
             return
@@ -280,8 +278,9 @@ class WaitRegistry:
     # What happens: each of these wakes the waits that it concerns.
 
     def observe(self, position: Position) -> None:
-        """Take note of a position, and wake its waiters; an older one than the latest is
-        dropped.
+        """Take note of a position, and wake its waiters.
+
+        One that is older than the latest is dropped.
         """
         old = self.latest
         if position <= old:
@@ -316,8 +315,9 @@ class WaitRegistry:
     def observe_others(
         self, members: tuple[Member, ...], last_exit: PublisherExit | None, *, lost: bool
     ) -> None:
-        """Take note of the publishers in other processes and of the last exit there; None: no new
-        one, or not to be used yet.
+        """Take note of the publishers in other processes, and of the last exit there.
+
+        The exit is None if there is no new one, or if it is not to be used yet.
 
         A publisher that was `lost` without an exit is expected back: all exits are forgotten.
         """
@@ -339,8 +339,9 @@ class WaitRegistry:
         self._check_reachable()
 
     def fail(self, exc: BaseException, position: Position | None = None) -> None:
-        """End all waits, also those that begin before anything new happens; `position` is where the
-        failure was reported.
+        """End all waits, also those that begin before anything new happens.
+
+        `position` is where the failure was reported.
         """
         position = position or self.latest
         reason = PublisherFailedError(f"the publisher of {self.run} failed at step {position.step}")
@@ -357,8 +358,9 @@ class WaitRegistry:
 
     @property
     def unreachable(self) -> AiohooksError | None:
-        """The error that a wait would raise that began now, as far as is known here; None if it
-        would not fail.
+        """The error that a wait would raise that began now, as far as is known here.
+
+        None if it would not fail.
         """
         if self.closed:
             return closed_error(self.run)
@@ -419,8 +421,9 @@ class WaitRegistry:
         return error
 
     def _check_reachable(self) -> None:
-        """After a publisher has left or begun to wait: report waits that cannot succeed any
-        more.
+        """Report waits that cannot succeed any more.
+
+        Called after a publisher has left or begun to wait.
         """
         publishers = self.publishers
         if publishers.last_exit is not None:

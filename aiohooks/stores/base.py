@@ -113,8 +113,9 @@ class StepStore(Waiting):
 
     @abc.abstractmethod
     def lead(self) -> contextlib.AbstractAsyncContextManager[Term]:
-        """Make this process the chief of the run during the block, in a new term; wait while there
-        is another chief.
+        """Make this process the chief of the run during the block, in a new term.
+
+        This waits while there is another chief.
 
         Writes of this process carry the term: after a newer term has begun, because this process
         was taken for dead, they are refused with `StaleTermError`.
@@ -122,8 +123,9 @@ class StepStore(Waiting):
 
     @abc.abstractmethod
     async def mark_initialised(self) -> None:
-        """Report that the chief, this process, has initialised what the workers need; inside `lead`
-        only.
+        """Report that this process, the chief, has initialised what the workers need.
+
+        Call it inside `lead` only.
         """
 
     def acknowledge_loss(self) -> StoreResetError | None:
@@ -137,8 +139,9 @@ class StepStore(Waiting):
         return None
 
     async def wait_initialised(self, timeout: float | None = None) -> None:
-        """Wait until the chief of the current term has called `mark_initialised`, `timeout` seconds
-        at most.
+        """Wait until the chief of the current term has called `mark_initialised`.
+
+        This waits for `timeout` seconds at most.
 
         Raises:
             SessionNotReadyError: the time is up.
@@ -153,8 +156,9 @@ class StepStore(Waiting):
         await self._waits.wait_initialised(timeout)
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until the other processes could know the publishers of this one, `timeout` seconds
-        at most.
+        """Wait until the other processes could know the publishers of this one.
+
+        This waits for `timeout` seconds at most.
 
         If the engine is unavailable this returns after the first attempt, and they are announced
         later.
@@ -163,13 +167,15 @@ class StepStore(Waiting):
     # Overridden by a store that several processes share.
 
     async def _before_wait(self, step: int) -> None:
-        """Called before a wait for `step`, unless the store is `inline`: open the store, and read
-        the run if the wait would fail by what this process knows.
+        """Called before a wait for `step`, unless the store is `inline`.
+
+        Open the store, and read the run if the wait would fail by what this process knows.
         """
 
     def _subscribe(self, step: int | None) -> None:
-        """Called with the next threshold whenever it has changed: the lowest step with a waiter;
-        after a wake, in the next tick.
+        """Called with the next threshold whenever it has changed: the lowest step with a waiter.
+
+        After a wake this comes in the next tick.
 
         It is 0 while any change is waited for, and None without a waiter.
         """
@@ -178,8 +184,9 @@ class StepStore(Waiting):
         """Called when a publisher has begun or ended a wait, or has its first trace."""
 
     def _on_unreachable(self) -> None:
-        """Called when there are waits and none can succeed, as far as is known here; when certain,
-        fail them.
+        """Called when there are waits and none can succeed, as far as is known here.
+
+        When that is certain, fail them.
         """
         self._waits.fail_unreachable()
 
@@ -197,8 +204,9 @@ class StepStore(Waiting):
         timeout: float | None = None,
         on_reset: Literal["keep", "raise"] = "keep",
     ) -> int:
-        """Wait until the step is reached; a step that is reached already, or is not above 0, never
-        suspends.
+        """Wait until the step is reached.
+
+        A step that is reached already, or is not above 0, never suspends.
 
         Cancelling it leaves nothing behind. No wake-up can be lost: a waiter compares numbers, it
         does not catch a signal.
@@ -236,8 +244,9 @@ class StepStore(Waiting):
         return await self._waits.wait(step, secs, raise_on_reset=on_reset == "raise")
 
     def changes(self) -> Changes:
-        """Return an iterator over the positions: the current one, then always the newest, skipping
-        those in between.
+        """Return an iterator over the positions: the current one, then always the newest.
+
+        Positions in between are skipped.
         """
         return Changes(self._next_position, self._waits.wake)
 
@@ -250,8 +259,9 @@ class StepStore(Waiting):
     # Publishing.
 
     def publisher(self, name: str) -> Publisher:
-        """Register a publisher, which may advance the store until it is closed; it counts from now
-        on.
+        """Register a publisher, which may advance the store until it is closed.
+
+        It counts from now on.
         """
         name = _checked_name(name, "publisher ")
         self._check_loop()
@@ -280,8 +290,9 @@ class StepStore(Waiting):
     # Lifetime.
 
     async def aclose(self) -> None:
-        """Close the store: waits end with `StoreClosedError`, and so do later calls; harmless when
-        called twice.
+        """Close the store: waits end with `StoreClosedError`, and so do later calls.
+
+        Harmless when called twice.
         """
         if not self._waits.closed:
             self._check_loop()
@@ -289,8 +300,9 @@ class StepStore(Waiting):
             self._waits.close()
 
     async def forget(self) -> None:
-        """Delete the run, with its step, wherever it is kept, and close the store; call it when no
-        other store uses the run.
+        """Delete the run, with its step, wherever it is kept, and close the store.
+
+        Call it when no other store uses the run.
         """
         await self.aclose()
 
@@ -327,9 +339,7 @@ class StepStore(Waiting):
         return None
 
     def awaited_step(self, step: int) -> Awaited:
-        """Return a step as what is waited for, with the publishers that could reach it, for
-        reports.
-        """
+        """Return a step for reports, with the publishers that could reach it."""
         seen = self.latest.step
 
         def publishers() -> list[Awaited]:
@@ -383,8 +393,9 @@ class StepStore(Waiting):
             )
 
     def _check_loop(self) -> None:
-        """Check that the store's own loop is running here; the first call decides which one that
-        is.
+        """Check that the store's own loop is running here.
+
+        The first call decides which one that is.
         """
         self._check_process()
         try:
@@ -427,8 +438,9 @@ def awaited_member(member: Member) -> Awaited:
 
 
 def publishers_of(store: StepStore) -> Publishers:
-    """Return the publishers of a store, as far as they are known here: for the other parts of the
-    library.
+    """Return the publishers of a store, as far as they are known here.
+
+    This is for the other parts of the library.
     """
     return store._waits.publishers  # pyright: ignore[reportPrivateUsage]
 

@@ -23,8 +23,9 @@ from aiohooks.stores._waiting import WaitRegistry
 
 
 class Engine(abc.ABC):
-    """Where the processes of a run keep it: a server, an actor, files. Each store has an engine of
-    its own.
+    """The place where the processes of a run keep it: a server, an actor, files.
+
+    Each store has an engine of its own.
 
     Each method does one thing once, and what takes effect twice where it is repeated is recognized
     (`RunState` does that). The store repeats, waits, renews leases, combines advances and
@@ -44,15 +45,17 @@ class Engine(abc.ABC):
     """What the store offers; set by `attach`."""
 
     def attach(self, link: EngineLink) -> None:
-        """Called once, when the store is made; an option that does not fit raises
-        `InvalidArgumentError` here.
+        """Called once, when the store is made.
+
+        An option that does not fit raises `InvalidArgumentError` here.
         """
         self.link = link
 
     @abc.abstractmethod
     async def connect(self, known: Mark) -> Snapshot:
-        """Connect, subscribe, and then read the run; make the run if it is not there. Report from
-        then on.
+        """Connect, subscribe, and then read the run; make the run if it is not there.
+
+        Report from then on.
 
         If there is no run any more, another one than before (`Snapshot.run_id`), or an older copy,
         the engine has lost data: the run gets `known`, which is how far this process knows it to
@@ -66,8 +69,9 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     async def request(self, request: Request) -> Answer:
-        """Send a request; one that was sent before, and whose answer was lost, gets the same
-        answer.
+        """Send a request.
+
+        One that was sent before, and whose answer was lost, gets the same answer.
         """
 
     @abc.abstractmethod
@@ -75,20 +79,23 @@ class Engine(abc.ABC):
         """Read the run."""
 
     def advance_nowait(self, by: int, floor: Position, term: int) -> Position | None:
-        """Advance without suspending, as the `Write` with these values; None if a request is needed
-        for that.
+        """Advance without suspending, as the `Write` with these values.
+
+        Return None if a request is needed for that.
         """
         return None
 
     def subscribe(self, step: int | None) -> None:  # noqa: B027 - an engine may report every step
-        """Report from `step` on, the lowest one with a waiter: 0 for any change, None without a
-        waiter.
+        """Report from `step` on, the lowest one with a waiter.
+
+        It is 0 for any change, and None without a waiter.
         """
 
     @abc.abstractmethod
     async def inspect(self) -> RunReport | None:
-        """Read the run, also without `connect`, and release all that this takes; change nothing.
-        None if there is none.
+        """Read the run, also without `connect`, and change nothing.
+
+        Release all that this takes. Return None if there is no run.
         """
 
     @abc.abstractmethod
@@ -97,8 +104,9 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     async def disconnect(self) -> None:
-        """Release what `connect` took, also after a failed one; never raise for a broken
-        connection.
+        """Release what `connect` took, also after a failed one.
+
+        Never raise for a broken connection.
         """
 
     async def close(self) -> None:

@@ -26,8 +26,9 @@ from aiohooks.stores.base import StepStore
 
 
 class MemoryStepStore(StepStore):
-    """A step kept in memory, for the sessions and tasks of one event loop. Only the waits ever
-    suspend.
+    """A step kept in memory, for the sessions and tasks of one event loop.
+
+    Only the waits ever suspend.
     """
 
     inline: ClassVar[bool] = True

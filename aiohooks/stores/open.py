@@ -35,8 +35,9 @@ _SHARED_OPTIONS = (
 
 
 def open_step_store(url: str | None = None, *, run: str | None = None, **options: Any) -> StepStore:
-    """Return the step store that a URL names; it connects when it is first used, or by `async
-    with`.
+    """Return the step store that a URL names.
+
+    It connects when it is first used, or by `async with`.
 
     `memory://` is a new one for the tasks of one process, `local:///directory` is for the processes
     of one machine; for several machines there are `redis://host:6379` (`rediss://` with TLS,

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 
 class Publisher:
-    """A party that may advance a store, from its registration (`store.publisher(name)`) until it is
-    closed.
+    """A party that may advance a store, from its registration until it is closed.
+
+    `store.publisher(name)` registers it.
 
     `with store.publisher("trainer"):` closes it with the error that leaves the block, if any.
 
@@ -86,8 +87,9 @@ class Publisher:
             self._on_changed(self)
 
     def hold_up(self) -> None:
-        """Note that its session begins no run, whatever it waits for, until `let_go` was called as
-        often.
+        """Note that its session begins no run until `let_go` was called as often.
+
+        It does not matter what the session waits for.
         """
         self.held_up += 1
         self._on_held_up()
@@ -135,8 +137,9 @@ class Publisher:
 
 
 def current_publisher() -> Publisher | None:
-    """Return the publisher on whose behalf the current code runs: a wait in a session's run keeps
-    it from advancing.
+    """Return the publisher on whose behalf the current code runs.
+
+    A wait in a session's run keeps it from advancing.
 
     It is that of the innermost run, wherever the run's context has reached: also in tasks that a
     hook has started.
@@ -147,8 +150,9 @@ def current_publisher() -> Publisher | None:
 
 
 def publishers_held_up(innermost: RunScope) -> dict[Publisher, RunScope]:
-    """Return the publishers that a wait in a run holds up: those of the runs in progress that it is
-    part of.
+    """Return the publishers that a wait in a run holds up.
+
+    They are those of the runs in progress that it is part of.
     """
     held_up: dict[Publisher, RunScope] = {}
     run: RunScope | None = innermost
@@ -174,8 +178,9 @@ class PublisherWatcher(Protocol):
     """Something that depends on the publishers of a store."""
 
     def on_held_up(self) -> None:
-        """Called when a publisher begins to wait between its runs, and may advance the store no
-        more until that ends.
+        """Called when a publisher begins to wait between its runs.
+
+        It may advance the store no more until that ends.
         """
 
 
@@ -209,8 +214,9 @@ class Publishers:
         return (*self._registered, *self.others)
 
     def traces(self, without: Publisher | None) -> dict[str, str]:
-        """Return the spans that are known of publishers, each with the name of its publisher,
-        except for those of `without`.
+        """Return the known spans of publishers, each with the name of its publisher.
+
+        Those of `without` are left out.
         """
         spans = {known.trace: known.name for known in self._all if known is not without}
         spans.pop("", None)
@@ -229,8 +235,9 @@ class Publishers:
     def park(
         self, publisher: Publisher, wait: asyncio.Future[Any], step: int, run: RunScope
     ) -> bool:
-        """Note that a publisher waits for a step in this run. Return False if it is not
-        registered.
+        """Note that a publisher waits for a step in this run.
+
+        Return False if it is not registered.
         """
         if publisher not in self._registered:
             return False
@@ -244,16 +251,18 @@ class Publishers:
 
     @property
     def all_held_up(self) -> bool:
-        """Whether each publisher waits for something between its runs; False if there is none, or
-        one in another process.
+        """Whether each publisher waits for something between its runs.
+
+        False if there is no publisher, or one in another process.
         """
         if self.others or not self._registered:
             return False
         return all(publisher.held_up for publisher in self._registered)
 
     def all_waiting(self, step: int) -> bool:
-        """Return whether no publisher can advance the run from `step`: each one waits itself, for a
-        later step. True if there is none.
+        """Return whether no publisher can advance the run from `step`.
+
+        That is so if each one waits itself, for a later step, or if there is none.
 
         Waits of this process end as soon as their step is reached, so their steps need no look.
         The publishers that have registered last are asked first: where many begin to wait in the

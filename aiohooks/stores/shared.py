@@ -43,8 +43,9 @@ _NO_CONNECTION = (10.0, 15.0, None, None)
 
 
 class SharedStepStore(StepStore):
-    """A store that several processes share, over an engine. Each process opens its own, by the same
-    address and run.
+    """A store that several processes share, over an engine.
+
+    Each process opens its own, by the same address and run.
 
     It is opened by the first call that needs it, or by `async with`; closing it lets the others
     know that its publishers have left. Publishers and the chief hold leases: when their process
@@ -55,7 +56,7 @@ class SharedStepStore(StepStore):
     bounds both.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - options of users, by keyword
         self,
         engine: Engine,
         *,
@@ -67,8 +68,9 @@ class SharedStepStore(StepStore):
         connect_timeout: float | None = None,
         max_outage_secs: float | None = None,
     ) -> None:
-        """Check the options; connect later. Those from `lease_secs` on are for an engine behind a
-        connection.
+        """Check the options; connect later.
+
+        Those from `lease_secs` on are for an engine behind a connection.
 
         Args:
             engine: where the run is; of this store alone.
@@ -215,8 +217,10 @@ class SharedStepStore(StepStore):
     # Publishers.
 
     def publisher(self, name: str) -> Publisher:
-        """Like `StepStore.publisher`. The store is opened, and the other processes are notified, in
-        the background; `flush` waits for that.
+        """Like `StepStore.publisher`.
+
+        The store is opened, and the other processes are notified, in the background; `flush` waits
+        for that.
         """
         publisher = super().publisher(name)
         self._members.join(publisher)
@@ -304,8 +308,9 @@ class SharedStepStore(StepStore):
 
     @property
     def outage_secs(self) -> float | None:
-        """For how long the connection has been lost; None while it is there, or before it was
-        made.
+        """For how long the connection has been lost.
+
+        None while it is there, or before it was made.
         """
         lost_at = self._connection.lost_at
         return None if lost_at is None else monotonic_now()() - lost_at

@@ -118,8 +118,10 @@ class _RunLock:
 
 
 class RunDatabase:
-    """The open files of a run, of one store. No method waits for another process: it raises
-    `BlockingIOError` if another process has the lock of the run.
+    """The open files of a run, of one store.
+
+    No method waits for another process: it raises `BlockingIOError` if another process has the lock
+    of the run.
 
     SQLite's own locks are not enough for that: where a process is stopped at the wrong moment, its
     readers sleep for ten seconds before they give up. So every use of the database is under a
@@ -190,8 +192,9 @@ class RunDatabase:
         return [file_id((self._path / name).lstat()) for name in self._names]
 
     def is_gone(self) -> bool:
-        """Return whether the files are closed, or were deleted, moved or replaced: other processes
-        would not read what is written to them.
+        """Return whether the files are closed, or were deleted, moved or replaced.
+
+        Other processes would not read what is written to them.
         """
         try:
             return self._file_ids() != self._opened_ids
@@ -199,8 +202,9 @@ class RunDatabase:
             return True
 
     def register(self, process: str) -> Snapshot:
-        """Begin the run if it is new, remove dead processes, take a slot for this process, and
-        return the run.
+        """Register this process in a slot, and return the run.
+
+        The run is begun if it is new, and dead processes are removed.
         """
         with self._changing:
             self._db.executescript(_SETTINGS)  # not in a transaction: SQLite would ignore them
@@ -223,8 +227,9 @@ class RunDatabase:
         return bool(version)
 
     def leave(self) -> None:
-        """Give up the slot, and those of dead processes: perhaps no other process will be notified
-        of their end.
+        """Give up the slot, and those of dead processes.
+
+        Perhaps no other process will be notified of their end.
         """
         if self._slot >= 0:
             self.remove_dead()
@@ -266,8 +271,9 @@ class RunDatabase:
         return row
 
     def living(self) -> tuple[Snapshot, tuple[int, ...]] | None:
-        """Return the state of the run without the members that have died, and the steps that
-        processes wait for, in order; None if it has not begun. Nothing is removed.
+        """Return the run without the members that have died, and the steps that are waited for.
+
+        The steps are in order. Nothing is removed. Return None if the run has not begun.
         """
         with self._reading:
             if not self.has_begun():
@@ -362,8 +368,9 @@ class RunDatabase:
                 logger.error("%s: the waiting processes were not woken: %s", self._path, error)
 
     def _is_awaited(self, old: int, new: int, *, but: int) -> bool:
-        """Return whether a process waits for a step after `old` up to `new`; `but` is a slot that
-        does not count.
+        """Return whether a process waits for a step after `old` up to `new`.
+
+        `but` is a slot that does not count.
         """
         numbers = self._waiting()
         if len(numbers) <= self._slot:  # it was cut off, which reading the run reports

@@ -46,8 +46,9 @@ _BAD_PATH = (
 
 
 def default_directory() -> Path:
-    """Return the directory of runs that `LocalEngine` uses by default, the same for all
-    processes of this user.
+    """Return the directory of runs that `LocalEngine` uses by default.
+
+    It is the same for all processes of this user.
 
     It is `$XDG_RUNTIME_DIR/aiohooks` where a login has set that variable, otherwise
     `aiohooks-<uid>` in the directory for temporary files. Neither survives a restart of the
@@ -60,8 +61,9 @@ def default_directory() -> Path:
 
 
 def run_file_name(run: str) -> str:
-    """Return the file name of a run: different for every run, and never a path that leaves the
-    directory.
+    """Return the file name of a run, which is different for every run.
+
+    It is never a path that leaves the directory.
 
     Raises:
         InvalidArgumentError: the file name is too long.
@@ -77,8 +79,9 @@ def run_file_name(run: str) -> str:
 
 
 def make_run_directory(directory: Path | None, run: str) -> Path:
-    """Make the directory of a run, and its parents, accessible to this user only; check one that
-    exists.
+    """Make the directory of a run, and its parents, accessible to this user only.
+
+    A directory that exists is checked.
 
     Raises:
         InvalidArgumentError: it belongs to another user, is open to others, or is on a file system
@@ -136,8 +139,9 @@ def _check_private(path: Path, *, forbidden_mode: int, other_owner: int = -1) ->
 
 
 def remote_file_system(path: Path) -> str | None:
-    """Return the kind of the file system of `path` if other machines may change it too, otherwise
-    None.
+    """Return the kind of the file system of `path` if other machines may change it too.
+
+    Otherwise return None.
     """
     # `struct statfs`, whose first member is the kind, with room to spare.
     result = (ctypes.c_long * 64)()

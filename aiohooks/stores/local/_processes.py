@@ -35,8 +35,9 @@ _own_files: dict[tuple[int, int], str] = {}
 
 
 def claim_slot(directory: Path, process: str) -> tuple[int, int]:
-    """Make the file of this process in the lowest free slot; return both. The caller has the lock
-    of the run, and has removed dead processes.
+    """Make the file of this process in the lowest free slot, and return both.
+
+    The caller has the lock of the run, and has removed dead processes.
     """
     free = set(range(MAX_SLOTS)).difference(check_processes(directory))
     if not free:

@@ -1,6 +1,4 @@
-"""A step store in a SQLite database, for the processes of one machine: no server, and nothing that
-has to be started.
-"""
+"""A step store in a SQLite database, for the processes of one machine."""
 
 from __future__ import annotations
 
@@ -176,8 +174,10 @@ class LocalEngine(Engine):
         return await self._call(RunDatabase.snapshot)
 
     async def _call(self, work: Callable[[RunDatabase], T]) -> T:
-        """Call `work`. A wait for the lock is one for others, which a stop ends: another process
-        has the lock, and is stopped if that lasts.
+        """Call `work` with the open run.
+
+        A wait for the lock is one for others, which a stop ends: another process has the lock, and
+        is stopped if that lasts.
         """
         if self._run is None:
             raise StoreUnavailableError(f"the files of run {self.link.run!r} are not open")
@@ -216,8 +216,9 @@ class LocalEngine(Engine):
             self.link.spawn(self._report(RunDatabase.remove_dead), "removing the dead")
 
     def _observe(self, run: RunDatabase) -> None:
-        """Report the position, and later the state if it has changed: the caller may be about to
-        park a waiter.
+        """Report the position, and later the state if it has changed.
+
+        The caller may be about to park a waiter.
         """
         revision = None
         with contextlib.suppress(*SYSTEM_ERRORS):  # `_report` waits, or finds the error as well
@@ -281,8 +282,9 @@ def _attempt(work: Callable[[], T], outcome: asyncio.Future[T] | Future[T]) -> b
 
 
 def submit(work: Callable[[], T]) -> asyncio.Future[T]:
-    """Call `work`, immediately or in a thread as soon as the database is not locked; return its
-    result. The thread ends if that is cancelled, or when the database is closed.
+    """Call `work`, immediately or in a thread as soon as the database is not locked.
+
+    Return its result. The thread ends if that is cancelled, or when the database is closed.
 
     It is a daemon and not one of a pool, whose threads keep the interpreter from exiting: a stopped
     process may have locked the database for as long as it is stopped.

@@ -62,8 +62,10 @@ class StepActor:
         return self._state.snapshot(incarnation)
 
     async def long_poll(self, incarnation: str, poll: LongPoll) -> Snapshot | Position | None:
-        """Return the run, or only the position if nothing else is new, when the poll is satisfied,
-        its time is up, or the process sends another one.
+        """Return the run, or only the position if nothing else is new.
+
+        The answer comes when the poll is satisfied, its time is up, or the process sends another
+        one.
         """
         if incarnation != self.incarnation:
             return None

@@ -197,8 +197,9 @@ class RedisEngine(Engine):
         return self._run.state.snapshot(self._run.run_id)
 
     async def _find_run(self, known: Mark) -> FoundRun:
-        """Read the run, after making it if it is not there, or if the server has lost what this
-        process knows of it.
+        """Read the run, after making it if it is not there.
+
+        Also make it again if the server has lost what this process knows of it.
         """
         # The id of the run that has what this process knows, empty if it knows nothing.
         informed_id = self._run.run_id
@@ -337,8 +338,9 @@ class RedisEngine(Engine):
         return found
 
     async def _swap(self, found: FoundRun, run_id: str, state: RunState) -> bool:
-        """Replace the state of the run that was found; return whether no other process was
-        faster.
+        """Replace the state of the run that was found.
+
+        Return whether no other process was faster.
         """
         arguments = swap_arguments(found, run_id, state)
         version: int = await self._call_script(self._requests, "swap", *arguments)
@@ -486,8 +488,9 @@ def write_argument(write: Write) -> str:
 
 
 def swap_arguments(found: FoundRun, run_id: str, state: RunState) -> tuple[Any, ...]:
-    """Return the arguments of the script to replace the state of a run that was found; with another
-    id, the run as well.
+    """Return the arguments of the script to replace the state of a run that was found.
+
+    With another id, they replace the run as well.
     """
     return (
         found.run_id,
