@@ -147,15 +147,6 @@ class Snapshot(NamedTuple):
         return self.ready and bool(self.members or self.last_exit is None)
 
 
-class Mark(NamedTuple):
-    """How far a process knows a run to have come."""
-
-    position: Position
-    term: int = 0
-    chief: Member | None = None
-    """Who leads in this term, if anybody does."""
-
-
 # What users see of a store and of a run.
 
 

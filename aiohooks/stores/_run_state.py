@@ -5,7 +5,6 @@ There is no I/O here, and no clock.
 
 from __future__ import annotations
 
-import copy
 import functools
 import json
 from typing import Any, NamedTuple, get_type_hints
@@ -20,7 +19,6 @@ from aiohooks.stores._protocol import (
     LastExit,
     Lead,
     Leave,
-    Mark,
     Member,
     Position,
     Request,
@@ -59,12 +57,6 @@ class RunState:
         self.failure: Failure | None = None
         self.answers: dict[str, LastAnswer] = {}
 
-    def copy(self) -> RunState:
-        other = copy.copy(self)
-        other.members = self.members.copy()
-        other.answers = self.answers.copy()
-        return other
-
     def apply(self, request: Request) -> Answer:
         """Apply the request, or refuse it and change nothing."""
         if isinstance(request, Write):
@@ -83,12 +75,7 @@ class RunState:
                 self.revision += 1
         return self._answer("ok")
 
-    @property
-    def mark(self) -> Mark:
-        """How far the run has come."""
-        return Mark(self.position, self.term, self.snapshot().chief)
-
-    def succeed(self, lost: Mark) -> None:
+    def succeed(self, lost: Snapshot) -> None:
         """Take the place of a run that the engine has lost, and of which a process knew this much.
 
         Each process that knew it calls this once, in any order. The epoch becomes later than any

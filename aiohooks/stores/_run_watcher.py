@@ -14,7 +14,6 @@ from aiohooks.stores._membership import Membership
 from aiohooks.stores._protocol import (
     Expire,
     LastExit,
-    Mark,
     Member,
     Position,
     Snapshot,
@@ -137,12 +136,13 @@ class RunWatcher:
         self._seen_exit = 0  # the number of the latest exit that the registry knows
 
     @property
-    def known(self) -> Mark:
+    def known(self) -> Snapshot:
         """How far this process knows the run to have come."""
+        known = self.snapshot._replace(position=self._waits.latest)
         chief = self._members.chief
-        if chief is None or chief.term < self.snapshot.term:
-            return Mark(self._waits.latest, self.snapshot.term, self.snapshot.chief)
-        return Mark(self._waits.latest, chief.term, chief)
+        if chief is None or chief.term < known.term:
+            return known
+        return known._replace(term=chief.term, members=(chief,))
 
     def stop(self) -> None:
         self._grace.cancel()

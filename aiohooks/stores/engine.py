@@ -13,7 +13,6 @@ from aiohooks._core.clock import Clock
 from aiohooks.stores._protocol import (
     Answer,
     EngineError,
-    Mark,
     Position,
     Request,
     RunReport,
@@ -52,7 +51,7 @@ class Engine(abc.ABC):
         self.link = link
 
     @abc.abstractmethod
-    async def connect(self, known: Mark) -> Snapshot:
+    async def connect(self, known: Snapshot) -> Snapshot:
         """Connect, subscribe, and then read the run; make the run if it is not there.
 
         Report from then on.

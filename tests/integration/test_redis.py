@@ -17,7 +17,7 @@ import redis.asyncio
 
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.stores import Position, SharedStepStore
-from aiohooks.stores._protocol import Join, Mark, Member
+from aiohooks.stores._protocol import Join, Member, Snapshot
 from aiohooks.stores.redis import RedisEngine
 from aiohooks.testing.step_store import check_step_store
 from tests.support.redis_servers import KINDS, call_counts, execute, until_blocked
@@ -207,7 +207,7 @@ async def test_deleted_keys_are_found_by_a_heartbeat(server: Server, run: str) -
 
 async def test_an_older_copy_without_the_last_own_change(server: Server, run: str) -> None:
     """A copy that lacks only a change of this process, which it has not read since, is a loss."""
-    engine, unknown = shared_store(server.url, run=run)._engine, Mark(Position(1, 0))
+    engine, unknown = shared_store(server.url, run=run)._engine, Snapshot(Position(1, 0))
     await engine.connect(unknown)
     key = f"aiohooks:{{{run}}}:state"
     before: dict[str, str] = await execute(server, "HGETALL", key)

@@ -361,7 +361,7 @@ async def test_a_process_gives_back_a_lead_that_it_has_left(
     async with FakeStepStore(engine) as a:
         async with a.lead():
             await a.flush()
-            ghost = engine.run("default").mark
+            ghost = engine.run("default").snapshot()
         await a.flush()
         engine.lose_data()
         engine.run("default").succeed(ghost)

@@ -12,7 +12,7 @@ import pytest
 
 from aiohooks import open_step_store
 from aiohooks.stores import Position
-from aiohooks.stores._protocol import Mark, Write
+from aiohooks.stores._protocol import Snapshot, Write
 from aiohooks.stores.ray._actor import LongPoll, StepActor
 from aiohooks.stores.ray.store import RayEngine
 from aiohooks.testing import check_step_store, step_store_checks
@@ -70,7 +70,7 @@ async def test_a_thousand_waiters_are_one_call() -> None:
     actor.stop()
 
 
-NOTHING = Mark(Position(1, 0), 0)
+NOTHING = Snapshot(Position(1, 0), 0)
 
 
 async def test_a_process_that_did_not_connect_is_not_answered() -> None:

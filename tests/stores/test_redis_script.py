@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,10 +17,10 @@ from aiohooks.stores._protocol import (
     Failure,
     Join,
     Leave,
-    Mark,
     Member,
     Position,
     Request,
+    Snapshot,
     Write,
 )
 from aiohooks.stores._run_state import RunState
@@ -68,7 +69,7 @@ class Scripted:
         if isinstance(request, Write):
             return self.write(request, keep=keep)
         found = self.read()
-        state = found.state.copy()
+        state = copy.deepcopy(found.state)
         answer = state.apply(request)
         assert self.swap(found, state)
         return answer
@@ -94,7 +95,7 @@ def test_a_state_is_replaced_if_no_process_was_faster(client: redis.Redis) -> No
     """
     scripted = Scripted(client)
     found = scripted.read()
-    first, second = found.state.copy(), found.state.copy()
+    first, second = copy.deepcopy(found.state), copy.deepcopy(found.state)
     first.apply(Join(Member("p/1", "one", 10.0)))
     second.apply(Join(Member("q/1", "two", 10.0)))
     scripted.apply(FIRST)
@@ -110,7 +111,7 @@ def test_a_state_is_not_replaced_after_a_reset(client: redis.Redis) -> None:
     """
     scripted = Scripted(client)
     found = scripted.read()
-    state = found.state.copy()
+    state = copy.deepcopy(found.state)
     state.position = Position(3, 7)
     scripted.apply(Write("reset", 4, Position(1, 0), 0, "chief", 1))
     assert not scripted.swap(found, state)
@@ -123,7 +124,7 @@ def test_a_failure_has_the_position_of_the_server(client: redis.Redis) -> None:
     """
     scripted = Scripted(client)
     found = scripted.read()
-    failed = found.state.copy()
+    failed = copy.deepcopy(found.state)
     failed.apply(Fail("no more data"))
     scripted.apply(FIRST)
     assert scripted.swap(found, failed)
@@ -146,7 +147,7 @@ def test_a_run_that_has_lost_a_key_is_lost(client: redis.Redis, lost: int) -> No
     assert scripted.write(second).status == "lost"
     assert not scripted.swap(before, before.state)
     state = RunState()
-    state.succeed(Mark(before.state.position, 0))
+    state.succeed(Snapshot(before.state.position, 0))
     assert scripted.swap(found, state, "another")
     again = scripted.read()
     assert (again.run_id, again.state.position, again.version) == ("another", Position(2, 5), 1)

@@ -16,7 +16,6 @@ from aiohooks.stores._protocol import (
     Expire,
     Join,
     Leave,
-    Mark,
     Member,
     Position,
     Request,
@@ -96,7 +95,7 @@ async def test_a_connection_is_made_again_after_any_error(
     class Odd(FakeConnection):
         odd = False
 
-        async def connect(self, known: Mark) -> Snapshot:
+        async def connect(self, known: Snapshot) -> Snapshot:
             if self.odd:
                 self.odd = False
                 raise OSError("odd")
@@ -121,7 +120,7 @@ async def test_no_request_is_sent_before_a_connection_is_complete(
     connecting, complete = asyncio.Event(), asyncio.Event()
 
     class Connecting(FakeConnection):
-        async def connect(self, known: Mark) -> Snapshot:
+        async def connect(self, known: Snapshot) -> Snapshot:
             if self._run_id:
                 connecting.set()
                 await complete.wait()

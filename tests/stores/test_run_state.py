@@ -13,10 +13,10 @@ from aiohooks.stores._protocol import (
     Join,
     Lead,
     Leave,
-    Mark,
     Member,
     Position,
     Request,
+    Snapshot,
     Write,
 )
 from aiohooks.stores._run_state import RunState
@@ -149,7 +149,7 @@ def led(terms: int, step: int) -> RunState:
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_a_run_that_follows_a_lost_one_is_later_in_all_respects(order: tuple[int, ...]) -> None:
     """Whatever the processes knew, and in whichever order they say it, also repeatedly."""
-    marks = [Mark(Position(1, 7), 2), Mark(Position(2, 3), 0), Mark(Position(1, 9), 3)]
+    marks = [Snapshot(Position(1, 7), 2), Snapshot(Position(2, 3), 0), Snapshot(Position(1, 9), 3)]
     state = RunState()
     for number in (*order, *order):
         state.succeed(marks[number])
@@ -161,12 +161,12 @@ def test_a_run_that_follows_a_lost_one_is_later_in_all_respects(order: tuple[int
 def test_who_comes_late_does_not_move_a_run_that_continues() -> None:
     """A chief has restored an earlier step since: only the epoch may become a later one."""
     state = RunState()
-    state.succeed(Mark(Position(1, 7), 0))
+    state.succeed(Snapshot(Position(1, 7), 0))
     state.apply(Write("reset", 4, state.position, 0, "p", 1))
     revision = state.revision
-    state.succeed(Mark(Position(2, 9), 0))
+    state.succeed(Snapshot(Position(2, 9), 0))
     assert (state.position, state.revision) == (Position(3, 4), revision)
-    state.succeed(Mark(Position(5, 9), 0))
+    state.succeed(Snapshot(Position(5, 9), 0))
     assert (state.position.epoch, state.revision) == (6, revision + 1)
 
 
@@ -174,7 +174,7 @@ def test_who_comes_late_does_not_move_a_run_that_continues() -> None:
 def test_a_chief_with_a_lower_term_than_that_of_a_lost_run_leads_no_more(lost_term: int) -> None:
     """It was granted its term before anybody said that there had been later ones."""
     state = led(terms=2, step=3)
-    state.succeed(Mark(Position(1, 9), lost_term))
+    state.succeed(Snapshot(Position(1, 9), lost_term))
     write = Write("advance", 1, state.position, 2, "new", 2)
     leads = lost_term <= 2
     assert state.apply(write).status == ("ok" if leads else "stale")
@@ -186,8 +186,8 @@ def test_the_chief_of_a_lost_run_leads_on() -> None:
     """Whoever says it, and also before it is back itself; it has to initialise the run again."""
     chief = Member("old/1", "chief", 1.0, term=2, ready=True)
     state = RunState()
-    state.succeed(Mark(Position(1, 9), 1, chief._replace(id="older/1", term=1)))
-    state.succeed(Mark(Position(1, 9), 2, chief))
+    state.succeed(Snapshot(Position(1, 9), 1, members=(chief._replace(id="older/1", term=1),)))
+    state.succeed(Snapshot(Position(1, 9), 2, members=(chief,)))
     assert list(state.members) == ["old/1"]
     assert not state.snapshot().ready
     assert state.apply(Lead(Member("new/1", "standby", 1.0))).status == "busy"
@@ -202,5 +202,5 @@ def test_what_changes_nothing_is_no_new_revision() -> None:
     """Every process would read the run again."""
     state = led(terms=3, step=3)
     revision = state.revision
-    state.succeed(Mark(Position(0, 9), 3))
+    state.succeed(Snapshot(Position(0, 9), 3))
     assert state.revision == revision

@@ -12,7 +12,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.stores import SharedStepStore
-from aiohooks.stores._protocol import Answer, Join, Mark, Request, Snapshot
+from aiohooks.stores._protocol import Answer, Join, Request, Snapshot
 from aiohooks.testing import ManualClock
 from tests.stores.test_publishers import run_as
 from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
@@ -195,7 +195,7 @@ async def test_a_publisher_is_announced_no_more_where_access_is_refused(
     connections = 0
 
     class Refused(FakeConnection):
-        async def connect(self, known: Mark) -> Snapshot:
+        async def connect(self, known: Snapshot) -> Snapshot:
             nonlocal connections
             connections += 1
             raise ah.errors.StoreRefusedError("wrong password")

@@ -12,7 +12,7 @@ from typing import Any
 
 from aiohooks.errors import StoreDamagedError, StoreUnavailableError
 from aiohooks.stores import Engine, SharedStepStore
-from aiohooks.stores._protocol import Answer, Mark, Request, RunReport, Snapshot, report_of
+from aiohooks.stores._protocol import Answer, Request, RunReport, Snapshot, report_of
 from aiohooks.stores._run_state import RunState
 
 
@@ -104,7 +104,7 @@ class FakeConnection(Engine):
         self._reported: Snapshot | None = None
         self._notified: asyncio.Future[None] | None = None
 
-    async def connect(self, known: Mark) -> Snapshot:
+    async def connect(self, known: Snapshot) -> Snapshot:
         await asyncio.sleep(0)
         server, before = self.server, self._run_id
         server.check()

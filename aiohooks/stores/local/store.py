@@ -27,7 +27,6 @@ from aiohooks.stores._protocol import (
     ENGINE_ERRORS,
     Answer,
     EngineError,
-    Mark,
     Position,
     Request,
     RunReport,
@@ -98,7 +97,7 @@ class LocalEngine(Engine):
 
     # Opening and closing.
 
-    async def connect(self, known: Mark) -> Snapshot:
+    async def connect(self, known: Snapshot) -> Snapshot:
         await self.disconnect()
         try:
             self._run = run = await to_thread(self._open_files, grace_secs=5.0)

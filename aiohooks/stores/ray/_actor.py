@@ -8,7 +8,7 @@ import secrets
 from typing import NamedTuple
 
 from aiohooks._core.clock import wait_woken, wake
-from aiohooks.stores._protocol import Answer, Mark, Position, Request, Snapshot
+from aiohooks.stores._protocol import Answer, Position, Request, Snapshot
 from aiohooks.stores._run_state import RunState
 
 
@@ -41,7 +41,7 @@ class StepActor:
 
     # Remote calls.
 
-    async def connect(self, known_incarnation: str, known: Mark) -> Snapshot:
+    async def connect(self, known_incarnation: str, known: Snapshot) -> Snapshot:
         """Return the run; `known_incarnation` is empty for a process that knows none."""
         if known_incarnation not in ("", self.incarnation):
             self._state.succeed(known)

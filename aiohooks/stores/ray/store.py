@@ -9,7 +9,6 @@ from aiohooks._core.cancel import retrieve_exception, to_thread, wait_done
 from aiohooks.errors import StoreRefusedError, StoreUnavailableError, missing_extra
 from aiohooks.stores._protocol import (
     Answer,
-    Mark,
     Position,
     Request,
     RunReport,
@@ -73,7 +72,7 @@ class RayEngine(Engine):
 
     # The connection.
 
-    async def connect(self, known: Mark) -> Snapshot:
+    async def connect(self, known: Snapshot) -> Snapshot:
         actor = await to_thread(self._find_actor, grace_secs=_GRACE_SECS)
         snapshot = await self._connect(actor, self._incarnation, known)
         self._actor = actor
@@ -103,7 +102,7 @@ class RayEngine(Engine):
         except ValueError:
             return None
 
-    async def _connect(self, actor: Any, known_incarnation: str, known: Mark) -> Snapshot:
+    async def _connect(self, actor: Any, known_incarnation: str, known: Snapshot) -> Snapshot:
         found: object
         try:
             call = actor.connect.remote(known_incarnation, known)
@@ -126,7 +125,7 @@ class RayEngine(Engine):
         if actor is None:
             return None
         # A process that knows no incarnation changes nothing.
-        snapshot = await self._connect(actor, "", Mark(self.link.waits.latest))
+        snapshot = await self._connect(actor, "", Snapshot(self.link.waits.latest))
         return report_of(self.link.run, snapshot)
 
     async def disconnect(self) -> None:

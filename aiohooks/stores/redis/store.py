@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import functools
 import hashlib
 import pathlib
@@ -25,7 +26,6 @@ from aiohooks.errors import (
 from aiohooks.stores._protocol import (
     Answer,
     EngineError,
-    Mark,
     Position,
     Request,
     RunReport,
@@ -182,7 +182,7 @@ class RedisEngine(Engine):
 
     # The connections.
 
-    async def connect(self, known: Mark) -> Snapshot:
+    async def connect(self, known: Snapshot) -> Snapshot:
         try:
             self._requests = self._new_client()
             self._reads = self._new_client()
@@ -196,7 +196,7 @@ class RedisEngine(Engine):
         self._newest_version = self._run.version
         return self._run.state.snapshot(self._run.run_id)
 
-    async def _find_run(self, known: Mark) -> FoundRun:
+    async def _find_run(self, known: Snapshot) -> FoundRun:
         """Read the run, after making it if it is not there.
 
         Also make it again if the server has lost what this process knows of it.
@@ -221,14 +221,15 @@ class RedisEngine(Engine):
             found.version < self._newest_version or found.state.position < self.link.waits.latest
         )
 
-    def _successor(self, found: FoundRun, known: Mark, is_lost: bool) -> RunState:
+    def _successor(self, found: FoundRun, known: Snapshot, is_lost: bool) -> RunState:
         """Return the state of the run that has what this process knows, and what is left."""
-        state = RunState() if is_lost else found.state.copy()
+        state = RunState() if is_lost else copy.deepcopy(found.state)
         if self._run.run_id:
             state.succeed(known)
         # A part of the run may be left, which this process does not know.
-        if is_lost and found.state.mark != state.mark:
-            state.succeed(found.state.mark)
+        left = found.state.snapshot()
+        if is_lost and (left.position, left.term) != (state.position, state.term):
+            state.succeed(left)
         return state
 
     def _lose(self, reason: str) -> StoreUnavailableError:
@@ -317,7 +318,7 @@ class RedisEngine(Engine):
         lost_races = 0
         while True:
             found = await self._read_known()
-            state = found.state.copy()
+            state = copy.deepcopy(found.state)
             answer = state.apply(request)
             if await self._swap(found, found.run_id, state):
                 return answer

@@ -21,7 +21,6 @@ from aiohooks.stores._protocol import (
     Join,
     Lead,
     Leave,
-    Mark,
     Member,
     Request,
     Snapshot,
@@ -59,7 +58,7 @@ class WatchedConnection(FakeConnection):
         await self.fixture.pause("answer", 1)
         return answer
 
-    async def connect(self, known: Mark) -> Snapshot:
+    async def connect(self, known: Snapshot) -> Snapshot:
         snapshot: Snapshot = await self._slowly(super().connect(known))
         self.connected = True
         return snapshot

@@ -7,6 +7,7 @@ them repeated or out of date, and must give the same answers and states.
 
 from __future__ import annotations
 
+import copy
 import random
 import sys
 import tempfile
@@ -54,7 +55,7 @@ class Script:
         if isinstance(request, Write):
             return engine.parse_answer(self._call("write", engine.write_argument(request)))
         found = self._read()
-        state = found.state.copy()
+        state = copy.deepcopy(found.state)
         answer = state.apply(request)
         assert self._swap(found, state)
         return answer

@@ -18,7 +18,7 @@ from aiohooks.session import creators
 from aiohooks.session.feeds import FeedsAhead, SessionFeeds
 from aiohooks.stores._connection import Writes
 from aiohooks.stores._membership import Membership
-from aiohooks.stores._protocol import Mark, Member, Position
+from aiohooks.stores._protocol import Member, Position, Snapshot
 from aiohooks.stores._run_state import RunState
 from aiohooks.stores._run_watcher import RunWatcher, Silence
 from aiohooks.stores._waiting import WaitRegistry
@@ -79,13 +79,13 @@ def _do_nothing(*args: Any) -> None:
 
 
 @bug(RunState, "succeed")
-def terms_begin_again(succeed: Method, self: RunState, lost: Mark) -> None:
+def terms_begin_again(succeed: Method, self: RunState, lost: Snapshot) -> None:
     """Findings 02 and 03: after a loss the terms begin again."""
     succeed(self, lost._replace(term=0))
 
 
 @bug(RunState, "succeed")
-def the_epoch_stays(succeed: Method, self: RunState, lost: Mark) -> None:
+def the_epoch_stays(succeed: Method, self: RunState, lost: Snapshot) -> None:
     """After a loss the step falls within an epoch."""
     succeed(self, lost._replace(position=Position(0, 0)))
 
