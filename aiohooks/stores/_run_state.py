@@ -218,8 +218,8 @@ class RunState:
         try:
             fields = json.loads(data)
             for name in ("position", "term", "leader", "ready", "revision", "losses", "exits"):
-                kind = type(getattr(state, name))
-                setattr(state, name, _decoded(kind, fields[name]))
+                default: Any = getattr(state, name)
+                setattr(state, name, _decoded(type(default), fields[name]))
             members = [_decoded(Member, member) for member in fields["members"]]
             state.members = {member.id: member for member in members}
             if fields["last_exit"] is not None:
