@@ -322,14 +322,11 @@ class RunLock(Waiting):
         """
         self.check_entered()
         state = self._state
-        if state.phase == "closing" and state.owns(current_task()):
+        is_hook = state.is_part_of_call()
+        if state.phase == "closing" and not is_hook:
             raise StopRequestedError("the session has ended")
         if state.phase != "open":
-            how = (
-                "make a new one"
-                if state.phase == "closed"
-                else "a hook runs the raw session that it was given"
-            )
+            how = "a hook runs the raw session that it was given" if is_hook else "make a new one"
             raise SessionClosedError(f"this session is {state.phase}; {how}")
         if state.recovery_error is not None:
             raise RecoveryExhaustedError(

@@ -137,11 +137,11 @@ class Shutdown:
         gets it as a note.
         """
         what = f"{self._state.label}: a background task failed"
-        for owner in self._state.owners:
-            if owner.raised or not owner.errors or owner.errors[0] is primary:
+        for failure in self._state.failures():
+            owner = next(one for one in self._state.owners if one.failed_with(failure))
+            if owner.raised or failure is primary:
                 continue
-            owner.raised = True
-            failure = owner.errors[0]
+            owner.raised = True  # its later failures were logged when they happened
             if primary is not None:
                 add_note(primary, f"a background task had failed: {safe_repr(failure)}")
                 logger.error("%s", what, exc_info=failure)

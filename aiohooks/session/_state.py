@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, new_task, running_loop
 from aiohooks._core.clock import TimerHandle, current_clock, monotonic_now, wait_woken, wake
-from aiohooks._core.contexts import leave_run
+from aiohooks._core.contexts import current_run, leave_run
 from aiohooks._core.diagnostics import Awaited, is_task, logger, secs_text
 from aiohooks._core.observers import Observer, observing
 from aiohooks._core.overlap import Overlap, RunWaits, Wait, close_unawaited
@@ -127,6 +127,7 @@ class SessionState:
         """Those that wait for something to be requested, or for the last task to end, and for
         what.
         """
+        self._failures: list[BaseException] = []
         self._drain_limits: list[float] = []  # in seconds; requested, and not begun yet
         self._drain_timers: list[TimerHandle] = []
 
@@ -141,8 +142,15 @@ class SessionState:
         return (self.whole,) if self.current is self.whole else (self.current, self.whole)
 
     def failures(self) -> list[BaseException]:
-        """Return the failures of the background tasks, first those of the raw session."""
-        return [error for owner in self.owners for error in owner.errors]
+        """Return the failures of the background tasks, in the order of their occurrence."""
+        owners = self.owners
+        return [
+            error for error in self._failures if any(owner.failed_with(error) for owner in owners)
+        ]
+
+    def note_failure(self, error: BaseException) -> None:
+        """Remember the order in which background tasks fail; those of replaced sessions go."""
+        self._failures = [*self.failures(), error]
 
     def owns(self, task: asyncio.Task[Any]) -> bool:
         """Return whether `task` is a background task of the session."""
@@ -155,9 +163,23 @@ class SessionState:
         return self.is_recoverable(error) and not self.whole.failed_with(error)
 
     def mark_raised(self, error: BaseException) -> None:
-        """Note that `error` is raised, if it is a failure of a background task."""
+        """Note that `error` is raised, if it is a failure of a background task.
+
+        A background task that gets the failure of another one passes it on to nobody: only code
+        outside of the session's own tasks can handle it.
+        """
+        caller = None if running_loop() is None else asyncio.current_task()
+        if caller is not None and self.owns(caller):
+            return
         for owner in self.owners:
             owner.raised = owner.raised or owner.failed_with(error)
+
+    def is_part_of_call(self) -> bool:
+        """Return whether this code is part of a run of the session, or of its end: of a hook."""
+        run = current_run()
+        while run is not None and run.session is not self:
+            run = run.outer
+        return run is not None
 
     def end_run(self, cause: BaseException) -> None:
         """End the run in progress with `cause`."""
@@ -446,7 +468,8 @@ class TaskOwner:
                     safe_repr(lost),
                 )
             close_unawaited(awaitable)
-            state.mark_raised(raised)
+            if not state.is_part_of_call():
+                state.mark_raised(raised)
             raise
         finally:
             state.stoppable.pop(wait, None)
@@ -458,8 +481,9 @@ class TaskOwner:
         that ends it too.
         """
         state = self.state
-        if failures := self.errors or state.whole.errors:
-            return failures[0]
+        for failure in state.failures():
+            if self.failed_with(failure) or state.whole.failed_with(failure):
+                return failure
         return (
             state.stop_error()
             if self.should_stop() or (drain and state.drain_reason is not None)
@@ -560,6 +584,7 @@ class TaskOwner:
         # The waits end before anything is said about the error: that calls the error's own methods.
         first = not self.errors
         self.errors.append(error)
+        state.note_failure(error)
         if not state.stopped and (self is state.whole or not state.is_recoverable(error)):
             state.stop_reason = described
             state.stopped = True
@@ -574,7 +599,7 @@ class TaskOwner:
     def raise_failure(self) -> None:
         """Raise the first failure, if there is one."""
         if self.errors:
-            self.raised = True
+            self.state.mark_raised(self.errors[0])
             raise_unchanged(self.errors[0])
 
     def cancel_tasks(self, why: str) -> None:

@@ -111,6 +111,16 @@ class SessionFeeds:
         )  # a session of another class may have none
         return any(each is one.feeds for each in tracked.values())
 
+    def tracked_loaders(self, feeds: object) -> list[str]:
+        """Return the names of tracked objects that other feeds may take elements from."""
+        tracked: Mapping[str, object] = getattr(self.state.session, "tracked", {})
+        own = [feeds, *(source.feeds for source in self.sources)]
+        return [
+            name
+            for name, value in tracked.items()
+            if _is_loader(value) and not any(value is used for used in own)
+        ]
+
     def state_of(self, one: Stateful) -> Any:
         """Return the state of a tracked object: of feeds that are taken ahead, the one behind what
         was used.
@@ -191,6 +201,12 @@ class SessionFeeds:
         logger.warning("%s: %s", self.state.label, text)
 
 
+def _is_loader(value: object) -> bool:
+    """Return whether a tracked object gives elements; a model may be iterable, and is called."""
+    is_iterable = isinstance(value, (AsyncIterable, Iterable))
+    return is_iterable and not callable(value) and not hasattr(value, "__getitem__")
+
+
 def source_of(
     session: SessionFeeds,
     feeds: Feeds | None,
@@ -253,6 +269,14 @@ def source_of(
         return earlier
     if not (isinstance(feeds, AsyncIterable) or prefetch or thread or is_stateful(what)):
         return PlainFeeds(session, what, earlier)
+    loaders = [] if is_stateful(what) or not prefetch else session.tracked_loaders(what)
+    if loaders:
+        raise InvalidArgumentError(
+            f"prefetch is {prefetch}, and feeds is {safe_repr(what)}, which has no state, while"
+            f" {', '.join(map(repr, loaders))} is tracked and iterable: elements that the feeds"
+            " have taken ahead of it would be skipped when the run is resumed; give the tracked"
+            " object itself as feeds=, or leave prefetch= out"
+        )
     if earlier and earlier.unused:
         raise InvalidArgumentError(
             f"feeds is {safe_repr(what)}, of which a loop without prefetch= and thread= has taken"
@@ -300,6 +324,25 @@ class Source:
         )
         return True
 
+    def log_after_stop(self, error: Exception) -> None:
+        """Log an error of the feeds, if a stop was requested before: they end then. Else raise it.
+
+        What has stopped the session has often stopped the feeds, too, such as a signal to all
+        processes of a group.
+        """
+        if not self._state.whole.should_stop():
+            raise_unchanged(error)
+        logger.error(
+            "%s: the feeds %s failed after the stop, which ends the session as usual: %s",
+            self._state.label,
+            safe_repr(self.feeds),
+            safe_repr(error),
+            exc_info=error,
+        )
+
+    def loop_ended(self) -> None:
+        """Called when a loop over the feeds has ended."""
+
     def put_back(self, element: Any) -> None:
         """Make an element the next one again: the run that got it has changed nothing."""
         self.left.appendleft(element)
@@ -329,6 +372,9 @@ class PlainFeeds(Source):
             with observing(self._state.observers, "feed", "next feed"):
                 return next(self._iterator)
         except StopIteration:
+            raise StopAsyncIteration from None
+        except Exception as error:
+            self.log_after_stop(error)
             raise StopAsyncIteration from None
 
 
@@ -521,7 +567,7 @@ class FeedsAhead(Source, Waiting):
         """Return the next element, for a run of the current task."""
         if not self.left and self._failure is not None:
             error, self._failure = self._failure, None
-            raise_unchanged(error)
+            self.log_after_stop(error)
         if not self.left:
             if not self.in_use and self in self._session.ahead:
                 self._session.ahead.remove(
@@ -531,6 +577,15 @@ class FeedsAhead(Source, Waiting):
         taken = self.in_use[current_task()] = self.left.popleft()
         self._changes.wake()
         return taken.element
+
+    def loop_ended(self) -> None:
+        error, self._failure = self._failure, None
+        if error is None:
+            return
+        try:
+            self.log_after_stop(error)
+        except Exception:
+            self._failure = error  # another loop over the same feeds gets it
 
     def put_back(self, element: Any) -> None:
         taken = self.in_use.pop(current_task(), None)
@@ -610,6 +665,7 @@ class FeedsAhead(Source, Waiting):
             pass  # the loop that asks for elements gets it as well
         finally:
             self._reader = None
+            self.loop_ended()
             if not used and self._stateful is not None:
                 self._stateful.load_state_dict(self._asked_state)
                 self._number = self.left[0].number if self.left else self._number
@@ -623,14 +679,13 @@ class FeedsAhead(Source, Waiting):
             aiter(self.feeds) if isinstance(self.feeds, AsyncIterable) else iter(self.feeds)
         )
         try:
-            while await self._take_next(iterator):
-                pass
+            try:
+                while await self._take_next(iterator):
+                    pass
+            finally:
+                await self._close(iterator)
         except Exception as error:
-            if self._state.whole.should_stop():
-                raise
             self._failure = error
-        finally:
-            await self._close(iterator)
         self._ended = True
         self._changes.wake()
         while self.left:  # their states are known until they are used
@@ -651,6 +706,9 @@ class FeedsAhead(Source, Waiting):
             self._taking = True
             try:
                 note(next(iterator, _END))
+            except Exception as error:
+                self._failure = error  # the wait for a thread may have been cancelled
+                raise
             finally:
                 self._taking = False
 

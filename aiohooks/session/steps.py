@@ -273,6 +273,7 @@ class _Loop(AsyncIterator[T_co]):
         except BaseException as error:
             if self._source is not None:
                 self._feeds.keep(self._source)
+                self._source.loop_ended()
             if not isinstance(error, (StopAsyncIteration, StopRequestedError)):
                 raise
             state, loops = self._feeds.state, self._feeds.loops

@@ -579,3 +579,66 @@ async def test_statements_without_async_say_what_to_write() -> None:
     async with session:
         with pytest.raises(TypeError, match="write `async for`"):
             list(session.steps())
+
+
+# -- feeds that fail as the session stops
+
+
+def failing_loader(stop: Any, error: Exception) -> Iterator[int]:
+    """Give an element, then fail for the reason for which the session is stopped."""
+    yield 1
+    stop("SIGTERM")
+    raise error
+
+
+async def failing_stream(stop: Any, error: Exception) -> AsyncIterator[int]:
+    for element in failing_loader(stop, error):
+        yield element
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize(
+    ("feeds", "thread"), [(failing_loader, False), (failing_loader, True), (failing_stream, False)]
+)
+async def test_feeds_that_fail_after_a_stop_end_the_session_as_usual(
+    feeds: Any, thread: bool, prefetch: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever stopped the session has often stopped what feeds it, too: `end` is called, so that
+    nothing is lost, and the error is logged.
+    """
+    error, hook = RuntimeError("a worker of the loader was killed"), RecordingHook()
+
+    async def use(session: ah.AsyncMonitoredSession) -> None:
+        source = feeds(session.request_stop, error)
+        await use_up(session.steps("batch", feeds=source, prefetch=prefetch, thread=thread))
+
+    session = ah.AsyncMonitoredSession(same, [hook])
+    assert await outcome(session, use) is None
+    assert (session.stop_reason, hook.phases()[-2:]) == ("SIGTERM", ["end", "close"])
+    (record,) = [one for one in caplog.records if one.levelname == "ERROR"]
+    assert record.exc_info is not None
+    assert record.exc_info[1] is error
+    assert "failed after the stop" in record.getMessage()
+
+
+async def test_feeds_around_a_tracked_loader_are_not_prefetched(tmp_path: Path) -> None:
+    """What they have taken ahead would be skipped when the run is resumed, without a word."""
+    loader, other = Loader(), Loader()
+
+    async def around(loader: Loader) -> AsyncIterator[int]:
+        async for element in loader:
+            yield 2 * element
+
+    creator = ah.ChiefSessionCreator(
+        same, scaffold=ah.Scaffold(tracked={"data": loader}), checkpoint_dir=tmp_path
+    )
+    async with ah.AsyncMonitoredSession(creator) as session:
+        with invalid("prefetch is 2", "'data' is tracked and iterable", "leave prefetch= out"):
+            session.steps("batch", feeds=around(loader), prefetch=2)
+        first = session.steps("batch", feeds=around(loader))
+        assert await anext(aiter(first)) == 0
+        own = session.steps("batch", feeds=loader, prefetch=2)
+        assert await anext(aiter(own)) == 1
+        # The loader is fed itself: what else is prefetched does not take from it.
+        beside = session.steps("batch", feeds=around(other), prefetch=2)
+        assert await anext(aiter(beside)) == 0
