@@ -25,7 +25,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, new_task, running_loop
 from aiohooks._core.clock import TimerHandle, current_clock, monotonic_now, wait_woken, wake
 from aiohooks._core.contexts import current_run, leave_run
-from aiohooks._core.diagnostics import Awaited, is_task, logger, secs_text
+from aiohooks._core.diagnostics import Awaited, is_task, logger, secs_text, task_wait
 from aiohooks._core.observers import Observer, observing
 from aiohooks._core.overlap import Overlap, RunWaits, Wait, close_unawaited
 from aiohooks._core.validate import check_instance, check_secs
@@ -165,7 +165,7 @@ class SessionState:
     def mark_raised(self, error: BaseException) -> None:
         """Note that `error` is raised, if it is a failure of a background task.
 
-        A background task that gets the failure of another one passes it on to nobody: only code
+        A background task that gets the failure of another one does not pass it on: only code
         outside of the session's own tasks can handle it.
         """
         caller = None if running_loop() is None else asyncio.current_task()
@@ -650,8 +650,9 @@ async def end_tasks(
     """Wait `stop_grace_secs`, if not 0, for the tasks of all these, cancel them, wait
     `cancel_grace_secs`, then warn.
 
-    Tasks that they start meanwhile are part of it. `why` is the message of the cancellation;
-    `what`, in messages, the session and what it is doing.
+    The first wait ends early if all tasks that are left wait for queues: none of them can wake
+    another. Tasks that they start meanwhile are part of it. `why` is the message of the
+    cancellation; `what`, in messages, the session and what it is doing.
     """
 
     def described() -> dict[object, str]:
@@ -663,8 +664,18 @@ async def end_tasks(
         return await owners[0].wait_for(lambda: not any(owner.tasks for owner in owners), secs)
 
     with LongWaitLog(what, described):
-        if stop_grace_secs > 0 and await ended(stop_grace_secs):
-            return
+        now = current_clock().now
+        began = now()
+        for look in (*_LOOKS_SECS, stop_grace_secs):
+            left = began + min(look, stop_grace_secs) - now()
+            if left > 0 and await ended(left):
+                return
+            tasks = [task for owner in owners for task in owner.tasks]
+            if now() - began < stop_grace_secs and all(map(waits_for_queue, tasks)):
+                names = "; ".join(described().values())
+                text = "%s: cancelled early, as no other task is left that uses their queues: %s"
+                logger.info(text, what, names)
+                break
         for owner in owners:
             owner.cancel_tasks(why)
         if not await ended(cancel_grace_secs):
@@ -672,6 +683,19 @@ async def end_tasks(
             logger.warning(
                 "%s: still active %s s after their cancellation: %s", what, cancel_grace_secs, names
             )
+
+
+_LOOKS_SECS = (0.05, 0.2, 1.0)
+"""When to look, after a stop, whether all tasks that are left wait for queues."""
+_QUEUE_METHODS = frozenset(
+    method.__code__ for method in (asyncio.Queue.put, asyncio.Queue.get, asyncio.Queue.join)
+)
+
+
+def waits_for_queue(task: asyncio.Task[Any]) -> bool:
+    """Return whether a task waits in a method of a queue."""
+    frames = task_wait(task).frames
+    return bool(frames) and frames[-1].f_code in _QUEUE_METHODS
 
 
 # -- the producers of a wait: tasks without which it would never end

@@ -57,7 +57,7 @@ async def runs(session: ah.AsyncMonitoredSession) -> None:
 OTHERS = [waits_in_session, waits_in_coordinator, gives_up, looks_for_failures, runs]
 
 
-# -- how the block goes on meanwhile
+# -- what the block does meanwhile
 
 
 async def works(session: ah.AsyncMonitoredSession) -> None:

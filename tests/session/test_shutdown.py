@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -25,6 +25,7 @@ from tests.support.sessions import (
     recovery_policy,
 )
 from tests.support.waiting import (
+    advance_clock,
     cancels_left,
     fail,
     forever,
@@ -484,3 +485,61 @@ async def test_the_session_stays_readable_in_close_after_a_cancel(phase: str) ->
     task.cancel()
     assert isinstance(await task, asyncio.CancelledError)
     assert hook.closed_with == [(asyncio.CancelledError, 7, 0, True)]
+
+
+# -- a stop is quick
+
+
+async def put_forever(queue: asyncio.Queue[int]) -> None:
+    while True:
+        await queue.put(1)
+
+
+async def get_forever(queue: asyncio.Queue[int]) -> None:
+    while True:
+        await queue.get()
+
+
+@pytest.mark.parametrize("work", [put_forever, get_forever])
+async def test_tasks_that_only_queues_could_wake_are_cancelled_early(
+    work: Callable[[asyncio.Queue[int]], Coroutine[Any, Any, None]],
+    clock: ManualClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nothing uses their queues any more: the grace period would pass for nothing."""
+    caplog.set_level("INFO")
+    session = doubling(name="trainer")
+    async with session:
+        tasks = [session.start_soon(work, asyncio.Queue[int](1), name="pump") for _ in range(2)]
+        await ticks()
+        ending = asyncio.create_task(session.aclose())
+        await ticks()
+        await advance_clock(clock, 0.3)
+        await ending
+    assert all(task.cancelled() for task in tasks)
+    assert "cancelled early, as no other task is left that uses their queues" in caplog.text
+
+
+async def test_a_task_that_may_use_a_queue_gives_the_others_their_time(clock: ManualClock) -> None:
+    """It is no business of the session what a task that works will do with a queue."""
+    queue, released = asyncio.Queue[int](1), asyncio.Event()
+
+    async def work() -> None:
+        await released.wait()
+        for _ in range(3):
+            await queue.get()
+
+    async def produce() -> None:
+        for number in range(3):
+            await queue.put(number)
+
+    async with doubling() as session:
+        tasks = [session.start_soon(produce), session.start_soon(work)]
+        await ticks()
+        ending = asyncio.create_task(session.aclose())
+        await ticks()
+        await advance_clock(clock, 5)
+        assert not ending.done()
+        released.set()
+        await ending
+    assert not any(task.cancelled() for task in tasks)
