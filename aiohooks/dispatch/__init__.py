@@ -1,12 +1,12 @@
 """Calling several hooks as one, with or without a session.
 
-hook        what a registration says: order, time limit, error handling, background calls
+hook        registrations of hooks: order, time limit, error handling, background calls
+plain       plain functions where coroutine functions are called, and annotations
 calls       calls in order groups: those that cannot wait in turn, the others concurrently
 background  calls that are queued and run beside what follows
-lifecycle   hook interfaces: the methods of a class that hooks can implement, and the checks of
-            hooks
+interface   hook interfaces: the methods of a class that hooks can implement, how their results are
+            combined, and the checks of hooks
 answers     one result of several hooks, for each kind of method
-plain       plain functions where coroutine functions are called
 composite   the object that stands for the hooks of a group
 group       HookGroup and compose: one object that stands for several hooks; compose_functions
 """
@@ -14,7 +14,7 @@ group       HookGroup and compose: one object that stands for several hooks; com
 from aiohooks.dispatch.calls import HookStatus
 from aiohooks.dispatch.group import ComposedFunctions, HookGroup, compose, compose_functions
 from aiohooks.dispatch.hook import Hook, HookRegistration, configure, in_order
-from aiohooks.dispatch.lifecycle import chain, point, wrap
+from aiohooks.dispatch.interface import chain, end_chain, point, wrap
 
 __all__ = [
     "ComposedFunctions",
@@ -26,6 +26,7 @@ __all__ = [
     "compose",
     "compose_functions",
     "configure",
+    "end_chain",
     "in_order",
     "point",
     "wrap",

@@ -1,23 +1,22 @@
-"""One result of several hooks, for each kind of method (`lifecycle.Point.how`).
+"""One result of several hooks, for each kind of method (`interface.Point.how`).
 
-Target    what a method calls
-wrapped   each wrapping hook calls the next one, and the last of them what is wrapped
-observe   calls the hooks that only observe, before the others
-answer    calls the others, and returns the one result: the only one, the first, the last of a
-          chain, or all as one
+Target      what a method calls
+wrapped     each wrapping hook calls the next one, and the last of them the wrapped call
+observe     calls the hooks that only observe, before the others
+answer      calls the others, and returns the one result: the only one, the first, the last of a
+            chain, or all as one
+own_method  the method of the class itself, which is called where no hook has a result
 
 A plain function is called as a coroutine function that cannot wait.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
-import operator
 from asyncio import CancelledError
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 from aiohooks._core.clock import current_clock
 from aiohooks._core.diagnostics import logger
@@ -30,7 +29,7 @@ from aiohooks.dispatch.calls import (
     call_groups,
     order_groups,
 )
-from aiohooks.dispatch.lifecycle import Point
+from aiohooks.dispatch.interface import ChainEnd, Point, wraps_others
 from aiohooks.errors import (
     HookCancelledError,
     InvalidArgumentError,
@@ -42,6 +41,7 @@ from aiohooks.errors import (
 
 Keywords = Mapping[str, Any]
 Arguments = tuple[tuple[Any, ...], Keywords]
+Bind = Callable[[RegisteredHook, str], Method]
 
 
 class Target(NamedTuple):
@@ -50,65 +50,83 @@ class Target(NamedTuple):
     point: Point
     groups: tuple[OrderGroup, ...]
     until_answered: tuple[OrderGroup, ...]
-    """The same calls, one by one or those that race, where a result decides what is called next."""
+    """The same calls, where a result decides what is called next: separate, or those that race."""
     wrappers: tuple[OrderGroup, ...]
-    """The hooks that wrap the calls of the others, one by one."""
+    """The hooks that wrap the calls of the others, a group for each."""
     observers: tuple[OrderGroup, ...]
     """The calls of hooks whose results do not count."""
+    once: tuple[RegisteredHook, ...]
+    """The hooks that take part in one call only."""
     quick: OrderGroup | None
     """All calls, if nothing else is to be done than to make them, and none may wait."""
 
     @property
     def may_wait(self) -> bool:
-        """Whether one of the calls may wait."""
+        """Whether a call may wait."""
         return not all(group.in_turn for group in (*self.groups, *self.wrappers, *self.observers))
 
 
 def make_target(
-    each: Point,
+    point: Point,
     hooks: Iterable[RegisteredHook],
     grace_secs: float,
-    bind: Callable[[RegisteredHook, str], Method],
+    bind: Bind,
     *,
     is_reverse: bool = False,
 ) -> Target:
-    """Return what a method calls; `bind` queues background calls. With `is_reverse` the last hook
-    is the first.
+    """Return what a method calls.
+
+    Args:
+        point: the method.
+        hooks: the hooks that implement it, in registration order.
+        grace_secs: how long cancelled calls may take to end.
+        bind: returns the function that is called for a hook, which may queue the call.
+        is_reverse: whether the last hook is the first.
     """
     step = -1 if is_reverse else 1
-
-    def singles(
-        hooks: list[RegisteredHook], bind: Callable[[RegisteredHook, str], Method]
-    ) -> tuple[OrderGroup, ...]:
-        return tuple(
-            OrderGroup(each.name, [one], grace_secs, bind=bind, wraps=hooks is wrappers)
-            for one in hooks
-        )
-
-    hooks = sorted(hooks, key=lambda one: one.registration.order)[::step]
-    wraps, in_turn, races = each.how == "wrap", each.how in ("first", "chain"), each.how == "race"
-    wrappers = [
-        one for one in hooks if wraps or inspect.isasyncgenfunction(getattr(one.hook, each.name))
-    ]
-    observers = [one for one in hooks if each.how != "none" and one.registration.observer]
-    callees = [one for one in hooks if one not in wrappers and one not in observers]
-    if not each.is_async:
+    hooks = sorted(hooks, key=lambda registered: registered.registration.order)[::step]
+    if not point.is_async:
         bind = _plain
-    elif each.how != "none":
+    elif point.how != "none":
         bind = bound_method
-    together = OrderGroup(each.name, callees, grace_secs, bind=bind)
-    is_one_call = each.how == "none" or (each.does_nothing and not in_turn and not races)
-    is_quick = callees and together.in_turn and not wrappers and not observers and is_one_call
-    groups = order_groups(each.name, callees, grace_secs, bind)[::step]
-    for group in groups if races else ():
-        group.in_turn = False  # one that has a result ends the others
+    wrappers: list[RegisteredHook] = []
+    observers: list[RegisteredHook] = []
+    callees: list[RegisteredHook] = []
+    for registered in hooks:
+        if point.how == "wrap" or wraps_others(getattr(registered.hook, point.name)):
+            wrappers.append(registered)
+        elif registered.registration.observer and point.how != "none":
+            observers.append(registered)
+        else:
+            callees.append(registered)
+    groups = order_groups(point.name, callees, grace_secs, bind)[::step]
+    until_answered: tuple[OrderGroup, ...] = ()
+    if point.how in ("first", "chain"):
+        until_answered = tuple(
+            OrderGroup(point.name, [registered], grace_secs, bind=bind) for registered in callees
+        )
+    elif point.how == "race":
+        until_answered = groups
+        for group in groups:
+            group.in_turn = False  # a call that has a result ends the others
+    bind_wrapper = bound_method if point.how == "wrap" else _generator_call
+    once = tuple(registered for registered in hooks if registered.registration.once)
+    all_calls = OrderGroup(point.name, callees, grace_secs, bind=bind)
+    is_simple = point.how == "none" or (
+        point.how in ("any", "one", "together") and point.does_nothing
+    )
+    is_quick = is_simple and all_calls.in_turn and bool(callees)
     return Target(
-        each,
+        point,
         groups,
-        singles(callees, bind) if in_turn else groups if races else (),
-        singles(wrappers, bound_method if wraps else _wrapping),
-        order_groups(each.name, observers, grace_secs, bind)[::step],
-        together if is_quick else None,
+        until_answered,
+        tuple(
+            OrderGroup(point.name, [registered], grace_secs, bind=bind_wrapper, wraps=True)
+            for registered in wrappers
+        ),
+        order_groups(point.name, observers, grace_secs, bind)[::step],
+        once,
+        all_calls if is_quick and not (wrappers or observers or once) else None,
     )
 
 
@@ -126,29 +144,46 @@ def _plain(registered: RegisteredHook, method: str) -> Method:
     return as_coroutine_function(getattr(registered.hook, method))
 
 
+# -- results
+
+
 async def answer(target: Target, own: Method, args: tuple[Any, ...], keywords: Keywords) -> Any:
     """Call the hooks that do not wrap, and return the one result; where no hook has one, that of
     `own`, of the class itself.
     """
-    each, given = target.point, (args, keywords)
-    if target.until_answered:
-        for group in target.until_answered:
-            answer = _first(
-                await call_groups((group,), *given, calls_as=_Race if each.how == "race" else None)
-            )
-            if answer is not None:
-                if each.how != "chain":
-                    return answer
-                given = _with_argument(each, *given, answer)
-        answer = _argument(each, *given) if each.how == "chain" else None
-    else:
-        answer = only_answer(target, await call_groups(target.groups, args, keywords))
-    is_answered = (
-        bool(target.groups) if each.calls_next else each.how == "none" or each.does_nothing
-    )
-    if answer is None and not is_answered:
+    point = target.point
+    if not target.groups:
         return await own(*args, **keywords)
-    return answer
+    if point.how == "chain":
+        result = await _chained(target, args, keywords)
+    elif target.until_answered:
+        result = await _first_result(target, args, keywords)
+    else:
+        result = only_answer(target, await call_groups(target.groups, args, keywords))
+    # A hook that calls the next one itself may return None.
+    is_answered = point.how == "none" or point.does_nothing or point.calls_next
+    if result is None and not is_answered:
+        return await own(*args, **keywords)
+    return result
+
+
+async def _chained(target: Target, args: tuple[Any, ...], keywords: Keywords) -> Any:
+    for group in target.until_answered:
+        (result,) = await call_groups((group,), args, keywords)
+        if isinstance(result, ChainEnd):
+            return result.value
+        if result is not None:
+            args, keywords = _with_argument(target.point, args, keywords, result)
+    return _argument(target.point, args, keywords)
+
+
+async def _first_result(target: Target, args: tuple[Any, ...], keywords: Keywords) -> Any:
+    calls_as = _Race if target.point.how == "race" else None
+    for group in target.until_answered:
+        result = _first(await call_groups((group,), args, keywords, calls_as=calls_as))
+        if result is not None:
+            return result
+    return None
 
 
 def only_answer(target: Target, answers: Sequence[Any]) -> Any:
@@ -158,27 +193,22 @@ def only_answer(target: Target, answers: Sequence[Any]) -> Any:
         InvalidHookError: one of several hooks returned a result, and nothing says what that means;
             or results cannot be merged.
     """
-    each = target.point
-    if each.how == "none":
-        if answers.count(None) < len(answers):
+    point = target.point
+    if point.how == "none":
+        if _first(answers) is not None:
             _log_dropped(target.groups, answers, "the method returns None")
         return None
-    if each.how == "together":
+    if point.how == "together":
         return _first(answers)
-    if each.how == "merge":
-        names = (call.name for group in target.groups for call in group.calls)
-        return _merged(
-            [
-                (name, answer)
-                for name, answer in zip(names, answers, strict=True)
-                if answer is not None
-            ]
-        )
+    if point.how == "all":
+        return [*answers]
+    if point.how == "merge":
+        names = [call.name for group in target.groups for call in group.calls]
+        return _merged(point, names, answers)
     if len(answers) > 1 and _first(answers) is not None:
         raise InvalidHookError(
-            f"several hooks implement {each.name}, and it returned {answers!r}; say what is its"
-            " result: "
-            f'results="first", or {{"{each.name}": "first"}}'
+            f"several hooks returned a result of {point.label}: {safe_repr(answers)}; say which one"
+            f" counts: {point.advice}"
         )
     return answers[0] if answers else None
 
@@ -188,42 +218,41 @@ def _first(answers: Sequence[Any]) -> Any:
 
 
 def _log_dropped(groups: Sequence[OrderGroup], answers: Sequence[Any], reason: str) -> None:
-    calls = (
-        (one, call.name)
-        for group in groups
-        for one, call in zip(group.hooks, group.calls, strict=True)
-    )
-    for (one, who), answer in zip(calls, answers, strict=True):
-        one.log_dropped(who, answer, reason)
+    remaining = iter(answers)
+    for group in groups:
+        for registered, call in zip(group.hooks, group.calls, strict=True):
+            registered.log_dropped(call.name, next(remaining), reason)
 
 
-def _merged(answers: list[tuple[str, Any]]) -> Any:
-    for name, answer in answers:
-        first, like = answers[0]
-        if type(answer) not in (list, tuple, dict) or type(answer) is not type(like):
-            wanted = (
-                "a list, tuple or dict"
-                if answer is like
-                else f"a {type(like).__name__} as {first} does"
-            )
+def _merged(point: Point, names: Sequence[str], answers: Sequence[Any]) -> Any:
+    """Join results in a new list, tuple or dict."""
+    given = [pair for pair in zip(names, answers, strict=True) if pair[1] is not None]
+    if not given:
+        return point.empty() if point.does_nothing else None
+    first, like = given[0]
+    for name, result in given:
+        if type(result) not in (list, tuple, dict) or type(result) is not type(like):
+            wanted = f"a {type(like).__name__} as {first} does"
+            if result is like:
+                wanted = "a list, tuple or dict"
             raise InvalidHookError(
-                f"{name} returned {safe_repr(answer)}, which cannot be merged; return {wanted}, or"
+                f"{name} returned {safe_repr(result)}, which cannot be merged; return {wanted}, or"
                 " None"
             )
-    if not answers or type(answers[0][1]) is not dict:
-        return (
-            functools.reduce(operator.add, [answer for _, answer in answers]) if answers else None
-        )
-    merged: dict[Any, tuple[str, Any]] = {}
-    for name, answer in answers:
-        for key, value in answer.items():
+    if type(like) is not dict:
+        return type(like)(item for _, result in given for item in result)
+    merged: dict[Any, Any] = {}
+    origins: dict[Any, str] = {}
+    for name, result in given:
+        for key, value in result.items():
             if key in merged:
                 raise InvalidHookError(
-                    f"{merged[key][0]} and {name} both returned {key!r}; each key may come from one"
+                    f"{origins[key]} and {name} both returned {key!r}; each key may come from one"
                     " hook only"
                 )
-            merged[key] = name, value
-    return {key: value for key, (_, value) in merged.items()}
+            merged[key] = value
+            origins[key] = name
+    return merged
 
 
 class _Race(HookCalls):
@@ -327,59 +356,77 @@ class _AsGiven(NamedTuple):
     keywords: Keywords
 
 
-def own_body(each: Point, own: Method) -> Method:
-    """Return what a wrapping method does itself: if its body does nothing, it calls what the caller
-    gave as the next.
+def own_method(point: Point, own: Method) -> Method:
+    """Return the method of the class itself, `own`, or what stands for it if its body does nothing.
 
-    It does so as the last hook did that gave arguments; or with the last arguments of the call, as
-    many as are wanted.
+    That is the argument of a chain, an empty merge, or for a wrapping method a call of what the
+    caller gave as the next.
     """
-    if each.how != "wrap" or not each.does_nothing:
-        return own
 
-    async def call_given(self: Any, *given: Any, **named: Any) -> Any:
-        args: tuple[Any, ...]
-        keywords: Keywords
-        args, keywords = positional_first(each.positional, given, named)
-        key, call_next = _key(each, args, keywords), _argument(each, args, keywords)
+    async def call_given(self: Any, /, *given: Any, **named: Any) -> Any:
+        args, keywords = by_position(point, given, named)
+        call_next = _argument(point, args, keywords)
         if isinstance(call_next, _AsGiven):
             call_next, args, keywords = call_next
         else:
-            values = {
-                place: one
-                for place, one in {**dict[Any, Any](enumerate(args)), **keywords}.items()
-                if place != key
-            }
-            others = {*keywords}.difference(each.positional, each.keywords)
-            keywords = {name: values.pop(name) for name in keywords if name in others}
-            args = _last_wanted(call_next, [*values.values()])
+            args, keywords = _others_of_call(point, call_next, args, keywords)
         if not callable(call_next):
             raise InvalidArgumentError(
-                f"{each.name} got {safe_repr(call_next)} as the next; give what the last hook calls"
+                f"{point.name} got {safe_repr(call_next)} as the next; give what the last hook"
+                " calls"
             )
-        answer = call_next(*args, **keywords)
-        return await answer if inspect.isawaitable(answer) else answer
+        result = call_next(*args, **keywords)
+        return await result if inspect.isawaitable(result) else result
 
-    return call_given
+    async def argument(self: Any, /, *given: Any, **named: Any) -> Any:
+        args, keywords = by_position(point, given, named)
+        return _argument(point, args, keywords)
+
+    async def empty(self: Any, /, *given: Any, **named: Any) -> Any:
+        return point.empty()
+
+    if not point.does_nothing:
+        return own
+    instead = {"wrap": call_given, "chain": argument, "merge": empty, "all": empty}
+    return instead.get(point.how, own)
 
 
-def _last_wanted(function: Callable[..., Any], values: list[Any]) -> tuple[Any, ...]:
+def _others_of_call(
+    point: Point, call_next: Any, args: tuple[Any, ...], keywords: Keywords
+) -> Arguments:
+    """Return the arguments for what the caller gave as the next, which no hook has called: the
+    last ones, as many as it wants, and keywords that the method does not name.
+    """
+    key = _key(point, args, keywords)
+    values = [value for place, value in enumerate(args) if place != key]
+    others: dict[str, Any] = {}
+    for name, value in keywords.items():
+        if name in point.positional or name in point.keywords:
+            if name != key:
+                values.append(value)
+        elif name != key:
+            others[name] = value
+    return _last_wanted(call_next, values), others
+
+
+def _last_wanted(function: Any, values: list[Any]) -> tuple[Any, ...]:
     """Return the last values, as many as the function wants by position; all if it takes any, or if
     that is not known.
     """
     if isinstance(getattr(function, "__self__", None), _WrapperCall):
         return ()  # of a group that has this one as a hook: it takes what is changed
     try:
-        wanted = [
-            one.kind
-            for one in inspect.signature(function).parameters.values()
-            if one.default is one.empty
-        ]
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return tuple(values)
     Kind = inspect.Parameter
-    count = sum(kind in (Kind.POSITIONAL_ONLY, Kind.POSITIONAL_OR_KEYWORD) for kind in wanted)
-    return tuple(values if Kind.VAR_POSITIONAL in wanted else values[max(len(values) - count, 0) :])
+    wanted = 0
+    for parameter in parameters:
+        if parameter.kind is Kind.VAR_POSITIONAL:
+            return tuple(values)
+        is_positional = parameter.kind in (Kind.POSITIONAL_ONLY, Kind.POSITIONAL_OR_KEYWORD)
+        wanted += is_positional and parameter.default is parameter.empty
+    return tuple(values[max(len(values) - wanted, 0) :])
 
 
 class _WrapperCall(HookCalls):
@@ -494,88 +541,128 @@ class _WrapperCall(HookCalls):
         return super().cancelled_error(number, cause)
 
 
-def _wrapping(registered: RegisteredHook, method: str) -> Method:
-    """Return a hook's async generator as a function that wraps what its first argument calls."""
-    around = contextlib.asynccontextmanager(getattr(registered.hook, method))
+def _generator_call(registered: RegisteredHook, method: str) -> Method:
+    """Return a hook's async generator as a function that wraps what its first argument calls.
+
+    `contextlib.asynccontextmanager` would set attributes of exceptions that pass through, which
+    some exceptions do not allow, and drop the result of the wrapped call.
+    """
+    function = getattr(registered.hook, method)
 
     async def call(call_next: Callable[[], Awaitable[Any]], /, *args: Any, **keywords: Any) -> Any:
-        async with around(*args, **keywords):
-            return await call_next()
-        return None  # it has swallowed the error
+        generator = function(*args, **keywords)
+        try:
+            await anext(generator)
+        except StopAsyncIteration:
+            return await call_next()  # it has returned before its `yield`, and wraps nothing
+        try:
+            result = await call_next()
+        except BaseException as error:
+            try:
+                await generator.athrow(error)
+            except StopAsyncIteration:
+                return None  # it has swallowed the error
+            except RuntimeError as raised:
+                # Python replaces these where they leave a generator.
+                if isinstance(error, StopAsyncIteration) and raised.__cause__ is error:
+                    raise_unchanged(error)
+                raise
+            await _reject_second_yield(generator, registered.call_name(method))
+        try:
+            await generator.asend(result)
+        except StopAsyncIteration:
+            return result
+        return await _reject_second_yield(generator, registered.call_name(method))
 
     return call
+
+
+async def _reject_second_yield(generator: AsyncGenerator[Any, Any], who: str) -> NoReturn:
+    await generator.aclose()
+    raise InvalidHookError(f"{who} has yielded twice; a generator that wraps has one `yield`")
 
 
 # -- arguments
 
 
-def positional_first(
-    names: tuple[str, ...], args: tuple[Any, ...], keywords: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Give by position what may be given so, as hooks may use other names."""
+def by_position(point: Point, args: tuple[Any, ...], keywords: dict[str, Any]) -> Arguments:
+    """Give by position what may be given so, as hooks may use other names.
+
+    A parameter that is left out before one of these has the default of the interface; but not
+    before the argument that calls the next hook, which may replace the last one that is given.
+    """
+    named = [name for name in point.positional[point.positional_only :] if name in keywords]
+    if point.how == "wrap" and point.argument in named:
+        place = point.positional.index(point.argument)
+        if len(args) + len(named) <= place:
+            named.remove(point.argument)
+    if not named:
+        return args, keywords
     given = [*args]
-    for name in names[len(args) :]:
-        if name not in keywords:
-            break
-        given.append(keywords.pop(name))
+    count = point.positional.index(named[-1]) + 1
+    for name in point.positional[len(args) : count]:
+        if name in named:
+            given.append(keywords.pop(name))
+        elif name in point.defaults:
+            given.append(point.defaults[name])
+        else:
+            point.signature.bind(*args, **keywords)  # it raises, and names what is missing
     return tuple(given), keywords
 
 
-def _key(each: Point, args: tuple[Any, ...], keywords: Keywords) -> str | int:
+def _key(point: Point, args: tuple[Any, ...], keywords: Keywords) -> str | int:
     """Return the name of the argument of a method that counts, or its place where it is given by
     position; also if left out.
     """
-    name = each.argument
+    name = point.argument
     if name is None:
         return max(len(args) - 1, 0)
-    if name in keywords or name not in each.positional:
+    if name in keywords or name not in point.positional:
         return name
-    place = each.positional.index(name)
+    place = point.positional.index(name)
     return name if len(args) < place else place
 
 
-def _argument(each: Point, args: tuple[Any, ...], keywords: Keywords) -> Any:
+def _argument(point: Point, args: tuple[Any, ...], keywords: Keywords) -> Any:
     """Return this argument of a call, None if it is left out."""
-    key = _key(each, args, keywords)
-    return keywords.get(key) if isinstance(key, str) else args[key] if key < len(args) else None
+    key = _key(point, args, keywords)
+    if isinstance(key, str):
+        return keywords.get(key, point.defaults.get(key))
+    return args[key] if key < len(args) else None
 
 
-def _with_argument(each: Point, args: tuple[Any, ...], keywords: Keywords, value: Any) -> Arguments:
+def _with_argument(
+    point: Point, args: tuple[Any, ...], keywords: Keywords, value: Any
+) -> Arguments:
     """Replace or add this argument."""
-    key = _key(each, args, keywords)
-    return (
-        (args, {**keywords, key: value})
-        if isinstance(key, str)
-        else ((*args[:key], value, *args[key + 1 :]), keywords)
-    )
+    key = _key(point, args, keywords)
+    if isinstance(key, str):
+        return args, {**keywords, key: value}
+    return (*args[:key], value, *args[key + 1 :]), keywords
 
 
 def _changed(
-    each: Point, args: tuple[Any, ...], keywords: Keywords, new: Sequence[Any], named: Keywords
+    point: Point, args: tuple[Any, ...], keywords: Keywords, new: Sequence[Any], named: Keywords
 ) -> Arguments:
     """Return the arguments with those that a hook gives to the next one: by name, or in the place
     of the last ones.
     """
-    own = _key(each, args, keywords)
-    keys: dict[str, str | int] = {
-        name: place for place, name in enumerate(each.positional[: len(args)]) if place != own
-    }
-    changed = {keys.get(name, name): value for name, value in named.items()}
-    values: dict[Any, Any] = {**dict(enumerate(args)), **keywords, **changed}
-    named_later = (name for name in each.positional[len(args) :] if name in keywords)
-    by_position = [one for one in (*range(len(args)), *named_later) if one != own]
-    left, others = (
-        [*new],
-        [
-            one
-            for one in by_position or each.keywords
-            if one in values and one not in changed and one != own
-        ],
-    )
-    while left and others:
-        values[others.pop()] = left.pop()
-    if each.does_nothing and not each.variadic[0]:
-        left = []  # more than the method has: they are for what the caller gave
-    return positional_first(
-        each.positional, (*left, *(values.pop(place) for place in range(len(args)))), values
-    )
+    own = _key(point, args, keywords)
+    values: dict[Any, Any] = {**dict(enumerate(args)), **keywords}
+    places: dict[str, Any] = dict(zip(point.positional, range(len(args)), strict=False))
+    by_name: set[Any] = {own}
+    for name, value in named.items():
+        place = places.get(name, name)
+        values[place] = value
+        by_name.add(place)
+    replaced: list[Any] = [*range(len(args))]
+    if replaced in ([], [own]):
+        replaced = [name for name in point.keywords if name in values]
+    replaced = [place for place in replaced if place not in by_name]
+    count = min(len(new), len(replaced))
+    values.update(zip(replaced[len(replaced) - count :], new[len(new) - count :], strict=True))
+    more = new[: len(new) - count]
+    if point.does_nothing and not point.takes_any_positional:
+        more = ()  # for what the caller gave
+    positions = [values.pop(place) for place in range(len(args))]
+    return by_position(point, (*more, *positions), values)

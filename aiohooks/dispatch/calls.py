@@ -140,7 +140,7 @@ class RegisteredHook:
         self._retry_at: float | None = (
             None  # on the clock; None while a call tries it again, or none ever will
         )
-        self._logged: set[str] = set()  # methods of which a result was dropped
+        self._logged: set[object] = set()  # dropped results, and errors, that were logged
 
     def call_name(self, method: str) -> str:
         """Return the name of a call of a method in messages: of a function that is a hook by
@@ -231,7 +231,9 @@ class RegisteredHook:
         if self.registration.on_error != "log":
             return False
         self.failures_in_a_row += 1
-        if self.failures == 1:
+        kind_of_error = who.partition(" at step ")[0], type(error)
+        if kind_of_error not in self._logged:
+            self._logged.add(kind_of_error)
             add_origin(
                 error, who
             )  # later ones are often the same error again, which would collect notes
@@ -243,10 +245,10 @@ class RegisteredHook:
             )
         elif is_logged(self.failures):
             logger.error(
-                "%s failed for the %sth time; continuing, as its on_error says: %r",
+                "%s failed for the %sth time; continuing, as its on_error says: %s",
                 who,
                 self.failures,
-                error,
+                self.last_error,
             )
         limit, retry = self.registration.disable_after, self.registration.retry_secs
         if limit is not None and self.failures_in_a_row >= limit and self.disabled_since is None:

@@ -1,37 +1,48 @@
-"""The one object that stands for the hooks of a group: its class, its methods, and the data that it
-has in common with them.
+"""The one object that stands for the hooks of a group: its class, its methods, and its data.
+
+Composite        the hooks of a group and the object that stands for them
+CompositeMethod  a method of the object, which calls the hooks
+LoopBinding      the event loop in which a group is used
+ActiveCalls      counts calls that have not ended
 """
 
 from __future__ import annotations
 
 import abc
+import asyncio
 import contextlib
 import functools
 import inspect
 import operator
 import types
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Generic, Protocol
-from weakref import WeakSet
+from threading import get_ident
+from typing import Any, Generic, Protocol, cast
+from weakref import WeakKeyDictionary
 
+from aiohooks._core.cancel import running_loop, wait_done
+from aiohooks._core.clock import wake
 from aiohooks._core.contexts import current_scope
 from aiohooks._core.overlap import result_now
 from aiohooks.dispatch.answers import (
+    Arguments,
+    Rest,
     Target,
     answer,
     as_coroutine_function,
+    by_position,
     observe,
     only_answer,
-    own_body,
-    positional_first,
+    own_method,
     wrapped,
 )
-from aiohooks.dispatch.calls import RegisteredHook, call_groups, failed_in_turn
-from aiohooks.dispatch.hook import hook_name
-from aiohooks.dispatch.lifecycle import NO_VALUE, Lifecycle, Point
+from aiohooks.dispatch.calls import RegisteredHook, failed_in_turn
+from aiohooks.dispatch.hook import FunctionHook, hook_name, identity
+from aiohooks.dispatch.interface import NO_VALUE, Interface, Point, wraps_others
 from aiohooks.errors import (
     InvalidArgumentError,
     InvalidHookError,
+    WrongLoopError,
     add_note,
     did_you_mean,
     safe_repr,
@@ -42,6 +53,69 @@ _NO_BASES = (object, abc.ABC, Generic, Protocol)
 """Classes that say nothing of the objects of their subclasses."""
 
 
+class LoopBinding:
+    """The event loop in which a group is used.
+
+    That is the one of its block, or of its first call until that loop is closed.
+    """
+
+    def __init__(self, describe: Callable[[], str]) -> None:
+        """Bind to no loop yet; `describe` names the group."""
+        self._describe = describe
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.thread: int | None = None
+        """The thread of the last call."""
+        self.in_block: bool = False
+        """Whether the group is entered, so that its loop cannot change."""
+
+    def check(self, *, may_wait: bool = False) -> None:
+        """Bind to the running loop, or raise.
+
+        Raises:
+            WrongLoopError: the group is bound to another loop; or none is running, which a call
+                that may wait needs.
+        """
+        loop = running_loop()
+        if loop is None and may_wait:
+            raise WrongLoopError(
+                f"{self._describe()} is called where no asyncio event loop is running; its hooks"
+                " may wait, which needs asyncio (and not trio)"
+            )
+        if loop is not self._loop:
+            is_free = self._loop is None or (self._loop.is_closed() and not self.in_block)
+            if not is_free:
+                raise WrongLoopError(
+                    f"{self._describe()} is called from another event loop or thread than its own;"
+                    " in a thread, use loop.call_soon_threadsafe or"
+                    " asyncio.run_coroutine_threadsafe"
+                )
+            self._loop = loop
+        self.thread = get_ident()
+
+
+class ActiveCalls:
+    """Counts calls that have not ended."""
+
+    def __init__(self) -> None:
+        self.count: int = 0
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def ended(self) -> None:
+        """Note that a call has ended."""
+        self.count -= 1
+        if not self.count:
+            for waiter in self._waiters:
+                wake(waiter)
+
+    async def wait_idle(self, secs: float | None) -> bool:
+        """Wait until all calls have ended, or `secs` have passed; return whether none is left."""
+        if not self.count:
+            return True
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        return await wait_done([waiter], secs)
+
+
 class Composite:
     """What stands for the hooks of a group: `object` is one of the class of the hooks; calling its
     methods calls theirs.
@@ -49,135 +123,132 @@ class Composite:
 
     def __init__(
         self,
-        lifecycle: Lifecycle,
+        interface: Interface,
         init: Mapping[str, Any],
-        hooks: dict[int, RegisteredHook],
+        hooks: dict[RegisteredHook, None],
+        binding: LoopBinding,
         make_target: Callable[[Point, Iterable[RegisteredHook]], Target],
         group_name: str,
     ) -> None:
         """Make the object, without hooks.
 
         Args:
-            lifecycle: the interface of the hooks.
-            init: the arguments of `__init__`; what has these names is not decided by the hooks.
-            hooks: a dict to put the hooks into, by their id.
+            interface: the interface of the hooks.
+            init: the arguments of `__init__`; hooks do not decide the data of these names.
+            hooks: a dict for the hooks, which has them in registration order.
+            binding: the event loop of the group.
             make_target: returns what a method of these hooks calls; it raises unless they can be
                 called.
             group_name: for messages.
         """
-        self.lifecycle: Lifecycle = lifecycle
-        self.hooks: dict[int, RegisteredHook] = hooks
+        self.interface: Interface = interface
+        self.hooks: dict[RegisteredHook, None] = hooks
+        self._by_identity: dict[object, dict[RegisteredHook, None]] = {}
+        self.binding: LoopBinding = binding
         self.make_target: Callable[[Point, Iterable[RegisteredHook]], Target] = make_target
-        self._init = init
+        self.active: ActiveCalls = ActiveCalls()
+        """The calls since an entered hook was last removed."""
+        self._earlier: list[ActiveCalls] = []
         self._group_name = group_name
-        self._taken: dict[str, Any] = {}  # the data that hooks of the class have set
         self._shared: dict[str, Any] = {}  # what was set on the object
         self._shares = False  # whether what is set on it is set on the hooks, too
-        self._outer: WeakSet[Composite] = WeakSet()  # in which this object is a hook
-        self.kind: type[Any] = _composite_class(lifecycle.kind, self)
+        self._outer: WeakKeyDictionary[Composite, RegisteredHook] = WeakKeyDictionary()
+        """The composites of which this object is a hook."""
+        self.kind: type[Any] = _composite_class(interface.kind, self)
         self.methods: dict[str, CompositeMethod] = {
-            name: CompositeMethod(self, each) for name, each in lifecycle.points.items()
+            name: CompositeMethod(self, point) for name, point in interface.points.items()
         }
-        self.object: Any = _instance_of(self.kind, lifecycle, init)
+        for name, default in interface.attributes.items():
+            if name not in init:
+                setattr(self.kind, name, _attribute(self, name, default))
+        self.object: Any = _instance_of(self.kind, interface, init)
         self._shares = True
 
-    def insert(self, one: RegisteredHook, points: Iterable[Point]) -> None:
+    def insert(self, registered: RegisteredHook, points: Iterable[Point]) -> None:
         """Take a hook that implements these methods."""
         if self._shared:
-            self._share(one.hook, *self._shared)
-        self.hooks[id(one.hook)] = one
-        if (inner := composite_of(one.hook)) is not None:
-            inner._outer.add(self)
-        self._place(one, points)
+            self._share(registered.hook, *self._shared)
+        self.hooks[registered] = None
+        self._by_identity.setdefault(_identity(registered), {})[registered] = None
+        inner = composite_of(registered.hook)
+        if inner is not None:
+            inner._outer[self] = registered
+        self._place(registered, points)
 
-    def remove(self, one: RegisteredHook) -> None:
+    def remove(self, registered: RegisteredHook) -> None:
         """Forget a hook."""
-        del self.hooks[id(one.hook)]
-        self._place(one, ())
-        if (inner := composite_of(one.hook)) is not None:
-            inner._outer.discard(self)
-        self.take_data()
+        del self.hooks[registered]
+        key = _identity(registered)
+        del self._by_identity[key][registered]
+        if not self._by_identity[key]:
+            del self._by_identity[key]
+        self._place(registered, ())
+        inner = composite_of(registered.hook)
+        if inner is not None:
+            del inner._outer[self]
 
-    def _place(self, one: RegisteredHook, points: Iterable[Point]) -> None:
-        """Make a hook one of those of these methods, and of no others."""
-        names = {each.name for each in points}
+    def find(self, hook: object) -> tuple[RegisteredHook, ...]:
+        """Return the registrations of a hook, or of a function."""
+        return tuple(self._by_identity.get(identity(hook), ()))
+
+    def next_calls(self) -> list[ActiveCalls]:
+        """Count later calls apart from those that are active, and return the counts of these."""
+        calls = [active for active in (*self._earlier, self.active) if active.count]
+        self._earlier = calls
+        self.active = ActiveCalls()
+        return calls
+
+    def _place(self, registered: RegisteredHook, points: Iterable[Point]) -> None:
+        """Let a hook implement these methods, and no others."""
+        names = {point.name for point in points}
         for name, method in self.methods.items():
-            method.place(one, implements=name in names)
-        for outer in self._outer:
-            outer._place(outer.hooks[id(self.object)], outer.lifecycle.implemented(self.object))
+            method.place(registered, implements=name in names)
+        for outer, as_hook in self._outer.items():
+            outer._place(as_hook, outer.interface.implemented(self.object))
 
     # -- data
 
-    def take_data(self, *added: object) -> None:
-        """Take over the public data that hooks of the class, and those `added`, set otherwise than
-        the class.
-
-        Raises:
-            InvalidHookError: they do not agree.
+    def hook_with(self, name: str, default: Any) -> Any:
+        """Return the first hook that sets public data of the class otherwise than the class does;
+        no value is read.
         """
-        if not self.lifecycle.attributes:
-            return
-        members = [
-            hook
-            for hook in (*(one.hook for one in self.hooks.values()), *added)
-            if self.lifecycle.has_member(hook)
-        ]
-        taken: dict[str, Any] = {}
-        for name, default in self.lifecycle.attributes.items():
-            setting = (hook for hook in members if self._is_set(hook, name, default))
-            if name in self._init or name in self._shared or (first := next(setting, None)) is None:
-                continue
-            value = taken[name] = getattr(first, name)
-            for hook in members:
-                other = getattr(hook, name, value)
-                if other is not value and other != value:
-                    raise InvalidHookError(
-                        f"{type(first).__name__}.{name} is {value!r} and"
-                        f" {type(hook).__name__}.{name} is {other!r}; "
-                        "a group has one: set the same on all, or where the class takes it give"
-                        f' init={{"{name}": ...}}'
-                    )
-        for name in self._taken.keys() - taken.keys():
-            delattr(self.kind, name)
-        for name, value in taken.items():
-            setattr(self.kind, name, value)
-        self._taken = taken
+        for registered in self.hooks:
+            found = inspect.getattr_static(registered.hook, name, NO_VALUE)
+            inner = composite_of(registered.hook)
+            if inner is not None and isinstance(found, _Attribute):
+                if inner.hook_with(name, default) is not None:
+                    return registered.hook
+            elif found is not NO_VALUE and found is not default and self._gives_data(registered):
+                return registered.hook
+        return None
 
-    def _is_set(self, hook: object, name: str, default: Any) -> bool:
-        if default is NO_VALUE:
-            return hasattr(hook, name) and (name in self._taken or not hasattr(self.object, name))
-        return inspect.getattr_static(hook, name) is not default
+    def _gives_data(self, registered: RegisteredHook) -> bool:
+        return self.interface.is_protocol or self.interface.has_member(registered.hook)
 
-    def set_data(self, one: object, name: str, value: Any) -> None:
+    def set_data(self, instance: object, name: str, value: Any) -> None:
         """Set an attribute of an object of the class; of the one that stands for the hooks, on
         those of the class, too.
         """
-        kind: Any = self.lifecycle.kind
-        shares, self._shares = (
-            self._shares,
-            False,
-        )  # what a property sets in turn is set by that of the hook
+        kind: Any = self.interface.kind
+        shares = self._shares
+        self._shares = False  # what a property sets in turn is set by that of the hook
         try:
-            kind.__setattr__(one, name, value)
+            kind.__setattr__(instance, name, value)
         finally:
             self._shares = shares
-        if (
-            shares
-            and one is self.object
-            and name not in self.lifecycle.points
-            and not name.startswith("__")
-        ):
+        is_public = name not in self.interface.points and not name.startswith("__")
+        if shares and instance is self.object and is_public:
             self._shared[name] = value
-            for registered in self.hooks.values():
+            for registered in self.hooks:
                 self._share(registered.hook, name)
 
     def _share(self, hook: object, *names: str) -> None:
         """Set on a hook what was set on the object that stands for it."""
-        is_member = self.lifecycle.has_member(hook)
-        bases = {*self.lifecycle.kind.__mro__}.intersection(type(hook).__mro__).difference(
-            _NO_BASES
-        )
-        for name in names if is_member or bases else ():
+        is_member = self.interface.has_member(hook)
+        bases = {*self.interface.kind.__mro__}.intersection(type(hook).__mro__)
+        if not is_member and bases.issubset(_NO_BASES):
+            return
+        for name in names:
             try:
                 setattr(hook, name, self._shared[name])
             except Exception as error:
@@ -190,9 +261,69 @@ class Composite:
                     raise
 
 
+def _identity(registered: RegisteredHook) -> object:
+    hook = registered.hook
+    return identity(hook.function if isinstance(hook, FunctionHook) else hook)
+
+
 def composite_of(hook: object) -> Composite | None:
     """Return the `Composite` of which a hook is the object."""
     return getattr(type(hook), _COMPOSITE, None)
+
+
+class _Attribute:
+    """Public data of a hook interface: the value of the object that stands for the hooks, or else
+    of the first hook that sets it.
+
+    What is set on that object comes first, as this is no data descriptor. A property of the class
+    is that of the first hook which overrides it.
+    """
+
+    def __init__(self, composite: Composite, name: str, default: Any) -> None:
+        self._composite = composite
+        self._name = name
+        self._default = default
+
+    def __get__(self, instance: Any, owner: type[Any]) -> Any:
+        # As the class has it, without this descriptor.
+        own = cast("Any", super(self._composite.kind, owner if instance is None else instance))
+        if instance is None:
+            return getattr(own, self._name)
+        if self._default is NO_VALUE:
+            with contextlib.suppress(AttributeError):
+                return getattr(own, self._name)
+        hook = self._composite.hook_with(self._name, self._default)
+        if hook is None:
+            return getattr(own, self._name)
+        try:
+            return getattr(hook, self._name)
+        except Exception as error:
+            add_note(error, f"read from {hook_name(hook)}")
+            raise
+
+
+class _SettableAttribute(_Attribute):
+    """Public data that the class keeps itself when it is set, as a property or a slot does."""
+
+    def __init__(self, composite: Composite, name: str, default: Any, own: Any) -> None:
+        super().__init__(composite, name, default)
+        self._own = own
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        self._own.__set__(instance, value)
+
+    def __delete__(self, instance: Any) -> None:
+        self._own.__delete__(instance)
+
+
+def _attribute(composite: Composite, name: str, default: Any) -> _Attribute:
+    own: object = composite.interface.members[name]
+    if hasattr(type(own), "__set__"):
+        return _SettableAttribute(composite, name, default, own)
+    return _Attribute(composite, name, default)
+
+
+# -- methods
 
 
 class CompositeMethod:
@@ -203,120 +334,201 @@ class CompositeMethod:
     of the hook interface.
     """
 
-    __slots__ = ("_composite", "_function", "_hooks", "_own", "_point", "usable")
+    __slots__ = ("_answering", "_composite", "_function", "_hooks", "_own", "_point", "usable")
 
     def __init__(self, composite: Composite, point: Point) -> None:
         self._composite = composite
         self._point = point
-        self._own: Callable[..., Any] = composite.lifecycle.members[point.name]
+        self._own: Any = composite.interface.members[point.name]
         self._hooks: dict[RegisteredHook, None] = {}
+        self._answering: dict[RegisteredHook, None] = {}
         self.usable: Target | None = None
         """What is called, None if that is to be looked up at the next call."""
-        function = _calling(self, point, self._own)
-        self._function = functools.wraps(self._own)(function)
+        function = _calling(self, composite, point, self._own)
+        self._function = functools.update_wrapper(function, inspect.unwrap(self._own))
         setattr(composite.kind, point.name, self)
 
     def __get__(self, instance: Any, owner: type[Any]) -> Any:
-        """Return the method of the object, or the function of the class."""
-        return self._own if instance is None else types.MethodType(self._function, instance)
+        """Return the method of the object, or the method of the class."""
+        if instance is None:
+            return bound(self._own, None, owner)
+        return types.MethodType(self._function, instance)
 
-    def place(self, one: RegisteredHook, *, implements: bool) -> None:
+    def place(self, registered: RegisteredHook, *, implements: bool) -> None:
         """Note whether a hook implements the method."""
         self.usable = None
-        called = bool(self._hooks)
+        was_called = bool(self._hooks)
+        self._answering.pop(registered, None)
         if implements:
-            self._hooks[one] = None
+            self._hooks[registered] = None
+            if self._returns_result(registered):
+                self._answering[registered] = None
         else:
-            self._hooks.pop(one, None)
-        if called != bool(self._hooks):
-            setattr(self._composite.kind, self._point.name, self._function if self._hooks else self)
+            self._hooks.pop(registered, None)
+        if was_called != bool(self._hooks):
+            shown = self._function if self._hooks else self
+            setattr(self._composite.kind, self._point.name, shown)
+
+    def _returns_result(self, registered: RegisteredHook) -> bool:
+        """Return whether the result of a hook counts, and no other may return one."""
+        if self._point.how != "one" or registered.registration.observer:
+            return False
+        return not wraps_others(getattr(registered.hook, self._point.name))
 
     def check_answers(self, *added: RegisteredHook) -> None:
         """Raise if several hooks return a result and nothing says which one counts."""
-        if self._point.how == "one":
-            name = self._point.name
-            answering = (one for one in (*self._hooks, *added) if not one.registration.observer)
+        answering = [*added] if added and self._returns_result(added[0]) else []
+        if len(self._answering) + len(answering) > 1:
             names = [
-                f"{one.name}.{name}"
-                for one in answering
-                if not inspect.isasyncgenfunction(getattr(one.hook, name))
+                registered.call_name(self._point.name)
+                for registered in (*self._answering, *answering)
             ]
-            if len(names) > 1:
-                raise InvalidHookError(
-                    f"{' and '.join(names)} both return a result; {self._point.advice}"
-                )
+            raise InvalidHookError(
+                f"{' and '.join(names)} both return a result; {self._point.advice}"
+            )
 
     def target(self) -> Target:
         """Return what is called; raise if the group cannot be used."""
         self.check_answers()  # a group in this one may have changed
-        composite = self._composite
         # In the order of the group: a hook may have come to implement the method later.
-        self.usable = composite.make_target(
-            self._point, [one for one in composite.hooks.values() if one in self._hooks]
-        )
+        hooks = [registered for registered in self._composite.hooks if registered in self._hooks]
+        self.usable = self._composite.make_target(self._point, hooks)
         return self.usable
 
 
-def _calling(method: CompositeMethod, each: Point, own: Callable[..., Any]) -> Callable[..., Any]:
+def _calling(
+    method: CompositeMethod, composite: Composite, point: Point, own: Any
+) -> Callable[..., Any]:
     """Return the function that calls the hooks, or, while none implements the method, `own` of the
     class itself.
     """
-    is_coroutine = inspect.iscoroutinefunction(own)
-    call_own = own_body(each, own if is_coroutine else as_coroutine_function(own))
+    call_own = own_method(point, _as_coroutine_method(point, own))
+    binding = composite.binding
 
-    async def call_method(self: Any, *args: Any, **keywords: Any) -> Any:
+    async def call_method(self: Any, /, *args: Any, **keywords: Any) -> Any:
         target = method.usable
         if target is None:
             target = method.target()
+        if get_ident() != binding.thread:
+            binding.check()
         quick = target.quick
-        if (
-            quick is None
-            or keywords
-            or ((scope := current_scope.get()) is not None and scope.observers)
-        ):
-            if keywords:
-                args, keywords = positional_first(each.positional, args, keywords)
-            if target.observers:
-                await observe(target, args, keywords)
-            if not target.groups and not target.wrappers:
-                return await call_own(self, *args, **keywords)
-            if each.how == "none" and not target.wrappers:
-                return only_answer(target, await call_groups(target.groups, args, keywords))
-            return await wrapped(
-                target, functools.partial(answer, target, functools.partial(call_own, self))
-            )(args, keywords)
-        answers: dict[Any, Any] | None = None
+        scope = current_scope.get()
+        if quick is None or keywords or (scope is not None and scope.observers):
+            innermost = functools.partial(answer, target, functools.partial(call_own, self))
+            return await call_target(composite, target, innermost, args, keywords)
+        answers: dict[int, Any] | None = None
         calls = iter(quick.methods)
         while True:
             try:
                 for call in calls:
-                    if (result := await call(*args)) is not None:
-                        answers = {**(answers or {}), call: result}
+                    result = await call(*args)
+                    if result is not None:
+                        answers = answers or {}
+                        answers[_place(quick, calls)] = result
                 break
             except BaseException as error:
-                place = len(quick.methods) - operator.length_hint(calls) - 1
-                failed_in_turn(quick, place, None, error)
+                failed_in_turn(quick, _place(quick, calls), None, error)
         quick.made += 1
-        return None if answers is None else only_answer(target, [*map(answers.get, quick.methods)])
+        if answers is None:
+            return None
+        return only_answer(target, [*map(answers.get, range(len(quick.methods)))])
 
-    async def call_and_wait(self: Any, *args: Any, **keywords: Any) -> Any:
-        answer = await call_method(self, *args, **keywords)
-        return (
-            await answer if inspect.isawaitable(answer) else answer
-        )  # that of a plain method of the class
-
-    def call_plain_method(self: Any, *args: Any, **keywords: Any) -> Any:
-        if each.is_either and (method.usable or method.target()).may_wait:
+    def call_plain_method(self: Any, /, *args: Any, **keywords: Any) -> Any:
+        if point.is_either and (method.usable or method.target()).may_wait:
             return call_and_wait(self, *args, **keywords)
         return result_now(call_method(self, *args, **keywords))
 
-    return (
-        call_method
-        if is_coroutine
-        else call_and_wait
-        if each.is_async and not each.is_either
-        else call_plain_method
-    )
+    async def call_and_wait(self: Any, /, *args: Any, **keywords: Any) -> Any:
+        result = await call_method(self, *args, **keywords)
+        # That of the class itself may be an awaitable.
+        return await result if inspect.isawaitable(result) else result
+
+    if point.is_async and not point.is_either:
+        return call_method
+    return call_plain_method
+
+
+def _place(quick: Any, calls: Any) -> int:
+    """Return the place of the call that is being made."""
+    return len(quick.methods) - operator.length_hint(calls) - 1
+
+
+async def call_target(
+    composite: Composite,
+    target: Target,
+    innermost: Rest,
+    args: tuple[Any, ...],
+    keywords: dict[str, Any],
+) -> Any:
+    """Call the observers and the wrappers of a method, and `innermost`, which calls the others."""
+    composite.binding.check(may_wait=target.point.is_async and target.may_wait)
+    for registered in target.once:
+        composite.remove(registered)
+    active = composite.active
+    active.count += 1
+    try:
+        given: Arguments = (args, keywords)
+        if keywords:
+            given = by_position(target.point, args, keywords)
+        if target.observers:
+            await observe(target, *given)
+        if target.wrappers:
+            innermost = wrapped(target, innermost)
+        return await innermost(*given)
+    finally:
+        active.ended()
+
+
+def bound(member: Any, instance: Any, owner: type[Any]) -> Any:
+    """Return a member of a class as an attribute of an object, or of the class itself."""
+    kind = cast("Any", type(member))
+    if hasattr(kind, "__get__"):
+        return kind.__get__(member, instance, owner)
+    return member
+
+
+def _as_coroutine_method(point: Point, own: Any) -> Callable[..., Any]:
+    """Return a method of the class itself as a coroutine function that takes `self`."""
+    if inspect.iscoroutinefunction(own):
+        coroutine_function: Callable[..., Any] = own
+        return coroutine_function
+
+    def call(self: Any, /, *args: Any, **keywords: Any) -> Any:
+        kind = cast("Any", type(self))
+        return bound(own, self, kind)(*args, **keywords)
+
+    async def call_and_wait(self: Any, /, *args: Any, **keywords: Any) -> Any:
+        result = call(self, *args, **keywords)
+        return await result if inspect.isawaitable(result) else result
+
+    return call_and_wait if point.is_async and not point.is_either else as_coroutine_function(call)
+
+
+# -- the class
+
+
+class _NoRegistration:
+    """Keeps `__init_subclass__` of a hook interface from running for a composite."""
+
+    __slots__ = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        pass
+
+
+class _Unlisted(type):
+    """The metaclass of a composite, which is a subclass of its interface without being listed by
+    its `__subclasses__`: plugins are found there.
+    """
+
+    def mro(cls) -> list[type[Any]]:
+        """Return the bases in which attributes are looked up."""
+        composite: Composite = cls.__dict__[_COMPOSITE]
+        return [cls, _NoRegistration, *composite.interface.kind.__mro__]
+
+
+class _UnlistedABC(_Unlisted, abc.ABCMeta):
+    """The same for an abstract class."""
 
 
 def _composite_class(kind: type[Any], composite: Composite) -> type[Any]:
@@ -325,13 +537,12 @@ def _composite_class(kind: type[Any], composite: Composite) -> type[Any]:
         raise InvalidHookError(
             f"{kind.__name__} is final, so that no object can stand for several hooks of it"
         )
-    if value := next(
-        (base for base in kind.__mro__[:-1] if base.__module__ in ("builtins", "enum")), None
-    ):
-        raise InvalidHookError(
-            f"{kind.__name__} cannot be a hook interface: it derives from {value.__name__}, and no"
-            " value can stand for several; give a class that has its methods only"
-        )
+    for base in kind.__mro__[:-1]:
+        if base.__module__ in ("builtins", "enum"):
+            raise InvalidHookError(
+                f"{kind.__name__} cannot be a hook interface: it derives from {base.__name__}, and"
+                " no value can stand for several; give a class that has its methods only"
+            )
 
     def set_attribute(self: Any, name: str, value: Any) -> None:
         composite.set_data(self, name, value)
@@ -339,13 +550,23 @@ def _composite_class(kind: type[Any], composite: Composite) -> type[Any]:
     place: dict[str, Any] = {
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
+        "__setattr__": set_attribute,
         _COMPOSITE: composite,
     }
-    place["__setattr__"] = set_attribute
+    unlisted = {type: _Unlisted, abc.ABCMeta: _UnlistedABC}.get(type(kind))
+    if unlisted is not None:
+        # The layout of a class with slots, or one that is written in C, does not allow it.
+        with contextlib.suppress(TypeError):
+            listed_nowhere: type[Any] = unlisted(kind.__name__, (_NoRegistration,), place)
+            return listed_nowhere
+    if composite.interface.is_protocol:
+        place["_is_protocol"] = False
+
+    def fill(namespace: dict[str, Any]) -> None:
+        namespace.update(place)
+
     try:
-        made = types.new_class(
-            kind.__name__, (kind,), {}, lambda namespace: namespace.update(place)
-        )
+        made = types.new_class(kind.__name__, (_NoRegistration, kind), {}, fill)
     except Exception as error:
         raise InvalidHookError(
             f"{kind.__name__} cannot be a hook interface, as no class can be derived from it"
@@ -356,47 +577,44 @@ def _composite_class(kind: type[Any], composite: Composite) -> type[Any]:
     return made
 
 
-def _instance_of(made: type[Any], lifecycle: Lifecycle, init: Mapping[str, Any]) -> Any:
+def _instance_of(made: type[Any], interface: Interface, init: Mapping[str, Any]) -> Any:
     """Return an object of the class, made with these arguments; of a protocol, with these values of
     its data.
     """
     data: Mapping[str, Any] = {}
-    if lifecycle.is_protocol:
-        init, data = data, init
+    if interface.is_protocol:
+        data = init
+        init = {}
     for name in data:
-        if name not in lifecycle.attributes:
-            known = did_you_mean(name, lifecycle.attributes)
+        if name not in interface.attributes:
+            known = did_you_mean(name, interface.attributes)
             raise InvalidArgumentError(
                 f"init has {name!r}, which is no data of {made.__name__}; {known}"
             )
     try:
-        one = made(**init)
+        instance = made(**init)
         for name, value in data.items():
-            setattr(one, name, value)
+            setattr(instance, name, value)
     except Exception as error:
         raise InvalidHookError(
             f"{made.__name__} cannot be a hook interface: {_init_advice(made, init, error)}"
         ) from error
-    own = getattr(one, "__dict__", {})
-    for name, default in lifecycle.attributes.items():
+    own = getattr(instance, "__dict__", {})
+    for name, default in interface.attributes.items():
         if name not in init and own.get(name, NO_VALUE) is default is not NO_VALUE:
-            del own[name]  # as that of a dataclass: its class has it, too, where hooks replace it
-    return one
+            del own[name]  # a dataclass sets its defaults, which would hide those of the hooks
+    return instance
 
 
 def _init_advice(made: type[Any], init: Mapping[str, Any], error: Exception) -> str:
     missing: list[str] = []
     with contextlib.suppress(TypeError, ValueError):
-        named = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-        wanted = (
-            one
-            for one in inspect.signature(made).parameters.values()
-            if one.default is one.empty and one.kind in named
-        )
-        missing = [one.name for one in wanted if one.name not in init]
+        variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        for parameter in inspect.signature(made).parameters.values():
+            is_needed = parameter.default is parameter.empty and parameter.kind not in variadic
+            if is_needed and parameter.name not in init:
+                missing.append(parameter.name)
     if missing:
-        return (
-            f"its __init__ wants {', '.join(missing)}; give"
-            f" init={{{', '.join(f'{name!r}: ...' for name in missing)}}}"
-        )
+        values = ", ".join(f"{name!r}: ..." for name in missing)
+        return f"its __init__ wants {', '.join(missing)}; give init={{{values}}}"
     return f"its __init__ failed with init={safe_repr(init)}: {safe_repr(error)}"

@@ -1,9 +1,10 @@
 """A group of hooks that is called as if it were one hook.
 
-    HookGroup    the group: its hooks, its calls, its block
-    compose      the one object that stands for several hooks, where nothing has to be entered
+    HookGroup          the group: its hooks, its calls, its block
+    compose            the one object that stands for several hooks, where nothing has to be entered
+    compose_functions  the one function that stands for several functions
 
-How a call is made depends on the method (`lifecycle.Point.how`): `answers.py` has a function for
+How a call is made depends on the method (`interface.Point.how`): `answers.py` has a function for
 each way.
 """
 
@@ -20,17 +21,17 @@ from typing import (
     Any,
     Concatenate,
     Generic,
+    Never,
     ParamSpec,
     Protocol,
     Self,
     TypeVar,
     Unpack,
     cast,
-    get_args,
     overload,
 )
 
-from aiohooks._core.cancel import DEFAULT_GRACE_SECS, shielded, wait_done
+from aiohooks._core.cancel import DEFAULT_GRACE_SECS, current_task, new_task, shielded, wait_done
 from aiohooks._core.clock import wake
 from aiohooks._core.contexts import OwnContext
 from aiohooks._core.diagnostics import logger
@@ -42,11 +43,18 @@ from aiohooks._core.validate import (
     check_secs,
     is_coroutine_function,
 )
-from aiohooks.dispatch.answers import Target, make_target, observe, positional_first, wrapped
+from aiohooks.dispatch.answers import Target, make_target
 from aiohooks.dispatch.background import BackgroundCalls, raise_failures
 from aiohooks.dispatch.calls import HookStatus, Method, OrderGroup, RegisteredHook, call_groups
-from aiohooks.dispatch.composite import Composite, composite_of
+from aiohooks.dispatch.composite import (
+    ActiveCalls,
+    Composite,
+    LoopBinding,
+    call_target,
+    composite_of,
+)
 from aiohooks.dispatch.hook import (
+    FunctionHook,
     HookOptions,
     HookRegistration,
     OnError,
@@ -55,13 +63,17 @@ from aiohooks.dispatch.hook import (
     registration_of,
     with_defaults,
 )
-from aiohooks.dispatch.lifecycle import (
+from aiohooks.dispatch.interface import (
     NO_VALUE,
     How,
-    Lifecycle,
+    Interface,
     Point,
+    base_name,
+    check_how,
     check_options,
+    point,
     registered_hooks,
+    without_end,
 )
 from aiohooks.errors import (
     HookGroupClosedError,
@@ -149,35 +161,33 @@ class HookGroup(Generic[K]):
         check_mapping(init, "init")
         if isinstance(hooks, HookRegistration) or not isinstance(hooks, Iterable):
             raise InvalidHookError(f"hooks is {hooks!r}; give a list of hooks")
-        hooks = [for_group(one, kind) for one in hooks]
-        self._lifecycle = Lifecycle(
+        hooks = [for_group(hook, kind) for hook in hooks]
+        self._interface = Interface(
             kind, results, methods=_left_out(methods, hooks), hint=_BLOCKING_HINT
         )
-        self._name = name or self._lifecycle.kind.__name__
+        self._name = name or self._interface.kind.__name__
         self._grace_secs = grace_secs
-        self._defaults = (
-            {"timeout": timeout, "on_error": on_error}
-            if timeout is not None or on_error != "raise"
-            else {}
-        )
+        self._defaults = {"timeout": timeout, "on_error": on_error}
         self._exit_reverse = _names(exit_reverse, "exit_reverse")
-        for each in self._exit_reverse:
-            if each not in self._lifecycle.points:
-                known = (
-                    f"{self._lifecycle.kind.__name__}; {did_you_mean(each, self._lifecycle.points)}"
-                )
+        for method in self._exit_reverse:
+            if method not in self._interface.points:
                 raise InvalidArgumentError(
-                    f"exit_reverse has {each!r}, which is no method of {known}"
+                    f"exit_reverse has {method!r}, which is no method of"
+                    f" {self._interface.kind.__name__};"
+                    f" {did_you_mean(method, self._interface.points)}"
                 )
         self._background = BackgroundCalls(grace_secs)
         self._numbers: Counter[str] = Counter()  # of the names that hooks have had
         self._entered: list[RegisteredHook] = []
+        self._exits: dict[asyncio.Task[None], RegisteredHook] = {}  # of hooks that were removed
+        self._exit_failures: list[BaseException] = []
         self._context = OwnContext()  # of entering and leaving
         self._state = "new"
         self._left: asyncio.Future[None] | None = None
-        self._registered: dict[int, RegisteredHook] = {}  # by the id of the hook
+        self._binding = LoopBinding(self.__repr__)
+        self._hooks: dict[RegisteredHook, None] = {}
         self._composite = Composite(
-            self._lifecycle, init or {}, self._registered, self._make_target, self._name
+            self._interface, init or {}, self._hooks, self._binding, self._make_target, self._name
         )
         self.hooks: K = cast("K", self._composite.object)
         """The one object that stands for all hooks: pass it wherever a hook of the class is wanted.
@@ -185,25 +195,30 @@ class HookGroup(Generic[K]):
         What is set on it is set on the hooks that are objects of the class, or of a base of it, as
         well, and on those that are added later.
         """
-        for one in registered_hooks(hooks, self._numbers):
-            self._insert(one)
-        self._composite.take_data()
-        for each, default in (
-            self._lifecycle.attributes.items()
-            if self._registered and self._lifecycle.is_protocol
-            else ()
-        ):
-            if default is NO_VALUE and not hasattr(self.hooks, each):
-                known = self._lifecycle.kind.__name__
+        for registered in registered_hooks(hooks, self._numbers):
+            self._insert(registered)
+        self._check_data(init or {})
+
+    def _check_data(self, init: Mapping[str, Any]) -> None:
+        """Raise if no hook has the data that a protocol only declares."""
+        if not self._interface.is_protocol or not self._hooks:
+            return
+        for name, default in self._interface.attributes.items():
+            is_missing = default is NO_VALUE and name not in init
+            if is_missing and self._composite.hook_with(name, default) is None:
                 raise InvalidHookError(
-                    f"no hook has all of {known} with {each}; give init={{{each!r}: ...}}"
+                    f"no hook has {name} of {self._interface.kind.__name__}; give"
+                    f" init={{{name!r}: ...}}"
                 )
 
-    def _make_target(self, each: Point, hooks: Iterable[RegisteredHook]) -> Target:
+    def _make_target(self, point: Point, hooks: Iterable[RegisteredHook]) -> Target:
         self.check_usable()
-        is_reverse = each.name in self._exit_reverse
         return make_target(
-            each, hooks, self._grace_secs, self._background.bind, is_reverse=is_reverse
+            point,
+            hooks,
+            self._grace_secs,
+            self._background.bind,
+            is_reverse=point.name in self._exit_reverse,
         )
 
     # -- calling
@@ -226,34 +241,36 @@ class HookGroup(Generic[K]):
             HookGroupClosedError: the group is not entered yet and has to be, or has been left.
             BaseException: the failure of a hook; several as one group.
         """
-        each = self._point_of(method)
-        if not each.is_async or each.how == "wrap":
+        called_point = self._point_of(method)
+        if not called_point.is_async or called_point.how == "wrap":
+            name = called_point.name
             raise InvalidArgumentError(
-                f"{each.name} has no list of results; call group.hooks.{each.name}(...)"
+                f"{name} has no list of results; call group.hooks.{name}(...)"
             )
-        called = self._composite.methods[each.name]
+        called = self._composite.methods[called_point.name]
         target = called.usable or called.target()
-        given = positional_first(each.positional, args, keywords) if keywords else (args, keywords)
-        if target.observers:
-            await observe(target, *given)
-        call = wrapped(target, functools.partial(call_groups, target.groups))
-        return await call(*given) or []  # a wrapper has swallowed the error
+        innermost = functools.partial(call_groups, target.groups)
+        results: list[Any] = await call_target(
+            self._composite, target, innermost, args, {**keywords}
+        )
+        # A wrapper that has swallowed the error returns None.
+        return [without_end(result) for result in results or ()]
 
     def _point_of(self, method: Callable[..., Any]) -> Point:
-        kind = self._lifecycle.kind.__name__
+        kind = self._interface.kind.__name__
         if not callable(method):
-            known = next(iter(self._lifecycle.points))
+            known = next(iter(self._interface.points))
             raise InvalidArgumentError(
                 f"{method!r} is given for a method of {kind}; give the method itself, as in"
                 f" {kind}.{known}"
             )
         name = getattr(method, "__name__", repr(method))
-        each = self._lifecycle.points.get(name)
-        if each is None:
+        point = self._interface.points.get(name)
+        if point is None:
             raise InvalidArgumentError(
-                f"{name} is not a method of {kind}; {did_you_mean(name, self._lifecycle.points)}"
+                f"{name} is not a method of {kind}; {did_you_mean(name, self._interface.points)}"
             )
-        return each
+        return point
 
     # -- the hooks
 
@@ -267,31 +284,48 @@ class HookGroup(Generic[K]):
         """
         if self._state == "closed":
             self.check_usable()
-        numbers = self._numbers.copy()
-        (one,) = registered_hooks(
-            [for_group(hook, self._lifecycle.kind)], numbers, self._registered
-        )
-        self._insert(one, is_added=True)
-        self._numbers = numbers  # not before: a hook that is refused has had no name
+        (registered,) = registered_hooks([for_group(hook, self._interface.kind)], self._numbers)
+        try:
+            for known in self._composite.find(registered.hook):
+                if known.hook is registered.hook:
+                    raise InvalidHookError(
+                        f"hooks has {registered.hook!r} twice; make two objects of it if both are"
+                        " meant"
+                    )
+            self._insert(registered)
+        except BaseException:
+            self._numbers[base_name(registered.registration)] -= 1  # it has had no name
+            raise
 
-    def remove(self, hook: object) -> None:
+    def remove(self, hook: object, method: Callable[..., Any] | None = None) -> None:
         """Remove a hook, or a function that was added with `on`; this applies from the next call.
+
+        An entered hook is left when the calls that have begun before have ended.
+
+        Args:
+            hook: a hook, a function or a registration. Of a function that was added several times
+                the earliest registration is removed.
+            method: the method for which a function was added, where there are several.
 
         Raises:
             InvalidArgumentError: it is not a hook of the group.
         """
-        called = for_group(hook, self._lifecycle.kind)
-        known = self._registered.get(id(hook if called is hook else called.hook))
-        functions = (
-            one
-            for one in self._registered.values()
-            if isinstance(one.hook, _FunctionHook) and one.hook.fn is hook
-        )
-        found = [*functions] if known is None else [known]
+        given = for_group(hook, self._interface.kind)
+        if isinstance(given, HookRegistration):
+            given = given.hook
+        found = self._composite.find(given)
+        if method is not None:
+            name = self._point_of(method).name
+            found = tuple(registered for registered in found if _is_function_for(registered, name))
         if not found:
-            raise InvalidArgumentError(f"{hook!r} is not a hook of {self!r}")
-        for one in found:
-            self._composite.remove(one)
+            raise InvalidArgumentError(f"{safe_repr(hook)} is not a hook of {self!r}")
+        removed = found[0]
+        self._composite.remove(removed)
+        if removed in self._entered and self._state == "entered":
+            self._binding.check()
+            calls = self._composite.next_calls()
+            name = f"exit of {removed.name}, which was removed"
+            self._exits[new_task(self._exit_removed(removed, calls), name)] = removed
 
     @overload
     def on(
@@ -312,12 +346,14 @@ class HookGroup(Generic[K]):
         must not block unless it has `thread=True`; it is returned. The options are those of
         `configure`.
         """
-        name, kind = self._point_of(method).name, self._lifecycle.kind
+        name = self._point_of(method).name
+        kind = self._interface.kind
         if fn is not None:
-            self.add(configure(_FunctionHook(name, fn), **options))
+            self.add(configure(FunctionHook(name, fn), **options))
             return fn
-        if isinstance(method, types.FunctionType) and all(
-            getattr(base, name, None) is not method for base in kind.__mro__
+        own = [vars(base).get(name) for base in kind.__mro__]
+        if isinstance(method, types.FunctionType) and not any(
+            method is getattr(member, "__func__", member) for member in own
         ):
             # A function below `@group.on` without a method, which the decorator that is returned
             # would drop.
@@ -327,34 +363,35 @@ class HookGroup(Generic[K]):
             )
         return functools.partial(self.on, method, **options)
 
-    def _insert(self, one: RegisteredHook, *, is_added: bool = False) -> None:
+    def _insert(self, registered: RegisteredHook) -> None:
         """Check a hook and take it from the next call on; calls that are active keep theirs."""
-        hook = one.hook
+        hook = registered.hook
         if isinstance(hook, HookGroup):
             raise InvalidHookError(f"{hook!r} is a group; give its `hooks`, and enter it yourself")
-        points = self._lifecycle.check(
-            hook, plain=one.registration.thread or isinstance(hook, _FunctionHook)
-        )
-        is_alone = (
-            not points and composite_of(hook) is None and type(hook) is not self._lifecycle.kind
-        )
-        if is_alone and not (self._lifecycle.has_member(hook) and _is_context(hook)):
-            names = ", ".join(self._lifecycle.points)
+        is_plain = registered.registration.thread or isinstance(hook, FunctionHook)
+        points = self._interface.check(hook, plain=is_plain)
+        if not points and not self._may_lack_methods(hook):
+            names = ", ".join(self._interface.points)
             raise InvalidHookError(
-                f"{hook!r} has none of the methods of {self._lifecycle.kind.__name__}: {names}"
+                f"{hook!r} has none of the methods of {self._interface.kind.__name__}: {names}"
             )
-        check_options(one, points)
-        if self._state == "entered" and _is_context(hook):
-            raise InvalidHookError(
-                f"{hook!r} is a context manager; add it before the group is entered"
-            )
-        for each in points:
-            self._composite.methods[each.name].check_answers(one)
-        if self._defaults:
-            one.registration = with_defaults(one.registration, **self._defaults)
-        if is_added:
-            self._composite.take_data(hook)
-        self._composite.insert(one, points)
+        check_options(registered, points)
+        if self._state == "entered":
+            _check_plain_context(hook)
+            if _is_context(hook):
+                raise InvalidHookError(
+                    f"{hook!r} is a context manager; add it before the group is entered"
+                )
+        for implemented in points:
+            self._composite.methods[implemented.name].check_answers(registered)
+        registered.registration = with_defaults(registered.registration, **self._defaults)
+        self._composite.insert(registered, points)
+
+    def _may_lack_methods(self, hook: object) -> bool:
+        """Return whether a hook makes sense without methods: it may get some, or it is entered."""
+        if composite_of(hook) is not None or type(hook) is self._interface.kind:
+            return True
+        return _is_context(hook) and self._interface.has_member(hook)
 
     # -- entering and leaving
 
@@ -366,17 +403,17 @@ class HookGroup(Generic[K]):
         """
         if self._state == "closed":
             raise HookGroupClosedError(f"{self!r} has been left; make a new one")
-        if self._state == "new":
-            for one in self._registered.values():
-                if _is_context(one.hook) or one.registration.background:
-                    reason = (
-                        "is an async context manager"
-                        if _is_context(one.hook)
-                        else "has background=True"
-                    )
-                    raise HookGroupClosedError(
-                        f"{self!r} has to be entered, as {one.name} {reason}: `async with group:`"
-                    )
+        for registered in self._hooks if self._state == "new" else ():
+            reason = ""
+            if _is_context(registered.hook):
+                reason = "is an async context manager"
+            elif registered.registration.background:
+                reason = "has background=True"
+            if reason:
+                raise HookGroupClosedError(
+                    f"{self!r} has to be entered, as {registered.name} {reason}: `async with"
+                    " group:`"
+                )
 
     async def __aenter__(self) -> Self:
         """Enter the hooks that are async context managers, in order; if one fails, leave those
@@ -384,21 +421,21 @@ class HookGroup(Generic[K]):
 
         Raises:
             HookGroupClosedError: the group was entered before.
+            InvalidHookError: a hook is a plain context manager, which might block.
         """
         if self._state != "new":
             raise HookGroupClosedError(
                 f"{self!r} was entered before; groups are single-use: make a new one"
             )
+        for registered in self._hooks:
+            _check_plain_context(registered.hook)
+        self._binding.check()
+        self._binding.in_block = True
         self._state = "entered"
         try:
-            for one in [*self._registered.values()]:
-                if _is_context(one.hook):
-                    # Its error is never only logged.
-                    raising = RegisteredHook(
-                        one.name, HookRegistration(one.hook, timeout=one.registration.timeout)
-                    )
-                    group = OrderGroup("__aenter__", [raising], self._grace_secs, bind=self._enter)
-                    await call_groups((group,), (), own=self._context)
+            for registered in [*self._hooks]:
+                if _is_context(registered.hook):
+                    await self._enter(registered)
         except BaseException as error:
             try:
                 await self.__aexit__(type(error), error, error.__traceback__)
@@ -408,14 +445,30 @@ class HookGroup(Generic[K]):
             raise
         return self
 
+    async def _enter(self, registered: RegisteredHook) -> None:
+        # Its error is never only logged.
+        registration = HookRegistration(registered.hook, timeout=registered.registration.timeout)
+        raising = RegisteredHook(registered.name, registration)
+
+        def bind(_: RegisteredHook, __: str) -> Method:
+            return enter
+
+        async def enter() -> None:
+            await registered.hook.__aenter__()
+            # Here: it may have left a cancel of the caller for the next await.
+            self._entered.append(registered)
+
+        group = OrderGroup("__aenter__", [raising], self._grace_secs, bind=bind)
+        await call_groups((group,), (), own=self._context)
+
     async def __aexit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: types.TracebackType | None,
     ) -> None:
-        """Wait for the background calls and leave the hooks: shielded from cancels, within the
-        grace period for each of them.
+        """Wait for active and background calls and leave the hooks: shielded from cancels, within
+        the grace period for each of these.
 
         Hooks are left in another task than they were entered in, in the same context, and cannot
         swallow the error of the block. A second call waits for the end of the first.
@@ -431,7 +484,7 @@ class HookGroup(Generic[K]):
         self._state = "closed"
         for method in self._composite.methods.values():
             method.usable = None
-        failures: list[BaseException] = []
+        failures = self._exit_failures
         before = self._context.state()
         try:
             await shielded(
@@ -461,45 +514,66 @@ class HookGroup(Generic[K]):
     async def _leave_hooks(
         self, error: BaseException | None, failures: list[BaseException]
     ) -> None:
+        for calls in self._composite.next_calls():
+            if not await calls.wait_idle(self._grace_secs):
+                logger.warning(
+                    "%r is left, but %s of its calls still run after %s s",
+                    self,
+                    calls.count,
+                    self._grace_secs,
+                )
         failures += await self._background.end(self._grace_secs)
-        args = (None, None, None) if error is None else (type(error), error, error.__traceback__)
+        for task, registered in self._exits.items():
+            if registered in self._entered:
+                task.cancel()  # it still waits for calls
+        await wait_done(self._exits, None)
         while self._entered:
-            one = self._entered.pop()
-            limit = max(self._grace_secs, 1e-9)
-            group = OrderGroup(
-                "__aexit__",
-                [one],
-                self._grace_secs,
-                limit,
-                bind=lambda one, name: getattr(one.hook, name),
-            )
-            try:
-                await call_groups((group,), args, own=self._context)
-            except asyncio.CancelledError as cancelled:
-                # The end itself was cancelled: after the grace period, or by a third party. The
-                # others are left all the same.
-                failures.append(hook_cancelled_error(f"{one.name}.__aexit__", cancelled))
-            except Exception as failure:
-                failures.append(failure)
+            await self._exit(self._entered.pop(), error, failures)
 
-    def _enter(self, registered: RegisteredHook, method: str) -> Method:
-        async def enter() -> None:
-            await registered.hook.__aenter__()
-            self._entered.append(
-                registered
-            )  # here: it may have left a cancel of the caller for the next await
+    async def _exit_removed(self, registered: RegisteredHook, calls: list[ActiveCalls]) -> None:
+        """Leave a hook that was removed, when the calls that may call it have ended."""
+        for active in calls:
+            await active.wait_idle(None)
+        # One after another: they share a context.
+        earlier = [*self._exits]
+        earlier = earlier[: earlier.index(current_task())]
+        await wait_done(earlier, None)
+        self._entered.remove(registered)
+        await self._exit(registered, None, self._exit_failures)
 
-        return enter
+    async def _exit(
+        self,
+        registered: RegisteredHook,
+        error: BaseException | None,
+        failures: list[BaseException],
+    ) -> None:
+        """Leave a hook, and append its failure."""
+        args: tuple[Any, ...] = (None, None, None)
+        if error is not None:
+            args = (type(error), error, error.__traceback__)
+        group = OrderGroup(
+            "__aexit__",
+            [registered],
+            self._grace_secs,
+            max(self._grace_secs, 1e-9),
+            bind=lambda registered, name: getattr(registered.hook, name),
+        )
+        try:
+            await call_groups((group,), args, own=self._context)
+        except asyncio.CancelledError as cancelled:
+            # The end itself was cancelled: after the grace period, or by a third party. The others
+            # are left all the same.
+            failures.append(hook_cancelled_error(f"{registered.name}.__aexit__", cancelled))
+        except Exception as failure:
+            failures.append(failure)
 
     def status(self) -> list[HookStatus]:
         """Return what has become of the calls of each hook."""
-        return self._background.status(self._registered.values())
+        return self._background.status(self._hooks)
 
     def __repr__(self) -> str:
-        return (
-            f"<HookGroup {self._name}:"
-            f" {', '.join(one.name for one in self._registered.values()) or 'no hooks'}>"
-        )
+        names = ", ".join(registered.name for registered in self._hooks)
+        return f"<HookGroup {self._name}: {names or 'no hooks'}>"
 
 
 def compose(
@@ -540,19 +614,43 @@ def compose(
     return group.hooks
 
 
-class ComposedFunctions(Protocol):
+# -- functions
+
+
+class ComposedFunctions(Protocol[P]):
     """What `compose_functions` returns."""
 
-    async def __call__(self, *args: Any, **keywords: Any) -> Any:
+    async def __call__(self, *args: P.args, **keywords: P.kwargs) -> Any:
         """Call the functions."""
 
     def add(self, function: object, /) -> None:
         """Add a function, or a registration; this applies from the next call."""
 
     def remove(self, function: object, /) -> None:
-        """Remove a function; this applies from the next call."""
+        """Remove a function, of several registrations the earliest; this applies from the next
+        call.
+        """
 
 
+@overload
+def compose_functions(
+    functions: list[Never],
+    *,
+    results: How | None = None,
+    timeout: float | None = None,
+    on_error: OnError = "raise",
+    name: str | None = None,
+) -> ComposedFunctions[...]: ...
+@overload
+def compose_functions(  # type: ignore[overload-overlap]
+    functions: Iterable[Callable[P, object]],
+    *,
+    results: How | None = None,
+    timeout: float | None = None,
+    on_error: OnError = "raise",
+    name: str | None = None,
+) -> ComposedFunctions[P]: ...
+@overload
 def compose_functions(
     functions: Iterable[object],
     *,
@@ -560,14 +658,23 @@ def compose_functions(
     timeout: float | None = None,
     on_error: OnError = "raise",
     name: str | None = None,
-) -> ComposedFunctions:
+) -> ComposedFunctions[...]: ...
+def compose_functions(
+    functions: Iterable[object],
+    *,
+    results: How | None = None,
+    timeout: float | None = None,
+    on_error: OnError = "raise",
+    name: str | None = None,
+) -> ComposedFunctions[...]:
     """Return one coroutine function that calls several functions, for a framework that takes a
     plain callable.
 
     Example: `httpx.AsyncClient(event_hooks={"request": [compose_functions([sign, audit])]})`.
 
     They are called as the methods of hooks are: concurrently, and the first failure ends the call.
-    What this returns has `add` and `remove`, which hold from the next call on.
+    What this returns has `add` and `remove`, which hold from the next call on. Each function must
+    take every call that the first one takes, whatever its parameters are named.
 
     Args:
         functions: coroutine functions and plain ones, or registrations made by `configure`.
@@ -577,86 +684,110 @@ def compose_functions(
         name: its name, and that of the group in messages.
 
     Raises:
-        InvalidHookError: one is not a function, has an option that cannot hold, or its arguments in
-            another order than the first.
+        InvalidHookError: one is not a function, cannot be called as the first one is, has an option
+            that cannot hold, or its arguments in another order than the first.
         InvalidArgumentError: an argument is invalid.
     """
     if callable(functions) or not isinstance(functions, Iterable):
         raise InvalidArgumentError(f"functions is {safe_repr(functions)}; give a list of functions")
     if results is not None:
-        check_choice(results, "results", *get_args(How))
-
-    def hook(one: Any) -> HookRegistration:
-        known = registration_of(one)
-        if known.timeout is not None and not known.thread and not is_coroutine_function(known.hook):
-            raise InvalidHookError(
-                f"{known.hook!r} is a plain function, which no time limit can end; give it no"
-                " timeout"
-            )
-        return known._replace(
-            hook=_FunctionHook("call", known.hook, any_call=not takes_one, is_alone=True)
-        )
-
-    takes_one = results in ("chain", "wrap")  # so one argument of all functions is special
-    hooks = [hook(one) for one in functions]
-    first: Callable[..., Any] = hooks[0].hook.fn if hooks and takes_one else _anything
-    for one in hooks:
-        _check_order(first, one.hook.fn, results)
-    kind: Any = type("functions", (), {"call": _method_of(first)})
-    ways: dict[str, How] | None = None if results is None else {"call": results}
-    name = name or "functions"
-    group: HookGroup[Any] = HookGroup(
-        kind, hooks, results=ways, timeout=timeout, on_error=on_error, name=name
-    )
+        check_how(results, "results")
+    options: dict[str, Any] = {"timeout": timeout, "on_error": on_error}
+    composed = _FunctionGroup(name or "functions", results, options)
+    composed.fill([_function_hook(function) for function in functions])
 
     async def call(*args: Any, **keywords: Any) -> Any:
-        return await group.hooks.call(*args, **keywords)
+        return await composed.group.hooks(*args, **keywords)
 
-    def add(function: object, /) -> None:
-        added = hook(function)
-        _check_order(first, added.hook.fn, results)
-        group.add(added)
-
-    call.__name__ = call.__qualname__ = name
+    call.__name__ = call.__qualname__ = name or "functions"
     made: Any = call
-    made.add, made.remove = add, group.remove
-    with contextlib.suppress(
-        TypeError, ValueError, IndexError
-    ):  # there is none, or it is written in C
-        made.__signature__ = inspect.signature(hooks[0].hook.fn)
-    return cast("ComposedFunctions", made)
+    made.add = composed.add
+    made.remove = composed.remove
+    with contextlib.suppress(TypeError, ValueError):  # it is written in C
+        made.__signature__ = inspect.signature(composed.pattern)
+    return cast("ComposedFunctions[...]", made)
 
 
-def _method_of(function: Callable[..., Any]) -> Any:
-    """Return the method of a hook interface of functions that are called as this one is."""
-    method = _empty_method(function)
-    method.__annotations__ = {}  # what it returns says nothing of the others
-    return method
+class _FunctionGroup:
+    """A group of functions, which are called as the first one of them is."""
 
+    def __init__(self, name: str, results: How | None, options: dict[str, Any]) -> None:
+        self._name = name
+        self._results: How | None = results
+        self._options = options
 
-def _check_order(
-    first: Callable[..., Any], function: Callable[..., Any], results: How | None
-) -> None:
-    """Raise if the argument that calls the next, or takes a result, has another place in a function
-    than in the first one.
-    """
-    places: set[int | str | None] = set()
-    for one in (first, function) if results in ("chain", "wrap") else ():
-        with contextlib.suppress(
-            InvalidHookError
-        ):  # not clear: what holds for the first is said elsewhere
-            point = Point(object, "call", _method_of(one), results, None)
-            places.add(
-                point.positional.index(point.argument)
-                if point.argument in point.positional
-                else point.argument
+    def fill(self, hooks: list[HookRegistration]) -> None:
+        """Make the group, of which the hooks are functions."""
+        self.pattern: Callable[..., Any] = _pattern(hooks)
+        for hook in hooks:
+            self._check_place(hook.hook.function)
+        kind: Any = type(self._name, (), {"__call__": self._method_like(self.pattern)})
+        self.group: HookGroup[Any] = HookGroup(kind, hooks, name=self._name, **self._options)
+
+    def add(self, function: object, /) -> None:
+        hook = _function_hook(function)
+        if self.pattern is _anything:
+            self.fill([hook])
+            return
+        self._check_place(hook.hook.function)
+        self.group.add(hook)
+
+    def remove(self, function: object, /) -> None:
+        self.group.remove(function)
+
+    def _method_like(self, function: Callable[..., Any]) -> Any:
+        """Return the method of a hook interface of functions that are called as this one is."""
+        method = _empty_method(function)
+        if self._results is not None:
+            return point(self._results)(method)
+        # What this one returns says nothing of the others.
+        method.__annotations__ = {}
+        return method
+
+    def _check_place(self, function: Callable[..., Any]) -> None:
+        """Raise if the argument that calls the next, or takes a result, has another place in a
+        function than in the first one.
+        """
+        places: set[int | str | None] = set()
+        for compared in (self.pattern, function) if self._results in ("chain", "wrap") else ():
+            # Where it is not clear, this is said elsewhere for the first.
+            with contextlib.suppress(InvalidHookError):
+                like = Point(object, "__call__", self._method_like(compared), None, None)
+                is_named = like.argument in like.positional
+                places.add(like.positional.index(like.argument) if is_named else like.argument)
+        if len(places) > 1:
+            raise InvalidHookError(
+                f"{function!r} has its arguments in another order than {self.pattern!r}, which"
+                " would mix up what calls the next, or takes a result; give functions with the same"
+                " arguments in the same order"
             )
-    if len(places) > 1:
+
+
+def _function_hook(function: object) -> HookRegistration:
+    """Return the registration of a function."""
+    registration = registration_of(function)
+    called = registration.hook
+    is_limited = registration.timeout is not None and not registration.thread
+    if is_limited and not is_coroutine_function(called):
         raise InvalidHookError(
-            f"{function!r} has its arguments in another order than {first!r}, which would mix up"
-            " what calls the next, or takes a result; give functions with the same arguments in"
-            " the same order"
+            f"{called!r} is a plain function, which no time limit can end; give it no timeout"
         )
+    return registration._replace(hook=FunctionHook("__call__", called, is_alone=True))
+
+
+def _pattern(hooks: Iterable[HookRegistration]) -> Callable[..., Any]:
+    """Return the function whose parameters say how all are called: the first one that names any."""
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    functions = [hook.hook.function for hook in hooks]
+    for function in functions:
+        with contextlib.suppress(TypeError, ValueError):  # it is written in C
+            parameters = inspect.signature(function).parameters.values()
+            if any(parameter.kind not in variadic for parameter in parameters):
+                return cast("Callable[..., Any]", function)
+    return functions[0] if functions else _anything
+
+
+def _anything(*args: Any, **keywords: Any) -> None: ...
 
 
 # -- what is given for methods and hooks
@@ -664,29 +795,30 @@ def _check_order(
 _BLOCKING_HINT = ", or, if it has to block, give configure(hook, thread=True)"
 
 
-def lifecycle_of(group: HookGroup[Any]) -> Lifecycle:
-    """Return what a group knows of its class, for the checks of hooks."""
-    return group._lifecycle  # pyright: ignore[reportPrivateUsage] - of this module
+def interface_of(group: HookGroup[Any]) -> Interface:
+    """Return the interface of a group, for the checks of hooks."""
+    return group._interface  # pyright: ignore[reportPrivateUsage] - of this module
 
 
 def _left_out(names: Iterable[str], hooks: Iterable[object]) -> dict[str, Callable[..., Any]]:
     """Return methods that a class leaves out, as the first hook that has them: with the same
     signature, and an empty body.
     """
-    found: dict[str, Callable[..., Any]] = {}
+    registrations = [registration_of(hook) for hook in hooks]
+    methods: dict[str, Callable[..., Any]] = {}
     for name in _names(names, "methods"):
-        having = (
-            one for one in map(registration_of, hooks) if callable(getattr(one.hook, name, None))
-        )
-        one = next(having, None)
-        if one is None or name.startswith("_"):
+        for registration in registrations if not name.startswith("_") else ():
+            method = getattr(registration.hook, name, None)
+            if callable(method):
+                is_async = registration.thread or is_coroutine_function(method)
+                methods[name] = _empty_method(method, is_async=is_async)
+                break
+        else:
             raise InvalidArgumentError(
                 f"methods has {name!r}, which is no public method of any hook; give one that hooks"
                 " have"
             )
-        method = getattr(one.hook, name)
-        found[name] = _empty_method(method, is_async=one.thread or is_coroutine_function(method))
-    return found
+    return methods
 
 
 def _names(names: Iterable[str], what: str) -> tuple[str, ...]:
@@ -712,33 +844,18 @@ def _empty_method(like: Callable[..., Any], *, is_async: bool = True) -> Any:
     return made
 
 
-class _FunctionHook:
-    """A function as a hook with one method."""
-
-    def __init__(
-        self, name: str, fn: Any, *, any_call: bool = False, is_alone: bool = False
-    ) -> None:
-        if not callable(fn):
-            fault = (
-                "; give the function, not the call"
-                if inspect.iscoroutine(fn)
-                else ", and cannot be called; give one"
-            )
-            raise InvalidHookError(f"{fn!r} is given as a function{fault}")
-        self.fn = fn
-        self.__aiohooks_name__ = getattr(fn, "__name__", type(fn).__name__)
-        self.__aiohooks_is_function__ = is_alone
-        if any_call:  # its signature says nothing of how it is called
-            fn = functools.partial(fn)
-            fn.__signature__ = inspect.signature(_anything)
-        setattr(self, name, fn)
-
-    def __repr__(self) -> str:
-        return f"<hook {self.__aiohooks_name__}>"
-
-
-def _anything(*args: Any, **keywords: Any) -> None: ...
+def _is_function_for(registered: RegisteredHook, name: str) -> bool:
+    return isinstance(registered.hook, FunctionHook) and hasattr(registered.hook, name)
 
 
 def _is_context(hook: object) -> bool:
     return hasattr(type(hook), "__aenter__") and hasattr(type(hook), "__aexit__")
+
+
+def _check_plain_context(hook: object) -> None:
+    """Raise if a hook is a plain context manager, which a group does not enter."""
+    if hasattr(type(hook), "__enter__") and not _is_context(hook):
+        raise InvalidHookError(
+            f"{hook!r} is a plain context manager, which a group does not enter: it might block;"
+            " give it `__aenter__` and `__aexit__`"
+        )

@@ -1,12 +1,14 @@
-"""Registering hooks: order, time limit, error handling, background calls."""
+"""Registering hooks: order, time limit, error handling, background calls, a name."""
 
 from __future__ import annotations
 
+import inspect
+import types
 from collections.abc import Iterable
-from typing import Any, ClassVar, Literal, NamedTuple, TypedDict
+from typing import Any, ClassVar, Literal, NamedTuple, TypedDict, Unpack
 
 from aiohooks._core.validate import check_choice, check_instance, check_secs, checked_int
-from aiohooks.errors import InvalidHookError
+from aiohooks.errors import InvalidHookError, did_you_mean
 
 OnError = Literal["raise", "log"]
 """How errors of a hook are handled: `"raise"` ends the call with the error, `"log"` logs it and
@@ -55,6 +57,8 @@ class HookRegistration(NamedTuple):
     on_full: OnFull = "wait"
     retry_secs: float | None = None
     thread: bool = False
+    name: str | None = None
+    once: bool = False
     given: frozenset[str] = frozenset()
     """The names of the attributes that were given, so that no default of a group takes their
     place.
@@ -74,77 +78,77 @@ class HookOptions(TypedDict, total=False):
     on_full: OnFull
     retry_secs: float | None
     thread: bool
+    name: str | None
+    once: bool
 
 
-class _Unset:
-    """The class of `UNSET`: as the registration or the hook says."""
-
-    def __repr__(self) -> str:
-        return "<unset>"
-
-
-UNSET: Any = _Unset()
-
-
-def configure(
-    hook: object,
-    *,
-    order: int = UNSET,
-    timeout: float | None = UNSET,
-    on_error: OnError = UNSET,
-    background: bool = UNSET,
-    max_pending: int = UNSET,
-    disable_after: int | None = UNSET,
-    observer: bool = UNSET,
-    on_full: OnFull = UNSET,
-    retry_secs: float | None = UNSET,
-    thread: bool = UNSET,
-) -> HookRegistration:
+def configure(hook: object, **options: Unpack[HookOptions]) -> HookRegistration:
     """Return a registration of `hook` that says how its methods are called; the hook itself is
     unchanged.
 
     Example: `hooks=[configure(MetricsHook(), timeout=5.0, on_error="log")]`.
 
     Args:
-        hook: an object with methods of a hook interface; or a registration, of which the other
-            attributes are kept.
-        order: hooks of a lower order complete a call before those of a higher order start; those of
-            one order run concurrently.
-        timeout: time limit in seconds for one call of a method, which must be a coroutine. The time
-            of the others in a method that wraps them has no limit.
-        on_error: `"raise"`, or `"log"`: the 1st failure is logged with its traceback, and the 10th,
-            the 100th and so on.
-        background: whether calls of methods that return None are queued and run in order beside
-            what follows. A failure is raised by the next call of the hook, or at the end, or
-            logged. In a session this is `after_run`.
-        max_pending: how many background calls may be queued; the caller waits while there are as
-            many, unless the queue would wait for it, as for a hook that calls its own group.
-        disable_after: take the hook out of the calls, with a warning, when it has failed this often
-            in a row; with `on_error="log"` only.
-        observer: whether it only observes methods that return a result: it is called before the
-            others, with the caller's arguments. Observers run concurrently; their own results do
-            not count.
-        on_full: `"wait"`, or `"drop"`: a background call is dropped if the queue is full, counted,
-            and logged as failures are.
-        retry_secs: try a disabled hook again after this time, by one call, and if that fails, after
-            as long again.
-        thread: whether plain methods that stand for coroutine methods are called in a worker thread
-            each, so that they may block; for a hook of a group, as `BlockingHook(hook)`. A cancel
-            or time limit waits for it, for at most the grace period.
+        hook: an object with methods of a hook interface; or a registration, whose other attributes
+            are kept.
+        options: attributes of the registration, by name.
+
+            `order`: hooks of a lower order complete a call before those of a higher order start;
+            those of one order run concurrently.
+
+            `timeout`: time limit in seconds for one call of a method, which must be a coroutine.
+            The time of the wrapped call does not count.
+
+            `on_error`: `"raise"`, or `"log"`: the first failure of each method and type of error is
+            logged with its traceback, and the 10th failure, the 100th and so on without.
+
+            `background`: whether calls of methods that return None are queued and run in order,
+            alongside the code that follows. A failure is raised by the next call of the hook, or at
+            the end, or logged. In a session this is `after_run`.
+
+            `max_pending`: how many background calls may be queued; the caller waits while there are
+            as many, unless the queue would wait for it, as for a hook that calls its own group.
+
+            `disable_after`: take the hook out of the calls, with a warning, when it has failed this
+            often in a row; with `on_error="log"` only.
+
+            `observer`: whether it only observes methods that return a result: it is called before
+            the others, with the caller's arguments. Observers run concurrently; their own results
+            do not count.
+
+            `on_full`: `"wait"`, or `"drop"`: a background call is dropped if the queue is full,
+            counted, and logged as failures are.
+
+            `retry_secs`: try a disabled hook again after this time, by one call, and if that fails,
+            after as long again.
+
+            `thread`: whether plain methods that stand for coroutine methods are called in a worker
+            thread each, so that they may block; for a hook of a group, as `BlockingHook(hook)`. A
+            cancel or time limit waits for it, for at most the grace period.
+
+            `name`: the name of the hook in messages and in the status, in place of its class's.
+
+            `once`: whether a function takes part in one call only, and is removed when that starts.
 
     Raises:
         InvalidArgumentError: an argument is invalid.
         InvalidHookError: `hook` is a class and not an object of it, or an option has no effect
             without another.
+        TypeError: there is no option of that name.
     """
-    given: dict[str, Any] = {name: one for name, one in locals().items() if one is not UNSET}
-    known = registration_of(given.pop("hook"))
-    registration = registration_of(known._replace(**given, given=known.given.union(given)))
+    for name in options:
+        if name not in HookOptions.__optional_keys__:
+            raise TypeError(
+                f"configure() got an unexpected keyword argument {name!r};"
+                f" {did_you_mean(name, HookOptions.__optional_keys__)}"
+            )
+    known = registration_of(hook)
+    registration = registration_of(known._replace(**options, given=known.given.union(options)))
     for name in ("max_pending", "on_full"):
-        if name in given and background is UNSET and not known.background:
+        if name in options and "background" not in options and not known.background:
             raise InvalidHookError(
-                f"{name} of {type(known.hook).__name__} is {given[name]}, but its calls are not"
-                " queued; give background=True too"
+                f"{name} of {hook_name(known.hook)} is {getattr(registration, name)}, but its calls"
+                " are not queued; give background=True too"
             )
     return registration
 
@@ -152,27 +156,25 @@ def configure(
 def with_defaults(registration: HookRegistration, **defaults: Any) -> HookRegistration:
     """Return a registration with `defaults` where it has no attributes of its own."""
     usual = HookRegistration._field_defaults
-    missing = (
-        name
-        for name in defaults
+    missing = {
+        name: default
+        for name, default in defaults.items()
         if getattr(registration, name) == usual[name] and name not in registration.given
-    )
-    return registration._replace(**{name: defaults[name] for name in missing})
+    }
+    return registration._replace(**missing)
 
 
 BLOCKING = "__aiohooks_blocking__"
-"""The attribute of a class whose objects call the plain methods of another in worker threads: that
-of which has this one.
+"""The attribute of a class whose objects call the plain methods of another in worker threads. Its
+value is the name of the attribute that holds the other.
 """
 
 
-def for_group(hook: Any, lifecycle: Any) -> Any:
-    """Return what is called for a hook of a group: the object of a `BlockingHook` itself, in
-    threads.
-    """
+def for_group(hook: Any, kind: Any) -> Any:
+    """Return a hook or registration of a group; for a `BlockingHook` its object, in threads."""
     given: object = hook.hook if isinstance(hook, HookRegistration) else hook
     place: str | None = getattr(type(given), BLOCKING, None)
-    if place is None or lifecycle in type(given).__mro__:
+    if place is None or kind in type(given).__mro__:
         return hook
     return registration_of(hook)._replace(hook=getattr(given, place), thread=True)
 
@@ -194,53 +196,86 @@ def in_order(hooks: Iterable[object], *, first: int = 0) -> list[HookRegistratio
 
 
 def registration_of(hook: object) -> HookRegistration:
-    """Return the registration of a hook, which may be one already; raise unless its attributes are
-    valid.
-    """
+    """Return the registration of a hook, or a registration itself; check its attributes."""
     if isinstance(hook, type):
         raise InvalidHookError(
             f"the class {hook.__name__} is given as a hook; give an object of it:"
             f" {hook.__name__}(...)"
         )
     if isinstance(hook, Hook):
-        # Not by their values: a class that sets what the base class has means it.
+        # By name, not by value: a class that sets an attribute to its default means it.
         bases = type(hook).__mro__
-        names = frozenset(getattr(hook, "__dict__", ())).union(
-            *map(vars, bases[: bases.index(Hook)])
+        names = set[str](getattr(hook, "__dict__", ()))
+        for base in bases[: bases.index(Hook)]:
+            names.update(vars(base))
+        given = names.intersection(("order", "timeout", "on_error"))
+        hook = HookRegistration(
+            hook, hook.order, hook.timeout, hook.on_error, given=frozenset(given)
         )
-        given = names.intersection(HookRegistration._fields)
-        hook = HookRegistration(hook, hook.order, hook.timeout, hook.on_error, given=given)
     elif not isinstance(hook, HookRegistration):
         return HookRegistration(hook)
     if isinstance(hook.hook, HookRegistration):
         raise InvalidHookError(f"{hook!r} is a registration of a registration; give the hook")
-    name = hook_name(hook.hook)
-    checked_int(
-        hook.order, f"order of {name}", None, expected="a whole number, lower ones come first"
-    )
-    check_secs(hook.timeout, f"timeout of {name}", optional=True, positive=True)
-    check_choice(hook.on_error, f"on_error of {name}", "raise", "log")
-    for option in ("background", "observer", "thread"):
-        check_instance(getattr(hook, option), bool, f"{option} of {name}")
-    checked_int(hook.max_pending, f"max_pending of {name}", 1)
-    check_choice(hook.on_full, f"on_full of {name}", "wait", "drop")
-    checked_int(hook.disable_after, f"disable_after of {name}", 1, optional=True)
-    check_secs(hook.retry_secs, f"retry_secs of {name}", optional=True, positive=True)
-    if hook.disable_after is not None and hook.on_error != "log":
-        raise InvalidHookError(
-            f"disable_after of {name} is {hook.disable_after}, but its errors are raised; give"
-            ' on_error="log" too'
-        )
-    if hook.retry_secs is not None and hook.disable_after is None:
-        raise InvalidHookError(
-            f"retry_secs of {name} is {hook.retry_secs}, but it is never disabled; give"
-            " disable_after too"
-        )
+    _check_options(hook)
     return hook
 
 
+def _check_options(registration: HookRegistration) -> None:
+    name = hook_name(registration.hook)
+    checked_int(
+        registration.order,
+        f"order of {name}",
+        None,
+        expected="a whole number, lower ones come first",
+    )
+    check_secs(registration.timeout, f"timeout of {name}", optional=True, positive=True)
+    check_choice(registration.on_error, f"on_error of {name}", "raise", "log")
+    for option in ("background", "observer", "thread", "once"):
+        check_instance(getattr(registration, option), bool, f"{option} of {name}")
+    check_instance(registration.name, str, f"name of {name}", optional=True)
+    checked_int(registration.max_pending, f"max_pending of {name}", 1)
+    check_choice(registration.on_full, f"on_full of {name}", "wait", "drop")
+    checked_int(registration.disable_after, f"disable_after of {name}", 1, optional=True)
+    check_secs(registration.retry_secs, f"retry_secs of {name}", optional=True, positive=True)
+    if registration.disable_after is not None and registration.on_error != "log":
+        raise InvalidHookError(
+            f"disable_after of {name} is {registration.disable_after}, but its errors are raised;"
+            ' give on_error="log" too'
+        )
+    if registration.retry_secs is not None and registration.disable_after is None:
+        raise InvalidHookError(
+            f"retry_secs of {name} is {registration.retry_secs}, but it is never disabled; give"
+            " disable_after too"
+        )
+
+
 def hook_name(hook: object) -> str:
-    """Return the name of a hook in messages: that of its class, or of the function that it was made
-    of.
-    """
+    """Return the name of a hook in messages: of its class, or of its function."""
     return getattr(hook, "__aiohooks_name__", None) or type(hook).__name__
+
+
+class FunctionHook:
+    """A function as a hook with one method."""
+
+    def __init__(self, name: str, function: Any, *, is_alone: bool = False) -> None:
+        if not callable(function):
+            fault = ", and cannot be called; give one"
+            if inspect.iscoroutine(function):
+                fault = "; give the function, not the call"
+            raise InvalidHookError(f"{function!r} is given as a function{fault}")
+        self.function: Any = function
+        self.__aiohooks_name__ = getattr(function, "__name__", type(function).__name__)
+        self.__aiohooks_is_function__ = is_alone
+        setattr(self, name, function)
+
+    def __repr__(self) -> str:
+        return f"<hook {self.__aiohooks_name__}>"
+
+
+def identity(hook: Any) -> object:
+    """Return a key that identifies a hook or a function; a bound method is new at each access."""
+    if isinstance(hook, types.MethodType):
+        return id(hook.__self__), id(hook.__func__)
+    if isinstance(hook, types.BuiltinMethodType):
+        return id(hook.__self__), hook.__name__
+    return id(hook)

@@ -1,25 +1,25 @@
-"""Plain functions where coroutine functions are called: in turn, or in a worker thread.
+"""Plain functions in place of coroutine functions, and what annotations say of a function.
 
 plain_call           a plain function as a coroutine function
 threaded             a plain function as one that calls it in a worker thread
-call_in_thread       calls a function so
-evaluated            an annotation that may be a text
-without_awaitables   an annotation of what may be an awaitable
+call_in_thread       calls a function in a worker thread
+annotations_of       the annotations of a function, evaluated
+without_awaitables   an annotation, with the results of its awaitables in their place
 """
 
 from __future__ import annotations
 
-import collections.abc
+import builtins
 import contextlib
 import contextvars
 import functools
+import importlib
 import inspect
-import re
 import sys
 import types
 import typing
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import anyio.to_thread
 
@@ -27,58 +27,107 @@ from aiohooks._core.cancel import DEFAULT_GRACE_SECS, shielded
 from aiohooks._core.contexts import copy_back
 from aiohooks.errors import InvalidHookError
 
-_ONLY_NONE = re.compile(
-    r"\b(typing|Union|Optional|\w*Awaitable\w*|\w*Coroutine\w*|None)\b|\bAny, *Any,|[][|,. ]"
-)
-"""All that stands in a text which says that None is returned, perhaps as an awaitable."""
-_AWAITABLES = (collections.abc.Awaitable, collections.abc.Coroutine, types.CoroutineType)
+Awaits = Literal["never", "perhaps", "always"]
+
+# -- annotations
 
 
-def evaluated(annotation: Any, function: Any) -> Any:
-    """Return an annotation of a function, as its text if it has names that exist for type checkers
-    only.
-    """
+class _UnknownType(type):
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return cls
+
+
+class Unknown(metaclass=_UnknownType):
+    """Stands for a name that exists for type checkers only."""
+
+    def __class_getitem__(cls, parameters: object) -> Any:
+        return cls
+
+
+class _Names(dict[str, Any]):
+    """The names that the annotations of a function may use, with an `Unknown` for each other."""
+
+    def __init__(self, module: Mapping[str, Any], names: Mapping[str, Any]) -> None:
+        super().__init__(names)
+        self._module = module
+
+    def __missing__(self, name: str) -> Any:
+        for known in (self._module, vars(builtins)):
+            if name in known:
+                return known[name]
+        self[name] = types.new_class(name, (Unknown,))
+        return self[name]
+
+
+def annotations_of(function: Any, names: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the evaluated annotations of a function, by parameter; `names` may not be global."""
+    module = vars(sys.modules.get(getattr(function, "__module__", ""), builtins))
+    known = _Names(module, names)
+    return {
+        parameter: _evaluated(annotation, module, known)
+        for parameter, annotation in _written_annotations(function).items()
+    }
+
+
+def _written_annotations(function: Any) -> dict[str, Any]:
+    try:
+        annotations: Any = getattr(function, "__annotations__", None)
+    except NameError:
+        # Python 3.14 evaluates annotations here, with names that exist for type checkers only.
+        annotationlib: Any = importlib.import_module("annotationlib")
+        text = annotationlib.Format.STRING
+        annotations = annotationlib.get_annotations(function, format=text)
+    return dict(annotations or {})  # a mock has none
+
+
+def _evaluated(annotation: Any, module: Mapping[str, Any], names: _Names) -> Any:
+    if isinstance(annotation, str):
+        try:
+            annotation = eval(annotation, {}, names)  # noqa: S307
+        except Exception:
+            return Unknown
+    # For texts inside of it, and without the notes of `Annotated`.
+    owner = types.SimpleNamespace(__annotations__={"annotation": annotation})
     with contextlib.suppress(Exception):
-        owner = types.SimpleNamespace(__annotations__={"return": annotation})
-        return typing.get_type_hints(owner, vars(sys.modules[function.__module__]))["return"]
+        return typing.get_type_hints(owner, dict(module), names)["annotation"]
     return annotation
 
 
-def without_awaitables(annotation: Any) -> tuple[Any, Any]:
-    """Return an annotation with what its awaitables give in their place; and None, "always" or
-    "perhaps" an awaitable.
-    """
+def union_parts(annotation: Any) -> tuple[Any, ...]:
+    """Return the members of a union, or the annotation alone."""
     annotation = getattr(annotation, "__value__", annotation)  # of `type Answer = ...`
-    annotation = getattr(annotation, "__forward_arg__", annotation)  # of a quoted part of a union
-    if isinstance(annotation, str):
-        is_awaited = "Callable" not in annotation and any(
-            name in annotation for name in ("Awaitable", "Coroutine")
-        )
-        answer = Any if _ONLY_NONE.sub("", annotation) else None
-        awaits = (
-            "always"
-            if re.fullmatch(r"([\w.]+\.)?(Awaitable|Coroutine)\[[^|]*\]", annotation)
-            else "perhaps"
-        )
-        return (answer, awaits) if is_awaited else (annotation, None)
-    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin in (typing.Union, types.UnionType):
-        parts = [without_awaitables(one) for one in args]
-        found = {awaits for _, awaits in parts}
-        union: Any = typing.Union[tuple(part for part, _ in parts)]  # noqa: UP007
-        return union, found.pop() if len(found) == 1 else "perhaps"
-    if (origin or annotation) in _AWAITABLES:
-        return args[-1] if args else Any, "always"
-    return annotation, None
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return typing.get_args(annotation)
+    return (annotation,)
+
+
+def without_awaitables(annotation: Any) -> tuple[Any, Awaits]:
+    """Return an annotation with the results of awaitables in their place, and if it has any."""
+    results: list[Any] = []
+    awaits: set[Awaits] = set()
+    for part in union_parts(annotation):
+        kind = typing.get_origin(part) or part
+        if isinstance(kind, type) and issubclass(kind, Awaitable):
+            arguments = typing.get_args(part)
+            results.append(arguments[-1] if arguments else Any)
+            awaits.add("always")
+        else:
+            results.append(part)
+            awaits.add("never")
+    result = results[0] if len(results) == 1 else typing.Union[tuple(results)]  # noqa: UP007
+    return result, awaits.pop() if len(awaits) == 1 else "perhaps"
+
+
+# -- calls
 
 
 def plain_call(function: Callable[..., Any], who: str) -> Callable[..., Awaitable[Any]]:
-    """Return a plain function as a coroutine function, which can wait only if the function is
-    annotated to return awaitables.
+    """Return a plain function as a coroutine function.
+
+    It can wait only if the function is annotated to return awaitables.
     """
-    given: Any = function
-    inner: Any = given.func if isinstance(given, functools.partial) else function
-    returned = evaluated(getattr(inner, "__annotations__", {}).get("return"), inner)
 
     @functools.wraps(function)
     async def call(*args: Any, **keywords: Any) -> Any:
@@ -97,7 +146,15 @@ def plain_call(function: Callable[..., Any], who: str) -> Callable[..., Awaitabl
         result = function(*args, **keywords)
         return await result if inspect.isawaitable(result) else result
 
-    return call if without_awaitables(returned)[1] is None else call_and_wait
+    return call_and_wait if returns_awaitable(function) else call
+
+
+def returns_awaitable(function: Any) -> bool:
+    """Return whether a function is annotated to return an awaitable, always or sometimes."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    _, awaits = without_awaitables(annotations_of(function, {}).get("return", Any))
+    return awaits != "never"
 
 
 def threaded(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
@@ -118,11 +175,10 @@ async def call_in_thread(
     grace_secs: float = DEFAULT_GRACE_SECS,
     on_cancel: Callable[[], object] | None = None,
 ) -> Any:
-    """Call a function in a worker thread, and return its result; the caller gets what it leaves set
-    in its context.
+    """Call a function in a worker thread and return its result.
 
-    A cancel calls `on_cancel` and waits for the thread, which cannot be stopped, for at most
-    `grace_secs`.
+    What the function leaves set in its context is set for the caller. A cancel calls `on_cancel`
+    and waits for the thread, which cannot be stopped, for at most `grace_secs`.
     """
     context = contextvars.copy_context()
     before = context.copy()

@@ -32,7 +32,7 @@ from aiohooks.dispatch.calls import (
     order_groups,
 )
 from aiohooks.dispatch.hook import HookRegistration
-from aiohooks.dispatch.lifecycle import Lifecycle, registered_hooks
+from aiohooks.dispatch.interface import Interface, registered_hooks
 from aiohooks.errors import (
     FeedConflictError,
     FetchError,
@@ -55,7 +55,7 @@ from aiohooks.session.hook import (
 
 _LEAF_OR_NOTHING = LEAF_TYPES | {type(None)}
 _REQUEST_OR_NOTHING = {SessionRunArgs, type(None)}
-LIFECYCLE = Lifecycle(
+LIFECYCLE = Interface(
     SessionRunHook, in_group=False, hint=", or wrap an object with plain methods in BlockingHook"
 )
 """The methods of a session's hooks."""

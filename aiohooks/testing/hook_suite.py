@@ -20,9 +20,9 @@ from aiohooks._core.observers import observed_call
 from aiohooks._core.validate import is_coroutine_function
 from aiohooks._core.waits import Backoff
 from aiohooks.checkpoint.stateful import is_stateful
-from aiohooks.dispatch.group import HookGroup, lifecycle_of
+from aiohooks.dispatch.group import HookGroup, interface_of
 from aiohooks.dispatch.hook import registration_of
-from aiohooks.dispatch.lifecycle import How, Point
+from aiohooks.dispatch.interface import How, Point
 from aiohooks.errors import AbortedError, InvalidArgumentError, add_note, did_you_mean
 from aiohooks.hooks.checkpoint_saver import CheckpointSaverHook
 from aiohooks.hooks.functions import LambdaHook
@@ -103,14 +103,14 @@ class _GroupCase(NamedTuple):
         """Return the methods of the hook, in the order of `calls` and, for the others, of their
         class.
         """
-        lifecycle = lifecycle_of(self.make_group([hook]))
-        points = {each.name: each for each in lifecycle.implemented(registration_of(hook).hook)}
+        interface = interface_of(self.make_group([hook]))
+        points = {each.name: each for each in interface.implemented(registration_of(hook).hook)}
         if unknown := sorted(self.calls.keys() - points):
             raise InvalidArgumentError(
                 f"calls has {unknown[0]!r}, which is no method of {hook!r};"
                 f" {did_you_mean(unknown[0], points)}"
             )
-        return {name: points[name] for name in (*self.calls, *lifecycle.members) if name in points}
+        return {name: points[name] for name in (*self.calls, *interface.members) if name in points}
 
     async def make_calls(
         self, hook: Any, faults: _Faults = _NO_FAULTS, *, suspend: bool | None = True

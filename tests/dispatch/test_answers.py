@@ -28,7 +28,7 @@ class Texts:
     def choose(self, text: str) -> str | None:
         return f"own {text}"
 
-    @ah.point("chain")
+    @ah.point(ah.chain(argument="language"))
     async def translate(self, *, text: str, language: str) -> str:
         return language
 
@@ -86,10 +86,8 @@ async def test_an_argument_behind_one_that_is_left_out_stays_a_keyword() -> None
     assert got == [("1", "x")]
 
 
-async def test_the_last_keyword_of_a_chain() -> None:
-    """`chain`: the answer takes the place of the last keyword-only argument, and the others
-    stay.
-    """
+async def test_the_keyword_of_a_chain() -> None:
+    """`chain`: the answer takes the place of a keyword-only argument, and the others stay."""
     assert (
         await ah.compose(Texts, [Adding("a"), Adding("b")]).translate(text="x", language="l")
         == "lab"

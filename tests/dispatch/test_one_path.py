@@ -265,7 +265,7 @@ async def test_arguments_behind_one_that_is_left_out() -> None:
     """
 
     class Defaults:
-        @ah.point("chain")
+        @ah.point(ah.chain(argument="prompt"))
         async def rewrite(self, user: str, style: str = "plain", prompt: str = "") -> str:
             return prompt
 

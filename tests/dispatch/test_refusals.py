@@ -99,11 +99,6 @@ class Builder(Base):
     async def base(self) -> Base:
         raise NotImplementedError
 
-    async def for_checkers(
-        self,
-    ) -> "Builder[Missing]":  # type: ignore[name-defined, type-arg] # noqa: F821, UP037
-        raise NotImplementedError
-
     async def anything(self) -> object:
         raise NotImplementedError
 
@@ -171,7 +166,7 @@ HOOKS: list[Any] = [
     (
         made(Calls, hook(on=no_arguments)),
         "Observer.on()",
-        "cannot take the call Calls.on(self, call): too many",
+        "cannot take the call Calls.on(call): too many",
     ),
     (
         made(Calls, hook(on=two_arguments)),
@@ -183,7 +178,7 @@ HOOKS: list[Any] = [
             made(Events, hook(**{name: name_only})),
             f"Observer.{name}(",
             "cannot take the call",
-            f"Events.{name}(self, name",
+            f"Events.{name}(name",
             "*",
         )
         for name in ("on_items", "on_fields")
@@ -237,7 +232,7 @@ HOOKS: list[Any] = [
             f"Observer.{name} returns a hook",
             "use this hook beside the group",
         )
-        for name in ("itself", "text", "base", "for_checkers")
+        for name in ("itself", "text", "base")
     ],
     (
         made(Handler, hook(Handler, __call__=coroutine, on_event=coroutine)),
@@ -316,8 +311,8 @@ HOOKS: list[Any] = [
     ),
     (
         made(Layers, hook(get=function), hook(get=function), results="wrap"),
-        "'get_response' calls",
-        '"wrap" cannot hold',
+        "both return a result",
+        '"wrap" cannot hold: only a coroutine method',
     ),
     (
         made(Calls, hook(count=coroutine), hook(count=coroutine)),
@@ -338,8 +333,7 @@ ARGUMENTS: list[Any] = [
     (
         given(results={"count": "last"}),
         "results['count'] is 'last'",
-        '"wrap"',
-        '"together", "race" or "merge"',
+        '"together", "race", "merge", "all", "chain" or "wrap"',
     ),
     (given(results="last"), "results is 'last'", '"wrap"'),
     (given(results={"count"}), "results is {'count'}", "give a mapping"),
@@ -357,7 +351,7 @@ ARGUMENTS: list[Any] = [
     (lambda: ah.wrap(argument=1), "argument is 1"),  # type: ignore[arg-type]
     (lambda: ah.in_order([], first=0.5), "first is 0.5", "whole number"),  # type: ignore[arg-type]
     (
-        lambda: ah.compose_functions(do_nothing),  # type: ignore[arg-type]
+        lambda: ah.compose_functions(do_nothing),  # type: ignore[call-overload]
         "functions is <function",
         "give a list of functions",
     ),

@@ -27,13 +27,15 @@ class Forward(Protocol):
 
 
 class Middlewares:
-    """The next one is found by annotation or by name, at any position, whatever is returned."""
+    """The next one is found by annotation, or named, at any position, whatever is returned."""
 
     async def last(self, context: list[str], call_next: Callable[[], Awaitable[None]]) -> None: ...
 
+    @ah.point(ah.wrap(argument="continuation"))
     async def first(self, continuation, details, request) -> str:  # type: ignore[no-untyped-def]
         raise NotImplementedError("this is for the hooks to do")
 
+    @ah.point(ah.wrap(argument="next_app"))
     async def alias(self, scope: str, receive: Read, send: Write, next_app: App) -> None:
         """Only a docstring."""
 
@@ -54,12 +56,15 @@ class Middlewares:
 
     async def unknown(
         self,
-        request: str,
-        handler: "Missing[str]",  # type: ignore[name-defined] # noqa: F821, UP037
+        request: "missing.Request",  # type: ignore[name-defined] # noqa: F821, UP037
+        handler: "Callable[[missing.Request], Awaitable[Missing[str]]]",  # type: ignore[name-defined] # noqa: F821, UP037
     ) -> Any:
         return None
 
+    @ah.point("wrap")
     async def keyword(self, request: str, *, nxt: Any) -> Any: ...
+
+    async def unsure(self, request: str, go: Callable[..., Any]) -> Any: ...
 
 
 WRAPPED = {
@@ -71,6 +76,7 @@ WRAPPED = {
     "other": ("go", 2),
     "unknown": ("handler", 1),
     "keyword": ("nxt", 1),
+    "unsure": ("go", 1),
 }
 """The argument that calls the next one, and how many it is given."""
 each_method = pytest.mark.parametrize("name", WRAPPED)
@@ -137,7 +143,7 @@ async def test_the_tool_runs_once(name: str, letters: str) -> None:
         )
 
 
-@each_method
+@pytest.mark.parametrize("name", ["last", "protocol", "optional", "other", "unknown"])
 async def test_several_are_refused_and_one_is_not(name: str) -> None:
     """Beside each other they would run the tool several times; alone, a hook's answer counts, also
     if it is None.
@@ -354,7 +360,7 @@ class Mail:
 
     async def different(self, message: str, ctx: int) -> Any: ...
 
-    async def untyped(self, ctx, message):  # type: ignore[no-untyped-def]
+    async def untyped(self, message):  # type: ignore[no-untyped-def]
         ...
 
 
@@ -367,27 +373,32 @@ class Sends:
 
     different = first
 
-    async def untyped(self, ctx: int, message: str) -> str:
+    async def untyped(self, message: str) -> str:
         return f"{message}+"
 
 
 async def test_a_chain_replaces_the_argument_that_its_answers_are_of() -> None:
-    """The one of the answer's type; the last of several; the last where nothing is annotated; the
-    named one.
-    """
+    """The one of the answer's type, the only one, or the named one; several are refused."""
     composite: Any = ah.compose(
         Mail,
         [Sends(), Sends()],
-        results={"on_send": "chain", "first": "chain", "untyped": "chain", "different": "first"},
+        results={"on_send": "first", "first": "chain", "untyped": "chain", "different": "first"},
     )
     assert (
         await composite.first("m", 1)
         == await composite.first(message="m", ctx=1)
-        == await composite.untyped(1, "m")
+        == await composite.untyped("m")
         == "m++"
     )
-    assert await composite.on_send("m", ctx=1, recipient="r") == "m+m+r"
-    composite = ah.compose(Mail, [Sends(), Sends()], results=ah.chain(argument="message"))
+    with refused(InvalidHookError, "Mail.on_send cannot chain", "message, ctx, recipient"):
+        ah.compose(Mail, [Sends()], results={"on_send": "chain"})
+    composite = ah.compose(
+        Mail,
+        [Sends(), Sends()],
+        results=dict.fromkeys(
+            ("on_send", "different", "first", "untyped"), ah.chain(argument="message")
+        ),
+    )
     assert await composite.on_send("m", ctx=1, recipient="r") == "m+r+r"
     assert (
         await composite.different("m", 1) == await composite.different(ctx=1, message="m") == "m++"

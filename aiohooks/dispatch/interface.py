@@ -1,0 +1,846 @@
+"""A hook interface: the methods that a class offers to hooks, and how results are combined.
+
+point, chain, wrap   mark how the results of several hooks become one
+Point                a method of an interface
+Interface            the methods and the public data of a class, and the checks of hooks
+registered_hooks     names hooks and checks their registrations
+check_options        checks the options of a registration against the methods of its hook
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import dis
+import functools
+import inspect
+import types
+import typing
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary, WeakSet, ref
+
+from aiohooks._core.diagnostics import logger
+from aiohooks._core.validate import (
+    check_choice,
+    check_instance,
+    check_mapping,
+    is_coroutine_function,
+)
+from aiohooks.dispatch.calls import RegisteredHook
+from aiohooks.dispatch.hook import FunctionHook, HookRegistration, hook_name, registration_of
+from aiohooks.dispatch.plain import (
+    annotations_of,
+    returns_awaitable,
+    union_parts,
+    without_awaitables,
+)
+from aiohooks.errors import InvalidArgumentError, InvalidHookError, did_you_mean
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+Way = Literal["first", "together", "race", "merge", "all", "chain", "wrap"]
+WAYS: tuple[str, ...] = typing.get_args(Way)
+
+
+@dataclass(frozen=True)
+class NamedArgument:
+    """`"chain"` or `"wrap"`, with the argument that it is about."""
+
+    how: Literal["chain", "wrap"]
+    argument: str
+
+
+How: TypeAlias = Way | NamedArgument
+"""How the results of several hooks become one; see `point`."""
+_MARK = "__aiohooks_point__"
+NO_VALUE: Any = object()
+"""The default of data that a class only declares: by an annotation, or as a slot."""
+
+
+def point(how: How) -> Callable[[F], F]:
+    """Mark a method of a hook interface that returns something: how the results of several hooks
+    become one.
+
+    In all ways a failing hook ends the call with its error, and a hook that exceeds its `timeout`
+    with a `HookTimeoutError`: a guard that does not work allows nothing. With `on_error="log"`, and
+    while it is disabled, a hook has no result, and the others decide.
+
+    Args:
+        how: a way, or what `chain` or `wrap` returns.
+
+            `"first"`: the hooks are called one after another, and the first result that is not None
+            wins; the rest are not called.
+
+            `"together"`: they run concurrently, and the first result in registration order that is
+            not None wins.
+
+            `"race"`: they run concurrently, the earliest result wins, and the others are cancelled;
+            their errors are logged then.
+
+            `"merge"`: they run concurrently, and their results are joined in registration order:
+            lists, tuples, or dicts of different keys.
+
+            `"all"`: they run concurrently, and a list has every result in order of the hooks.
+
+            `"chain"`: they are called one after another, and each result replaces an argument: the
+            only one, or the one with the annotation of the result. None leaves it as it is, and
+            `return end_chain(value)` ends the chain with a value.
+
+            `"wrap"`: an argument calls the next hook: the one that is annotated as a callable which
+            returns an awaitable; or, if it has no annotation, the only one, or the last one of a
+            method that is marked with `@point`. The arguments that it is given replace the last
+            ones of the call. The one of the last hook calls the class's own method, or, where that
+            is abstract or does nothing, what the caller gave.
+
+    Raises:
+        InvalidArgumentError: `how` is something else.
+    """
+    check_how(how, "the argument of @point")
+
+    def mark(method: F) -> F:
+        setattr(method, _MARK, how)
+        return method
+
+    return mark
+
+
+def chain(*, argument: str) -> How:
+    """Return `"chain"` with the argument that each result replaces, as in `results={"on_send":
+    ah.chain(argument="message")}`.
+
+    Raises:
+        InvalidArgumentError: `argument` is not a name.
+    """
+    check_instance(argument, str, "argument")
+    return NamedArgument("chain", argument)
+
+
+def wrap(*, argument: str) -> How:
+    """Return `"wrap"` with the argument that calls the next hook, as in `results={"handle":
+    ah.wrap(argument="app")}`.
+
+    Raises:
+        InvalidArgumentError: `argument` is not a name.
+    """
+    check_instance(argument, str, "argument")
+    return NamedArgument("wrap", argument)
+
+
+class ChainEnd:
+    """The last result of a chain."""
+
+    def __init__(self, value: object) -> None:
+        self.value: object = value
+
+
+def end_chain(value: T) -> T:
+    """Return what a hook of a chain returns to end it: `value` is the result of the call, and the
+    hooks behind this one are not called.
+    """
+    return typing.cast("T", ChainEnd(value))
+
+
+def without_end(result: Any) -> Any:
+    """Return a result of a hook, also of one that ends a chain."""
+    return result.value if isinstance(result, ChainEnd) else result
+
+
+def check_how(how: object, what: str) -> None:
+    """Raise unless `how` is a way of `point`."""
+    if not isinstance(how, NamedArgument):
+        check_choice(how, what, *WAYS)
+
+
+# -- a method
+
+
+class Point:
+    """A method of a hook interface."""
+
+    def __init__(
+        self, kind: type[Any], name: str, member: Any, given: How | None, default: How | None
+    ) -> None:
+        """Read a method of `kind`.
+
+        Args:
+            kind: the class.
+            name: the name of the method.
+            member: the method, as it stands in the class.
+            given: how its results become one.
+            default: the same, for all methods that return something.
+
+        Raises:
+            InvalidHookError: the way that is given for the method, or marked on it, cannot hold.
+        """
+        function = inspect.unwrap(member)
+        annotations = annotations_of(function, {base.__name__: base for base in kind.__mro__})
+        answer, awaits = without_awaitables(annotations.get("return", Any))
+        if inspect.iscoroutinefunction(function):
+            awaits = "always"
+        returns_none = answer in (None, type(None))
+        self.name: str = name
+        self.label: str = kind.__name__ if name == "__call__" else f"{kind.__name__}.{name}"
+        """Its name in messages; the class that has only `__call__` stands for functions."""
+        self.is_async: bool = awaits != "never"
+        self.is_either: bool = awaits == "perhaps"
+        """Whether it is a plain method that returns a result, or an awaitable of it if a hook may
+        wait.
+        """
+        self.signature: inspect.Signature = method_signature(member)
+        """Its parameters without `self` and annotations, which may refer to the class."""
+        self._read_parameters()
+        self.fitting: WeakSet[Any] = WeakSet()
+        """Functions of classes of hooks that can be called so."""
+        self.does_nothing: bool = _does_nothing(function)
+        """Whether its own body is empty, or raises `NotImplementedError`."""
+        self.answers_hook: bool = _is_hook(answer, kind)
+        """Whether it returns a hook, which would take the place of the group."""
+        self.empty: Callable[[], Any] = _container(answer)
+        """Makes the result of a merge of nothing."""
+        self.argument: str | None = None
+        """The argument that results replace, or that calls the next hook; None for the last one."""
+        named = {name: annotations.get(name, Any) for name in (*self.positional, *self.keywords)}
+        marked = getattr(member, _MARK, None) or getattr(function, _MARK, None)
+        said = given or marked
+        asked = said or default
+        way = asked.how if isinstance(asked, NamedArgument) else asked
+        problem = ""
+        if asked is not None:
+            problem = self._choose_argument(asked, named, answer, is_marked=asked is marked)
+        if said is not None and problem:
+            raise InvalidHookError(f"{self.label} cannot {way}: {problem}")
+        nexts = [name for name, annotation in named.items() if calls_next(annotation)]
+        self.how: Way | Literal["none", "any", "one"] = "one"
+        """How results become one. Where it is not marked: `"none"`, nothing is returned; `"any"`,
+        that is not known; `"one"`, only one hook may return a result.
+        """
+        if said is None and returns_none and not nexts:
+            self.how = "none"
+        elif way is not None and not problem and (said or way == "wrap" or not nexts):
+            self.how = way
+        elif answer is Any and self.does_nothing and not nexts and not problem:
+            self.how = "any"
+        self.calls_next: bool = self.how == "wrap" or (self.how == "one" and bool(nexts))
+        """Whether an argument calls the next hook: the result of a hook counts, also None."""
+        if self.how == "wrap" and getattr(member, "__isabstractmethod__", False):
+            self.does_nothing = True
+        self.advice: str = self._advice(way, problem, nexts)
+        """What to do where several hooks return a result."""
+
+    def _read_parameters(self) -> None:
+        Kind = inspect.Parameter
+        names: defaultdict[Any, list[str]] = defaultdict(list)
+        self.defaults: dict[str, Any] = {}
+        for parameter in self.signature.parameters.values():
+            names[parameter.kind].append(parameter.name)
+            if parameter.default is not parameter.empty:
+                self.defaults[parameter.name] = parameter.default
+        self.positional_only: int = len(names[Kind.POSITIONAL_ONLY])
+        self.positional: tuple[str, ...] = (
+            *names[Kind.POSITIONAL_ONLY],
+            *names[Kind.POSITIONAL_OR_KEYWORD],
+        )
+        """The names of the parameters that may be given by position."""
+        self.keywords: tuple[str, ...] = tuple(names[Kind.KEYWORD_ONLY])
+        self.takes_any_positional: bool = bool(names[Kind.VAR_POSITIONAL])
+        self.takes_any_keyword: bool = bool(names[Kind.VAR_KEYWORD])
+
+    def calls(self) -> list[tuple[int, list[str]]]:
+        """Return the longest and the shortest call: a number of positions, and keywords."""
+        longest = len(self.positional) + self.takes_any_positional
+        keywords = [*self.keywords, *["any_other"] * self.takes_any_keyword]
+        needed = [name for name in self.positional if name not in self.defaults]
+        needed_keywords = [name for name in self.keywords if name not in self.defaults]
+        return [(longest, keywords), (len(needed), needed_keywords)]
+
+    def _choose_argument(
+        self, asked: How, named: Mapping[str, Any], answer: Any, *, is_marked: bool
+    ) -> str:
+        """Find the argument that a way is about; return the reason why the way cannot hold."""
+        way = asked.how if isinstance(asked, NamedArgument) else asked
+        if way == "race" and not self.is_async:
+            return 'plain methods do not run concurrently; give "first"'
+        if way == "wrap" and not self.is_async:
+            return "only a coroutine method can, with an argument that calls the next hook"
+        if way not in ("chain", "wrap"):
+            return ""
+        choices = ", ".join(named) or "it has none"
+        if isinstance(asked, NamedArgument):
+            self.argument = asked.argument
+            if asked.argument in named or (not named and self.takes_any_keyword):
+                return ""
+            return f"it has no argument {asked.argument!r}; {did_you_mean(asked.argument, named)}"
+        if not named and self.takes_any_positional:
+            return ""
+        if way == "wrap":
+            does = "calls the next hook"
+            found = [name for name, annotation in named.items() if calls_next(annotation)]
+            if not found:
+                found = [name for name in named if calls_next(named[name], is_unsure=True)]
+            last = [*named][-1:]
+            if not found and (is_marked or len(named) == 1):
+                found = [name for name in last if named[name] is Any]
+        else:
+            does = "takes the result"
+            found = [name for name in named if _is_same_type(named[name], answer)]
+            if len(named) == 1:
+                found = [*named]
+        if len(found) != 1:
+            return (
+                f"it is not clear which argument {does}; annotate it, or name it with"
+                f" ah.{way}(argument=...): {choices}"
+            )
+        self.argument = found[0]
+        return ""
+
+    def _advice(self, way: str | None, problem: str, nexts: list[str]) -> str:
+        advice = (
+            f'give results={{"{self.name}": "first"}}, or "together", "all", "chain" or "wrap", or'
+            " put @point on the method"
+        )
+        if self.name == "__call__":
+            advice = 'give results="first", or "together", "all", "chain" or "wrap"'
+        if nexts:
+            advice = (
+                f"{' or '.join(map(repr, nexts))} calls the next one, so the wrapped call would run"
+                f' several times; give results={{"{self.name}": "wrap"}}, or "together" if it does'
+                " not"
+            )
+        return f'{advice}; "{way}" cannot hold: {problem}' if problem else advice
+
+
+def method_signature(member: Any) -> inspect.Signature:
+    """Return the signature of a method as it is called: without `self`, and without annotations."""
+    function = getattr(member, "__func__", member)
+    parameters = [
+        parameter.replace(annotation=parameter.empty)
+        for parameter in inspect.signature(function).parameters.values()
+    ]
+    return inspect.Signature(parameters if isinstance(member, staticmethod) else parameters[1:])
+
+
+_CALLABLE: Any = collections.abc.Callable
+
+
+def calls_next(annotation: Any, *, is_unsure: bool = False) -> bool:
+    """Return whether an annotation is of a callable that returns an awaitable, or, if `is_unsure`,
+    of one whose result is not annotated.
+    """
+    for part in union_parts(annotation):
+        kind = typing.get_origin(part) or part
+        if kind is _CALLABLE:
+            result = (typing.get_args(part) or [Any])[-1]
+            if without_awaitables(result)[1] != "never" or (is_unsure and result is Any):
+                return True
+        for base in kind.__mro__ if isinstance(kind, type) else ():
+            call = vars(base).get("__call__")
+            if inspect.isfunction(call):
+                return inspect.iscoroutinefunction(call) or returns_awaitable(call)
+    return False
+
+
+def _is_same_type(annotation: Any, answer: Any) -> bool:
+    if Any in (annotation, answer):
+        return False
+    without_none = [
+        {part for part in union_parts(union) if part is not type(None)}
+        for union in (annotation, answer)
+    ]
+    return without_none[0] == without_none[1]
+
+
+def _is_hook(answer: Any, kind: type[Any]) -> bool:
+    itself: Any = typing.Self
+    return answer is itself or (typing.get_origin(answer) or answer) in kind.__mro__[:-1]
+
+
+def _nothing() -> None: ...
+
+
+def _container(answer: Any) -> Callable[[], Any]:
+    for part in union_parts(answer):
+        if part is type(None):
+            return _nothing
+        kind = typing.get_origin(part) or part
+        if isinstance(kind, type) and issubclass(kind, collections.abc.Mapping):
+            return dict[Any, Any]
+        if kind is tuple:
+            return tuple[Any, ...]
+    return list[Any]
+
+
+def _instructions(code: types.CodeType) -> list[tuple[str, Any]]:
+    return [(instruction.opname, instruction.argval) for instruction in dis.get_instructions(code)]
+
+
+async def _empty_coroutine() -> None: ...
+def _empty_function() -> None: ...
+
+
+_EMPTY_BODIES = [_instructions(empty.__code__) for empty in (_empty_coroutine, _empty_function)]
+_RETURNS = {"RETURN_VALUE", "RETURN_CONST"}
+
+
+def _does_nothing(function: types.FunctionType) -> bool:
+    """Return whether the body is empty, or only raises `NotImplementedError`."""
+    instructions = _instructions(function.__code__)
+    if "NotImplementedError" in function.__code__.co_names:
+        return _RETURNS.isdisjoint(name for name, _ in instructions)
+    return instructions in _EMPTY_BODIES
+
+
+# -- a class
+
+_known: WeakKeyDictionary[
+    type[Any], tuple[dict[Any, tuple[ref[Any], Point]], WeakSet[type[Any]]]
+] = WeakKeyDictionary()
+"""The points of a class since its first group, each with its function, and the checked classes of
+hooks. Nothing in it refers to the class, which is freed like any other.
+"""
+
+
+class Interface:
+    """The methods of a class that hooks can implement, and its public data."""
+
+    def __init__(
+        self,
+        kind: Callable[..., Any],
+        results: Mapping[str, How] | How | None = None,
+        *,
+        methods: Mapping[str, Callable[..., Any]] | None = None,
+        in_group: bool = True,
+        hint: str = "",
+    ) -> None:
+        """Read the public methods of `kind`.
+
+        Args:
+            kind: a class, or a typing alias of one.
+            results: the ways of `point`, by the name of the method; or one for all methods that
+                return something.
+            methods: further methods, which the class leaves out.
+            in_group: whether hooks may implement a coroutine method as an async generator, which
+                wraps it, and have further ones.
+            hint: what to do with a hook whose methods are plain functions.
+
+        Raises:
+            InvalidHookError: `kind` is not a class, or has no public methods.
+            InvalidArgumentError: `results` has an unknown method or way, or `methods` a method that
+                `kind` has.
+        """
+        origin: object = typing.get_origin(kind) or kind
+        if not isinstance(origin, type):
+            raise InvalidHookError(
+                f"{kind!r} is not a class; give the class whose methods the hooks implement"
+            )
+        self.kind: type[Any] = origin
+        self.is_protocol: bool = getattr(origin, "_is_protocol", False)
+        self._in_group = in_group
+        self._hint = hint
+        by_name: Mapping[str, How] = {}
+        default: How | None = None
+        if isinstance(results, (str, NamedArgument)):
+            default = results
+            check_how(results, "results")
+        elif results is not None:
+            check_mapping(results, "results")
+            by_name = results
+        for name, way in by_name.items():
+            check_how(way, f"results[{name!r}]")
+        self.members: dict[str, Any] = _members(origin)
+        """What the class and its bases have."""
+        for name, method in (methods or {}).items():
+            if name in self.members:
+                raise InvalidArgumentError(
+                    f"methods has {name!r}, which {origin.__name__} has itself; give what it"
+                    " leaves out"
+                )
+            self.members[name] = method
+        self.points: dict[str, Point] = {}
+        self.attributes: dict[str, Any] = {}
+        """The public data of the class, and its properties."""
+        self._unsupported: list[str] = []
+        points, self._checked = _known.setdefault(origin, ({}, WeakSet()))
+        for name in self._member_names():
+            member = self.members[name]
+            function = _method_function(member)
+            if function is None:
+                self._add_other(name, member)
+            elif not self._is_dispatcher(name, member):
+                how = by_name.get(name)
+                known = points.get((name, how, default))
+                if known is None or known[0]() is not function:
+                    known = ref(function), Point(origin, name, member, how, default)
+                    points[name, how, default] = known
+                self.points[name] = known[1]
+        for name in by_name:
+            if name not in self.points:
+                raise InvalidArgumentError(
+                    f"results has {name!r}, which is no method of {origin.__name__};"
+                    f" {did_you_mean(name, self.points)}"
+                )
+        if not self.points:
+            raise InvalidHookError(
+                f"{origin.__name__} has no public methods, so hooks cannot implement any"
+            )
+
+    def _member_names(self) -> list[str]:
+        """Return the names of public members, and of a `__call__`, which is the last."""
+        names = sorted(name for name in self.members if not name.startswith("_"))
+        if inspect.isfunction(self.members.get("__call__")):
+            names.append("__call__")
+        return names
+
+    def _is_dispatcher(self, name: str, member: Any) -> bool:
+        """Return whether a member is a `__call__` that calls the other methods."""
+        if name != "__call__" or not self.points:
+            return False
+        return not _does_nothing(member) and not getattr(member, "__isabstractmethod__", False)
+
+    def _add_other(self, name: str, member: Any) -> None:
+        methods = (functools.partialmethod, functools.singledispatchmethod)
+        if isinstance(member, methods):
+            self._unsupported.append(name)
+        elif isinstance(member, (type, classmethod, staticmethod)):
+            pass  # nested classes, and helpers such as factories
+        elif callable(member):
+            self._unsupported.append(name)
+        else:
+            self.attributes[name] = NO_VALUE if inspect.ismemberdescriptor(member) else member
+
+    def has_member(self, hook: object) -> bool:
+        """Return whether `hook` is an object of the class; read no value of it."""
+        if not self.is_protocol:
+            return isinstance(hook, self.kind)
+        return self.kind in type(hook).__mro__ or all(
+            inspect.getattr_static(hook, name, NO_VALUE) is not NO_VALUE
+            for name in (*self.points, *self.attributes)
+        )
+
+    def overrides(self, hook: object, name: str) -> bool:
+        """Return whether `hook` has a method `name` of its own, and not the one of the class."""
+        # The object that stands for a group has methods of its own that no hook implements; its
+        # class does not show them.
+        owner = hook if name in getattr(hook, "__dict__", ()) else type(hook)
+        if name == "__call__" and owner is not hook and not callable(hook):
+            return False  # its class has one, which makes objects
+        method = getattr(owner, name, None)
+        if method is None:
+            method = getattr(hook, name, None)
+        function = getattr(method, "__func__", method)
+        for base in self.kind.__mro__:
+            own = vars(base).get(name)
+            if function is getattr(own, "__func__", own):
+                return False
+        return True
+
+    def implemented(self, hook: object) -> list[Point]:
+        """Return the methods that `hook` implements."""
+        return [each for each in self.points.values() if self.overrides(hook, each.name)]
+
+    def check(self, hook: object, *, plain: bool = False) -> list[Point]:
+        """Return the methods that `hook` implements; raise unless it can be called as the interface
+        says.
+
+        With `plain`, coroutine methods may be plain functions.
+
+        Raises:
+            InvalidHookError: a method has another kind of function or another signature; or its
+                name is nearly that of a method of the class.
+        """
+        if isinstance(hook, (types.FunctionType, types.MethodType)):
+            raise InvalidHookError(
+                f"{hook!r} is a function; give it to compose_functions, or add it to a HookGroup"
+                " with `on`"
+            )
+        points = self.implemented(hook)
+        for implemented in points:
+            method = getattr(hook, implemented.name)
+            function = method.__func__ if isinstance(method, types.MethodType) else None
+            if function not in implemented.fitting:
+                self._check_method(hook, method, implemented, plain=plain)
+                if inspect.isfunction(function) and not plain:
+                    implemented.fitting.add(function)
+        if (
+            "__call__" in self.members
+            and "__call__" not in self.points
+            and self.overrides(hook, "__call__")
+        ):
+            raise InvalidHookError(
+                f"{hook_name(hook)}.__call__ decides which of its methods are called, so a group"
+                " cannot call them"
+            )
+        if type(hook) not in self._checked:
+            self._check_names(hook, plain=plain)
+            self._checked.add(type(hook))
+        return points
+
+    def _check_method(self, hook: object, method: Any, point: Point, *, plain: bool) -> None:
+        who = hook_name(hook)
+        if not isinstance(hook, FunctionHook) or not hook.__aiohooks_is_function__:
+            who = f"{who}.{point.name}"
+        problem = self._kind_problem(method, point, plain=plain)
+        if problem:
+            raise InvalidHookError(f"{who} {problem}")
+        try:
+            signature = inspect.signature(method)
+        except (TypeError, ValueError):
+            return  # written in C
+        for positions, keywords in point.calls():
+            try:
+                signature.bind(*[None] * positions, **dict.fromkeys(keywords))
+            except TypeError as error:
+                # Those of agent frameworks are hundreds of characters long.
+                parameters = [
+                    parameter.replace(annotation=parameter.empty)
+                    for parameter in signature.parameters.values()
+                ]
+                raise InvalidHookError(
+                    f"{who}{inspect.Signature(parameters)} cannot take the call"
+                    f" {point.label}{point.signature}: {error}"
+                ) from None
+
+    def _kind_problem(self, method: Any, point: Point, *, plain: bool) -> str:
+        """Return the reason why the group cannot call a function for a method, if there is one."""
+        kind = _function_kind(method)
+        own_kind = _function_kind(inspect.unwrap(self.members[point.name]))
+        if point.answers_hook:
+            return (
+                "returns a hook, which would take the place of the group; use this hook beside the"
+                " group"
+            )
+        if kind == "an async generator" and self._in_group and point.how != "wrap":
+            if point.calls_next and point.does_nothing:
+                return (
+                    f"is an async generator, but an argument of {point.label} calls the next one;"
+                    f' write it as `async def` that calls it, and give results={{"{point.name}":'
+                    ' "wrap"}'
+                )
+            if point.is_async:
+                return ""
+        if point.is_async and kind != "a coroutine function":
+            if _function_kind(inspect.unwrap(method)) == "a coroutine function":
+                if not returns_awaitable(method):
+                    return (
+                        "is a plain function that wraps a coroutine function; write its wrapper as"
+                        " `async def`"
+                    )
+            elif kind == "an async generator" or not (plain or own_kind != "a coroutine function"):
+                return f"is not a coroutine function; write it as `async def`{self._hint}"
+        elif not point.is_async and "generator" in kind and "generator" in own_kind:
+            return (
+                f"is a generator as {point.label} is, which a group cannot stand for; use this hook"
+                " beside the group"
+            )
+        elif not point.is_async and kind == "a generator" and point.how in ("none", "any"):
+            return "is a generator, and no one would iterate over it; write it without `yield`"
+        elif not point.is_async and kind in ("a coroutine function", "an async generator"):
+            return (
+                f"is {kind}, but {point.label} is a plain one; write it as `def`; or, if what it"
+                " returns is awaited, derive a class in which it is annotated so, as in `->"
+                " Awaitable[None] | None`"
+            )
+        return ""
+
+    def _check_names(self, hook: object, *, plain: bool) -> None:
+        for name in self._unsupported:
+            own = inspect.getattr_static(type(hook), name, None)
+            if own is not None and own is not self.members[name]:
+                raise InvalidHookError(
+                    f"{hook_name(hook)}.{name} would never be called: {self.kind.__name__}.{name}"
+                    f" is a {type(self.members[name]).__name__}, and no function; write it as a"
+                    " method"
+                )
+        names: set[str] = set()
+        for base in type(hook).__mro__:
+            names.update(name for name, value in vars(base).items() if inspect.isfunction(value))
+        others = sorted(name for name in names.difference(self.points) if not name.startswith("_"))
+        coroutines = [name for name in others if is_coroutine_function(getattr(hook, name))]
+        for name in others if plain else coroutines:
+            for known in self.points:
+                if _is_misspelt(name, known):
+                    raise InvalidHookError(
+                        f"{hook_name(hook)}.{name} is not a method of {self.kind.__name__} and"
+                        f" would never be called; did you mean {known!r}? A helper's name begins"
+                        " with an underscore"
+                    )
+        if coroutines and self._in_group and self.has_member(hook):
+            logger.warning(
+                "a group does not call %s of %s, as %s has none; if something calls them, give"
+                " methods=%s",
+                ", ".join(coroutines),
+                hook_name(hook),
+                self.kind.__name__,
+                tuple(coroutines),
+            )
+
+
+def _members(kind: type[Any]) -> dict[str, Any]:
+    """Return what a class and its bases have, and the public data that they only declare."""
+    members: dict[str, Any] = {}
+    for base in kind.__mro__:
+        for name in _declared(base):
+            if not name.startswith("_"):
+                members[name] = NO_VALUE
+    for base in reversed(kind.__mro__):
+        members.update(vars(base))
+    return members
+
+
+def _declared(base: type[Any]) -> Iterable[str]:
+    try:
+        return [*getattr(base, "__annotations__", ())]
+    except NameError:
+        # Python 3.14 evaluates annotations here, with names that exist for type checkers only.
+        return annotations_of(base, {})
+
+
+def _method_function(member: Any) -> types.FunctionType | None:
+    """Return the function of a method of an interface, None if the member is something else.
+
+    A static method or a class method is one if it is a coroutine function or returns None: others
+    are helpers, such as factories.
+    """
+    if isinstance(member, type):
+        return None
+    function = inspect.unwrap(member)
+    if not inspect.isfunction(function):
+        return None
+    if isinstance(member, (classmethod, staticmethod)):
+        returns_none = annotations_of(function, {}).get("return", Any) in (None, type(None))
+        if not inspect.iscoroutinefunction(function) and not returns_none:
+            return None
+    elif not callable(member):
+        return None  # a property of a library, around a function
+    return function
+
+
+def _function_kind(function: Any) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    if type(code) is types.CodeType:  # a mock of any function has something else
+        if code.co_flags & inspect.CO_ASYNC_GENERATOR:
+            return "an async generator"
+        if code.co_flags & inspect.CO_GENERATOR:
+            return "a generator"
+    return "a coroutine function" if is_coroutine_function(function) else "a plain function"
+
+
+def wraps_others(function: object) -> bool:
+    """Return whether a function of a hook is an async generator, which wraps the other hooks."""
+    return _function_kind(function) == "an async generator"
+
+
+def _is_misspelt(name: str, known: str) -> bool:
+    """Return whether one edit makes `known` of `name`, but not at the beginning of a short name.
+
+    An edit is a letter more, less, changed, or exchanged with its neighbor.
+    """
+    if len(known) <= 3 and name[0] != known[0]:
+        return False  # `send` is not a misspelt `end`
+    same = 0
+    while same < min(len(name), len(known)) and name[same] == known[same]:
+        same += 1
+    rest = name[same:]
+    known_rest = known[same:]
+    exchanged = rest[1::-1] + rest[2:]
+    return (
+        rest[1:] == known_rest
+        or rest == known_rest[1:]
+        or rest[1:] == known_rest[1:]
+        or exchanged == known_rest
+    )
+
+
+# -- registrations
+
+
+def registered_hooks(
+    hooks: Iterable[object], numbers: Counter[str] | None = None
+) -> tuple[RegisteredHook, ...]:
+    """Check registrations and name the hooks: by their class, numbered where there are several.
+
+    `numbers` says how many hooks have had each name, and counts these.
+
+    Raises:
+        InvalidHookError: a hook is a class, or is listed twice.
+    """
+    registrations: dict[int, HookRegistration] = {}
+    for hook in hooks:
+        registration = registration_of(hook)
+        if id(registration.hook) in registrations:
+            raise InvalidHookError(
+                f"hooks has {registration.hook!r} twice; make two objects of it if both are meant"
+            )
+        if registration.once and not isinstance(registration.hook, FunctionHook):
+            raise InvalidHookError(
+                f"{registration.hook!r} has once=True, which is for functions; remove the hook"
+            )
+        registrations[id(registration.hook)] = registration
+    names = [base_name(registration) for registration in registrations.values()]
+    count = Counter(names)
+    numbers = Counter() if numbers is None else numbers
+    registered: list[RegisteredHook] = []
+    for name, registration in zip(names, registrations.values(), strict=True):
+        numbers[name] += 1
+        is_alone = count[name] == numbers[name] == 1
+        full_name = name if is_alone else f"{name}#{numbers[name]}"
+        registered.append(RegisteredHook(full_name, registration))
+    return tuple(registered)
+
+
+def base_name(registration: HookRegistration) -> str:
+    """Return the name of a hook without a number."""
+    return registration.name or hook_name(registration.hook)
+
+
+def check_options(registered: RegisteredHook, points: Iterable[Point]) -> None:
+    """Raise unless the attributes of a registration hold for all of these methods.
+
+    Raises:
+        InvalidHookError: an attribute would have no effect.
+    """
+    options = registered.registration
+    if options.timeout is None and not (options.observer or options.background or options.thread):
+        return
+    kinds = {point: _function_kind(getattr(registered.hook, point.name)) for point in points}
+    for point, kind in kinds.items():
+        problem = _option_problem(options, point, kind)
+        if problem:
+            raise InvalidHookError(f"{registered.call_name(point.name)} {problem}")
+    if options.thread and _PLAIN.isdisjoint(kinds.values()):
+        raise InvalidHookError(
+            f"{registered.name} is to be called in a thread, but has no plain method for a"
+            " coroutine method"
+        )
+    if options.background and not any(point.is_async and point.how == "none" for point in kinds):
+        raise InvalidHookError(
+            f"{registered.name} has background=True, but none of its methods can be queued: "
+            "only coroutine methods can that are annotated to return None"
+        )
+
+
+_PLAIN = {"a plain function", "a generator"}
+
+
+def _option_problem(options: HookRegistration, point: Point, kind: str) -> str:
+    is_wrapper = kind == "an async generator"
+    is_called_plainly = not point.is_async or (point.is_either and kind in _PLAIN)
+    if options.thread and not point.is_async:
+        return (
+            "is called as a plain method, which cannot wait for a thread; give its hook no thread"
+        )
+    if options.timeout is not None and not options.thread and is_called_plainly:
+        return "is a plain function, which no time limit can end; give its hook no timeout"
+    if options.observer and (point.calls_next or is_wrapper):
+        return (
+            "wraps the calls of others, so it cannot only observe; give its hook no observer=True"
+        )
+    if options.background and is_wrapper:
+        return (
+            "is an async generator: it wraps the calls of others, and cannot run in the background"
+        )
+    return ""
