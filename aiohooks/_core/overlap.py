@@ -66,7 +66,7 @@ def can_wait(function: object) -> bool:
     while isinstance(function, functools.partial):
         function = function.func
     function = getattr(function, "__func__", function)
-    return not isinstance(function, types.FunctionType) or _code_can_wait(
+    return type(function) is not types.FunctionType or _code_can_wait(
         function.__code__
     )  # what is compiled has no bytecode
 

@@ -133,7 +133,6 @@ def make_target(
 def as_coroutine_function(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
     """Return a plain function as a coroutine function, which cannot wait."""
 
-    @functools.wraps(function)
     async def call(*args: Any, **keywords: Any) -> Any:
         return function(*args, **keywords)
 
@@ -628,7 +627,7 @@ def _argument(point: Point, args: tuple[Any, ...], keywords: Keywords) -> Any:
     key = _key(point, args, keywords)
     if isinstance(key, str):
         return keywords.get(key, point.defaults.get(key))
-    return args[key] if key < len(args) else None
+    return args[key] if key < len(args) else point.defaults.get(point.argument or "")
 
 
 def _with_argument(

@@ -787,7 +787,7 @@ def _pattern(hooks: Iterable[HookRegistration]) -> Callable[..., Any]:
     return functions[0] if functions else _anything
 
 
-def _anything(*args: Any, **keywords: Any) -> None: ...
+def _anything(*args: Any, **keywords: Any) -> Any: ...
 
 
 # -- what is given for methods and hooks

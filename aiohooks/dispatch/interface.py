@@ -721,11 +721,13 @@ def _function_kind(function: Any) -> str:
     while isinstance(function, functools.partial):
         function = function.func
     code = getattr(getattr(function, "__func__", function), "__code__", None)
-    if type(code) is types.CodeType:  # a mock of any function has something else
-        if code.co_flags & inspect.CO_ASYNC_GENERATOR:
-            return "an async generator"
-        if code.co_flags & inspect.CO_GENERATOR:
-            return "a generator"
+    flags = 0 if code is None else code.co_flags
+    if not isinstance(flags, int):
+        return "a plain function"  # a mock, whose attributes are mocks
+    if flags & inspect.CO_ASYNC_GENERATOR:
+        return "an async generator"
+    if flags & inspect.CO_GENERATOR:
+        return "a generator"
     return "a coroutine function" if is_coroutine_function(function) else "a plain function"
 
 

@@ -19,7 +19,7 @@ import sys
 import types
 import typing
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import anyio.to_thread
 
@@ -79,7 +79,8 @@ def _written_annotations(function: Any) -> dict[str, Any]:
         annotationlib: Any = importlib.import_module("annotationlib")
         text = annotationlib.Format.STRING
         annotations = annotationlib.get_annotations(function, format=text)
-    return dict(annotations or {})  # a mock has none
+    is_mock = type(annotations) is not dict
+    return {} if is_mock else cast("dict[str, Any]", annotations)
 
 
 def _evaluated(annotation: Any, module: Mapping[str, Any], names: _Names) -> Any:

@@ -171,7 +171,7 @@ async def sessions(source: ah.Graph | ah.SessionCreator | Callable[[int], Any]) 
     registered = ah.configure(hook, order=-1, timeout=None, on_error="log")
     assert_type(registered, ah.dispatch.HookRegistration)
     ah.configure(hook, on_error="ignore")  # type: ignore[arg-type]
-    ah.configure(hook, -1)  # type: ignore[call-arg]
+    ah.configure(hook, -1)  # type: ignore[call-arg, arg-type, unused-ignore]
     policy = ah.RecoveryPolicy((OSError,), max_attempts=3, backoff=ah.Backoff(jitter=False))
     async with ah.AsyncMonitoredSession(
         source, [hook, registered], recovery=policy, handle_signals=True

@@ -1,0 +1,697 @@
+"""The borders of a group: what enters and leaves, which loop calls it, what is in no registry."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, ClassVar
+from unittest.mock import create_autospec
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.errors import HookGroupClosedError, InvalidHookError, WrongLoopError
+from aiohooks.testing import ManualClock
+from tests.support.checks import invalid, refused
+from tests.support.waiting import parked, ticks
+
+pytestmark = pytest.mark.every_python
+
+
+class Events:
+    async def on(self, text: str) -> None: ...
+
+    async def off(self, text: str) -> None: ...
+
+    @ah.point("first")
+    async def ask(self, text: str) -> str | None: ...
+
+    @ah.point("wrap")
+    async def around(self, text: str, call_next: Callable[[str], Awaitable[str]]) -> str:
+        return await call_next(text)
+
+    def plain(self) -> None: ...
+
+
+class Notes:
+    """Notes its calls; `gate` delays them."""
+
+    def __init__(self, gate: asyncio.Event | None = None) -> None:
+        self.calls: list[str] = []
+        self.gate = gate
+
+    async def on(self, text: str) -> None:
+        if self.gate is not None:
+            await self.gate.wait()
+        self.calls.append(text)
+
+    async def off(self, text: str) -> None:
+        self.calls.append(f"off {text}")
+
+    def plain(self) -> None:
+        self.calls.append("plain")
+
+
+class Resource(Notes):
+    """A hook that is entered and left."""
+
+    async def __aenter__(self) -> None:
+        self.calls.append("enter")
+
+    async def __aexit__(self, *_: object) -> None:
+        self.calls.append("leave")
+
+
+# -- adding and removing
+
+
+class Page(Notes):
+    """Its methods are functions for a group."""
+
+
+@pytest.mark.parametrize("kind", ["function", "method", "builtin", "partial"])
+async def test_a_function_is_removed_as_it_was_added(kind: str) -> None:
+    """A bound method is a new object at each access, and is found all the same; of an equal object
+    it is another.
+    """
+    page, other, seen = Page(), Page(), list[str]()
+
+    async def function(text: str) -> None:
+        seen.append(text)
+
+    partial = functools.partial(function)
+    get: Callable[[], Any] = {
+        "function": lambda: function,
+        "method": lambda: page.on,
+        "builtin": lambda: seen.append,
+        "partial": lambda: partial,
+    }[kind]
+    group = ah.HookGroup(Events)
+    group.on(Events.on, get())
+    with invalid("is not a hook of"):
+        group.remove(other.on)
+    group.remove(get())
+    composed = ah.compose_functions([get()])
+    composed.remove(get())
+    await group.hooks.on("x")
+    await composed("x")
+    assert seen == page.calls == []
+
+
+async def test_one_function_twice_is_two_registrations() -> None:
+    """Each is called, has a result of its own, and is removed for itself: the earliest, or that of
+    a method.
+    """
+    calls: list[str] = []
+
+    async def log(text: str) -> list[str]:
+        calls.append(text)
+        return [f"{text}{len(calls)}"]
+
+    composed = ah.compose_functions([log, log], results="merge")
+    assert await composed("x") == ["x1", "x2"]
+    composed.remove(log)
+    assert await composed("x") == ["x3"]
+
+    group = ah.HookGroup(Events)
+    for method in (Events.on, Events.on, Events.off):
+        group.on(method, log)
+    calls.clear()
+    group.remove(log, Events.off)
+    await group.hooks.off("off")
+    await group.hooks.on("on")
+    assert calls == ["on", "on"]
+    with invalid("log", "is not a hook of"):
+        group.remove(log, Events.off)
+    group.remove(log)
+    await group.hooks.on("again")
+    assert calls == ["on", "on", "again"]
+
+
+async def test_a_registration_is_removed_as_its_hook_is() -> None:
+    """By the registration or by the hook, whatever was added; also of a function."""
+    hook = Notes()
+    registration = ah.configure(hook, order=1)
+    group = ah.HookGroup(Events)
+    for added in (hook, registration):
+        for removed in (hook, registration, ah.configure(hook, order=3)):
+            group.add(added)
+            with refused(InvalidHookError, "twice"):
+                group.add(removed)
+            group.remove(removed)
+    composed = ah.compose_functions([hook.on])
+    composed.remove(ah.configure(hook.on, order=1))
+    await composed("x")
+    await group.hooks.on("x")
+    assert hook.calls == []
+
+
+async def test_n_changes_look_at_each_hook_once() -> None:
+    """The cost of adding and removing is linear: no change compares the hook with the others."""
+    compared = 0
+
+    class Compared(Notes):
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return self is other
+
+        def __hash__(self) -> int:
+            return 1
+
+    hooks = [Compared() for _ in range(50)]
+    group = ah.HookGroup(Events)
+    for hook in hooks:
+        group.add(hook)
+    for hook in hooks:
+        group.remove(hook)
+    assert compared == 0
+    assert group.status() == []
+
+
+async def test_a_function_that_is_called_once() -> None:
+    """It takes part in one call, also if others begin before that has ended."""
+    gate, calls = asyncio.Event(), list[str]()
+
+    async def first(text: str) -> None:
+        calls.append(f"first {text}")
+        await gate.wait()
+
+    async def every(text: str) -> None:
+        calls.append(text)
+
+    group = ah.HookGroup(Events)
+    group.on(Events.on, first, once=True)
+    group.on(Events.on, every)
+    call = await parked(group.hooks.on("a"))
+    await group.hooks.on("b")
+    with invalid("first", "is not a hook of"):
+        group.remove(first)
+    gate.set()
+    await call
+    assert sorted(calls) == ["a", "b", "first a"]
+
+    composed = ah.compose_functions([ah.configure(every, once=True)])
+    await composed("c")
+    await composed("d")
+    assert calls[-1] == "c"
+    with refused(InvalidHookError, "once=True, which is for functions"):
+        group.add(ah.configure(Notes(), once=True))
+
+
+@pytest.mark.parametrize("how", ["background", "observer", "wrap", "generator", "plain"])
+async def test_once_with_other_features(how: str) -> None:
+    """A queued call, an observer, a wrapper and a plain method take part once, too."""
+    calls: list[str] = []
+
+    async def note(text: str, call_next: Any = None) -> Any:
+        calls.append(text)
+        return await call_next(text) if call_next is not None else None
+
+    async def generator(text: str) -> AsyncGenerator[None]:
+        calls.append(text)
+        yield
+
+    async def tool(text: str) -> str:
+        return f"tool {text}"
+
+    async with ah.HookGroup(Events) as group:
+        called: Any = {
+            "background": lambda: group.hooks.on("x"),
+            "observer": lambda: group.hooks.ask("x"),
+            "wrap": lambda: group.hooks.around("x", tool),
+            "generator": lambda: group.hooks.on("x"),
+            "plain": lambda: asyncio.sleep(0, group.hooks.plain()),
+        }[how]
+        if how == "plain":
+            group.on(Events.plain, lambda: calls.append("x"), once=True)
+        elif how == "wrap":
+            group.on(Events.around, note, once=True)
+        elif how == "generator":
+            group.on(Events.on, generator, once=True)
+        elif how == "observer":
+            group.on(Events.ask, note, once=True, observer=True)
+        else:
+            group.on(Events.on, note, once=True, background=True)
+        for _ in range(3):
+            result = await called()
+            assert result == ("tool x" if how == "wrap" else None)
+    assert calls == ["x"]
+
+
+def test_a_hook_has_the_name_that_it_is_given() -> None:
+    """In the status and in messages; hooks of one name are numbered."""
+    hooks = [
+        ah.configure(Notes(), name="audit"),
+        ah.configure(Notes(), name="audit"),
+        ah.configure(Notes(), name="metrics"),
+        Notes(),
+    ]
+    group = ah.HookGroup(Events, hooks)
+    assert [status.name for status in group.status()] == ["audit#1", "audit#2", "metrics", "Notes"]
+    with invalid("name of Notes is 5"):
+        ah.configure(Notes(), name=5)  # type: ignore[arg-type]
+
+
+# -- leaving
+
+
+async def test_leaving_waits_for_active_calls() -> None:
+    """A hook is not closed under its running call, and no new call begins."""
+    gate = asyncio.Event()
+    hook = Resource(gate)
+    group = ah.HookGroup(Events, [hook])
+    async with group:
+        call = await parked(group.hooks.on("x"))
+        leaving = await parked(group.__aexit__(None, None, None), 5)
+        assert hook.calls == ["enter"]
+        with pytest.raises(HookGroupClosedError, match="has been left"):
+            await group.hooks.on("y")
+        gate.set()
+        await leaving
+        await call
+    assert hook.calls == ["enter", "x", "leave"]
+
+
+async def test_leaving_waits_no_longer_than_the_grace_period(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Then the hooks are closed, with a warning; the call itself is the caller's."""
+    gate = asyncio.Event()
+    hook = Resource(gate)
+    group = ah.HookGroup(Events, [hook], grace_secs=5)
+    await group.__aenter__()
+    call = await parked(group.hooks.on("x"))
+    leaving = await parked(group.__aexit__(None, None, None), 5)
+    clock.advance(4)
+    await ticks()
+    assert not leaving.done()
+    clock.advance(1)
+    await leaving
+    assert hook.calls == ["enter", "leave"]
+    assert "1 of its calls still run after 5 s" in caplog.text
+    gate.set()
+    await call
+    assert hook.calls == ["enter", "leave", "x"]
+
+
+async def test_a_removed_hook_is_left_when_its_last_call_has_ended() -> None:
+    """Calls that begin later do not delay it; the group leaves it no second time."""
+    gate, later = asyncio.Event(), asyncio.Event()
+    removed, other = Resource(gate), Resource(later)
+    async with ah.HookGroup(Events, [removed, other]) as group:
+        call = await parked(group.hooks.on("x"))
+        group.remove(removed)
+        after = await parked(group.hooks.on("y"))
+        await ticks()
+        assert removed.calls == ["enter"]
+        gate.set()
+        await ticks()
+        assert removed.calls == ["enter", "x"], "the call has another hook"
+        later.set()
+        await call
+        await after
+        await ticks(20)
+        assert removed.calls == ["enter", "x", "leave"]
+        assert "leave" not in other.calls
+    assert removed.calls.count("leave") == other.calls.count("leave") == 1
+
+
+async def test_hooks_that_were_removed_are_left_one_after_the_other() -> None:
+    """Their errors are those of the group's end."""
+    calls: list[str] = []
+
+    class Fails(Notes):
+        async def __aenter__(self) -> None: ...
+
+        async def __aexit__(self, *_: object) -> None:
+            calls.append("begin")
+            await asyncio.sleep(0)
+            calls.append("end")
+            raise OSError("cannot be left")
+
+    hooks = [Fails(), Fails()]
+    with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012 - the end of the block raises
+        async with ah.HookGroup(Events, hooks) as group:
+            for hook in hooks:
+                group.remove(hook)
+            await ticks(20)
+            assert calls == ["begin", "end", "begin", "end"]
+    assert [str(error) for error in caught.value.exceptions] == ["cannot be left"] * 2
+
+
+async def test_a_plain_context_manager_is_refused() -> None:
+    """When the group is entered, which would not enter it; elsewhere it is a hook like others."""
+
+    class File(Notes):
+        def __enter__(self) -> None: ...
+
+        def __exit__(self, *_: object) -> None: ...
+
+    await ah.compose(Events, [File()]).on("x")
+    with refused(InvalidHookError, "File", "plain context manager", "__aenter__"):
+        await ah.HookGroup(Events, [File()]).__aenter__()
+    async with ah.HookGroup(Events) as group:
+        with refused(InvalidHookError, "plain context manager"):
+            group.add(File())
+
+
+# -- event loops
+
+
+def in_new_loop(call: Callable[[], Awaitable[object]]) -> object:
+    async def main() -> object:
+        return await call()
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("background", [False, True])
+async def test_a_call_from_another_loop_is_refused(background: bool) -> None:
+    """By coroutine or plain methods, of hooks that wait, or not, or are queued; and the group works
+    as before.
+    """
+    hook = Notes()
+    waits = ah.configure(Notes(asyncio.Event()), on_error="log")
+    waits.hook.gate.set()
+    async with ah.HookGroup(Events, [ah.configure(hook, background=background), waits]) as group:
+        await group.hooks.on("a")
+        for call in (
+            lambda: in_new_loop(lambda: group.hooks.on("b")),
+            lambda: in_new_loop(lambda: group.hooks.off("b")),
+            lambda: in_new_loop(lambda: group.call(Events.on, "b")),
+            lambda: group.hooks.plain(),
+        ):
+            with refused(WrongLoopError, "HookGroup Events", "call_soon_threadsafe"):
+                await asyncio.to_thread(call)
+        await group.hooks.on("c")
+    assert hook.calls == waits.hook.calls == ["a", "c"]
+
+
+def test_without_a_block_the_next_loop_may_use_a_group() -> None:
+    """When the loop of its first call is closed; plain methods need no loop."""
+    hook = Notes()
+    hooks = ah.compose(Events, [hook])
+    for _ in range(2):
+        asyncio.run(hooks.off("x"))
+        hooks.plain()
+    assert hook.calls == ["off x", "plain"] * 2
+
+
+def test_a_loop_of_another_library_is_refused() -> None:
+    """By name, where a hook may wait: no loop of asyncio is running there."""
+
+    class Waits:
+        async def on(self, text: str) -> None:
+            await asyncio.sleep(0)
+
+    call = ah.compose(Events, [Waits()]).on("x")
+    with refused(WrongLoopError, "no asyncio event loop is running", "trio"):
+        call.send(None)
+
+
+# -- registries
+
+
+class Plugin:
+    registry: ClassVar[list[type]] = []
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        Plugin.registry.append(cls)
+
+    async def on(self, text: str) -> None: ...
+
+    def who(self) -> str:
+        return type(self).__name__
+
+
+class Audit(Plugin):
+    async def on(self, text: str) -> None: ...
+
+
+def test_a_composite_is_in_no_registry() -> None:
+    """Neither by `__init_subclass__` nor among the subclasses; it is an object of the class."""
+    composites = [ah.compose(Plugin, [Audit()]) for _ in range(3)]
+    assert Plugin.registry == Plugin.__subclasses__() == [Audit]
+    assert all(isinstance(composite, Plugin) for composite in composites)
+    assert issubclass(type(composites[0]), Plugin)
+    assert composites[0].who() == "Plugin"
+
+
+# -- kinds of methods and hooks
+
+
+class deprecated:
+    """A decorator that puts an object in the place of the function."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+
+    def __get__(self, instance: Any, owner: type[Any]) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def __call__(self, *args: Any) -> Any:
+        return self.function(*args)
+
+
+def traced(function: Callable[..., Any]) -> Any:
+    """A decorator that puts a plain function in the place of the function."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **keywords: Any) -> Any:
+        return function(*args, **keywords)
+
+    return call
+
+
+class Kinds:
+    own: ClassVar[list[str]] = []
+
+    @staticmethod
+    async def on_load(name: str) -> None:
+        Kinds.own.append(f"load {name}")
+
+    @classmethod
+    async def on_class(cls, name: str) -> None:
+        Kinds.own.append(f"class {name}")
+
+    @deprecated
+    async def on_end(self, name: str) -> None:
+        Kinds.own.append(f"end {name}")
+
+    @traced
+    async def on_trace(self, name: str) -> None:
+        Kinds.own.append(f"trace {name}")
+
+    @classmethod
+    def create(cls) -> Kinds:
+        return cls()
+
+
+class AllKinds:
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    async def on_load(self, name: str) -> None:
+        self.calls.append(f"load {name}")
+
+    async def on_class(self, name: str) -> None:
+        self.calls.append(f"class {name}")
+
+    async def on_end(self, name: str) -> None:
+        self.calls.append(f"end {name}")
+
+    async def on_trace(self, name: str) -> None:
+        self.calls.append(f"trace {name}")
+
+    def create(self) -> None:
+        raise AssertionError("a factory of the class is no method of its hooks")
+
+
+async def test_all_kinds_of_methods_are_called() -> None:
+    """Static methods, class methods and decorated ones of the class; without hooks its own."""
+    hook = AllKinds()
+    Kinds.own.clear()
+    for hooks, calls in (([hook, AllKinds()], hook.calls), ([], Kinds.own)):
+        composite: Any = ah.compose(Kinds, hooks)
+        for name in ("load", "class", "end", "trace"):
+            await getattr(composite, f"on_{name}")("x")
+        assert calls == ["load x", "class x", "end x", "trace x"]
+
+
+async def test_a_member_that_is_no_function_is_refused_by_name() -> None:
+    """If a hook implements it, which would never be called; an object that is called is a method of
+    a hook.
+    """
+
+    class Odd:
+        on = functools.partialmethod(Notes.off)
+
+        async def other(self, text: str) -> None: ...
+
+    class Called:
+        async def __call__(self, text: str) -> None:
+            calls.append(text)
+
+    class Hook:
+        other = Called()
+
+    class Unable(Hook):
+        async def on(self, text: str) -> None: ...
+
+    calls: list[str] = []
+    await ah.compose(Odd, [Hook()]).other("x")
+    assert calls == ["x"]
+    with refused(InvalidHookError, "Unable.on would never be called", "Odd.on is a partialmethod"):
+        ah.compose(Odd, [Unable()])
+
+
+def test_a_plain_wrapper_of_a_coroutine_function_is_refused() -> None:
+    """When it is added, as a method or as a function, with the words for each."""
+
+    class Hook:
+        @traced
+        async def on(self, text: str) -> None: ...
+
+    @traced
+    async def log(text: str) -> None: ...
+
+    says = "is a plain function that wraps a coroutine function", "async def"
+    with refused(InvalidHookError, "Hook.on", *says):
+        ah.compose(Events, [Hook()])
+    with refused(InvalidHookError, "log", *says):
+        ah.compose_functions([log])
+    with refused(InvalidHookError, "log.on", *says):
+        ah.HookGroup(Events).on(Events.on, log)
+
+
+async def test_autospec_objects_are_hooks() -> None:
+    """They have each method of the class, with its signature."""
+    spec: Any = create_autospec(Events, instance=True)
+    spec.ask.return_value = "mocked"
+    spec.on.return_value = spec.plain.return_value = None
+    composite = ah.compose(Events, [spec])
+    await composite.on("x")
+    assert await composite.ask("y") == "mocked"
+    composite.plain()
+    spec.on.assert_awaited_once_with("x")
+    spec.plain.assert_called_once_with()
+
+
+# -- generators
+
+
+class FrozenError(Exception):
+    """One that takes no attributes."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(name)
+
+
+@pytest.mark.parametrize(
+    "error", [FrozenError(), StopAsyncIteration(), KeyError("x"), asyncio.CancelledError()]
+)
+async def test_an_exception_passes_through_a_generator_as_it_is(error: BaseException) -> None:
+    """The same object, whatever it is; a cancel from within is named, as without a generator."""
+    seen: list[BaseException] = []
+
+    class Around:
+        async def on(self, text: str) -> AsyncGenerator[None]:
+            try:
+                yield
+            except BaseException as raised:
+                seen.append(raised)
+                raise
+
+    class Fails:
+        async def on(self, text: str) -> None:
+            await asyncio.sleep(0)
+            raise error
+
+    with pytest.raises(BaseException) as caught:  # noqa: PT011 - each error
+        await ah.compose(Events, [Around(), Around(), Fails()]).on("x")
+    if isinstance(error, asyncio.CancelledError):
+        assert isinstance(caught.value, ah.errors.HookCancelledError)
+    else:
+        assert caught.value is error
+        assert seen == [error, error]
+
+
+async def test_a_generator_gets_the_result() -> None:
+    """`result = yield` is the result of the wrapped call, which stays the result."""
+    got: list[object] = []
+
+    class Around:
+        async def ask(self, text: str) -> AsyncGenerator[None, str | None]:
+            got.append((yield))
+
+    class Answers:
+        async def ask(self, text: str) -> str:
+            return f"{text}!"
+
+    assert await ah.compose(Events, [Around(), Answers()]).ask("x") == "x!"
+    assert got == ["x!"]
+
+
+async def test_a_generator_without_a_yield_wraps_nothing() -> None:
+    """The others are called; a second `yield` is an error that names the hook."""
+
+    class Disabled:
+        enabled = False
+
+        async def on(self, text: str) -> AsyncGenerator[None]:
+            if self.enabled:
+                yield
+                yield
+
+    hook, around = Notes(), Disabled()
+    composite = ah.compose(Events, [around, hook])
+    await composite.on("x")
+    assert hook.calls == ["x"]
+    around.enabled = True
+    with refused(InvalidHookError, "Disabled.on has yielded twice"):
+        await composite.on("y")
+
+
+# -- errors that are logged
+
+
+async def test_an_error_is_logged_once_for_each_method_and_type(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Also after others were logged, and if its text cannot be made."""
+
+    class BrokenError(Exception):
+        def __repr__(self) -> str:
+            raise RuntimeError("no text")
+
+        __str__ = __repr__
+
+    class Fails:
+        async def on(self, text: str) -> None:
+            raise errors[text]
+
+        off = on
+
+    errors = {"key": KeyError("k"), "value": ValueError("v"), "broken": BrokenError()}
+    composite = ah.compose(Events, [ah.configure(Fails(), on_error="log")])
+    with caplog.at_level(logging.ERROR):
+        for _ in range(3):
+            for text in errors:
+                await composite.on(text)
+            await composite.off("key")
+    shown = [
+        (record.getMessage().split()[0], record.exc_info[0])
+        for record in caplog.records
+        if record.exc_info
+    ]
+    assert shown == [
+        ("Fails.on", KeyError),
+        ("Fails.on", ValueError),
+        ("Fails.on", BrokenError),
+        ("Fails.off", KeyError),
+    ]
