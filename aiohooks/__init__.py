@@ -41,6 +41,8 @@ a run.
 
 from typing import TYPE_CHECKING
 
+# Dispatch is small, and often used first in a coroutine, where its import would block the loop.
+from aiohooks import dispatch as dispatch
 from aiohooks import errors as errors
 from aiohooks.errors import (
     AbortedError,
@@ -54,7 +56,6 @@ from aiohooks.errors import (
 
 if TYPE_CHECKING:
     from aiohooks import checkpoint as checkpoint
-    from aiohooks import dispatch as dispatch
     from aiohooks import graph as graph
     from aiohooks import hooks as hooks
     from aiohooks import session as session
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
     from aiohooks.checkpoint import Saver
     from aiohooks.dispatch.group import HookGroup, compose, compose_functions
     from aiohooks.dispatch.hook import configure, in_order
-    from aiohooks.dispatch.interface import chain, end_chain, point, wrap
+    from aiohooks.dispatch.interface import chain, point, wrap
     from aiohooks.graph.graph import Graph, in_thread
     from aiohooks.graph.session import Session
     from aiohooks.graph.variables import Variables
@@ -175,7 +176,6 @@ __all__ = [
     "configure",
     "current_clock",
     "effect",
-    "end_chain",
     "hook",
     "in_order",
     "in_thread",
@@ -198,7 +198,7 @@ if not TYPE_CHECKING:
             "aiohooks.checkpoint": ("Saver",),
             "aiohooks.dispatch.group": ("HookGroup", "compose", "compose_functions"),
             "aiohooks.dispatch.hook": ("configure", "in_order"),
-            "aiohooks.dispatch.interface": ("chain", "end_chain", "point", "wrap"),
+            "aiohooks.dispatch.interface": ("chain", "point", "wrap"),
             "aiohooks.graph.graph": ("Graph", "in_thread"),
             "aiohooks.graph.session": ("Session",),
             "aiohooks.graph.variables": ("Variables",),
@@ -228,6 +228,6 @@ if not TYPE_CHECKING:
             "aiohooks.training": ("monitored_training_session",),
             "aiohooks.version_gate": ("VersionGate",),
         },
-        packages=("checkpoint", "dispatch", "graph", "hooks", "session", "stores", "version_gate"),
+        packages=("checkpoint", "graph", "hooks", "session", "stores", "version_gate"),
     )
     del lazy_names

@@ -187,7 +187,7 @@ def show_constants(
     )
 
     def value(match: re.Match[str]) -> str:
-        return "..." if match[0] == "UNSET" else repr(names.get(match[0], match[0]))
+        return repr(names.get(match[0], match[0]))
 
     shown = re.sub(r"(?<== )[A-Z][A-Z_]+\b", value, signature or "")
     return (shown, returns) if shown != signature and signature else None

@@ -264,39 +264,37 @@ class _Race(HookCalls):
     keeps_result = True  # only a result ends it
 
     def _winner(self) -> str | None:
-        return next(
-            (
-                self.describe(number)
-                for number, answer in enumerate(self.results)
-                if answer is not None
-            ),
-            None,
-        )
+        for number, result in enumerate(self.results):
+            if result is not None:
+                return self.describe(number)
+        return None
 
     def succeeded(self, number: int) -> None:
-        answer, self.results[number] = self.results[number], None
-        if answer is not None and self._winner() is None and not self.failing:
-            self.results[number] = answer
+        result = self.results[number]
+        self.results[number] = None
+        if result is not None and self._winner() is None and not self.failing:
+            self.results[number] = result
             self.end(CancelledError())
 
     def suppresses(self, number: int, error: BaseException) -> bool:
-        is_logged, winner = super().suppresses(number, error), self._winner()
-        if not is_logged and winner is not None and isinstance(error, Exception):
-            logger.error(
-                "%s failed, but %s has returned a result",
-                self.describe(number),
-                winner,
-                exc_info=error,
-            )
-            is_logged = True
-        return is_logged
+        if super().suppresses(number, error):
+            return True
+        winner = self._winner()
+        if winner is None or not isinstance(error, Exception):
+            return False
+        logger.error(
+            "%s failed, but %s has returned a result",
+            self.describe(number),
+            winner,
+            exc_info=error,
+        )
+        return True
 
 
 async def observe(target: Target, args: tuple[Any, ...], keywords: Keywords) -> None:
     """Call the hooks whose results do not count."""
-    _log_dropped(
-        target.observers, await call_groups(target.observers, args, keywords), "it is an observer"
-    )
+    results = await call_groups(target.observers, args, keywords)
+    _log_dropped(target.observers, results, "it is an observer")
 
 
 # -- hooks that wrap
@@ -314,7 +312,7 @@ def wrapped(target: Target, innermost: Rest) -> Rest:
 
 
 async def _call_wrapper(
-    each: Point, group: OrderGroup, rest: Rest, args: tuple[Any, ...], keywords: Keywords
+    point: Point, group: OrderGroup, rest: Rest, args: tuple[Any, ...], keywords: Keywords
 ) -> Any:
     """Call a wrapping hook with a function that calls the rest.
 
@@ -327,20 +325,14 @@ async def _call_wrapper(
         return await rest(args, keywords)
     wrapper = _WrapperCall(group, rest)
     try:
-        await wrapper.make(each, args, keywords)
+        await wrapper.make(point, args, keywords)
         if not wrapper.is_logged:
             registered.succeeded()
             return wrapper.results[0]
         if wrapper.answers:
             return wrapper.answers[0]
         if wrapper.errors:
-            raise_unchanged(
-                next(
-                    error
-                    for error in reversed(wrapper.errors)
-                    if not isinstance(error, CancelledError)
-                )
-            )
+            raise_unchanged(wrapper.last_error())
     finally:
         registered.retry_later()
         wrapper.errors.clear()  # their tracebacks refer to it
@@ -458,15 +450,13 @@ class _WrapperCall(HookCalls):
         self.is_logged: bool = False
         """Whether it has failed, and that was only logged."""
 
-    async def make(self, each: Point, args: tuple[Any, ...], keywords: Keywords) -> None:
+    async def make(self, point: Point, args: tuple[Any, ...], keywords: Keywords) -> None:
         """Make the call."""
         call = self._group.current_calls()[0]
-        if each.how == "wrap":
-            self._given = (
-                each,
-                *_with_argument(each, args, keywords, _argument(each, args, keywords)),
-            )
-            args, keywords = _with_argument(each, args, keywords, self.call_next)
+        if point.how == "wrap":
+            given = _argument(point, args, keywords)
+            self._given = (point, *_with_argument(point, args, keywords, given))
+            args, keywords = _with_argument(point, args, keywords, self.call_next)
         else:
             args = (functools.partial(self._call_rest, args, keywords), *args)
         if call.may_wait:
@@ -480,12 +470,12 @@ class _WrapperCall(HookCalls):
 
     async def call_next(self, /, *changed: Any, **named: Any) -> Any:
         """Call the next hook with the arguments of the call, of which some may be changed."""
-        each, args, keywords = self._given
-        new = _changed(each, args, keywords, changed, named)
-        if each.does_nothing and (changed or named):
-            given = _argument(each, args, keywords)
+        point, args, keywords = self._given
+        new = _changed(point, args, keywords, changed, named)
+        if point.does_nothing and (changed or named):
+            given = _argument(point, args, keywords)
             given = given.call_next if isinstance(given, _AsGiven) else given
-            new = _with_argument(each, *new, _AsGiven(given, changed, named))
+            new = _with_argument(point, *new, _AsGiven(given, changed, named))
         return await self._call_rest(*new)
 
     async def _call_rest(self, args: tuple[Any, ...], keywords: Keywords) -> Any:
@@ -515,15 +505,20 @@ class _WrapperCall(HookCalls):
             self._since = current_clock().now()
             super().start_timer(0, secs)
 
+    def last_error(self) -> BaseException:
+        """Return the last error of the others that is no cancel."""
+        errors = [error for error in self.errors if not isinstance(error, CancelledError)]
+        return errors[-1]
+
     def _passes(self, error: BaseException) -> bool:
         """Return whether an error is one of the others that passes through."""
-        return any(error is one for one in self.errors)
+        return any(error is passed for passed in self.errors)
 
     def suppresses(self, number: int, error: BaseException) -> bool:
         was_cut_off = (
             (self._active or self.errors)
             and not self.answers
-            and all(isinstance(one, CancelledError) for one in self.errors)
+            and all(isinstance(error, CancelledError) for error in self.errors)
         )
         self.is_logged = (
             not was_cut_off and not self._passes(error) and super().suppresses(number, error)

@@ -20,7 +20,7 @@ from threading import get_ident
 from typing import Any, Generic, Protocol, cast
 from weakref import WeakKeyDictionary
 
-from aiohooks._core.cancel import running_loop, wait_done
+from aiohooks._core.cancel import running_loop
 from aiohooks._core.clock import wake
 from aiohooks._core.contexts import current_scope
 from aiohooks._core.overlap import result_now
@@ -62,7 +62,7 @@ class LoopBinding:
     def __init__(self, describe: Callable[[], str]) -> None:
         """Bind to no loop yet; `describe` names the group."""
         self._describe = describe
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
         self.thread: int | None = None
         """The thread of the last call."""
         self.in_block: bool = False
@@ -81,15 +81,15 @@ class LoopBinding:
                 f"{self._describe()} is called where no asyncio event loop is running; its hooks"
                 " may wait, which needs asyncio (and not trio)"
             )
-        if loop is not self._loop:
-            is_free = self._loop is None or (self._loop.is_closed() and not self.in_block)
+        if loop is not self.loop:
+            is_free = self.loop is None or (self.loop.is_closed() and not self.in_block)
             if not is_free:
                 raise WrongLoopError(
                     f"{self._describe()} is called from another event loop or thread than its own;"
                     " in a thread, use loop.call_soon_threadsafe or"
                     " asyncio.run_coroutine_threadsafe"
                 )
-            self._loop = loop
+            self.loop = loop
         self.thread = get_ident()
 
 
@@ -98,22 +98,21 @@ class ActiveCalls:
 
     def __init__(self) -> None:
         self.count: int = 0
-        self._waiters: list[asyncio.Future[None]] = []
+        self._idle: asyncio.Future[None] | None = None
 
     def ended(self) -> None:
         """Note that a call has ended."""
         self.count -= 1
-        if not self.count:
-            for waiter in self._waiters:
-                wake(waiter)
+        if not self.count and self._idle is not None:
+            wake(self._idle)
 
-    async def wait_idle(self, secs: float | None) -> bool:
-        """Wait until all calls have ended, or `secs` have passed; return whether none is left."""
-        if not self.count:
-            return True
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        return await wait_done([waiter], secs)
+    def idle(self) -> asyncio.Future[None]:
+        """Return a future that is done when all calls have ended; no other may begin."""
+        if self._idle is None:
+            self._idle = asyncio.get_running_loop().create_future()
+            if not self.count:
+                wake(self._idle)
+        return self._idle
 
 
 class Composite:
@@ -153,7 +152,7 @@ class Composite:
         self._shared: dict[str, Any] = {}  # what was set on the object
         self._shares = False  # whether what is set on it is set on the hooks, too
         self._outer: WeakKeyDictionary[Composite, RegisteredHook] = WeakKeyDictionary()
-        """The composites of which this object is a hook."""
+        """The groups in which this object is a hook, as their `Composite`."""
         self.kind: type[Any] = _composite_class(interface.kind, self)
         self.methods: dict[str, CompositeMethod] = {
             name: CompositeMethod(self, point) for name, point in interface.points.items()
@@ -461,7 +460,9 @@ async def call_target(
     keywords: dict[str, Any],
 ) -> Any:
     """Call the observers and the wrappers of a method, and `innermost`, which calls the others."""
-    composite.binding.check(may_wait=target.point.is_async and target.may_wait)
+    binding = composite.binding
+    if binding.in_block or binding.loop is None:
+        binding.check(may_wait=target.point.is_async and target.may_wait)
     for registered in target.once:
         composite.remove(registered)
     active = composite.active
@@ -508,7 +509,7 @@ def _as_coroutine_method(point: Point, own: Any) -> Callable[..., Any]:
 
 
 class _NoRegistration:
-    """Keeps `__init_subclass__` of a hook interface from running for a composite."""
+    """Keeps `__init_subclass__` of a hook interface from running for a composed object."""
 
     __slots__ = ()
 
@@ -517,8 +518,8 @@ class _NoRegistration:
 
 
 class _Unlisted(type):
-    """The metaclass of a composite, which is a subclass of its interface without being listed by
-    its `__subclasses__`: plugins are found there.
+    """The metaclass of a composed object: its class derives from the interface, but is not one of
+    the `__subclasses__`, where plugins are found.
     """
 
     def mro(cls) -> list[type[Any]]:

@@ -514,14 +514,14 @@ class HookGroup(Generic[K]):
     async def _leave_hooks(
         self, error: BaseException | None, failures: list[BaseException]
     ) -> None:
-        for calls in self._composite.next_calls():
-            if not await calls.wait_idle(self._grace_secs):
-                logger.warning(
-                    "%r is left, but %s of its calls still run after %s s",
-                    self,
-                    calls.count,
-                    self._grace_secs,
-                )
+        calls = self._composite.next_calls()
+        if not await wait_done([active.idle() for active in calls], self._grace_secs):
+            logger.warning(
+                "%r is left, but %s of its calls still run after %s s",
+                self,
+                sum(active.count for active in calls),
+                self._grace_secs,
+            )
         failures += await self._background.end(self._grace_secs)
         for task, registered in self._exits.items():
             if registered in self._entered:
@@ -532,8 +532,7 @@ class HookGroup(Generic[K]):
 
     async def _exit_removed(self, registered: RegisteredHook, calls: list[ActiveCalls]) -> None:
         """Leave a hook that was removed, when the calls that may call it have ended."""
-        for active in calls:
-            await active.wait_idle(None)
+        await wait_done([active.idle() for active in calls], None)
         # One after another: they share a context.
         earlier = [*self._exits]
         earlier = earlier[: earlier.index(current_task())]

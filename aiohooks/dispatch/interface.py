@@ -87,7 +87,7 @@ def point(how: How) -> Callable[[F], F]:
 
             `"chain"`: they are called one after another, and each result replaces an argument: the
             only one, or the one with the annotation of the result. None leaves it as it is, and
-            `return end_chain(value)` ends the chain with a value.
+            `return aiohooks.dispatch.end_chain(value)` ends the chain with a value.
 
             `"wrap"`: an argument calls the next hook: the one that is annotated as a callable which
             returns an awaitable; or, if it has no annotation, the only one, or the last one of a
@@ -538,7 +538,7 @@ class Interface:
 
     def implemented(self, hook: object) -> list[Point]:
         """Return the methods that `hook` implements."""
-        return [each for each in self.points.values() if self.overrides(hook, each.name)]
+        return [point for point in self.points.values() if self.overrides(hook, point.name)]
 
     def check(self, hook: object, *, plain: bool = False) -> list[Point]:
         """Return the methods that `hook` implements; raise unless it can be called as the interface

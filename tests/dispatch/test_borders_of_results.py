@@ -247,7 +247,7 @@ async def test_a_chain_ends_early() -> None:
     called: list[str] = []
 
     async def ends(text: str = "") -> str:
-        return ah.end_chain(f"{text} at the end")
+        return ah.dispatch.end_chain(f"{text} at the end")
 
     async def behind(text: str) -> str:
         called.append(f"behind {text}")
@@ -255,14 +255,14 @@ async def test_a_chain_ends_early() -> None:
 
     async def sees(text: str) -> str:
         called.append(f"sees {text}")
-        return ah.end_chain("ignored")
+        return ah.dispatch.end_chain("ignored")
 
     functions = [behind, ends, behind, ah.configure(sees, observer=True)]
     composed = ah.compose_functions(functions, results="chain")
     assert await composed("x") == "x at the end"
     assert called == ["sees x", "behind x"]
     group = ah.HookGroup(Ways, [])
-    group.on(Ways.plain_chain, lambda text: ah.end_chain(None))
+    group.on(Ways.plain_chain, lambda text: ah.dispatch.end_chain(None))
     group.on(Ways.chain, ends)
     assert group.hooks.plain_chain("x") is None
     assert await group.hooks.chain("x") == await ah.compose(Ways, [group.hooks]).chain("x")

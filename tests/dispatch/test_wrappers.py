@@ -57,7 +57,7 @@ class Middlewares:
     async def unknown(
         self,
         request: "missing.Request",  # type: ignore[name-defined] # noqa: F821, UP037
-        handler: "Callable[[missing.Request], Awaitable[Missing[str]]]",  # type: ignore[name-defined] # noqa: F821, UP037
+        handler: "Callable[[Missing], Awaitable[Missing]]",  # type: ignore # noqa: F821, UP037
     ) -> Any:
         return None
 

@@ -113,7 +113,7 @@ def test_a_fault_that_hangs_is_killed(capsys: pytest.CaptureFixture[str]) -> Non
         "--hang-secs",
         "8",
     ]
-    test = "tests/dispatch/test_answers.py::test_the_last_keyword_of_a_chain"
+    test = "tests/dispatch/test_answers.py::test_the_keyword_of_a_chain"
     assert main([*hanging, "--tests", test, "--verbose"]) == 1
     printed = capsys.readouterr().out
     assert f"call_groups: break  =>  continue\n    {test} hangs\n" in printed

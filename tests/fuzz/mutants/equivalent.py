@@ -20,11 +20,6 @@ _ON_DEVICE = "found = torch.empty({}, dtype=torch.uint8, device=self.storage.dev
 _RANGE = "if start % kind.itemsize or start + {} > len(data):"
 _LONGEST = "longest = min(self.max_secs, self.initial_secs * 2.0 ** min(attempt - 1, {}))"
 _TURN = "if lock.now() > lock.turn_due:  =>  if (lock.now() >= lock.turn_due):"
-_NEARLY = "if not is_another_word and _one_edit_apart({}):"
-_DIFFERS = (
-    "at = next((number for number, (one, other) in enumerate(zip({}, strict=False)) if one !="
-    " other), min(len(a), len(b)))"
-)
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
@@ -149,19 +144,9 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "break  =>  continue",
     ): "the turns that are left do nothing",
     (
-        "aiohooks/dispatch/lifecycle.py",
-        "Lifecycle._check_names",
-        f"{_NEARLY.format('name, known')}  =>  {_NEARLY.format('known, name')}",
-    ): "a distance has no direction",
-    (
-        "aiohooks/dispatch/lifecycle.py",
-        "_one_edit_apart",
-        f"{_DIFFERS.format('a, b')}  =>  {_DIFFERS.format('b, a')}",
-    ): "a distance has no direction",
-    (
-        "aiohooks/dispatch/lifecycle.py",
-        "Lifecycle.check",
-        "each.fitting.add(function)  =>  pass",
+        "aiohooks/dispatch/interface.py",
+        "Interface.check",
+        "implemented.fitting.add(function)  =>  pass",
     ): "it is checked once more, and fits",
     (
         "aiohooks/stores/local/_directory.py",
