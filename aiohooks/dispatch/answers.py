@@ -213,7 +213,10 @@ def only_answer(target: Target, answers: Sequence[Any]) -> Any:
 
 
 def _first(answers: Sequence[Any]) -> Any:
-    return next((answer for answer in answers if answer is not None), None)
+    for answer in answers:
+        if answer is not None:
+            return answer
+    return None
 
 
 def _log_dropped(groups: Sequence[OrderGroup], answers: Sequence[Any], reason: str) -> None:

@@ -403,7 +403,9 @@ class HookGroup(Generic[K]):
         """
         if self._state == "closed":
             raise HookGroupClosedError(f"{self!r} has been left; make a new one")
-        for registered in self._hooks if self._state == "new" else ():
+        if self._state == "entered":
+            return
+        for registered in self._hooks:
             reason = ""
             if _is_context(registered.hook):
                 reason = "is an async context manager"
@@ -747,8 +749,10 @@ class _FunctionGroup:
         """Raise if the argument that calls the next, or takes a result, has another place in a
         function than in the first one.
         """
+        if self._results is None:
+            return
         places: set[int | str | None] = set()
-        for compared in (self.pattern, function) if self._results in ("chain", "wrap") else ():
+        for compared in (self.pattern, function):
             # Where it is not clear, this is said elsewhere for the first.
             with contextlib.suppress(InvalidHookError):
                 like = Point(object, "__call__", self._method_like(compared), None, None)
@@ -806,9 +810,9 @@ def _left_out(names: Iterable[str], hooks: Iterable[object]) -> dict[str, Callab
     registrations = [registration_of(hook) for hook in hooks]
     methods: dict[str, Callable[..., Any]] = {}
     for name in _names(names, "methods"):
-        for registration in registrations if not name.startswith("_") else ():
+        for registration in registrations:
             method = getattr(registration.hook, name, None)
-            if callable(method):
+            if callable(method) and not name.startswith("_"):
                 is_async = registration.thread or is_coroutine_function(method)
                 methods[name] = _empty_method(method, is_async=is_async)
                 break

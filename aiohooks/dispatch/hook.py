@@ -159,9 +159,11 @@ def with_defaults(registration: HookRegistration, **defaults: Any) -> HookRegist
     missing = {
         name: default
         for name, default in defaults.items()
-        if getattr(registration, name) == usual[name] and name not in registration.given
+        if default != usual[name]
+        and getattr(registration, name) == usual[name]
+        and name not in registration.given
     }
-    return registration._replace(**missing)
+    return registration._replace(**missing) if missing else registration
 
 
 BLOCKING = "__aiohooks_blocking__"

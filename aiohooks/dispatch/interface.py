@@ -335,10 +335,17 @@ def calls_next(annotation: Any, *, is_unsure: bool = False) -> bool:
             result = (typing.get_args(part) or [Any])[-1]
             if without_awaitables(result)[1] != "never" or (is_unsure and result is Any):
                 return True
-        for base in kind.__mro__ if isinstance(kind, type) else ():
-            call = vars(base).get("__call__")
-            if inspect.isfunction(call):
-                return inspect.iscoroutinefunction(call) or returns_awaitable(call)
+        if isinstance(kind, type) and _is_awaited(kind):
+            return True
+    return False
+
+
+def _is_awaited(kind: type[Any]) -> bool:
+    """Return whether the result of calling an object of a class is awaited."""
+    for base in kind.__mro__:
+        call = vars(base).get("__call__")
+        if inspect.isfunction(call):
+            return inspect.iscoroutinefunction(call) or returns_awaitable(call)
     return False
 
 
@@ -658,7 +665,8 @@ class Interface:
             names.update(name for name, value in vars(base).items() if inspect.isfunction(value))
         others = sorted(name for name in names.difference(self.points) if not name.startswith("_"))
         coroutines = [name for name in others if is_coroutine_function(getattr(hook, name))]
-        for name in others if plain else coroutines:
+        called = others if plain else coroutines
+        for name in called:
             for known in self.points:
                 if _is_misspelt(name, known):
                     raise InvalidHookError(

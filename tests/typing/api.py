@@ -347,3 +347,24 @@ def check_effects(run_context: ah.SessionRunContext) -> None:
     ah.effect("publish", {"version": 1}, recorder="trainer")
     run_context.effect("publish")
     run_context.effect("publish", None, "trainer")  # type: ignore[call-arg]
+
+
+async def sign(request: str) -> None:
+    """A function of a composition."""
+
+
+def count(text: str) -> int:
+    """Another one, with another name of its parameter."""
+    return len(text)
+
+
+async def functions() -> None:
+    """A composition takes the arguments of its functions, where these are of one kind."""
+    signed = ah.compose_functions([sign, sign])
+    await signed("request")
+    await signed(1)  # type: ignore[arg-type]
+    await signed()  # type: ignore[call-arg]
+    await ah.compose_functions([sign, count])("request")
+    await ah.compose_functions([sign, ah.configure(count, once=True)])("request")
+    await ah.compose_functions([])("request")
+    ah.compose_functions([sign], results=ah.chain(argument="request"))
