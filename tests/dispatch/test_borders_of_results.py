@@ -342,7 +342,7 @@ seen: list[Any] = []
         ("on", wants_reason, "missing a required argument: 'reason'"),
         ("on", items_only, "too many"),
         ("on", keywords_only, "too many"),
-        ("named", needs_first, "missing a required argument: 'first'"),
+        ("named", needs_first, "'first'"),
         ("fields", other_names, "unexpected keyword"),
     ],
 )
