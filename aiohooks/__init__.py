@@ -39,10 +39,9 @@ The docstring of each package lists its modules. `docs/explanations/architecture
 a run.
 """
 
+import sys
 from typing import TYPE_CHECKING
 
-# Dispatch is small, and often used first in a coroutine, where its import would block the loop.
-from aiohooks import dispatch as dispatch
 from aiohooks import errors as errors
 from aiohooks.errors import (
     AbortedError,
@@ -56,6 +55,7 @@ from aiohooks.errors import (
 
 if TYPE_CHECKING:
     from aiohooks import checkpoint as checkpoint
+    from aiohooks import dispatch as dispatch
     from aiohooks import graph as graph
     from aiohooks import hooks as hooks
     from aiohooks import session as session
@@ -228,6 +228,10 @@ if not TYPE_CHECKING:
             "aiohooks.training": ("monitored_training_session",),
             "aiohooks.version_gate": ("VersionGate",),
         },
-        packages=("checkpoint", "graph", "hooks", "session", "stores", "version_gate"),
+        packages=("checkpoint", "dispatch", "graph", "hooks", "session", "stores", "version_gate"),
     )
+    if "_pytest" not in sys.modules:
+        # Dispatch is often used first in a coroutine, where its import would block the event loop.
+        # But pytest loads a plugin of this package at each start, for every project.
+        from aiohooks import dispatch as dispatch
     del lazy_names

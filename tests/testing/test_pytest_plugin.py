@@ -327,7 +327,14 @@ def test_the_plugin_loads_next_to_nothing() -> None:
     assert not {"asyncio", "anyio", "unittest"} & {name.partition(".")[0] for name in loaded}
 
 
-LOADED = ["aiohooks", "aiohooks._core.lazy", "aiohooks.errors", "aiohooks.testing", MODULE]
+LOADED = [
+    "aiohooks",
+    "aiohooks._core",
+    "aiohooks._core.lazy",
+    "aiohooks.errors",
+    "aiohooks.testing",
+    MODULE,
+]
 
 OF_ANOTHER_PROJECT = {
     "pytest.ini": (
