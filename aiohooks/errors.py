@@ -50,6 +50,7 @@ errors.
 from __future__ import annotations
 
 import copy
+import logging
 import reprlib
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
@@ -103,6 +104,8 @@ __all__ = [
     "WrongLoopError",
     "is_clean_end",
 ]
+
+_logger = logging.getLogger("aiohooks")
 
 
 class AiohooksError(Exception):
@@ -706,6 +709,28 @@ def contexts(error: BaseException | None) -> list[BaseException]:
         chain[id(error)] = error
         error = error.__context__
     return [*chain.values()]
+
+
+def keep_errors(raised: BaseException, errors: list[BaseException]) -> None:
+    """Log the errors that `raised` replaces, and append them to its chain of contexts."""
+    if not errors:
+        return
+    for error in errors:
+        message = "a call failed, but %s is raised instead"
+        _logger.error(message, type(raised).__name__, exc_info=error)
+    chain = contexts(raised)
+    chain_ids = {id(link) for link in chain}
+    hidden_errors = [error for error in errors if id(error) not in chain_ids]
+    for error in hidden_errors:
+        # Often raised while the cancel was handled: without a cut, the chain would be a circle.
+        for link in contexts(error):
+            if id(link.__context__) in chain_ids:
+                set_context(link, None)
+                break
+    if len(hidden_errors) == 1:
+        set_context(chain[-1], hidden_errors[0])
+    elif hidden_errors:
+        set_context(chain[-1], BaseExceptionGroup("hooks failed", hidden_errors))
 
 
 def hook_cancelled_error(who: str, cause: BaseException) -> HookCancelledError:

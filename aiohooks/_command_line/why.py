@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from aiohooks._core.diagnostics import process_state
 from aiohooks._why.graph import WaitGraph
+from aiohooks._why.processes import process_state
 from aiohooks.errors import printable
 from aiohooks.session.why import unanswered, why_folder
 

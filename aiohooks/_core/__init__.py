@@ -1,17 +1,19 @@
-"""Features that asyncio lacks, or gets wrong on the supported Python versions; independent of
-hooks.
+"""Features that asyncio lacks, or gets wrong on the supported Python versions.
 
-clock           the clock, which tests can replace; sleeping and waking
-fork            locks, threads and connections when the process forks
-observers       who is notified of what takes time; a coroutine that is resumed by hand
-cancel          cleanup that must finish, worker threads
-contexts        the run that the current code is part of; contexts of calls, and what these have set
-                in them
-waits           waits for others, which a stop of a session that is opening ends; logs of long
-                waits; pauses between attempts
-thread_queue    a bounded queue that is worked off in a thread
-diagnostics     where tasks are suspended, and what blocks the event loop
-validate        checks of arguments
-lazy            packages that import a public name when it is first used
-overlap         calls and waits that may have to be ended, each in a task of its own; time limits
+None of them knows of hooks.
+
+    calls          calls and waits that end together, each in a task of its own; time limits
+    contexts       contexts of calls, and how the variables that calls set return to their caller
+    scope          the run that the current code is part of
+    coroutines     whether a call may wait; results without a task
+    cancel         cleanup that must finish, worker threads, new tasks
+    clock          the clock, which tests can replace; timers and pauses
+    waiters        futures of waits: for the next event, and for a number that grows
+    waits          waits for others while a session opens; a log of waits; pauses
+    thread_queue   a bounded queue with a thread that works it off
+    observers      what is notified of activities that take time
+    reports        the logger, and how waits describe themselves in reports
+    validate       checks of arguments
+    fork           locks, threads and connections when the process forks
+    lazy           packages that import a public name when it is first used
 """

@@ -1,18 +1,19 @@
-"""Cleanup that must finish, in spite of cancels.
+"""Cleanup that must finish in spite of cancels, and tasks.
 
-    shielded       cleanup that is finished
-    to_thread      a call in a thread, which is waited for
+    shielded       runs cleanup to its end
+    to_thread      calls a function in a thread, and waits for it
     wait_done      waits for tasks, and cancels none of them
-    new_task       a task that begins later
+    new_task       makes a task that begins later
     current_task   the running task
 
-`asyncio.TaskGroup`, `wait_for` and `Condition` lose cancels or wake-ups on Python versions that we
-support; nothing here uses them.
+`asyncio.TaskGroup`, `wait_for` and `Condition` lose cancels or wake-ups on supported Python
+versions, so nothing here uses them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 from collections.abc import Callable, Coroutine, Iterable
@@ -22,17 +23,18 @@ import anyio
 import anyio.to_thread
 
 from aiohooks._core.clock import current_clock, wait_woken, wake
-from aiohooks._core.diagnostics import logger
+from aiohooks._core.reports import logger
 
 T = TypeVar("T")
 
 make_task: Callable[..., asyncio.Task[Any]] = asyncio.Task
-"""Makes a task that begins later; an exploration puts its own kind in its place."""
-DEFAULT_GRACE_SECS = 10.0
-"""How long background tasks and cleanup may take at the end of a session, where the user does not
-say.
+"""Makes all tasks of the library.
+
+An exploration replaces it by tasks of its own, and the check for leaks to note where they start.
 """
-# a thread that writes files is left behind only if it hangs; the caller may have a shorter limit
+DEFAULT_GRACE_SECS = 10.0
+"""How long background tasks and cleanup may take at the end of a session, by default."""
+# A thread that writes files is left behind only if it hangs. The caller may have a shorter limit.
 _THREAD_GRACE_SECS = 120.0
 
 
@@ -44,11 +46,11 @@ def current_task() -> asyncio.Task[Any]:
 
 
 def new_task(
-    coro: Coroutine[Any, Any, T], name: str | None, context: contextvars.Context | None = None
+    coro: Coroutine[Any, Any, T],
+    name: str | None,
+    context: contextvars.Context | None = None,
 ) -> asyncio.Task[T]:
-    """Start a task that begins later, so that it is known by then; an eager factory of the loop
-    would begin with it.
-    """
+    """Make a task that begins later, also if the loop has an eager task factory."""
     return make_task(coro, loop=asyncio.get_running_loop(), name=name, context=context)
 
 
@@ -69,13 +71,12 @@ async def shielded(
 ) -> T:
     """Run `coro` to its end in a task of its own, in a copy of the caller's context.
 
-    A cancel of the caller is kept until then and raised afterwards. From the first cancel on, at
-    which `on_cancel` is called, `coro` has `grace_secs`; then it is cancelled, and after as long
-    again left running, with a warning.
+    A cancel of the caller is raised afterwards. The first cancel calls `on_cancel`, and `coro` then
+    has `grace_secs` to end. After this time it is cancelled, and after the same time again it is
+    left running, with a warning.
     """
-    return (
-        await shielded_task(coro, grace_secs=grace_secs, what=what, on_cancel=on_cancel)
-    ).result()
+    task = await shielded_task(coro, grace_secs=grace_secs, what=what, on_cancel=on_cancel)
+    return task.result()
 
 
 async def shielded_task(
@@ -85,57 +86,65 @@ async def shielded_task(
     what: str,
     on_cancel: Callable[[], object] | None = None,
 ) -> asyncio.Task[T]:
-    """Like `shielded`, and return the task, which has ended; if it was cancelled, others have done
-    it.
+    """Run `coro` like `shielded`, and return its task, which has ended.
+
+    If the task was cancelled, other code has cancelled it.
 
     Raises:
         CancelledError: the caller was cancelled.
     """
-    task = asyncio.get_running_loop().create_task(
-        coro, name=what, context=contextvars.copy_context()
-    )
+    context = contextvars.copy_context()
+    task = asyncio.get_running_loop().create_task(coro, name=what, context=context)
     try:
         await asyncio.wait([task])
     except asyncio.CancelledError as cancelled:
         if on_cancel is not None:
             on_cancel()
-        # An anyio scope repeats its cancel at every tick until the task has left it: hence the
-        # shield.
+        # An anyio scope cancels again at each iteration of the loop until the task has left it.
         with anyio.CancelScope(shield=True):
-            if not await _wait_done_uncancelled([task], grace_secs):
-                task.cancel()
-                if not await _wait_done_uncancelled([task], grace_secs):
-                    logger.warning(
-                        "%s still runs %s s after its cancellation; continuing without it",
-                        what,
-                        grace_secs,
-                    )
-        if task.done() and not task.cancelled() and (error := task.exception()) is not None:
-            cancelled.__context__ = error
-        elif not task.done():
+            await _end_within(task, grace_secs, what)
+        if not task.done():
             task.add_done_callback(retrieve_exception)
+        elif not task.cancelled():
+            error = task.exception()
+            if error is not None:
+                cancelled.__context__ = error
         raise
     return task
 
 
-async def _wait_done_uncancelled(tasks: Iterable[asyncio.Task[Any]], secs: float) -> bool:
-    """Like `wait_done`, but ignores cancels: the caller has noted one already."""
-    late: list[None] = []
-    timer = current_clock().call_later(secs, lambda: late.append(None))
+async def _end_within(task: asyncio.Task[Any], grace_secs: float, what: str) -> None:
+    """Give a task `grace_secs` to end, cancel it, and give it the same time again."""
+    if await _is_done_within(task, grace_secs):
+        return
+    task.cancel()
+    if not await _is_done_within(task, grace_secs):
+        message = "%s still runs %s s after its cancellation; continuing without it"
+        logger.warning(message, what, grace_secs)
+
+
+async def _is_done_within(task: asyncio.Task[Any], secs: float) -> bool:
+    """Wait like `wait_done`, but ignore cancels: the caller has noted one already."""
+    is_late = False
+
+    def expire() -> None:
+        nonlocal is_late
+        is_late = True
+
+    timer = current_clock().call_later(secs, expire)
     try:
-        while not late and not all(task.done() for task in tasks):
-            try:
-                await wait_done(tasks, secs)
-            except asyncio.CancelledError:
-                continue
+        while not is_late and not task.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await wait_done([task], secs)
     finally:
         timer.cancel()
-    return all(task.done() for task in tasks)
+    return task.done()
 
 
 async def wait_done(tasks: Iterable[asyncio.Future[Any]], secs: float | None) -> bool:
-    """Wait until all tasks are done or `secs` have passed; return whether they are done. Cancels
-    none of them.
+    """Wait until all tasks are done, or `secs` have passed, and return whether they are done.
+
+    No task is cancelled.
     """
     pending = {task for task in tasks if not task.done()}
     if not pending:
@@ -164,21 +173,20 @@ async def to_thread(
     grace_secs: float = _THREAD_GRACE_SECS,
     on_cancel: Callable[[], object] | None = None,
 ) -> T:
-    """Call a blocking function in a worker thread; a cancel waits for the thread, which cannot be
-    stopped, up to `grace_secs`.
+    """Call a blocking function in a worker thread.
 
-    At a cancel `on_cancel` is called: it may make the function end.
+    A thread cannot be stopped. A cancel calls `on_cancel`, which may make the function end, and
+    waits for the thread for at most `grace_secs`.
     """
-    call = functools.partial(fn, *args)
-    thread = anyio.to_thread.run_sync(call)
     return await shielded(
-        thread, grace_secs=grace_secs, what=f"thread of {fn!r}", on_cancel=on_cancel
+        anyio.to_thread.run_sync(functools.partial(fn, *args)),
+        grace_secs=grace_secs,
+        what=f"thread of {fn!r}",
+        on_cancel=on_cancel,
     )
 
 
 def retrieve_exception(task: asyncio.Future[Any]) -> None:
-    """Retrieve the outcome of a task or future that has no waiter any more, so that asyncio does
-    not log it as lost.
-    """
+    """Retrieve the error of a task or future without a waiter, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()

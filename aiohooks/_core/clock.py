@@ -1,16 +1,15 @@
-"""The clock, which tests can replace.
+"""The clock, which tests can replace; timers and pauses.
 
-An object that needs the time takes `current_clock()` when it is created or started and keeps it. It
-is the running event loop's clock unless the context has another one
+An object that needs the time calls `current_clock()` when it is created or started, and keeps the
+clock. It is the clock of the running event loop, unless the context has another one
 (`aiohooks.testing.ManualClock`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -29,7 +28,7 @@ class _NoTimer:
 
 
 NO_TIMER: TimerHandle = _NoTimer()
-"""A call that will never be made."""
+"""The handle of a call that will never be made."""
 
 
 class Clock(Protocol):
@@ -45,9 +44,9 @@ class Clock(Protocol):
 
 
 class LoopClock:
-    """The running event loop's clock.
+    """The clock of the running event loop.
 
-    The loop is looked up at each call, so a clock can be taken before there is a loop.
+    The loop is looked up at each call, so you can take the clock before there is a loop.
     """
 
     __slots__ = ()
@@ -72,19 +71,23 @@ def current_clock() -> Clock:
 
 
 def quick_now() -> Callable[[], float]:
-    """Return the current clock's `now` for frequent calls: it does not look up the running loop
-    each time.
+    """Return the `now` of the current clock for frequent calls.
+
+    It does not look up the running loop each time.
     """
     clock = current_clock()
-    return asyncio.get_running_loop().time if isinstance(clock, LoopClock) else clock.now
+    if isinstance(clock, LoopClock):
+        return asyncio.get_running_loop().time
+    return clock.now
 
 
 def monotonic_now() -> Callable[[], float]:
-    """Return the current clock's `now` for code that blocks the loop: the clock of uvloop stands
-    still meanwhile.
-    """
+    """Return the `now` of the current clock for code that blocks the loop."""
     clock = current_clock()
-    return time.monotonic if isinstance(clock, LoopClock) else clock.now
+    if isinstance(clock, LoopClock):
+        # The clock of uvloop stands still while the loop is blocked.
+        return time.monotonic
+    return clock.now
 
 
 def set_current_clock(clock: Clock) -> Callable[[], None]:
@@ -94,23 +97,30 @@ def set_current_clock(clock: Clock) -> Callable[[], None]:
 
 
 def call_later(
-    secs: float | None, callback: Callable[[], object], clock: Clock | None = None
+    secs: float | None,
+    callback: Callable[[], object],
+    clock: Clock | None = None,
 ) -> TimerHandle:
     """Call `callback()` in `secs` seconds on `clock`, by default the current one; None: never."""
-    return NO_TIMER if secs is None else (clock or current_clock()).call_later(secs, callback)
+    if secs is None:
+        return NO_TIMER
+    return (clock or current_clock()).call_later(secs, callback)
 
 
-def wake(waiter: asyncio.Future[None]) -> None:
-    """Set the waiter's result, unless it is done."""
+def wake(waiter: asyncio.Future[Any], result: Any = None) -> None:
+    """Set the result of a future, unless it is done."""
     if not waiter.done():
-        waiter.set_result(None)
+        waiter.set_result(result)
 
 
 async def wait_woken(
-    waiter: asyncio.Future[None], secs: float | None, clock: Clock | None = None
+    waiter: asyncio.Future[None],
+    secs: float | None,
+    clock: Clock | None = None,
 ) -> None:
-    """Await a waiter that is woken in `secs` seconds at the latest, on `clock`, by default the
-    current one; None: no limit.
+    """Await a waiter, and wake it in `secs` seconds at the latest; None: no limit.
+
+    The time is that of `clock`, by default the current one.
     """
     timer = call_later(secs, lambda: wake(waiter), clock)
     try:
@@ -119,36 +129,11 @@ async def wait_woken(
         timer.cancel()
 
 
-class Waiters:
-    """Those that wait until something happens; true while there are any."""
-
-    def __init__(self) -> None:
-        self._futures: dict[asyncio.Future[None], None] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._futures)
-
-    @contextlib.contextmanager
-    def added(self) -> Generator[asyncio.Future[None]]:
-        """Add a waiter for the block, which awaits it."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._futures[waiter] = None
-        try:
-            yield waiter
-        finally:
-            del self._futures[waiter]
-
-    async def wait(self, secs: float | None = None, clock: Clock | None = None) -> None:
-        """Wait as `wait_woken` does."""
-        with self.added() as waiter:
-            await wait_woken(waiter, secs, clock)
-
-    def wake(self) -> None:
-        """Wake all."""
-        for waiter in self._futures:
-            wake(waiter)
-
-
 async def sleep(secs: float, clock: Clock | None = None) -> None:
-    """Wait `secs` seconds on `clock`, by default the current one: tests can control this pause."""
+    """Pause for `secs` seconds on `clock`, by default the current one, which tests control."""
     await wait_woken(asyncio.get_running_loop().create_future(), secs, clock)
+
+
+def secs_text(secs: float) -> str:
+    """Return seconds as text, with three digits or all of them: `0.25 s`, `4130 s`."""
+    return f"{secs:.3g} s" if secs < 999 else f"{secs:.0f} s"

@@ -1,6 +1,4 @@
-"""The library's one registry of locks, threads and connections that must be handled when the
-process forks.
-"""
+"""The registry of locks, threads and connections that need care when the process forks."""
 
 from __future__ import annotations
 
@@ -15,9 +13,7 @@ class ForkAware(Protocol):
     """An object that belongs to the process that made it."""
 
     def after_fork(self) -> None:
-        """Drop references to the parent's resources without using them; called in the forked
-        child.
-        """
+        """Drop references to the parent's resources without using them, in the forked child."""
 
 
 _objects: weakref.WeakSet[ForkAware] = weakref.WeakSet()
@@ -30,8 +26,9 @@ def call_after_fork(obj: ForkAware) -> None:
 
 
 def hold_during_fork(lock: threading.Lock) -> None:
-    """Acquire `lock` before each fork and release it in parent and child: no child starts in the
-    middle of a locked block.
+    """Acquire `lock` before each fork, and release it in parent and child.
+
+    So no child starts in the middle of a locked block.
     """
     _locks.append(lock)
 
@@ -51,11 +48,15 @@ def _in_child() -> None:
     for obj in tuple(_objects):
         try:
             obj.after_fork()
-        except Exception as error:  # the other objects are still notified
+        except Exception as error:
+            # The other objects are still notified.
             sys.excepthook(type(error), error, error.__traceback__)
 
 
-if hasattr(os, "register_at_fork"):  # some systems cannot fork
+# Some systems cannot fork.
+if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=_before_fork, after_in_parent=_release_locks, after_in_child=_in_child
+        before=_before_fork,
+        after_in_parent=_release_locks,
+        after_in_child=_in_child,
     )

@@ -1,6 +1,4 @@
-"""Packages that import a public name when it is first used: the module-level `__getattr__` of PEP
-562.
-"""
+"""Packages that import a public name when it is first used: a module's `__getattr__` (PEP 562)."""
 
 from __future__ import annotations
 
@@ -11,14 +9,19 @@ from typing import Any
 
 
 def lazy_names(
-    package: str, defined_in: Mapping[str, Collection[str]], packages: Collection[str] = ()
+    package: str,
+    defined_in: Mapping[str, Collection[str]],
+    packages: Collection[str] = (),
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of a package whose names are in these modules, and which
-    has these packages.
+    """Return the `__getattr__` and the `__dir__` of a package.
 
-    A name that is there twice is in the later module.
-    Type checkers read the imports that the package has under `TYPE_CHECKING`; they must not see
+    Type checkers read the imports that the package has under `TYPE_CHECKING`. They must not see
     this `__getattr__`, with which any name would exist.
+
+    Args:
+        package: the name of the package.
+        defined_in: the public names, by the module that defines them; of several, the last one.
+        packages: the names of its public packages.
     """
     module_of = {name: module for module, names in defined_in.items() for name in names}
 
@@ -26,19 +29,13 @@ def lazy_names(
         if name in packages:
             return importlib.import_module(f"{package}.{name}")
         if name not in module_of:
-            import difflib  # only for a message
-
-            near = (
-                []
-                if name.startswith("_")
-                else difflib.get_close_matches(name, (*module_of, *packages), n=1)
-            )
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = _hint(name, [*module_of, *packages])
             # With its name, but no object, Python does not add a hint of its own.
             raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}", name=name)
         public = getattr(importlib.import_module(module_of[name]), name)
-        if public.__module__.startswith(package):  # or it has the name of a shorter path already
-            public.__module__ = package  # so that tracebacks and docs name `aiohooks.Graph`
+        # Tracebacks and docs have the public path, `aiohooks.Graph`. It may be a shorter one.
+        if public.__module__.startswith(package):
+            public.__module__ = package
         setattr(sys.modules[package], name, public)
         return public
 
@@ -46,3 +43,13 @@ def lazy_names(
         return sorted({*vars(sys.modules[package]), *module_of, *packages})
 
     return import_name, names
+
+
+def _hint(name: str, candidates: list[str]) -> str:
+    # Only for a message.
+    import difflib
+
+    similar = difflib.get_close_matches(name, candidates, n=1)
+    if name.startswith("_") or not similar:
+        return ""
+    return f"; did you mean {similar[0]!r}?"

@@ -1,11 +1,10 @@
-"""Observers of a session: notified of what takes time in it, at its start and at its end.
+"""Observers, which are notified at the start and the end of activities that take time.
 
-Whatever takes time looks whether there are observers before it begins, and does nothing else
-without them. Those of a run are in its scope (`RunScope.observers`); those of a session, with what
-happens outside its runs, in `Coordinator.observers`.
+An activity checks whether there are observers before it begins. The observers of a run are in its
+scope (`RunScope.observers`), and those of other activities of a session in `Coordinator.observers`.
 
-    observing       a block
-    observed_call   a call that is awaited
+    observing       observes a block
+    observed_call   observes a call that is awaited
 """
 
 from __future__ import annotations
@@ -14,36 +13,38 @@ import contextlib
 import types
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
-T = TypeVar("T")
+from aiohooks._core.coroutines import as_coroutine
+
 Kind = Literal["hook", "operation", "background", "feed", "prefetch", "save", "wait", "recovery"]
-"""What an activity is: a hook's method, an operation, a hook's background call, the wait for the
-next feed, the taking of one ahead, the write of a checkpoint, a wait that a stop ends, or a
-recovery.
+"""The kind of an activity.
+
+It is a hook's method, an operation, a hook's background call, the wait for the next feed, the
+prefetching of a feed, the write of a checkpoint, a wait that a stop ends, or a recovery.
 """
 
 
 class Observation(Protocol):
-    """One activity, as one observer sees it; must not raise.
+    """One activity, as one observer sees it. Its methods must not raise.
 
-    One that also has a method `resumed(error)` is notified of each suspension of a call, and after
-    it of what is raised there. What its `suspended` raises is raised there, too; the suspension is
-    longer by as many turns of the loop as it returns.
+    An observation with a method `resumed(error)` is notified of each suspension of a call, and of
+    the error that is raised at its end. If its `suspended` raises an error, the call gets it. If it
+    returns a number, the suspension lasts for so many more iterations of the event loop.
     """
 
     def suspended(self) -> Any:
-        """Called when a hook's method or an operation suspends for the first time."""
+        """Note that a hook's method or an operation suspends for the first time."""
 
     def ended(self, error: BaseException | None) -> object:
-        """Called at its end, with its error."""
+        """Note the end of the activity, and its error."""
 
 
 class Observer(Protocol):
-    """Notified of activities; must not raise."""
+    """Notified of activities. Its methods must not raise."""
 
     def started(self, kind: Kind, what: str) -> Observation:
-        """Called at the start of an activity."""
+        """Note the start of an activity."""
         ...
 
 
@@ -51,7 +52,7 @@ class RunObserver(Observer, Protocol):
     """Notified of the activities in one attempt of a run."""
 
     def attempt_ended(self, error: BaseException | None) -> None:
-        """Called once at the end of the attempt, in the caller's context."""
+        """Note the end of the attempt. Called once, in the caller's context."""
 
 
 class _Observations:
@@ -63,18 +64,18 @@ class _Observations:
         self._observations = observations
 
     def suspended(self) -> None:
-        for one in self._observations:
-            one.suspended()
+        for observation in self._observations:
+            observation.suspended()
 
     def ended(self, error: BaseException | None) -> None:
-        for one in self._observations:
-            one.ended(error)
+        for observation in self._observations:
+            observation.ended(error)
 
 
 def _started(observers: Sequence[Observer], kind: Kind, what: str) -> Observation:
     if len(observers) == 1:
         return observers[0].started(kind, what)
-    return _Observations([one.started(kind, what) for one in observers])
+    return _Observations([observer.started(kind, what) for observer in observers])
 
 
 @contextlib.contextmanager
@@ -106,41 +107,14 @@ def observed_call(
     *args: Any,
     **keywords: Any,
 ) -> Generator[Any, Any, Any]:
-    """Await `call(*args, **keywords)`, and notify `observers` of it: the one place that resumes a
-    coroutine by hand.
-    """
+    """Await `call(*args, **keywords)`, and notify `observers` of it."""
     observation = _started(observers, kind, what)
-    error: BaseException | None = None
-    has_waited, turns, resumed = False, None, None
     try:
         coro: Any = call(*args, **keywords)
         made: Any = type(coro)  # pyright: ignore[reportUnknownVariableType]
         if made is not types.CoroutineType:
             coro = as_coroutine(coro)
-        while True:
-            try:
-                waiting = coro.send(None) if error is None else coro.throw(error)
-            except StopIteration as stop:
-                result = stop.value
-                break
-            finally:
-                error = None  # its traceback has this frame
-            try:
-                if not has_waited or resumed is not None:
-                    turns = observation.suspended()
-                if not has_waited:
-                    has_waited, resumed = True, getattr(observation, "resumed", None)
-                yield waiting
-                if resumed is not None:
-                    for _ in range(turns or 0):
-                        yield
-            except GeneratorExit:
-                coro.close()
-                raise
-            except BaseException as thrown:
-                error = thrown
-            if resumed is not None:
-                resumed(error)
+        result = yield from _resumed_by_hand(coro, observation)
     except BaseException as failure:
         observation.ended(failure)
         raise
@@ -148,6 +122,34 @@ def observed_call(
     return result
 
 
-async def as_coroutine(awaitable: Awaitable[T]) -> T:
-    """Await something, where only a coroutine will do."""
-    return await awaitable
+def _resumed_by_hand(coro: Any, observation: Observation) -> Generator[Any, Any, Any]:
+    """Await a coroutine, and notify `observation` when it suspends. No other code does so."""
+    error: BaseException | None = None
+    has_waited = False
+    resumed: Callable[[BaseException | None], object] | None = None
+    while True:
+        try:
+            awaited = coro.send(None) if error is None else coro.throw(error)
+        except StopIteration as stop:
+            return stop.value
+        finally:
+            # The traceback of the error refers to this frame.
+            error = None
+        try:
+            more_iterations: int | None = None
+            if not has_waited or resumed is not None:
+                more_iterations = observation.suspended()
+            if not has_waited:
+                has_waited = True
+                resumed = getattr(observation, "resumed", None)
+            yield awaited
+            if resumed is not None:
+                for _ in range(more_iterations or 0):
+                    yield
+        except GeneratorExit:
+            coro.close()
+            raise
+        except BaseException as thrown:
+            error = thrown
+        if resumed is not None:
+            resumed(error)

@@ -1,36 +1,65 @@
-"""Futures by threshold: the waits for a number that grows."""
+"""Futures of waits: for the next event, and for a number that grows."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
+from collections.abc import Generator
 from typing import Generic, TypeVar
+
+from aiohooks._core.clock import Clock, wait_woken, wake
 
 T = TypeVar("T")
 ANY_CHANGE = 0
-"""The threshold of waits that end with the next number, whichever it is."""
-_SPARE = 64
-"""How many more thresholds without a future than with one the heap may hold."""
+"""The threshold of waits that end with the next number, whatever it is."""
+_MAX_EMPTY_THRESHOLDS = 64
+"""How many more thresholds may be empty than have a future, before the heap is rebuilt."""
 
 
-def resolve(future: asyncio.Future[T], result: T) -> None:
-    """Set the result of a future, unless it is done."""
-    if not future.done():
-        future.set_result(result)
+class Waiters:
+    """The waiters for an event. The object is true while there are any."""
+
+    def __init__(self) -> None:
+        self._futures: dict[asyncio.Future[None], None] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._futures)
+
+    @contextlib.contextmanager
+    def added(self) -> Generator[asyncio.Future[None]]:
+        """Add a waiter for the block, which awaits it."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._futures[waiter] = None
+        try:
+            yield waiter
+        finally:
+            del self._futures[waiter]
+
+    async def wait(self, secs: float | None = None, clock: Clock | None = None) -> None:
+        """Wait until `wake`, or for `secs` on `clock`, by default the current one."""
+        with self.added() as waiter:
+            await wait_woken(waiter, secs, clock)
+
+    def wake(self) -> None:
+        """Wake all waiters."""
+        for waiter in self._futures:
+            wake(waiter)
 
 
 class ThresholdWaiters(Generic[T]):
     """Futures by threshold, and a heap of the thresholds.
 
-    Parking, discarding and waking cost O(log n) for a threshold and O(1) for each further future
+    Parking, discarding and waking cost O(log n) for a threshold, and O(1) for each further future
     under it. Reading the lowest threshold costs nothing.
     """
 
     __slots__ = ("_buckets", "_heap", "_none", "count", "lowest")
 
     def __init__(self, none: int) -> None:
-        """`none` is the lowest threshold while there is no future: above all others."""
+        """Make an empty collection. `none`, above all thresholds, is its lowest threshold then."""
         self._buckets: dict[int, dict[asyncio.Future[int | T], None]] = {}
+        # It has all thresholds with a future, and empty ones that were not the lowest.
         self._heap: list[int] = []
         self._none = none
         self.count: int = 0
@@ -39,14 +68,16 @@ class ThresholdWaiters(Generic[T]):
         """The lowest threshold with a future."""
 
     def count_above(self, threshold: int) -> int:
-        """Return the number of futures that are not at this one, the lowest of all thresholds."""
+        """Return the number of futures above the lowest threshold of all."""
         return self.count - len(self._buckets.get(threshold, ()))
 
     def lowest_above(self, threshold: int) -> int | None:
-        """Return the lowest threshold above this one; for reports, it looks at all of them."""
-        return min((found for found in self._buckets if found > threshold), default=None)
+        """Return the lowest threshold above this one. It looks at all thresholds, for reports."""
+        above = (candidate for candidate in self._buckets if candidate > threshold)
+        return min(above, default=None)
 
     def park(self, threshold: int, future: asyncio.Future[int | T]) -> None:
+        """Add a future."""
         self.count += 1
         bucket = self._buckets.get(threshold)
         if bucket is not None:
@@ -68,22 +99,18 @@ class ThresholdWaiters(Generic[T]):
             del self._buckets[threshold]
             if threshold == self.lowest:
                 self._find_lowest()
-            elif len(self._heap) > 2 * len(self._buckets) + _SPARE:
-                # A threshold without futures stays in the heap until it is the lowest.
+            elif len(self._heap) > 2 * len(self._buckets) + _MAX_EMPTY_THRESHOLDS:
                 self._heap = list(self._buckets)
                 heapq.heapify(self._heap)
         return True
 
     def wake(self, number: int) -> None:
         """End the waits for `number` and below with the result `number`."""
-        heap, buckets = self._heap, self._buckets
+        heap = self._heap
         while heap and heap[0] <= number:
             threshold = heapq.heappop(heap)
-            bucket = buckets.pop(threshold, None)
-            if bucket is None:  # `discard` leaves the threshold in the heap
-                continue
-            self.count -= len(bucket)
-            for future in bucket:
+            for future in self._buckets.pop(threshold, ()):
+                self.count -= 1
                 if not future.done():
                     future.set_result(number)
         self._find_lowest()
@@ -102,7 +129,7 @@ class ThresholdWaiters(Generic[T]):
         return popped
 
     def _find_lowest(self) -> None:
-        heap, buckets = self._heap, self._buckets
-        while heap and heap[0] not in buckets:
+        heap = self._heap
+        while heap and heap[0] not in self._buckets:
             heapq.heappop(heap)
         self.lowest = heap[0] if heap else self._none

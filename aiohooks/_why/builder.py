@@ -1,6 +1,6 @@
 """Makes the wait-for graph of what exists at this moment: nothing is noted while a program runs.
 
-For reports, as in `_core.diagnostics`: nothing is decided by what is found here.
+For reports, as in `_why.tasks`: nothing is decided by what is found here.
 """
 
 from __future__ import annotations
@@ -28,21 +28,20 @@ import anyio
 import anyio.abc
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from aiohooks._core.diagnostics import (
+from aiohooks._core.clock import secs_text
+from aiohooks._core.reports import Awaited, Needs
+from aiohooks._why.frames import attribute, entered, expression, held_by, position, value_of
+from aiohooks._why.graph import WaitEdge, WaitGraph, WaitNode
+from aiohooks._why.processes import process_state
+from aiohooks._why.tasks import (
     PACKAGE,
-    Awaited,
-    Needs,
     awaited_in,
     coroutine_of,
     frames_of,
     is_library,
     is_task,
     links_of,
-    process_state,
-    secs_text,
 )
-from aiohooks._why.frames import attribute, entered, expression, held_by, position, value_of
-from aiohooks._why.graph import WaitEdge, WaitGraph, WaitNode
 from aiohooks.errors import printable
 
 _MOST_TASKS, _MOST_DETAIL = 10_000, 1_000
@@ -386,7 +385,7 @@ def _awaited_by(frame: types.FrameType, outer: Sequence[types.FrameType], builde
         return awaited_in(frame)
     if (
         len(outer) > 1
-        and outer[-2].f_code.co_name == "call_groups"
+        and outer[-2].f_code.co_name in ("call_groups", "_call_here")
         and outer[-2].f_code.co_filename.startswith(PACKAGE)
     ):
         return Awaited(

@@ -23,7 +23,7 @@ from typing import Any, cast
 
 import anyio
 
-from aiohooks._core.diagnostics import coroutine_of, is_library, links_of
+from aiohooks._why.tasks import coroutine_of, is_library, links_of
 
 _EXITS = "__aexit__", "__exit__"
 _CONDITIONS = locks.Condition, anyio.Condition

@@ -9,7 +9,7 @@ import os
 import re
 from typing import Literal, NamedTuple, Self
 
-from aiohooks._core.diagnostics import secs_text
+from aiohooks._core.clock import secs_text
 
 _MOST_LINES = 30
 

@@ -14,8 +14,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
-from aiohooks._core.contexts import current_run
 from aiohooks._core.observers import Kind
+from aiohooks._core.scope import current_run
 from aiohooks.errors import is_clean_end, missing_extra
 from aiohooks.graph.session import Session
 from aiohooks.session.coordinator import Coordinator

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from aiohooks._core.diagnostics import logger
+from aiohooks._core.reports import logger
 from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._format import (
     DamagedError,

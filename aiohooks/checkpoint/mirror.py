@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiohooks._core.cancel import new_task, retrieve_exception, to_thread, wait_done
-from aiohooks._core.clock import Waiters, sleep
-from aiohooks._core.diagnostics import Awaited, Waiting, logger
+from aiohooks._core.clock import sleep
 from aiohooks._core.fork import call_after_fork
+from aiohooks._core.reports import Awaited, Waiting, logger
 from aiohooks._core.validate import check_instance, check_mapping, check_secs, checked_int
+from aiohooks._core.waiters import Waiters
 from aiohooks._core.waits import Backoff
 from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._files import Files

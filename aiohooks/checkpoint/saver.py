@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, ClassVar, SupportsFloat, TypeVar
 
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, to_thread
-from aiohooks._core.diagnostics import Awaited, Waiting, logger
 from aiohooks._core.fork import call_after_fork
+from aiohooks._core.reports import Awaited, Waiting, logger
 from aiohooks._core.validate import check_checkpoint_dir, check_instance, check_secs, checked_int
 from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._files import DirectoryLock, FileReader, Files, check_system

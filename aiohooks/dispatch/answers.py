@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from typing import Any, NamedTuple, NoReturn
 
 from aiohooks._core.clock import current_clock
-from aiohooks._core.diagnostics import logger
+from aiohooks._core.reports import logger
 from aiohooks.dispatch.calls import (
     HookCalls,
     Method,
@@ -177,9 +177,13 @@ async def _chained(target: Target, args: tuple[Any, ...], keywords: Keywords) ->
 
 
 async def _first_result(target: Target, args: tuple[Any, ...], keywords: Keywords) -> Any:
-    calls_as = _Race if target.point.how == "race" else None
     for group in target.until_answered:
-        result = _first(await call_groups((group,), args, keywords, calls_as=calls_as))
+        if target.point.how == "race":
+            race = _Race(group)
+            results = await race.call_together(group.current_calls(), args, keywords=keywords)
+        else:
+            results = await call_groups((group,), args, keywords)
+        result = _first(results)
         if result is not None:
             return result
     return None
@@ -275,7 +279,7 @@ class _Race(HookCalls):
     def succeeded(self, number: int) -> None:
         result = self.results[number]
         self.results[number] = None
-        if result is not None and self._winner() is None and not self.failing:
+        if result is not None and self._winner() is None and not self.cancelling:
             self.results[number] = result
             self.end(CancelledError())
 
@@ -440,7 +444,7 @@ class _WrapperCall(HookCalls):
     )
 
     def __init__(self, group: OrderGroup, rest: Rest) -> None:
-        super().__init__(group, [None], None, None)
+        super().__init__(group)
         self._rest = rest
         self._given: tuple[Point, tuple[Any, ...], Keywords]
         self._active = 0  # calls of the others that have not ended
@@ -463,7 +467,8 @@ class _WrapperCall(HookCalls):
         else:
             args = (functools.partial(self._call_rest, args, keywords), *args)
         if call.may_wait:
-            self.start(0, call.method, args, keywords, call.name, call.secs)
+            method = functools.partial(call.method, **keywords) if keywords else call.method
+            self.start(0, method, args, call.name, call.secs)
         else:
             try:
                 self.results[0] = await call.method(*args, **keywords)
@@ -482,7 +487,7 @@ class _WrapperCall(HookCalls):
         return await self._call_rest(*new)
 
     async def _call_rest(self, args: tuple[Any, ...], keywords: Keywords) -> Any:
-        if self.is_logged or self._left_behind is not None:
+        if self.is_logged or self.is_left_behind(0):
             raise HookCancelledError(
                 f"{self.describe(0)} has failed before this: it cannot call the next hook any more"
             )
@@ -504,7 +509,7 @@ class _WrapperCall(HookCalls):
 
     def start_timer(self, number: int, secs: float) -> None:
         self._secs_left = secs
-        if not self._active and not self._tasks[0].done():
+        if not self._active and self.is_running(0):
             self._since = current_clock().now()
             super().start_timer(0, secs)
 

@@ -16,9 +16,9 @@ from weakref import WeakKeyDictionary
 
 from aiohooks._core.cancel import wait_done
 from aiohooks._core.clock import wake
-from aiohooks._core.contexts import leave_run
-from aiohooks._core.diagnostics import logger
 from aiohooks._core.observers import Observer, observed_call
+from aiohooks._core.reports import logger
+from aiohooks._core.scope import leave_run
 from aiohooks.dispatch.calls import (
     CONDITION,
     HookCalls,
@@ -119,19 +119,18 @@ class _QueuedCall(HookCalls):
         args: tuple[Any, ...],
         keywords: Mapping[str, Any],
     ) -> None:
-        super().__init__(group, [None], queue.shared.step_of(*args, **keywords), None)
+        super().__init__(group, queue.shared.step_of(*args, **keywords))
         self._args = args
         self._keywords = keywords
         self.queue: CallQueue = queue
         self.context: contextvars.Context = contextvars.copy_context()
         self.done: asyncio.Future[None] = self._loop.create_future()
         """Done when the call has ended, or was dropped, and its failure is known."""
-        self._idle = self._loop.create_future()
-        self._idle.add_done_callback(queue.ended)
+        self.call_when_ended(queue.ended)
 
     def begin(self) -> None:
         """Start the call; its queue is notified when it has ended."""
-        if not self.failing:
+        if not self.cancelling:
             call, method = self._group.calls[0], self._group.methods[0]
             if observers := tuple(self.queue.shared.observers):
                 method = functools.partial(
@@ -143,20 +142,18 @@ class _QueuedCall(HookCalls):
                     or call.condition is None
                     or call.condition(*self._args, **self._keywords)
                 ):
+                    if self._keywords:
+                        method = functools.partial(method, **self._keywords)
                     context = contextvars.copy_context()
-                    self.start(
-                        0, method, self._args, self._keywords, call.name, call.secs, context=context
-                    )
+                    self.start(0, method, self._args, call.name, call.secs, context)
             except BaseException as error:
                 self.failed(0, error)
-        if not self.left and self._idle is not None:
-            wake(self._idle)
+        self.notify_if_ended()
 
     def drop(self) -> None:
         """Cancel the call, which ends with a `CancelledError`."""
         if not self.done.done():
-            self._outer = CancelledError()
-            self._cancel_calls()
+            self.cancel(CancelledError())
 
     @property
     def registered(self) -> RegisteredHook:
@@ -170,7 +167,6 @@ class _QueuedCall(HookCalls):
                 self._group.calls[0].name, self.results[0], "the method returns None"
             )
         finally:
-            self._tasks.clear()
             del self.context  # like that of the task, it refers to the call
 
 

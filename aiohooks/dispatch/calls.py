@@ -1,11 +1,13 @@
-"""Calling one method of several hooks as one: those that cannot wait in turn, those that may each
-in a task of its own.
+"""Calls of one method of several hooks.
 
-RegisteredHook   a hook of one group or session, with its failures
-OrderGroup       the calls of one method that start together: hooks of one `order`
-order_groups     sorts the hooks that override a method into such groups
-call_groups      calls them, group after group
-HookCalls        the calls of one group, once one of them may wait or has failed
+Hooks of one `order` are called together, and groups of hooks one after the other. A call that
+cannot wait is made in the caller's task, and a call that may wait in a task of its own.
+
+    RegisteredHook   a hook of one group or session, with its failures
+    OrderGroup       the calls of one method that start together: hooks of one `order`
+    order_groups     sorts the hooks that override a method into such groups
+    call_groups      calls them, group after group
+    HookCalls        the calls of one group of which some may wait
 """
 
 from __future__ import annotations
@@ -21,11 +23,13 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 from weakref import ref
 
+from aiohooks._core.calls import Calls, RunWaits
 from aiohooks._core.clock import monotonic_now
-from aiohooks._core.contexts import OwnContext, current_scope
-from aiohooks._core.diagnostics import Awaited, logger
+from aiohooks._core.contexts import OwnContext
+from aiohooks._core.coroutines import can_wait, result_now
 from aiohooks._core.observers import Observer, observed_call
-from aiohooks._core.overlap import Overlap, RunWaits, can_wait, result_now
+from aiohooks._core.reports import Awaited, logger
+from aiohooks._core.scope import current_scope
 from aiohooks._core.validate import is_coroutine_function
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.dispatch.plain import plain_call, threaded
@@ -44,17 +48,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 Method = Callable[..., Awaitable[Any]]
 NO_KEYWORDS: Mapping[str, Any] = {}
 CONDITION = "__aiohooks_only_if__"
-"""The attribute of a method that seldom has to be called: the name of a plain method of its hook,
-or a function.
+"""The attribute of a method that need not always be called.
+
+Its value is the name of a plain method of the hook, or a function.
 """
 
 
 def only_if(condition: str) -> Callable[[F], F]:
-    """Mark a method of a hook that seldom has to be called: only if its plain method `condition`,
-    given the same, says so.
+    """Mark a method of a hook that is only called if its plain method `condition` returns true.
 
-    So a hook that may wait costs no task while it has nothing to do. It does not hold for a method
-    that overrides this one.
+    The condition gets the same arguments. So a hook that may wait needs no task while it has
+    nothing to do. The mark does not apply to a method that overrides this one.
     """
 
     def mark(method: F) -> F:
@@ -66,28 +70,32 @@ def only_if(condition: str) -> Callable[[F], F]:
 
 @dataclass(frozen=True, slots=True)
 class HookCall:
-    """What is called for one hook."""
+    """The call of a method for one hook."""
 
     method: Method
     may_wait: bool
-    """Whether it has a task; the others are made in the caller's."""
+    """Whether the call gets a task. Other calls are made in the caller's task."""
     queued: bool
-    """Whether it is put into a queue, which counts it."""
+    """Whether the call is put into a queue, which counts it."""
     condition: Callable[..., bool] | None
-    """It is only made if this says so, given the same."""
+    """The call is only made if this returns true for the same arguments."""
     name: str
     secs: float | None
-    """Its time limit."""
+    """The time limit of the call."""
 
 
 class HookStatus(NamedTuple):
-    """What has become of the calls of one hook, whose `name` has a number where there are several;
-    `last_error` as text.
+    """The status of the calls of one hook.
 
-    `calls` are all, also those that are queued or were dropped, and `failures` those that failed,
-    which was raised or logged. `dropped` are calls that it did not get, as its queue was full or
-    had to end, or as it was disabled: since `disabled_since`, in Unix time. `pending` are
-    background calls that wait or run.
+    Attributes:
+        name: the name of the hook, with a number if several hooks have it.
+        calls: all calls, including those that are queued or were dropped.
+        failures: the calls that failed. Their errors were raised or logged.
+        last_error: the last error, as text.
+        dropped: the calls that the hook did not get, because its queue was full or ended, or
+            because the hook was disabled.
+        disabled_since: when the hook was disabled, in Unix time; None if it is not disabled.
+        pending: the background calls that wait or run.
     """
 
     name: str
@@ -100,63 +108,67 @@ class HookStatus(NamedTuple):
 
     @property
     def disabled(self) -> bool:
-        """Whether it is out of the calls."""
+        """Whether the hook is left out of calls."""
         return self.disabled_since is not None
 
 
 class RegisteredHook:
-    """A hook in one group or session, with what has become of its calls."""
+    """A hook in one group or session, with the counts of its calls and failures."""
 
     __slots__ = (
-        *(
-            "__weakref__",
-            "_logged",
-            "_retry_at",
-            "counted",
-            "disabled_since",
-            "dropped",
-            "failures",
-            "failures_in_a_row",
-        ),
-        *("groups", "hook", "last_error", "name", "overflows", "registration"),
+        "__weakref__",
+        "_logged",
+        "_retry_at",
+        "counted",
+        "disabled_since",
+        "dropped",
+        "failures",
+        "failures_in_a_row",
+        "groups",
+        "hook",
+        "last_error",
+        "name",
+        "overflows",
+        "registration",
     )
 
     def __init__(self, name: str, registration: HookRegistration) -> None:
         self.name: str = name
-        """Its class, numbered where there are several."""
+        """Its class, numbered if several hooks have it."""
         self.registration: HookRegistration = registration
         self.hook: Any = registration.hook
         self.groups: list[ref[OrderGroup]] = []
-        """Those that it is called by: what may not wait is counted there, once for all hooks."""
+        """The groups that call it. Calls that cannot wait are counted there, for all hooks."""
         self.counted: int = 0
         """Its other calls."""
         self.dropped: int = 0
         self.overflows: int = 0
-        """Calls that were dropped because its queue was full."""
+        """The calls that were dropped because its queue was full."""
         self.failures: int = 0
         self.failures_in_a_row: int = 0
         self.last_error: str | None = None
         self.disabled_since: float | None = None
-        self._retry_at: float | None = (
-            None  # on the clock; None while a call tries it again, or none ever will
-        )
-        self._logged: set[object] = set()  # dropped results, and errors, that were logged
+        # On the clock; None while a call tries a disabled hook again, or if no call ever will.
+        self._retry_at: float | None = None
+        # What the log has: methods with a dropped result, and methods with types of their errors.
+        self._logged: set[object] = set()
 
     def call_name(self, method: str) -> str:
-        """Return the name of a call of a method in messages: of a function that is a hook by
-        itself, its own.
+        """Return the name of a call of a method in messages.
+
+        A function that is a hook by itself has its own name.
         """
-        return (
-            self.name
-            if getattr(self.hook, "__aiohooks_is_function__", False)
-            else f"{self.name}.{method}"
-        )
+        if getattr(self.hook, "__aiohooks_is_function__", False):
+            return self.name
+        return f"{self.name}.{method}"
 
     def status(self, pending: int) -> HookStatus:
-        """Return what has become of its calls, of which `pending` are queued."""
-        calls = self.counted + sum(
-            group.made for one in self.groups if (group := one()) is not None
-        )
+        """Return the status of its calls, of which `pending` are queued."""
+        calls = self.counted
+        for group_ref in self.groups:
+            group = group_ref()
+            if group is not None:
+                calls += group.made
         return HookStatus(
             self.name,
             calls,
@@ -168,9 +180,7 @@ class RegisteredHook:
         )
 
     def overflowed(self, who: str) -> None:
-        """Count a call that is dropped because the queue is full, and log the first and then every
-        tenfold.
-        """
+        """Count a call that is dropped because the queue is full; log the 1st, 10th, 100th, ..."""
         self.counted += 1
         self.dropped += 1
         self.overflows += 1
@@ -181,15 +191,16 @@ class RegisteredHook:
             )
             logger.warning(text, who, self.registration.max_pending, self.overflows)
 
-    def log_dropped(self, who: str, answer: object, reason: str) -> None:
+    def log_dropped(self, who: str, result: object, reason: str) -> None:
         """Log that a result does not count, once for each method."""
-        if answer is not None and who not in self._logged:
+        if result is not None and who not in self._logged:
             self._logged.add(who)
-            logger.warning("%s returned %s, which is dropped: %s", who, safe_repr(answer), reason)
+            logger.warning("%s returned %s, which is dropped: %s", who, safe_repr(result), reason)
 
     def is_left_out(self) -> bool:
-        """Return whether a call does without the hook, as it is disabled; the first one after its
-        `retry_secs` does not.
+        """Return whether the hook is disabled, and not called.
+
+        The first call after its `retry_secs` tries the hook again.
         """
         if self.disabled_since is None:
             return False
@@ -200,19 +211,14 @@ class RegisteredHook:
         return False
 
     def succeeded(self) -> None:
-        """Note the success of a call; if it has tried a disabled hook again, that takes part from
-        now on.
-        """
+        """Note the success of a call. A disabled hook that was tried again is enabled."""
         self.failures_in_a_row = 0
-        if (
-            self.disabled_since is not None
-            and self._retry_at is None
-            and self.registration.retry_secs is not None
-        ):
+        if self.disabled_since is None or self.registration.retry_secs is None:
+            return
+        if self._retry_at is None:
             self.disabled_since = None
-            logger.warning(
-                "%s has succeeded and is called again, as its retry_secs says", self.name
-            )
+            message = "%s has succeeded and is called again, as its retry_secs says"
+            logger.warning(message, self.name)
 
     def retry_later(self) -> None:
         """Let a call try a disabled hook again after its `retry_secs`, if it has any."""
@@ -221,8 +227,9 @@ class RegisteredHook:
             self._retry_at = monotonic_now()() + secs
 
     def suppresses(self, who: str, error: BaseException) -> bool:
-        """Count an error. With `on_error="log"` return true, and log the first with its traceback,
-        then every tenfold.
+        """Count an error. If it is only logged, log it and return True.
+
+        The log has the traceback of the first error, and then the 10th, 100th, ... error.
         """
         if not isinstance(error, Exception):
             return False
@@ -231,55 +238,49 @@ class RegisteredHook:
         if self.registration.on_error != "log":
             return False
         self.failures_in_a_row += 1
+        # A method of a session has the step in its name.
         kind_of_error = who.partition(" at step ")[0], type(error)
         if kind_of_error not in self._logged:
             self._logged.add(kind_of_error)
-            add_origin(
-                error, who
-            )  # later ones are often the same error again, which would collect notes
-            logger.error(
-                "%s failed; continuing, as its on_error says: %s",
-                who,
-                self.last_error,
-                exc_info=error,
-            )
+            # Not to later errors, which may be the same object: it would collect notes.
+            add_origin(error, who)
+            message = "%s failed; continuing, as its on_error says: %s"
+            logger.error(message, who, self.last_error, exc_info=error)
         elif is_logged(self.failures):
-            logger.error(
-                "%s failed for the %sth time; continuing, as its on_error says: %s",
-                who,
-                self.failures,
-                self.last_error,
-            )
-        limit, retry = self.registration.disable_after, self.registration.retry_secs
+            message = "%s failed for the %sth time; continuing, as its on_error says: %s"
+            logger.error(message, who, self.failures, self.last_error)
+        limit = self.registration.disable_after
         if limit is not None and self.failures_in_a_row >= limit and self.disabled_since is None:
-            self.disabled_since = time.time()
-            self.retry_later()
-            ends = "any more" if retry is None else f"for {retry:g} s"
-            logger.warning(
-                "%s failed %s times in a row and is not called %s, as its disable_after says",
-                self.name,
-                limit,
-                ends,
-            )
+            self._disable(limit)
         return True
 
+    def _disable(self, failures: int) -> None:
+        self.disabled_since = time.time()
+        self.retry_later()
+        secs = self.registration.retry_secs
+        period = "any more" if secs is None else f"for {secs:g} s"
+        message = "%s failed %s times in a row and is not called %s, as its disable_after says"
+        logger.warning(message, self.name, failures, period)
+
     def __repr__(self) -> str:
-        return f"<{self.name}{'' if self.disabled_since is None else ', disabled'}>"
+        disabled = "" if self.disabled_since is None else ", disabled"
+        return f"<{self.name}{disabled}>"
 
 
 def is_logged(count: int, more: int = 1) -> bool:
-    """Return whether to log that there are `count` failures, `more` of them new: the first is, the
-    tenth, the hundredth, ...
+    """Return whether to log that there are `count` failures, of which `more` are new.
+
+    The log has the first failure, the 10th, the 100th, ...
     """
     return count == more or len(str(count - more)) < len(str(count))
 
 
 def bound_method(registered: RegisteredHook, method: str) -> Method:
-    """Return the method of the hook itself; a plain one as a coroutine function."""
+    """Return the method of the hook itself. A plain one becomes a coroutine function."""
     bound: Any = getattr(registered.hook, method)
     if is_coroutine_function(bound) or inspect.isasyncgenfunction(bound):
-        found: Method = bound
-        return found
+        coroutine_method: Method = bound
+        return coroutine_method
     if registered.registration.thread:
         return threaded(bound)
     return plain_call(bound, registered.call_name(method))
@@ -289,8 +290,16 @@ class OrderGroup:
     """The calls of one method that start together: hooks of one `order`, in registration order."""
 
     __slots__ = (
-        *("__weakref__", "_observed", "calls", "grace_secs", "hooks"),
-        *("in_turn", "keeps_context", "made", "methods"),
+        "__weakref__",
+        "_observed_calls",
+        "_observers",
+        "calls",
+        "grace_secs",
+        "hooks",
+        "in_turn",
+        "keeps_context",
+        "made",
+        "methods",
     )
 
     def __init__(
@@ -303,280 +312,82 @@ class OrderGroup:
         *,
         wraps: bool = False,
     ) -> None:
-        """Take the hooks that override `method`.
+        """Make a group of the hooks that override `method`.
 
         Args:
             method: the name of the method.
             hooks: the hooks.
             grace_secs: how long cancelled calls may take to end.
-            timeout: for hooks without a time limit of their own.
-            bind: returns what is called for a hook.
-            wraps: whether the method wraps others, which are called without it while it is
-                disabled: its caller sees to that.
+            timeout: the time limit of hooks without a limit of their own.
+            bind: returns the function that is called for a hook.
+            wraps: whether the method wraps other hooks. The caller then leaves out disabled hooks.
         """
         self.made: int = 0
-        """How often all of its hooks were called in turn."""
+        """How often all hooks were called one after the other."""
         self.grace_secs: float = grace_secs
         self.hooks: tuple[RegisteredHook, ...] = tuple(hooks)
-        calls: list[HookCall] = []
-        for one in hooks:
-            call, secs = bind(one, method), one.registration.timeout
-            made, condition = call, getattr(call, CONDITION, None)
-            queued = callable(condition)
-            if queued:  # it has its time limit when it is made
-                secs = None
-            else:
-                condition = None if condition is None else getattr(one.hook, condition)
-                secs = timeout if secs is None else secs
-                made = (
-                    call
-                    if wraps or one.registration.disable_after is None
-                    else _unless_disabled(call, one)
-                )
-            calls.append(
-                HookCall(made, can_wait(call), queued, condition, one.call_name(method), secs)
-            )
-            one.groups.append(ref(self, one.groups.remove))
-        self.calls: Sequence[HookCall] = calls
-        self.methods: tuple[Method, ...] = tuple(call.method for call in calls)
-        self.in_turn: bool = not any(call.may_wait for call in calls)
-        """Whether none may wait."""
+        self.calls: Sequence[HookCall] = [
+            _hook_call(registered, method, bind(registered, method), timeout, wraps)
+            for registered in hooks
+        ]
+        for registered in hooks:
+            registered.groups.append(ref(self, registered.groups.remove))
+        self.methods: tuple[Method, ...] = tuple(call.method for call in self.calls)
+        self.in_turn: bool = not any(call.may_wait for call in self.calls)
+        """Whether no call may wait, so that they are made one after the other."""
         self.keeps_context: tuple[bool, ...] | None = None
-        """Whether a hook has one context for several methods, in which a token is valid; None if
-        none has.
+        """Whether a hook has one context for several methods, so that its tokens stay valid.
+
+        None if no hook has.
         """
-        self._observed: tuple[tuple[Observer, ...], Sequence[HookCall]] = (), self.calls
+        self._observers: tuple[Observer, ...] = ()
+        self._observed_calls: Sequence[HookCall] = self.calls
 
     def __del__(self) -> None:
-        for one in self.hooks:
-            one.counted += self.made
+        for registered in self.hooks:
+            registered.counted += self.made
 
     def observed_calls(self, observers: Sequence[Observer]) -> Sequence[HookCall]:
-        """Return the calls, with `observers` that are notified of each: mostly those of the call
-        before.
+        """Return the calls, which notify `observers`.
+
+        They are kept for the next call, which usually has the same observers.
         """
         notified = tuple(observers)
-        known, calls = self._observed
-        if known != notified:
-            calls = [
-                replace(
-                    call,
-                    method=functools.partial(
-                        observed_call, call.method, "hook", call.name, notified
-                    ),
-                )
-                for call in self.calls
-            ]
-            self._observed = notified, calls
-        return calls
+        if self._observers != notified:
+            self._observed_calls = [_observed(call, notified) for call in self.calls]
+            self._observers = notified
+        return self._observed_calls
 
     def current_calls(self) -> Sequence[HookCall]:
-        """Return the calls, with the observers of the run that they are part of."""
+        """Return the calls, which notify the observers of the run that they are part of."""
         scope = current_scope.get()
-        return (
-            self.observed_calls(scope.observers)
-            if scope is not None and scope.observers
-            else self.calls
-        )
+        if scope is None or not scope.observers:
+            return self.calls
+        return self.observed_calls(scope.observers)
 
 
-def order_groups(
-    method: str,
-    hooks: Iterable[RegisteredHook],
-    grace_secs: float,
-    bind: Callable[[RegisteredHook, str], Method] = bound_method,
-) -> tuple[OrderGroup, ...]:
-    """Sort the hooks that override `method` into groups of one `order`, the lowest first."""
-    order = operator.attrgetter("registration.order")
-    by_order = itertools.groupby(sorted(hooks, key=order), order)
-    return tuple(OrderGroup(method, [*group], grace_secs, bind=bind) for _, group in by_order)
-
-
-# what a session gives besides a group is given by name: an object for it would be made in each call
-async def call_groups(
-    groups: tuple[OrderGroup, ...],
-    args: tuple[Any, ...],
-    keywords: Mapping[str, Any] = NO_KEYWORDS,
-    *,
-    seconds: Iterator[Sequence[Any]] | None = None,
-    step: int | None = None,
-    waits: RunWaits | None = None,
-    observers: Sequence[Observer] = (),
-    own: OwnContext | None = None,
-    calls_as: type[HookCalls] | None = None,
-) -> list[Any]:
-    """Call the methods of `groups`, and return the results in their order. A group is complete
-    before the next starts.
-
-    Calls start in order. Those that cannot wait are made in the caller's task; the others run
-    concurrently, as `Overlap` says.
-
-    Args:
-        groups: the groups.
-        args: the arguments of each method.
-        keywords: further ones.
-        seconds: a second argument of its own for each method, by group; `args` is the first one
-            then.
-        step: for the notes of errors.
-        waits: of the run that the calls are part of.
-        observers: notified of the calls; by default those of the run.
-        own: the context of the calls, which others have had.
-        calls_as: what calls are that end each other, of groups that are not `in_turn`.
-
-    Raises:
-        BaseException: the failure of a hook; several as one group; or the cancel of the caller.
-    """
-    answers: list[Any] = []
-    scope = current_scope.get() if waits is None else waits.scope
-    for group in groups:
-        notified = observers or (
-            () if scope is None else scope.observers
-        )  # a hook of the group before may have added some
-        calls = group.observed_calls(notified) if notified else group.calls
-        others = None if seconds is None else next(seconds)
-        keeps = None if waits is None else group.keeps_context
-        if group.in_turn and own is None and keeps is None:
-            methods = [call.method for call in calls] if notified else group.methods
-            if keywords:
-                methods = [functools.partial(method, **keywords) for method in methods]
-            left = iter(methods)
-            left_pairs = None if others is None else zip(left, others)  # noqa: B905 - of one length
-            before = len(answers)
-            while True:
-                try:
-                    if left_pairs is None:
-                        for method in left:
-                            answers.append(await method(*args))  # noqa: PERF401 - see `number`
-                    else:
-                        for method, other in left_pairs:
-                            answers.append(await method(args[0], other))
-                    break
-                except BaseException as error:
-                    number = len(answers) - before
-                    failed_in_turn(group, number, step, error)
-                    answers.append(None)
-            group.made += 1
-            continue
-        results: list[Any] = [None] * len(calls)
-        overlap = None if calls_as is None else calls_as(group, results, step, waits)
-        for number, call in enumerate(calls):
-            try:
-                given = args if others is None else (*args, others[number])
-                context = own
-                if keeps is not None and waits is not None and keeps[number]:
-                    context = waits.own_context(group.hooks[number])
-                if call.may_wait:
-                    if call.condition is not None and not call.condition(*given, **keywords):
-                        continue
-                    overlap = overlap or HookCalls(group, results, step, waits)
-                    group.hooks[number].counted += not call.queued
-                    overlap.start(
-                        number, call.method, given, keywords, call.name, call.secs, context
-                    )
-                else:
-                    group.hooks[number].counted += 1
-                    if context is None:
-                        results[number] = await call.method(*given, **keywords)
-                    else:
-                        try:
-                            results[number] = context.update().run(
-                                result_now, call.method(*given, **keywords)
-                            )
-                        finally:
-                            context.copy_back()
-                    if overlap is not None:
-                        overlap.in_turn()
-                        overlap.succeeded(number)
-            except BaseException as error:
-                overlap = overlap or HookCalls(group, results, step, waits)
-                overlap.failed(number, error)
-            if overlap is not None and overlap.failing:
-                break
-        if overlap is not None:
-            await overlap.wait()
-        answers += results
-    return answers
-
-
-def _at_step(name: str, step: int | None) -> str:
-    return name if step is None else f"{name} at step {step}"
-
-
-class HookCalls(Overlap):
-    """The calls of one order group, of which one may wait or has failed."""
-
-    __slots__ = ("_group", "_step")
-
-    kind = "hook"
-
-    def __init__(
-        self, group: OrderGroup, results: list[Any], step: int | None, waits: RunWaits | None
-    ) -> None:
-        """Put what they return into `results`; `step` is for the notes of errors."""
-        super().__init__(results, group.grace_secs, waits)
-        self._group = group
-        self._step = step
-
-    def describe(self, number: int) -> str:
-        return _at_step(self._group.calls[number].name, self._step)
-
-    def hook(self, number: int) -> Any:
-        """Return the hook itself."""
-        return self._group.hooks[number].hook
-
-    def describe_suspension(self, number: int, task: asyncio.Task[Any]) -> str:
-        from aiohooks._why.builder import why  # seldom needed
-
-        chain = why(Awaited(self.kind, self.describe(number), key=task))
-        place = super().describe_suspension(number, task)
-        return f"{place}; {chain}" if chain else place
-
-    def timeout_error(self, number: int, waited_at: str) -> HookTimeoutError:
-        return hook_timeout_error(self.describe(number), self._group.calls[number].secs, waited_at)
-
-    def add_origin(self, number: int, error: BaseException) -> None:
-        if not self._group.calls[number].queued:  # an error of an earlier call has its origin
-            super().add_origin(number, error)
-
-    def suppresses(self, number: int, error: BaseException) -> bool:
-        registered = self._group.hooks[number]
-        if (
-            self._group.calls[number].queued and registered.registration.on_error != "log"
-        ):  # it was counted when it occurred
-            return False
-        return registered.suppresses(self.describe(number), error)
-
-
-def failed_in_turn(group: OrderGroup, number: int, step: int | None, error: BaseException) -> None:
-    """Log the error of a call that was made in the caller's task, and beside no other; or raise
-    it.
-    """
-    who = _at_step(group.calls[number].name, step)
-    failure = (
-        hook_cancelled_error(who, error) if isinstance(error, asyncio.CancelledError) else error
-    )
-    try:
-        if not group.hooks[number].suppresses(who, failure):
-            for one in group.hooks[: number + 1]:  # the others are not called
-                one.counted += 1
-            add_origin(failure, who)
-            raise_unchanged(failure)
-    finally:
-        del failure, error  # the traceback has this frame
-
-
-def hook_timeout_error(
-    who: str,
-    secs: float | None,
-    waited_at: str,
-    advice: str = "give it more with configure(hook, timeout=...)",
-) -> HookTimeoutError:
-    """Return the error for a call that took longer than its time limit, with a note that says where
-    it was suspended.
-    """
-    error = HookTimeoutError(f"{who} took longer than its timeout of {secs} s; {advice}")
-    add_note(error, waited_at)
-    return error
+def _hook_call(
+    registered: RegisteredHook,
+    name: str,
+    method: Method,
+    timeout: float | None,
+    wraps: bool,
+) -> HookCall:
+    """Return the call of a method for one hook."""
+    marked: Any = getattr(method, CONDITION, None)
+    call_name = registered.call_name(name)
+    if callable(marked):
+        # A queued call has its time limit, and is left out, when the queue makes it.
+        queued_if: Callable[..., Any] = marked
+        return HookCall(method, can_wait(method), True, queued_if, call_name, None)
+    condition = None if marked is None else getattr(registered.hook, marked)
+    secs = registered.registration.timeout
+    if secs is None:
+        secs = timeout
+    may_wait = can_wait(method)
+    if not wraps and registered.registration.disable_after is not None:
+        method = _unless_disabled(method, registered)
+    return HookCall(method, may_wait, False, condition, call_name, secs)
 
 
 def _unless_disabled(method: Method, registered: RegisteredHook) -> Method:
@@ -592,3 +403,262 @@ def _unless_disabled(method: Method, registered: RegisteredHook) -> Method:
         return result
 
     return call
+
+
+def _observed(call: HookCall, observers: tuple[Observer, ...]) -> HookCall:
+    method = functools.partial(observed_call, call.method, "hook", call.name, observers)
+    return replace(call, method=method)
+
+
+def order_groups(
+    method: str,
+    hooks: Iterable[RegisteredHook],
+    grace_secs: float,
+    bind: Callable[[RegisteredHook, str], Method] = bound_method,
+) -> tuple[OrderGroup, ...]:
+    """Sort the hooks that override `method` into groups of one `order`, the lowest first."""
+    order = operator.attrgetter("registration.order")
+    by_order = itertools.groupby(sorted(hooks, key=order), order)
+    return tuple(OrderGroup(method, [*group], grace_secs, bind=bind) for _, group in by_order)
+
+
+# What a session gives in addition is given by name: each call would make an object for it.
+async def call_groups(
+    groups: tuple[OrderGroup, ...],
+    args: tuple[Any, ...],
+    keywords: Mapping[str, Any] = NO_KEYWORDS,
+    *,
+    seconds: Iterator[Sequence[Any]] | None = None,
+    step: int | None = None,
+    waits: RunWaits | None = None,
+    observers: Sequence[Observer] = (),
+    own: OwnContext | None = None,
+) -> list[Any]:
+    """Call the methods of `groups`, and return the results in their order.
+
+    A group is complete before the next one starts. Calls of a group start in order. Calls that
+    cannot wait are made in the caller's task. The others run concurrently, as in `Calls`.
+
+    Args:
+        groups: the groups.
+        args: the arguments of each method.
+        keywords: the keyword arguments of each method.
+        seconds: a second argument of its own for each method, by group; `args` has the first one.
+        step: the step for the notes of errors.
+        waits: the waits of the run that the calls are part of.
+        observers: the observers of the calls; by default those of the run.
+        own: the context of the calls, shared with other calls.
+
+    Raises:
+        BaseException: the failure of a hook, several as one group, or the cancel of the caller.
+    """
+    results: list[Any] = []
+    scope = current_scope.get() if waits is None else waits.scope
+    for group in groups:
+        calls = group.calls
+        # A hook of the group before may have added observers of the run.
+        notified = scope.observers if scope is not None and not observers else observers
+        if notified:
+            calls = group.observed_calls(notified)
+        contexts = None
+        if own is not None or (waits is not None and group.keeps_context is not None):
+            contexts = _shared_contexts(group, waits, own)
+        second_args = None if seconds is None else next(seconds)
+        if not group.in_turn:
+            hook_calls = HookCalls(group, step, waits)
+            given = (args, second_args, keywords, contexts)
+            results += await hook_calls.call_together(calls, *given)
+            continue
+        methods = group.methods
+        if notified or keywords or contexts is not None:
+            methods = _bound_methods(calls, keywords, contexts)
+        number_before = len(results)
+        remaining: Any = iter(methods)
+        if second_args is not None:
+            remaining = zip(methods, second_args)  # noqa: B905 - of one length
+        # The loop continues behind a call whose error is only logged.
+        while len(results) - number_before < len(methods):
+            try:
+                if second_args is None:
+                    for method in remaining:
+                        results.append(await method(*args))
+                else:
+                    for method, second in remaining:
+                        results.append(await method(args[0], second))
+            except BaseException as error:
+                failed_in_turn(group, len(results) - number_before, step, error)
+                results.append(None)
+        group.made += 1
+    return results
+
+
+def _shared_contexts(
+    group: OrderGroup,
+    waits: RunWaits | None,
+    own: OwnContext | None,
+) -> list[OwnContext | None]:
+    """Return, for each hook, the context that it shares with other calls, if there is one."""
+    contexts = [own] * len(group.hooks)
+    if waits is not None and group.keeps_context is not None:
+        for number, keeps_context in enumerate(group.keeps_context):
+            if keeps_context:
+                contexts[number] = waits.own_context(group.hooks[number])
+    return contexts
+
+
+async def _call_in_context(context: OwnContext, method: Method, *args: Any) -> Any:
+    """Make a call that cannot wait in the caller's task, in a context of its own."""
+    try:
+        return context.update().run(result_now, method(*args))
+    finally:
+        context.copy_back()
+
+
+def _bound_methods(
+    calls: Sequence[HookCall],
+    keywords: Mapping[str, Any],
+    contexts: Sequence[OwnContext | None] | None,
+) -> tuple[Method, ...]:
+    """Return the methods of calls that cannot wait, with their keywords and contexts."""
+    methods: list[Method] = []
+    for number, call in enumerate(calls):
+        method: Method = functools.partial(call.method, **keywords)
+        context = None if contexts is None else contexts[number]
+        if context is not None:
+            method = functools.partial(_call_in_context, context, method)
+        methods.append(method)
+    return tuple(methods)
+
+
+def failed_in_turn(group: OrderGroup, number: int, step: int | None, error: BaseException) -> None:
+    """Log or raise the error of a call that was made in the caller's task, beside no other call."""
+    who = _at_step(group.calls[number].name, step)
+    failure = error
+    if isinstance(error, asyncio.CancelledError):
+        failure = hook_cancelled_error(who, error)
+    try:
+        if not group.hooks[number].suppresses(who, failure):
+            # The hooks after this one are not called.
+            for registered in group.hooks[: number + 1]:
+                registered.counted += 1
+            add_origin(failure, who)
+            raise_unchanged(failure)
+    finally:
+        # The traceback of the error refers to this frame.
+        del failure, error
+
+
+def _at_step(name: str, step: int | None) -> str:
+    return name if step is None else f"{name} at step {step}"
+
+
+class HookCalls(Calls):
+    """The calls of one order group, of which some may wait."""
+
+    __slots__ = ("_group", "_step")
+
+    kind = "hook"
+
+    def __init__(
+        self,
+        group: OrderGroup,
+        step: int | None = None,
+        waits: RunWaits | None = None,
+    ) -> None:
+        """Prepare the calls of a group.
+
+        Args:
+            group: the group.
+            step: the step for the notes of errors.
+            waits: the waits of the run that the calls are part of.
+        """
+        super().__init__([None] * len(group.calls), group.grace_secs, waits)
+        self._group = group
+        self._step = step
+
+    async def call_together(
+        self,
+        calls: Sequence[HookCall],
+        args: tuple[Any, ...],
+        second_args: Sequence[Any] | None = None,
+        keywords: Mapping[str, Any] = NO_KEYWORDS,
+        contexts: Sequence[OwnContext | None] | None = None,
+    ) -> list[Any]:
+        """Make the calls, wait for them, and return their results."""
+        context: OwnContext | None = None
+        for number, call in enumerate(calls):
+            try:
+                method = functools.partial(call.method, **keywords) if keywords else call.method
+                if contexts is not None:
+                    context = contexts[number]
+                given = args if second_args is None else (*args, second_args[number])
+                if not call.may_wait:
+                    await self._call_here(number, method, given, context)
+                elif call.condition is None or call.condition(*given, **keywords):
+                    if not call.queued:
+                        self._group.hooks[number].counted += 1
+                    self.start(number, method, given, call.name, call.secs, context)
+            except BaseException as error:
+                self.failed(number, error)
+            if self.cancelling:
+                break
+        await self.wait()
+        return self.results
+
+    async def _call_here(
+        self,
+        number: int,
+        method: Method,
+        args: tuple[Any, ...],
+        context: OwnContext | None,
+    ) -> None:
+        """Make a call that cannot wait in the caller's task."""
+        self._group.hooks[number].counted += 1
+        if context is not None:
+            method = functools.partial(_call_in_context, context, method)
+        self.results[number] = await method(*args)
+        self.caller_context_changed()
+        self.succeeded(number)
+
+    def describe(self, number: int) -> str:
+        return _at_step(self._group.calls[number].name, self._step)
+
+    def hook(self, number: int) -> Any:
+        """Return the hook of a call."""
+        return self._group.hooks[number].hook
+
+    def timeout_error(self, number: int, task: asyncio.Task[Any]) -> HookTimeoutError:
+        return hook_timeout_error(self.describe(number), self._group.calls[number].secs, task)
+
+    def add_origin(self, number: int, error: BaseException) -> None:
+        # The error of an earlier call in a queue has its origin already.
+        if not self._group.calls[number].queued:
+            super().add_origin(number, error)
+
+    def suppresses(self, number: int, error: BaseException) -> bool:
+        registered = self._group.hooks[number]
+        if self._group.calls[number].queued and registered.registration.on_error != "log":
+            # The error was counted when it occurred.
+            return False
+        return registered.suppresses(self.describe(number), error)
+
+
+def hook_timeout_error(
+    who: str,
+    secs: float | None,
+    task: asyncio.Task[Any],
+    advice: str = "give it more with configure(hook, timeout=...)",
+) -> HookTimeoutError:
+    """Return the error for a call that took longer than its time limit.
+
+    A note says where its task is suspended.
+    """
+    # Seldom needed, and slow to import.
+    from aiohooks._why.builder import why
+    from aiohooks._why.tasks import describe_suspension
+
+    error = HookTimeoutError(f"{who} took longer than its timeout of {secs} s; {advice}")
+    place = describe_suspension(task)
+    chain = why(Awaited("hook", who, key=task))
+    add_note(error, f"{place}; {chain}" if chain else place)
+    return error

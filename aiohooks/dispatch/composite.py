@@ -22,8 +22,8 @@ from weakref import WeakKeyDictionary
 
 from aiohooks._core.cancel import running_loop
 from aiohooks._core.clock import wake
-from aiohooks._core.contexts import current_scope
-from aiohooks._core.overlap import result_now
+from aiohooks._core.coroutines import result_now
+from aiohooks._core.scope import current_scope
 from aiohooks.dispatch.answers import (
     Arguments,
     Rest,

@@ -34,8 +34,7 @@ from typing import (
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, current_task, new_task, shielded, wait_done
 from aiohooks._core.clock import wake
 from aiohooks._core.contexts import OwnContext
-from aiohooks._core.diagnostics import logger
-from aiohooks._core.overlap import keep_errors
+from aiohooks._core.reports import logger
 from aiohooks._core.validate import (
     check_choice,
     check_instance,
@@ -82,6 +81,7 @@ from aiohooks.errors import (
     add_note,
     did_you_mean,
     hook_cancelled_error,
+    keep_errors,
     safe_repr,
 )
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary, WeakSet, ref
 
-from aiohooks._core.diagnostics import logger
+from aiohooks._core.reports import logger
 from aiohooks._core.validate import (
     check_choice,
     check_instance,

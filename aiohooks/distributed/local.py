@@ -22,9 +22,9 @@ from multiprocessing.process import BaseProcess, parent_process
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeVar
 
+from aiohooks._core.calls import limited
 from aiohooks._core.cancel import shielded, to_thread
 from aiohooks._core.clock import wake
-from aiohooks._core.overlap import limited
 from aiohooks._core.waits import Backoff
 from aiohooks.distributed.task import (
     TaskResult,

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from aiohooks._core.cancel import current_task, shielded, wait_done
 from aiohooks._core.clock import sleep
-from aiohooks._core.diagnostics import logger
+from aiohooks._core.reports import logger
 from aiohooks._core.validate import (
     call_error,
     check_callable,

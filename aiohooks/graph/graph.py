@@ -23,7 +23,7 @@ from typing import (
 )
 
 from aiohooks._core.cancel import to_thread
-from aiohooks._core.contexts import RunScope, current_scope
+from aiohooks._core.scope import RunScope, current_scope
 from aiohooks._core.validate import call_error, check_callable, checked_int, is_coroutine_function
 from aiohooks.errors import (
     FetchError,

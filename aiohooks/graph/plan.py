@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from aiohooks._core.cancel import to_thread
-from aiohooks._core.overlap import can_wait
+from aiohooks._core.coroutines import can_wait
 from aiohooks._core.validate import is_coroutine_function
 from aiohooks.dispatch.calls import NO_KEYWORDS
 from aiohooks.errors import FetchError, GraphError, did_you_mean, safe_repr

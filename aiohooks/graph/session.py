@@ -11,13 +11,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
+from aiohooks._core.calls import Calls, RunWaits, Wait
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, shielded
-from aiohooks._core.contexts import changes, copy_back, current_scope
+from aiohooks._core.contexts import changes, copy_back
+from aiohooks._core.coroutines import result_now
 from aiohooks._core.observers import Observer, observed_call, observing
-from aiohooks._core.overlap import Overlap, RunWaits, Wait, result_now
+from aiohooks._core.scope import current_scope
 from aiohooks._core.validate import check_instance, check_secs
 from aiohooks.checkpoint.stateful import HostMemory, Stateful, snapshot
-from aiohooks.dispatch.calls import NO_KEYWORDS
 from aiohooks.errors import (
     FetchError,
     GraphError,
@@ -634,7 +635,7 @@ def _observed(operation: PlannedOperation, observers: Sequence[Observer]) -> Pla
     return dataclasses.replace(operation, call=call_observed)
 
 
-class OperationCalls(Overlap):
+class OperationCalls(Calls):
     """The concurrent calls of the operations of a run.
 
     They are made when an operation may wait, or has failed. A call starts when its inputs are
@@ -662,7 +663,7 @@ class OperationCalls(Overlap):
     def start_ready(self) -> None:
         """Start the operations whose inputs are ready, in the order of the plan."""
         for operation in self._operations:
-            if self.failing:
+            if self.cancelling:
                 return
             slot = operation.slot
             # An operation that was called before the first wait has a result and no context here.
@@ -676,8 +677,7 @@ class OperationCalls(Overlap):
         context = self._new_context(operation)
         slot = operation.slot
         if operation.may_wait:
-            args = (self.results,)
-            self.start(slot, operation.call, args, NO_KEYWORDS, operation.name, context=context)
+            self.start(slot, operation.call, (self.results,), operation.name, context=context)
             return
         try:
             self.results[slot] = context.run(_call_now, operation, self.results)
@@ -711,8 +711,8 @@ class OperationCalls(Overlap):
         return context
 
     def finish(self) -> None:
-        # `Overlap` copies these back in this order: the last operation wins, whichever ended last.
-        self._contexts = [self._call_contexts[slot] for slot in sorted(self._call_contexts)]
+        # In the order of the plan: the last operation wins, whichever ended last.
+        self.contexts = [self._call_contexts[slot] for slot in sorted(self._call_contexts)]
         super().finish()
 
     def describe(self, number: int) -> str:

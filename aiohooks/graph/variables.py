@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from aiohooks._core.clock import Waiters
 from aiohooks._core.validate import check_mapping, check_secs
+from aiohooks._core.waiters import Waiters
 from aiohooks._core.waits import wait_for_others
 from aiohooks.errors import (
     FetchError,

@@ -12,14 +12,7 @@ from typing import Any, ClassVar, Literal
 from aiohooks._core.cancel import new_task
 from aiohooks._core.clock import quick_now
 from aiohooks._core.observers import observing
-from aiohooks._core.validate import (
-    check_choice,
-    check_instance,
-    check_mapping,
-    checked_int,
-    checked_numbers,
-    scalar,
-)
+from aiohooks._core.validate import check_choice, check_instance, check_mapping, checked_int
 from aiohooks.checkpoint import Checkpoint, Saver
 from aiohooks.checkpoint.policies import INTERIM
 from aiohooks.checkpoint.saver import check_tracked
@@ -33,6 +26,7 @@ from aiohooks.errors import (
     safe_repr,
 )
 from aiohooks.graph.session import Session
+from aiohooks.hooks._numbers import checked_numbers, scalar
 from aiohooks.hooks._observing import logger
 from aiohooks.hooks.effects import EffectsHook
 from aiohooks.hooks.evaluator import EvaluatorHook

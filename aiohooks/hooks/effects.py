@@ -19,11 +19,11 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import Context, copy_context
 from typing import Any, ClassVar, Literal, TypeAlias, cast
 
+from aiohooks._core.calls import Wait, limited
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, new_task, wait_done
-from aiohooks._core.clock import Waiters, sleep
-from aiohooks._core.contexts import leave_run
-from aiohooks._core.diagnostics import Awaited, Waiting
-from aiohooks._core.overlap import Wait, limited
+from aiohooks._core.clock import sleep
+from aiohooks._core.reports import Awaited, Waiting
+from aiohooks._core.scope import leave_run
 from aiohooks._core.validate import (
     call_error,
     check_choice,
@@ -33,6 +33,7 @@ from aiohooks._core.validate import (
     checked_int,
     is_coroutine_function,
 )
+from aiohooks._core.waiters import Waiters
 from aiohooks._core.waits import Backoff
 from aiohooks.dispatch.calls import is_logged, only_if
 from aiohooks.errors import (

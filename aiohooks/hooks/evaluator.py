@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from aiohooks._core.calls import Wait
 from aiohooks._core.cancel import to_thread, wait_done
 from aiohooks._core.clock import Clock, current_clock
-from aiohooks._core.contexts import RunScope, begin_run, current_run
-from aiohooks._core.overlap import Wait
+from aiohooks._core.scope import RunScope, begin_run, current_run
 from aiohooks._core.validate import (
     check_callable,
     check_choice,
@@ -471,7 +471,7 @@ class EvaluatorHook(SessionRunHook):
         )
         evaluating = _EvaluationWait(what, grace_secs, self._timeout_secs)
         try:
-            evaluating.start(0, call, (evaluation,), {}, what, self._timeout_secs)
+            evaluating.start(0, call, (evaluation,), what, self._timeout_secs)
             await evaluating.wait()
             return evaluating.results[0]
         except StopRequestedError:
@@ -507,10 +507,8 @@ class _EvaluationWait(Wait[Any]):
         super().__init__(what, grace_secs)
         self._secs = secs
 
-    def timeout_error(self, number: int, waited_at: str) -> HookTimeoutError:
-        return hook_timeout_error(
-            self.what, self._secs, waited_at, "give it more with timeout_secs="
-        )
+    def timeout_error(self, number: int, task: asyncio.Task[Any]) -> HookTimeoutError:
+        return hook_timeout_error(self.what, self._secs, task, "give it more with timeout_secs=")
 
 
 def _text(result: Any) -> str:

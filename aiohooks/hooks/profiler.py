@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, TextIO
 
 from aiohooks._core.clock import monotonic_now
-from aiohooks._core.contexts import current_run
 from aiohooks._core.observers import Observer
+from aiohooks._core.scope import current_run
 from aiohooks._core.validate import check_choice, check_instance, checked_int, checked_path
 from aiohooks.errors import is_clean_end, safe_repr
 from aiohooks.graph.session import Session

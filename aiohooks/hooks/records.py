@@ -8,10 +8,11 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, BinaryIO, ClassVar, cast
 
-from aiohooks._core.validate import checked_path, describe_value, scalar
+from aiohooks._core.validate import checked_path
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.hooks._fetching import Convert, Record, WritingHook
 from aiohooks.hooks._line_file import LineFile
+from aiohooks.hooks._numbers import describe_value, scalar
 from aiohooks.hooks._observing import OnWriteError, Values
 from aiohooks.hooks.every import Every
 

@@ -16,7 +16,6 @@ from aiohooks._core.validate import (
     check_secs,
     checked_int,
     is_finite,
-    scalar,
 )
 from aiohooks.checkpoint.stateful import HostMemory, Stateful, is_stateful, snapshot
 from aiohooks.errors import (
@@ -29,6 +28,7 @@ from aiohooks.errors import (
 from aiohooks.graph.graph import Node
 from aiohooks.graph.session import Session
 from aiohooks.hooks._fetching import FetchingHook
+from aiohooks.hooks._numbers import scalar
 from aiohooks.hooks._observing import logger
 from aiohooks.hooks.every import Every
 from aiohooks.session.coordinator import Coordinator

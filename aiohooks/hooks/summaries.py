@@ -11,9 +11,10 @@ from typing import Any, ClassVar, Self
 
 from aiohooks._core.cancel import to_thread
 from aiohooks._core.clock import Clock, current_clock
-from aiohooks._core.validate import check_choice, checked_int, checked_numbers, checked_path
+from aiohooks._core.validate import check_choice, checked_int, checked_path
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.hooks._fetching import Convert, Record, RecordSink, WritingHook
+from aiohooks.hooks._numbers import checked_numbers
 from aiohooks.hooks._observing import BackgroundWriter, OnWriteError, Values
 from aiohooks.hooks.every import Every
 

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiohooks._core.cancel import to_thread
 from aiohooks._core.clock import NO_TIMER, Clock, LoopClock, current_clock
-from aiohooks._core.diagnostics import BlockedLoopWatch, Frames, user_location
 from aiohooks._core.observers import observed_call
 from aiohooks._core.validate import check_instance, check_secs
+from aiohooks._why.blocked_loop import BlockedLoopWatch
+from aiohooks._why.tasks import Frames, user_location
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import InvalidHookError
 from aiohooks.hooks.every import Every, EveryTimer

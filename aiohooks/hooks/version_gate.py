@@ -8,9 +8,9 @@ import asyncio
 import dataclasses
 import logging
 
+from aiohooks._core.calls import Wait
 from aiohooks._core.cancel import current_task
 from aiohooks._core.clock import Clock, current_clock
-from aiohooks._core.overlap import Wait
 from aiohooks._core.validate import check_instance, check_secs
 from aiohooks._core.waits import WaitLog
 from aiohooks.dispatch.calls import only_if

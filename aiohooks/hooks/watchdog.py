@@ -13,16 +13,10 @@ from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from aiohooks._core.cancel import to_thread
-from aiohooks._core.clock import NO_TIMER, Clock, current_clock
-from aiohooks._core.diagnostics import (
-    BlockedLoopWatch,
-    Frames,
-    format_tasks,
-    secs_text,
-    task_wait,
-    user_location,
-)
+from aiohooks._core.clock import NO_TIMER, Clock, current_clock, secs_text
 from aiohooks._core.validate import check_choice, check_secs
+from aiohooks._why.blocked_loop import BlockedLoopWatch
+from aiohooks._why.tasks import Frames, format_tasks, task_wait, user_location
 from aiohooks.errors import SessionStalledError, add_note
 from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import logger

@@ -11,11 +11,11 @@ from collections.abc import Callable, Coroutine, Mapping
 from threading import get_ident
 from typing import Any, TypeVar
 
+from aiohooks._core.calls import limited
 from aiohooks._core.cancel import current_task, running_loop, shielded
-from aiohooks._core.contexts import RunScope, begin_run, current_run, current_scope
-from aiohooks._core.diagnostics import Awaited, Waiting, logger
 from aiohooks._core.observers import observing
-from aiohooks._core.overlap import limited
+from aiohooks._core.reports import Awaited, Waiting, logger
+from aiohooks._core.scope import RunScope, begin_run, current_run, current_scope
 from aiohooks.errors import (
     NestedRunError,
     RecoveryExhaustedError,

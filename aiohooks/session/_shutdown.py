@@ -10,9 +10,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 
 from aiohooks._core.cancel import shielded, shielded_task
-from aiohooks._core.contexts import begin_run, current_run, current_scope
-from aiohooks._core.diagnostics import logger
-from aiohooks._core.waits import LongWaitLog
+from aiohooks._core.reports import logger
+from aiohooks._core.scope import begin_run, current_run, current_scope
 from aiohooks.errors import (
     add_note,
     flattened,
@@ -22,6 +21,7 @@ from aiohooks.errors import (
     set_context,
 )
 from aiohooks.session._hooks import HookSet
+from aiohooks.session._long_waits import LongWaitLog
 from aiohooks.session._run_lock import RunLock
 from aiohooks.session._state import SessionState, end_tasks
 from aiohooks.session.creators import ChiefSessionCreator, SessionCreator

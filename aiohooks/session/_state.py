@@ -22,14 +22,22 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 from weakref import WeakKeyDictionary, WeakSet
 
+from aiohooks._core.calls import Calls, RunWaits, Wait
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, new_task, running_loop
-from aiohooks._core.clock import TimerHandle, current_clock, monotonic_now, wait_woken, wake
-from aiohooks._core.contexts import current_run, leave_run
-from aiohooks._core.diagnostics import Awaited, is_task, logger, secs_text, task_wait
+from aiohooks._core.clock import (
+    TimerHandle,
+    current_clock,
+    monotonic_now,
+    secs_text,
+    wait_woken,
+    wake,
+)
+from aiohooks._core.coroutines import close_unawaited
 from aiohooks._core.observers import Observer, observing
-from aiohooks._core.overlap import Overlap, RunWaits, Wait, close_unawaited
+from aiohooks._core.reports import Awaited, logger
+from aiohooks._core.scope import current_run, leave_run
 from aiohooks._core.validate import check_instance, check_secs
-from aiohooks._core.waits import LongWaitLog
+from aiohooks._why.tasks import is_task, task_wait
 from aiohooks.errors import (
     InvalidArgumentError,
     ProducerFinishedError,
@@ -44,6 +52,7 @@ from aiohooks.errors import (
     raise_unchanged,
     safe_repr,
 )
+from aiohooks.session._long_waits import LongWaitLog
 from aiohooks.session.status import EffectRecorder, SessionStatus, background_activities
 
 if TYPE_CHECKING:
@@ -731,7 +740,7 @@ class EndOfProducers:
         if passes:
             asyncio.get_running_loop().call_soon(self._let_pass, passes - 1)
         else:
-            Overlap.end(self._wait, self._error())  # also during a recovery
+            Calls.end(self._wait, self._error())  # also during a recovery
 
     def _error(self) -> BaseException:
         ends: list[str] = []

@@ -10,11 +10,12 @@ import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, TypeVar, TypeVarTuple
 
+from aiohooks._core.calls import Wait
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, current_task
-from aiohooks._core.diagnostics import describe_awaitable
+from aiohooks._core.coroutines import close_unawaited
 from aiohooks._core.observers import Observer, observing
-from aiohooks._core.overlap import Wait, close_unawaited
 from aiohooks._core.validate import check_callable, check_secs
+from aiohooks._why.tasks import describe_awaitable
 from aiohooks.errors import InvalidArgumentError, NestedRunError
 from aiohooks.session._state import Producer, SessionState, TaskOwner, checked_producers, end_tasks
 from aiohooks.session.status import SessionStatus

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from aiohooks import checkpoint
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS
-from aiohooks._core.diagnostics import logger
+from aiohooks._core.reports import logger
 from aiohooks._core.validate import (
     check_callable,
     check_instance,

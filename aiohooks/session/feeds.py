@@ -28,12 +28,14 @@ from collections.abc import (
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 from weakref import WeakSet
 
+from aiohooks._core.calls import Wait
 from aiohooks._core.cancel import current_task, to_thread, wait_done
-from aiohooks._core.clock import Waiters, current_clock
-from aiohooks._core.diagnostics import Waiting, logger
+from aiohooks._core.clock import current_clock
+from aiohooks._core.coroutines import close_unawaited
 from aiohooks._core.observers import observing
-from aiohooks._core.overlap import Wait, close_unawaited
+from aiohooks._core.reports import Waiting, logger
 from aiohooks._core.validate import check_secs, checked_int
+from aiohooks._core.waiters import Waiters
 from aiohooks.checkpoint.stateful import Stateful, is_stateful
 from aiohooks.errors import (
     FeedsLostError,

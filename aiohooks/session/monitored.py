@@ -28,12 +28,13 @@ from typing import (
     overload,
 )
 
+from aiohooks._core.calls import Wait
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, current_task
 from aiohooks._core.clock import LoopClock, current_clock, monotonic_now, quick_now
-from aiohooks._core.contexts import RunScope
-from aiohooks._core.diagnostics import warn_if_blocked
-from aiohooks._core.overlap import Wait, close_unawaited
+from aiohooks._core.coroutines import close_unawaited
+from aiohooks._core.scope import RunScope
 from aiohooks._core.validate import check_instance, check_mapping, check_secs
+from aiohooks._why.blocked_loop import warn_if_blocked
 from aiohooks.dispatch.calls import call_groups
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import FetchError, InvalidArgumentError, SessionClosedError, safe_repr

@@ -12,10 +12,11 @@ import functools
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, cast
 
+from aiohooks._core.calls import RunWaits, Wait
 from aiohooks._core.cancel import current_task, shielded
-from aiohooks._core.diagnostics import Awaited, Waiting, logger, secs_text
+from aiohooks._core.clock import secs_text
 from aiohooks._core.observers import observing
-from aiohooks._core.overlap import RunWaits, Wait
+from aiohooks._core.reports import Awaited, Waiting, logger
 from aiohooks._core.validate import check_choice, check_instance, checked_int
 from aiohooks._core.waits import Backoff, opening_until
 from aiohooks.errors import (

@@ -21,8 +21,8 @@ from typing import Any, Literal
 
 from aiohooks._core.cancel import current_task
 from aiohooks._core.clock import TimerHandle, current_clock
-from aiohooks._core.diagnostics import logger
 from aiohooks._core.fork import call_after_fork
+from aiohooks._core.reports import logger
 from aiohooks._core.validate import check_secs
 from aiohooks.errors import InvalidArgumentError, StopRequestedError
 from aiohooks.session._state import SessionState

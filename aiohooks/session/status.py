@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
 from aiohooks import checkpoint
-from aiohooks._core.diagnostics import secs_text, task_wait
-from aiohooks._core.overlap import RunWaits
+from aiohooks._core.calls import RunWaits
+from aiohooks._core.clock import secs_text
+from aiohooks._why.tasks import task_wait
 from aiohooks.dispatch.calls import HookCalls, HookStatus
 from aiohooks.dispatch.hook import Hook
 from aiohooks.stores._protocol import StoreStatistics
@@ -209,11 +210,15 @@ def activity(
 
 def call_activities(waits: RunWaits, now: float) -> list[Activity]:
     """Return what the calls do that are awaited."""
-    overlap, secs = waits.current, elapsed(waits.suspended_at, now)
-    return [
-        activity(what, task, secs, overlap.hook(number) if isinstance(overlap, HookCalls) else None)
-        for number, what, task in (() if overlap is None else overlap.unfinished)
-    ]
+    calls = waits.current
+    if calls is None:
+        return []
+    secs = elapsed(waits.suspended_at, now)
+    activities: list[Activity] = []
+    for number, what, task in calls.unfinished:
+        hook = calls.hook(number) if isinstance(calls, HookCalls) else None
+        activities.append(activity(what, task, secs, hook))
+    return activities
 
 
 def background_activities(tasks: Iterable[asyncio.Task[object]]) -> list[Activity]:

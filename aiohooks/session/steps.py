@@ -8,11 +8,11 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
+from aiohooks._core.calls import Calls
 from aiohooks._core.cancel import current_task
 from aiohooks._core.clock import call_later
-from aiohooks._core.diagnostics import logger
 from aiohooks._core.observers import observing
-from aiohooks._core.overlap import Overlap
+from aiohooks._core.reports import logger
 from aiohooks._core.validate import call_error, check_callable
 from aiohooks.errors import InvalidArgumentError, SessionClosedError, StopRequestedError, safe_repr
 from aiohooks.graph.graph import Graph, Placeholder, T_co
@@ -233,7 +233,7 @@ class Steps(Generic[T_co]):
         state = self._state
         feed_wait = FeedWait(state, self._start_recovery)
         late = StopRequestedError(f"the rest of the batch did not come in {secs} s")
-        timer = call_later(secs, lambda: Overlap.end(feed_wait, late))
+        timer = call_later(secs, lambda: Calls.end(feed_wait, late))
         try:
             # Nothing reads feeds during a recovery, nor after one that was cancelled; and all waits
             # end then.

@@ -28,8 +28,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from aiohooks._core.diagnostics import logger
 from aiohooks._core.fork import call_after_fork
+from aiohooks._core.reports import logger
 from aiohooks._why.builder import threads, wait_graph
 from aiohooks._why.graph import WaitGraph
 from aiohooks.errors import InvalidArgumentError

@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from aiohooks._core.cancel import new_task, wait_done
-from aiohooks._core.clock import NO_TIMER, Waiters, sleep
-from aiohooks._core.waiters import resolve
-from aiohooks._core.waits import Backoff, Outages, wait_for_others
+from aiohooks._core.clock import NO_TIMER, sleep, wake
+from aiohooks._core.waiters import Waiters
+from aiohooks._core.waits import Backoff, wait_for_others
 from aiohooks.errors import (
     AiohooksError,
     StaleTermError,
@@ -26,6 +26,7 @@ from aiohooks.errors import (
     StoreUnavailableError,
     copy_error,
 )
+from aiohooks.stores._outages import Outages
 from aiohooks.stores._protocol import (
     MAX_STEP,
     Answer,
@@ -360,7 +361,7 @@ class Writes:
     def close(self) -> None:
         """End the writes that have not been sent."""
         for write in self._pending:
-            resolve(write.answer, closed_error(self._connection.engine.link.run))
+            wake(write.answer, closed_error(self._connection.engine.link.run))
         self._pending.clear()
 
     async def _send_all(self) -> None:
@@ -387,19 +388,19 @@ class Writes:
             reached = await self._request(batch)
         except asyncio.CancelledError:  # the store is closed
             for write in batch:
-                resolve(write.answer, closed_error(self._connection.engine.link.run))
+                wake(write.answer, closed_error(self._connection.engine.link.run))
             raise
         except Exception as error:
             # Errors that no engine should raise are caught as well: otherwise the callers would
             # wait indefinitely. Each caller gets a copy, which collects its own traceback.
             for write in batch:
                 copied = copy_error(error) if isinstance(error, AiohooksError) else error
-                resolve(write.answer, copied)
+                wake(write.answer, copied)
             return
         # The engine returns where all writes have led to: walk back to the step of each advance.
         step = reached.step
         for write in reversed(batch):
-            resolve(write.answer, Position(reached.epoch, step))
+            wake(write.answer, Position(reached.epoch, step))
             step -= write.amount
 
     async def _request(self, batch: list[_PendingWrite]) -> Position:

@@ -7,9 +7,9 @@ import functools
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, Self, TypeVar
 
-from aiohooks._core.clock import Waiters, call_later, current_clock, monotonic_now
-from aiohooks._core.contexts import RunScope, current_run
-from aiohooks._core.waiters import ANY_CHANGE, ThresholdWaiters, resolve
+from aiohooks._core.clock import call_later, current_clock, monotonic_now, wake
+from aiohooks._core.scope import RunScope, current_run
+from aiohooks._core.waiters import ANY_CHANGE, ThresholdWaiters, Waiters
 from aiohooks._core.waits import wait_for_others
 from aiohooks.errors import (
     AiohooksError,
@@ -221,7 +221,7 @@ class WaitRegistry:
         waiter = self._new_waiter()
 
         def on_timeout() -> None:
-            resolve(waiter, self._not_ready_error(secs))
+            wake(waiter, self._not_ready_error(secs))
 
         self._ready_waiters[waiter] = None
         timer = call_later(secs, on_timeout, self._clock)  # None: never
@@ -291,7 +291,7 @@ class WaitRegistry:
         if position.epoch != old.epoch:
             message = f"{self.run} was reset from step {old.step} to step {position.step}"
             for waiter in self._reset_waiters:
-                resolve(waiter, StepResetError(message, old=old, new=position))
+                wake(waiter, StepResetError(message, old=old, new=position))
 
     def wake(self) -> None:
         """End the waits that the latest position answers.
@@ -310,7 +310,7 @@ class WaitRegistry:
         self.is_initialised = ready
         if ready:
             for waiter in self._ready_waiters:
-                resolve(waiter, 0)
+                wake(waiter, 0)
 
     def observe_others(
         self, members: tuple[Member, ...], last_exit: PublisherExit | None, *, lost: bool
@@ -387,13 +387,13 @@ class WaitRegistry:
         """End all waits; those for the lead ask the engine again, and get the error from it."""
         self.vacancies.wake()
         for waiter in self._ready_waiters:
-            resolve(waiter, _error_of_wait(reason))
+            wake(waiter, _error_of_wait(reason))
         for threshold, parked in self.waiters.pop_all():
-            resolve(parked, _error_of_wait(reason, threshold or None))
+            wake(parked, _error_of_wait(reason, threshold or None))
         self._update_threshold()
 
     def _time_out(self, step: int, waiter: Waiter, since: float) -> None:
-        resolve(waiter, self._timeout_error(step, self._clock.now() - since))
+        wake(waiter, self._timeout_error(step, self._clock.now() - since))
 
     def _timeout_error(self, step: int, secs: float) -> StepTimeoutError:
         problem = f"step {step} of {self.run} was not reached"

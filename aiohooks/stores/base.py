@@ -10,7 +10,8 @@ from asyncio import get_running_loop
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
-from aiohooks._core.diagnostics import Awaited, Waiting, process_state
+from aiohooks._core.reports import Awaited, Waiting
+from aiohooks._why.processes import process_state
 from aiohooks.errors import (
     InvalidArgumentError,
     StoreClosedError,

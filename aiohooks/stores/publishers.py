@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from aiohooks._core.contexts import RunScope, current_run
-from aiohooks._core.diagnostics import Awaited
+from aiohooks._core.reports import Awaited
+from aiohooks._core.scope import RunScope, current_run
 from aiohooks.errors import is_clean_end
 
 if TYPE_CHECKING:

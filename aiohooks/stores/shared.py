@@ -13,9 +13,9 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Any, NoReturn, Self
 
 from aiohooks._core.cancel import shielded, wait_done
-from aiohooks._core.clock import current_clock, monotonic_now
-from aiohooks._core.diagnostics import Awaited, secs_text
+from aiohooks._core.clock import current_clock, monotonic_now, secs_text
 from aiohooks._core.fork import call_after_fork
+from aiohooks._core.reports import Awaited
 from aiohooks._core.validate import check_choice, check_secs
 from aiohooks.errors import InvalidArgumentError, StoreDamagedError, StoreResetError
 from aiohooks.stores._connection import Connection, StoreTasks, Writes

@@ -37,9 +37,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args
 
-from aiohooks._core import cancel, overlap
+from aiohooks._core import cancel
 from aiohooks._core.clock import set_current_clock, sleep
-from aiohooks._core.diagnostics import task_wait
 from aiohooks._core.validate import (
     check_choice,
     check_instance,
@@ -47,6 +46,7 @@ from aiohooks._core.validate import (
     checked_int,
     is_coroutine_function,
 )
+from aiohooks._why.tasks import task_wait
 from aiohooks.errors import InvalidArgumentError, flattened, safe_repr
 from aiohooks.session._state import OPEN_SESSIONS
 from aiohooks.testing._schedule_loop import NumberedTask, Place, Schedule, ScheduleLoop
@@ -815,8 +815,8 @@ def _quiet(errors: list[str]) -> Generator[None]:
         gc.collect()  # garbage would remain, too
     gc.freeze()  # what was there before need not be looked at after each run
     sys.unraisablehook = lambda unraisable: errors.append(describe_unraisable(unraisable))
-    made = overlap.make_task, cancel.make_task
-    overlap.make_task = cancel.make_task = NumberedTask
+    make_task = cancel.make_task
+    cancel.make_task = NumberedTask
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings(
@@ -828,7 +828,7 @@ def _quiet(errors: list[str]) -> Generator[None]:
             )
             yield
     finally:
-        overlap.make_task, cancel.make_task = made
+        cancel.make_task = make_task
         sys.unraisablehook = hook
         if unfreezes:
             gc.unfreeze()

@@ -39,9 +39,9 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
-from aiohooks._core import overlap
+from aiohooks._core import cancel
 from aiohooks._core.cancel import current_task
-from aiohooks._core.diagnostics import is_library, location, task_wait
+from aiohooks._why.tasks import is_library, location, task_wait
 from aiohooks.errors import add_note
 
 if TYPE_CHECKING:
@@ -172,9 +172,9 @@ class no_leaks:
         if "create_task" not in vars(loop):
             vars(loop)["create_task"] = _noting(loop.create_task)
             self._restore.callback(vars(loop).pop, "create_task")
-        if overlap.make_task is asyncio.Task:
-            self._restore.callback(setattr, overlap, "make_task", asyncio.Task)
-            overlap.make_task = _noting(asyncio.Task)
+        if cancel.make_task is asyncio.Task:
+            self._restore.callback(setattr, cancel, "make_task", asyncio.Task)
+            cancel.make_task = _noting(asyncio.Task)
 
 
 class _State:

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from aiohooks._core.contexts import begin_run
+from aiohooks._core.scope import begin_run
 from aiohooks.errors import (
     InvalidArgumentError,
     PublisherFailedError,

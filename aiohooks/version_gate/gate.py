@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from aiohooks._core.calls import Wait
 from aiohooks._core.clock import call_later, current_clock
-from aiohooks._core.diagnostics import Awaited, Waiting
-from aiohooks._core.overlap import Wait
+from aiohooks._core.reports import Awaited, Waiting
 from aiohooks._core.validate import check_callable, check_instance
 from aiohooks._core.waits import WaitLog
 from aiohooks.errors import (

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import aiohooks as ah
-from aiohooks._core.overlap import RunWaits
+from aiohooks._core.calls import RunWaits
 from aiohooks.dispatch.calls import call_groups
 from aiohooks.session._hooks import HookSet
 from aiohooks.session._state import SessionState

@@ -200,7 +200,12 @@ print(*sorted({".".join(name.split(".")[:2]) for name in loaded}), file=sys.stde
         line = [sys.executable, "-c", code, *arguments]
         done = processes.run(line, env=ENVIRONMENT)
         loaded[name] = set(done.stderr.splitlines()[-1].split())
-    assert loaded["help"] <= {"aiohooks.__main__", "aiohooks.errors", "aiohooks._core.lazy"}
+    assert loaded["help"] <= {
+        "aiohooks.__main__",
+        "aiohooks._core",
+        "aiohooks._core.lazy",
+        "aiohooks.errors",
+    }
     assert not loaded["steps"] & {
         "aiohooks.hooks",
         "aiohooks.checkpoint",

@@ -12,8 +12,8 @@ import sys
 
 import pytest
 
+from aiohooks._core.calls import limited
 from aiohooks._core.cancel import shielded, wait_done
-from aiohooks._core.overlap import limited
 from aiohooks.testing import ManualClock
 from tests.support.waiting import advance_clock, fail, forever, parked, ticks
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from aiohooks._core.diagnostics import BlockedLoopWatch
+from aiohooks._why.blocked_loop import BlockedLoopWatch
 
 
 @pytest.fixture

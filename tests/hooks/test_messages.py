@@ -104,7 +104,7 @@ async def test_a_blocked_loop_is_warned_of_once(
     """Whatever blocks the event loop is named by file and line, in one warning, while it blocks
     it.
     """
-    monkeypatch.setattr("aiohooks._core.diagnostics._BLOCKED_SECS", 0.1)
+    monkeypatch.setattr("aiohooks._why.blocked_loop._BLOCKED_SECS", 0.1)
     lines: list[str] = []
     warned = threading.Event()
 

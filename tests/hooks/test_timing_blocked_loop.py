@@ -8,7 +8,8 @@ import threading
 
 import pytest
 
-from aiohooks._core.diagnostics import BlockedLoopWatch, Frames
+from aiohooks._why.blocked_loop import BlockedLoopWatch
+from aiohooks._why.tasks import Frames
 from tests.support.waiting import HANG_SECS
 
 

@@ -8,7 +8,7 @@ import re
 import pytest
 
 import aiohooks as ah
-from aiohooks._core.contexts import begin_run
+from aiohooks._core.scope import begin_run
 from aiohooks.stores._protocol import _MAX_TEXT, Answer, Request
 from aiohooks.stores._run_watcher import OnLost
 from aiohooks.stores.publishers import Publisher

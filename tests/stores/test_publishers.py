@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import pytest
 
-from aiohooks._core.contexts import begin_run
+from aiohooks._core.scope import begin_run
 from aiohooks.errors import (
     PublisherFailedError,
     PublisherFinishedError,

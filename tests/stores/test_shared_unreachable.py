@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks._core.contexts import begin_run
+from aiohooks._core.scope import begin_run
 from aiohooks.stores import SharedStepStore
 from aiohooks.stores._protocol import Lead, Position, Snapshot
 from aiohooks.stores.local._database import RunDatabase

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aiohooks._core.contexts import RunScope
+from aiohooks._core.scope import RunScope
 from aiohooks._core.waiters import ThresholdWaiters
 from aiohooks.errors import AiohooksError
 from aiohooks.stores import MemoryStepStore, Publisher

@@ -9,9 +9,9 @@ import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from typing import Any, TypeVar
 
+from aiohooks._core.calls import Wait, limited
 from aiohooks._core.cancel import retrieve_exception, wait_done
 from aiohooks._core.clock import current_clock, sleep
-from aiohooks._core.overlap import Wait, limited
 from aiohooks.adapters.asgi._access import (
     JsonReply,
     encode_json,

@@ -16,19 +16,14 @@ from typing import Any, ClassVar, NamedTuple
 
 from aiohooks._core.cancel import to_thread, wait_done
 from aiohooks._core.thread_queue import ThreadQueue
-from aiohooks._core.validate import (
-    check_instance,
-    check_secs,
-    checked_int,
-    checked_numbers,
-    checked_path,
-)
+from aiohooks._core.validate import check_instance, check_secs, checked_int, checked_path
 from aiohooks.adapters.trackers.tracker import Tracker
 from aiohooks.dispatch.calls import is_logged, only_if
 from aiohooks.errors import add_note
 from aiohooks.graph.session import Session
 from aiohooks.hooks._fetching import Record
 from aiohooks.hooks._line_file import LineFile, json_line
+from aiohooks.hooks._numbers import checked_numbers
 from aiohooks.hooks._observing import (
     BackgroundWriter,
     Sampling,

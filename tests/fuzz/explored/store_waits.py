@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from aiohooks._core.contexts import begin_run
+from aiohooks._core.scope import begin_run
 from aiohooks.errors import (
     PublisherFailedError,
     PublisherFinishedError,

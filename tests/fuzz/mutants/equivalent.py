@@ -139,11 +139,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         f"{_LONGEST.format(1000)}  =>  {_LONGEST.format(1001)}",
     ): "any exponent that a float can take is longer than the longest pause",
     (
-        "aiohooks/_core/overlap.py",
-        "keep_errors",
-        "break  =>  continue",
-    ): "the turns that are left do nothing",
-    (
         "aiohooks/dispatch/interface.py",
         "Interface.check",
         "implemented.fitting.add(function)  =>  pass",

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohooks as ah
+from aiohooks._core.calls import Calls
 from aiohooks._core.clock import wake
-from aiohooks._core.overlap import Overlap
 from aiohooks.errors import raise_unchanged
 from aiohooks.graph.session import Session
 from aiohooks.graph.variables import Values
@@ -216,9 +216,9 @@ def runs_overlap(acquire: Method, self: Any) -> Any:
 # -- in the calls of users' code
 
 
-@bug(Overlap, "wait", "caller cancelled")
-async def caller_is_cancelled_to_wake_it(wait: Method, self: Overlap) -> None:
-    if self.left:
+@bug(Calls, "wait", "caller cancelled")
+async def caller_is_cancelled_to_wake_it(wait: Method, self: Calls) -> None:
+    if self.pending:
         _in_the_library("task.cancel()")
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(0)
@@ -226,50 +226,53 @@ async def caller_is_cancelled_to_wake_it(wait: Method, self: Overlap) -> None:
     await wait(self)
 
 
-@bug(Overlap, "_raise", "cancel lost")
-def outer_cancel_is_dropped_beside_a_failure(raise_: Method, self: Overlap) -> None:
-    if self._errors:
-        self._outer = None
-    raise_(self)
+@bug(Calls, "_raise", "cancel lost")
+def outer_cancel_is_dropped_beside_a_failure(raise_: Method, self: Calls, ending: Any) -> None:
+    if ending.errors:
+        ending.caller_cancel = None
+    raise_(self, ending)
 
 
-@bug(Overlap, "_raise", "cancel invented")
-def own_cancel_is_taken_for_the_callers(raise_: Method, self: Overlap) -> None:
-    if self.failing and self._errors and self._outer is None:
+@bug(Calls, "_raise", "cancel invented")
+def own_cancel_is_taken_for_the_callers(raise_: Method, self: Calls, ending: Any) -> None:
+    if self.cancelling and ending.errors and ending.caller_cancel is None:
         raise_unchanged(asyncio.CancelledError())
-    raise_(self)
+    raise_(self, ending)
 
 
-@bug(Overlap, "_call_failed", "error lost")
+@bug(Calls, "_call_failed", "error lost")
 def cancel_by_a_third_party_is_swallowed(
-    call_failed: Method, self: Overlap, number: int, error: BaseException
+    call_failed: Method, self: Calls, number: int, error: BaseException
 ) -> None:
-    if not isinstance(error, asyncio.CancelledError):
+    if isinstance(error, asyncio.CancelledError):
+        self._call_ended(number)
+    else:
         call_failed(self, number, error)
 
 
-@bug(Overlap, "_cancel_calls", "task left")
-def cancelled_calls_are_not_awaited(cancel_calls: Method, self: Overlap) -> None:
+@bug(Calls, "_cancel_calls", "task left")
+def cancelled_calls_are_not_awaited(cancel_calls: Method, self: Calls) -> None:
     cancel_calls(self)
-    self.left = 0
+    self.pending = 0
     if self._idle is not None:
         wake(self._idle)
 
 
-@bug(Overlap, "start", "context")
-def calls_share_a_context(start: Method, self: Overlap, *args: Any, **options: Any) -> None:
-    if self._base is None:
-        self._base, self._values = contextvars.copy_context(), []
-    start(self, *args[:6], context=self._base)
+@bug(Calls, "start", "context")
+def calls_share_a_context(start: Method, self: Calls, *args: Any, **options: Any) -> None:
+    if self._caller is None:
+        self._caller = contextvars.copy_context()
+    start(self, *args[:5], context=self._caller)
 
 
-@bug(Overlap, "finish", "context")
-def contexts_are_not_given_back(finish: Method, self: Overlap) -> None:
-    self._contexts.clear()
+@bug(Calls, "finish", "context")
+def contexts_are_not_given_back(finish: Method, self: Calls) -> None:
+    self.contexts.clear()
     finish(self)
 
 
-@bug(Overlap, "end", "error lost")
-def result_is_kept_after_the_end(end: Method, self: Overlap, cause: BaseException) -> None:
+@bug(Calls, "end", "error lost")
+def result_is_kept_after_the_end(end: Method, self: Calls, cause: BaseException) -> None:
     end(self, cause)
-    self._cause = None
+    if self._ending is not None:
+        self._ending.cause = None

@@ -12,8 +12,9 @@ from typing import Any
 import anyio
 import pytest
 
-from aiohooks._core.overlap import Overlap, RunWaits, Wait, can_wait, keep_errors, limited
-from aiohooks.errors import HookCancelledError
+from aiohooks._core.calls import Calls, RunWaits, Wait, limited
+from aiohooks._core.coroutines import can_wait
+from aiohooks.errors import HookCancelledError, keep_errors
 from aiohooks.testing import ManualClock
 from tests.support.waiting import cancel_and_wait, fail, forever, parked, ticks, until_true
 
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.every_python
 Call = Callable[[], Awaitable[Any]]
 
 
-class Calls(Overlap):
+class NumberedCalls(Calls):
     """Functions as calls."""
 
     def describe(self, number: int) -> str:
@@ -32,17 +33,17 @@ class Calls(Overlap):
         return HookCancelledError(f"call {number} was cancelled")
 
 
-async def overlapped(
-    *calls: Call,
+async def results_of(
+    *functions: Call,
     secs: float | None = None,
     grace_secs: float | None = 9,
     waits: RunWaits | None = None,
 ) -> Any:
-    overlap = Calls([None] * len(calls), grace_secs, waits)
-    for number, call in enumerate(calls):
-        overlap.start(number, call, (), {}, f"call {number}", secs)
-    await overlap.wait()
-    return overlap.results
+    calls = NumberedCalls([None] * len(functions), grace_secs, waits)
+    for number, function in enumerate(functions):
+        calls.start(number, function, (), f"call {number}", secs)
+    await calls.wait()
+    return calls.results
 
 
 async def never() -> int:
@@ -73,7 +74,7 @@ def test_what_may_wait(function: object, waits: bool) -> None:
 async def test_results_are_in_order_of_the_calls() -> None:
     """Whichever ends first; no task is left."""
     before = asyncio.all_tasks()
-    assert await overlapped(lambda: ticks(9), never, functools.partial(perhaps, True), perhaps) == [
+    assert await results_of(lambda: ticks(9), never, functools.partial(perhaps, True), perhaps) == [
         None,
         5,
         6,
@@ -87,23 +88,23 @@ async def test_what_is_no_exception_is_raised_in_the_caller(error: type[BaseExce
     """Not by the loop; the others are cancelled and waited for."""
     before = asyncio.all_tasks()
     with pytest.raises(error):
-        await overlapped(lambda: fail(error()), forever)
+        await results_of(lambda: fail(error()), forever)
     assert asyncio.all_tasks() == before
 
 
 async def test_an_error_after_the_success_of_a_call_is_raised_in_the_caller() -> None:
     """As one of the call itself; the others are cancelled and waited for."""
 
-    class Followed(Calls):
+    class Followed(NumberedCalls):
         def succeeded(self, number: int) -> None:
             raise LookupError("no successor")
 
     before = asyncio.all_tasks()
-    overlap = Followed([None, None], None)
-    overlap.start(0, ticks, (), {}, "call 0")
-    overlap.start(1, forever, (), {}, "call 1")
+    calls = Followed([None, None], None)
+    calls.start(0, ticks, (), "call 0")
+    calls.start(1, forever, (), "call 1")
     with pytest.raises(LookupError, match="no successor"):
-        await overlap.wait()
+        await calls.wait()
     assert asyncio.all_tasks() == before
 
 
@@ -123,7 +124,7 @@ async def test_a_call_that_others_cancel_is_reported(when: str) -> None:
         if when != "at its end":
             await forever()
 
-    running = asyncio.create_task(overlapped(call, ticks))
+    running = asyncio.create_task(results_of(call, ticks))
     if when == "before it starts":
         await until_true(lambda: any(one.get_name() == "call 0" for one in asyncio.all_tasks()))
         next(one for one in asyncio.all_tasks() if one.get_name() == "call 0").cancel()
@@ -156,7 +157,7 @@ async def test_a_scope_of_anyio_is_left_once() -> None:
 
     async def caller() -> None:
         with scope:
-            await overlapped(cleans_up, forever)
+            await results_of(cleans_up, forever)
 
     task = CountingTask(caller())
     await ticks()
@@ -182,7 +183,7 @@ async def test_a_time_limit_and_the_grace_period() -> None:
         ended.append("late")
 
     with ManualClock() as clock:
-        task = asyncio.create_task(overlapped(ignores, secs=5, grace_secs=2))
+        task = asyncio.create_task(results_of(ignores, secs=5, grace_secs=2))
         for secs in (5, 2):
             await until_true(lambda: clock.pending)
             clock.advance(secs)
@@ -202,11 +203,11 @@ async def test_a_time_limit_and_the_grace_period() -> None:
 async def test_the_grace_period_ends_with_calls_that_nothing_waits_for() -> None:
     """Calls that are ended, and are done before anything waits for them, leave no timer."""
     with ManualClock() as clock:
-        calls = Calls([None], 9)
-        calls.start(0, forever, (), {}, None)
+        calls = NumberedCalls([None], 9)
+        calls.start(0, forever, (), None)
         await ticks()
         calls.end(ValueError("outside"))
-        await until_true(lambda: calls.left == 0)
+        await until_true(lambda: calls.pending == 0)
         with pytest.raises(ValueError, match="outside"):
             await calls.wait()
         assert clock.pending == 0
@@ -221,13 +222,13 @@ async def test_the_time_of_a_call_begins_with_it() -> None:
             began.append(clock.now())
             await ticks()
 
-        overlap = Calls([None], 9)
-        overlap.start(0, call, (), {}, None, 1.0)
+        calls = NumberedCalls([None], 9)
+        calls.start(0, call, (), None, 1.0)
         clock.advance(2)
         with (
             contextlib.suppress(TimeoutError) if began else contextlib.nullcontext()
         ):  # eager tasks have begun before
-            await overlap.wait()
+            await calls.wait()
         assert began
 
 
@@ -252,15 +253,15 @@ async def test_a_run_is_ended_from_outside() -> None:
     continues.
     """
     waits, error = RunWaits(), ValueError("outside")
-    task = await parked(overlapped(forever, forever, waits=waits), 5)
+    task = await parked(results_of(forever, forever, waits=waits), 5)
     waits.end(error)
     with pytest.raises(ValueError, match="outside") as raised:
         await task
     assert raised.value is error
     with pytest.raises(ValueError, match="outside"):
-        await overlapped(functools.partial(perhaps, True), forever, waits=waits)
+        await results_of(functools.partial(perhaps, True), forever, waits=waits)
     waits.reset()
-    assert await overlapped(functools.partial(perhaps, True), waits=waits) == [6]
+    assert await results_of(functools.partial(perhaps, True), waits=waits) == [6]
     given = asyncio.create_task(forever())
     wait = Wait[None]("a task")
     asyncio.get_running_loop().call_soon(wait.end, error)

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks._core.diagnostics import describe_awaitable, format_tasks, secs_text, task_wait
+from aiohooks._core.clock import secs_text
 from aiohooks._core.observers import observed_call
+from aiohooks._why.tasks import describe_awaitable, format_tasks, task_wait
 from aiohooks.stores import MemoryStepStore
 from tests.support.waiting import parked, ticks
 
@@ -152,6 +153,7 @@ async def test_a_call_that_is_observed_is_a_link() -> None:
     assert [frame.f_code.co_name for frame in task_wait(task).frames] == [
         "outer",
         "observed_call",
+        "_resumed_by_hand",
         "pass_through",
         "wait",
     ]

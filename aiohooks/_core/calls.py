@@ -1,0 +1,720 @@
+"""Calls of user code that run together and end together.
+
+A call that may wait gets a task and a context of its own. Nothing here cancels the caller's task:
+the caller waits for a future of this module, so a `CancelledError` that reaches it is meant for it.
+
+    Calls      starts numbered calls, waits for them, fails with them, and ends them
+    Wait       one awaitable, which can be ended with an error
+    RunWaits   the calls that a run waits for, and the error that ends the run
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import contextlib
+import functools
+import sys
+import threading
+import types
+from asyncio import CancelledError
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
+from contextvars import Context, copy_context
+from typing import Any, ClassVar, Generic, TypeVar
+
+import anyio
+
+from aiohooks._core import cancel
+from aiohooks._core.cancel import retrieve_exception, running_loop, wait_done
+from aiohooks._core.clock import TimerHandle, call_later, current_clock, monotonic_now, wake
+from aiohooks._core.contexts import CallContext, OwnContext, copy_back, is_unchanged
+from aiohooks._core.coroutines import as_coroutine, close_unawaited
+from aiohooks._core.reports import Awaited, Waiting, logger
+from aiohooks._core.scope import RunScope
+from aiohooks.errors import (
+    add_origin,
+    failure_of,
+    flattened,
+    hook_cancelled_error,
+    keep_errors,
+    raise_unchanged,
+)
+
+T = TypeVar("T")
+
+_HAS_EAGER_TASKS = sys.version_info >= (3, 12)
+_MAX_NESTED_STARTS = 16
+"""How many eager starts may be nested: each of them uses some of the C stack."""
+
+
+class _Ending:
+    """How calls end other than by returning: made at the first time limit, failure or cancel."""
+
+    __slots__ = (
+        "caller_cancel",
+        "cause",
+        "errors",
+        "grace_timer",
+        "left_behind",
+        "timeouts",
+        "timers",
+    )
+
+    def __init__(self) -> None:
+        self.errors: dict[int, BaseException] = {}
+        self.caller_cancel: CancelledError | None = None
+        self.cause: BaseException | None = None
+        """The argument of `Calls.end`."""
+        self.timers: dict[int, TimerHandle] = {}
+        """The time limits of calls, and then their grace periods."""
+        self.timeouts: dict[int, BaseException] = {}
+        """The errors of calls that have exceeded their time limits."""
+        self.grace_timer: TimerHandle | None = None
+        """The grace period of all calls."""
+        self.left_behind: set[int] = set()
+        """The calls that still run after their grace period."""
+
+    def forget_errors(self) -> None:
+        """Drop the errors, whose tracebacks refer to the calls."""
+        self.errors = {}
+        self.timeouts = {}
+        self.caller_cancel = None
+        self.cause = None
+
+
+class Calls(Waiting):
+    """Numbered calls that run concurrently and end together.
+
+    The first failure cancels the other calls, and `wait` waits for them. A single failure is raised
+    as it is, several as one flat group. A cancel of the caller takes precedence over both.
+
+    No task is left, except a task that ignores its cancellation for longer than the grace period. A
+    warning names it.
+    """
+
+    __slots__ = (
+        "_caller",
+        "_ending",
+        "_idle",
+        "_loop",
+        "_starts",
+        "_tasks",
+        "_waits",
+        "cancelling",
+        "contexts",
+        "grace_secs",
+        "pending",
+        "results",
+        "since",
+    )
+
+    kind: ClassVar[str] = "call"
+    """The kind of the calls in reports."""
+    keeps_result: bool = False
+    """Whether the result counts if it arrives in spite of `end`."""
+    _has_successors: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        results: list[Any],
+        grace_secs: float | None,
+        waits: RunWaits | None = None,
+    ) -> None:
+        """Prepare calls.
+
+        Args:
+            results: a list in which the result of a call gets the place of its number.
+            grace_secs: how long cancelled calls may take to end. If None, as long as they need.
+            waits: the waits of the run that the calls are part of.
+        """
+        self.results: list[Any] = results
+        self.grace_secs: float | None = grace_secs
+        self.pending: int = 0
+        """The number of calls that have not ended. At 0, `finish` may replace `wait`."""
+        self.cancelling: bool = False
+        """Whether the calls have been cancelled, so that no other call may start."""
+        self.since: float | None = None
+        """When the wait for the calls began, if they are part of a run."""
+        self.contexts: list[CallContext] = []
+        """The contexts whose changes the caller gets, in order."""
+        self._waits = waits
+        self._loop = asyncio.get_running_loop()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._caller: Context | None = None
+        self._idle: asyncio.Future[None] | None = None
+        self._ending: _Ending | None = None
+        self._starts = _this_thread.eager_starts
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls._has_successors = cls.succeeded is not Calls.succeeded
+
+    # -- for subclasses
+
+    @abc.abstractmethod
+    def describe(self, number: int) -> str:
+        """Return the name of a call for messages: hook, method, step."""
+
+    def timeout_error(self, number: int, task: asyncio.Task[Any]) -> BaseException:
+        """Return the error for a call that has exceeded its time limit; its task still waits."""
+        return TimeoutError(f"{self.describe(number)} took too long")
+
+    def cancelled_error(self, number: int, cause: BaseException) -> BaseException:
+        """Return the error for a call that other code has cancelled."""
+        return hook_cancelled_error(self.describe(number), cause)
+
+    def suppresses(self, number: int, error: BaseException) -> bool:
+        """Log the error and return True if errors of this call are only logged."""
+        return False
+
+    def add_origin(self, number: int, error: BaseException) -> None:
+        """Add the origin to an error that will be raised."""
+        add_origin(error, self.describe(number))
+
+    def succeeded(self, number: int) -> None:
+        """Start calls that depend on this one; called in its task, after its result is stored."""
+
+    # -- start
+
+    def caller_context_changed(self) -> None:
+        """Note that a call has run in the caller's own context, which it may have changed."""
+        self._caller = None
+
+    def start(
+        self,
+        number: int,
+        call: Callable[..., Awaitable[Any]],
+        args: tuple[Any, ...],
+        name: str | None,
+        secs: float | None = None,
+        context: Context | OwnContext | None = None,
+    ) -> None:
+        """Start a call in a task; since Python 3.12, it runs immediately, up to its first wait.
+
+        Args:
+            number: the number of the call.
+            call: the function to call and await.
+            args: its arguments.
+            name: the name of the task.
+            secs: the time limit of the call.
+            context: its context. By default, a copy of the caller's. The caller gets the changes,
+                unless this is a plain `Context`.
+        """
+        copied_from: Context | None = None
+        if not isinstance(context, Context):
+            if self._caller is None:
+                self._caller = copy_context()
+            if context is None:
+                copied_from = self._caller
+                context = copied_from.copy()
+            else:
+                self.contexts.append(context)
+                context = context.update(self._caller)
+        self.pending += 1
+        if _HAS_EAGER_TASKS and self._starts.depth < _MAX_NESTED_STARTS:
+            coro = self._report(number, call, args)
+            self._starts.depth += 1
+            try:
+                task = cancel.make_task(
+                    coro,
+                    loop=self._loop,
+                    name=name,
+                    context=context,
+                    eager_start=True,
+                )
+            finally:
+                self._starts.depth -= 1
+            if task.done() and not task.cancelled():
+                if copied_from is not None and not is_unchanged(copied_from, context):
+                    self.contexts.append((copied_from, context))
+                return
+            self._tasks[number] = task
+            if secs is not None:
+                self.start_timer(number, secs)
+        else:
+            coro = self._report(number, call, args, True, secs)
+            # Up to its pause: a coroutine that is cancelled before its first step reports nothing.
+            coro.send(None)
+            task = cancel.make_task(coro, loop=self._loop, name=name, context=context)
+            self._tasks[number] = task
+        if copied_from is not None:
+            self.contexts.append((copied_from, context))
+        if self.cancelling:
+            # By the call itself, when its task was not in `_tasks` yet.
+            task.cancel()
+
+    async def _report(
+        self,
+        number: int,
+        call: Callable[..., Awaitable[Any]],
+        args: tuple[Any, ...],
+        starts_later: bool = False,
+        secs: float | None = None,
+    ) -> None:
+        """Make a call and report how it has ended.
+
+        A done-callback of the task would report one iteration of the event loop later.
+        """
+        try:
+            if starts_later:
+                await _pause()
+                if secs is not None:
+                    # Not earlier: a busy event loop would end a call that has not begun.
+                    self.start_timer(number, secs)
+            self.results[number] = await call(*args)
+        except BaseException as error:
+            # KeyboardInterrupt, too: it is raised in the caller, and not by the event loop.
+            self._call_failed(number, error)
+        else:
+            if self._ending is None:
+                self.pending -= 1
+            else:
+                self._call_ended(number)
+            if self._has_successors:
+                self._start_successors(number)
+        if not self.pending:
+            self.notify_if_ended()
+
+    def _start_successors(self, number: int) -> None:
+        try:
+            self.succeeded(number)
+        except BaseException as error:
+            # Nothing awaits the task of the call: the caller would wait indefinitely.
+            self._record(number, error)
+
+    # -- wait
+
+    async def wait(self) -> None:
+        """Wait until the calls have ended, and set in the caller's context what they have set.
+
+        Raises:
+            CancelledError: the caller was cancelled.
+            BaseException: the failure of a call, several as one group, or else the cause of `end`.
+        """
+        if self.pending:
+            waits = self._waits
+            enclosing = None if waits is None else waits.begin_wait(self)
+            self._idle = self._loop.create_future()
+            try:
+                await self._idle
+            except CancelledError as cancelled:
+                self.cancel(cancelled)
+                await self._wait_for_cancelled_calls()
+            except GeneratorExit:
+                # The coroutine of the caller is closed, and nothing will wait for the calls.
+                self._cancel_calls()
+                self._stop_grace_period()
+                raise
+            finally:
+                if waits is not None:
+                    waits.end_wait(self, enclosing)
+        self.finish()
+
+    async def _wait_for_cancelled_calls(self) -> None:
+        while self.pending:
+            self._idle = self._loop.create_future()
+            # An anyio scope cancels its task again at each iteration of the event loop. The first
+            # cancel is the one that is raised.
+            with anyio.CancelScope(shield=True), contextlib.suppress(CancelledError):
+                await self._idle
+
+    def call_when_ended(self, callback: Callable[[asyncio.Future[None]], object]) -> None:
+        """Let the event loop call `callback` when no call is pending, instead of `wait`."""
+        self._idle = self._loop.create_future()
+        self._idle.add_done_callback(callback)
+
+    def notify_if_ended(self) -> None:
+        """Wake `wait`, or make the call of `call_when_ended`, if no call is pending."""
+        # The loop is closed if the coroutine of a call is collected after the program.
+        if not self.pending and self._idle is not None and not self._loop.is_closed():
+            wake(self._idle)
+
+    def finish(self) -> None:
+        """Complete calls that have all ended. Raises like `wait`."""
+        if self.contexts:
+            copy_back(self.contexts)
+        if not self.cancelling:
+            for number, task in self._tasks.items():
+                if task.cancelled():
+                    self._cancelled_at_its_end(number)
+        self._tasks.clear()
+        if self._ending is not None:
+            self._stop_grace_period()
+            self._raise(self._ending)
+
+    def _cancelled_at_its_end(self, number: int) -> None:
+        """Record that a call has cancelled its own task and ended without another wait."""
+        if self._ending is None or number not in self._ending.timeouts:
+            self._record(number, self.cancelled_error(number, CancelledError()))
+
+    def _raise(self, ending: _Ending) -> None:
+        """Raise the cancel of the caller, or else the failures, or else the cause of `end`."""
+        errors = [ending.errors[number] for number in sorted(ending.errors)]
+        raised: BaseException | None = ending.caller_cancel
+        if raised is None:
+            raised = _single_or_urgent(errors)
+        cause = None if self.keeps_result else ending.cause
+        ending.forget_errors()
+        try:
+            if raised is not None:
+                keep_errors(raised, [error for error in errors if error is not raised])
+                raise_unchanged(raised)
+            if errors:
+                raise BaseExceptionGroup(f"{len(errors)} calls failed", flattened(errors))
+            if cause is not None:
+                raise_unchanged(cause)
+        finally:
+            # The traceback of the raised error refers to this frame.
+            raised = cause = None
+            errors.clear()
+
+    # -- fail
+
+    def failed(self, number: int, error: BaseException) -> None:
+        """Record the failure of a call that was made in the caller's task, beside the others."""
+        if isinstance(error, CancelledError):
+            error = self.cancelled_error(number, error)
+        self._record(number, failure_of(error, self.describe(number)))
+
+    def _get_ending(self) -> _Ending:
+        if self._ending is None:
+            self._ending = _Ending()
+        return self._ending
+
+    def _call_ended(self, number: int) -> None:
+        if self._ending is not None:
+            self.stop_timer(number)
+            if number in self._ending.left_behind:
+                return
+        self.pending -= 1
+
+    def _call_failed(self, number: int, error: BaseException) -> None:
+        self._call_ended(number)
+        ending = self._get_ending()
+        if number in ending.left_behind:
+            if not isinstance(error, CancelledError):
+                message = "%s failed after it had been left running"
+                logger.error(message, self.describe(number), exc_info=error)
+        elif not isinstance(error, CancelledError):
+            self._record(number, error)
+        elif number in ending.timeouts:
+            self._record(number, ending.timeouts[number])
+        elif not self.cancelling:
+            self._record(number, self.cancelled_error(number, error))
+
+    def _record(self, number: int, error: BaseException) -> None:
+        if self.suppresses(number, error):
+            return
+        self.add_origin(number, error)
+        self._get_ending().errors[number] = error
+        self._cancel_calls()
+
+    # -- end
+
+    def end(self, cause: BaseException) -> None:
+        """End the calls, and raise `cause` when they have ended. Only the first cause counts."""
+        ending = self._get_ending()
+        if ending.cause is not None or self.cancelling:
+            return
+        ending.cause = cause
+        current = asyncio.current_task() if running_loop() is self._loop else None
+        if current is not None and current in self._tasks.values():
+            # A call that cancels itself would lose its result even if it does not wait any more.
+            self._loop.call_soon(self._cancel_calls)
+        else:
+            self._cancel_calls()
+
+    def cancel(self, caller_cancel: CancelledError) -> None:
+        """Cancel the calls, and raise `caller_cancel` when they have ended."""
+        self._get_ending().caller_cancel = caller_cancel
+        self._cancel_calls()
+
+    def _cancel_calls(self) -> None:
+        if self.cancelling or self._loop.is_closed():
+            return
+        self.cancelling = True
+        for task in self._tasks.values():
+            task.cancel()
+        if self.pending and self.grace_secs is not None:
+            timer = current_clock().call_later(self.grace_secs, self._leave_all_behind)
+            self._get_ending().grace_timer = timer
+
+    def _stop_grace_period(self) -> None:
+        if self._ending is not None and self._ending.grace_timer is not None:
+            self._ending.grace_timer.cancel()
+
+    def start_timer(self, number: int, secs: float) -> None:
+        """Limit the time of a call that has been started, unless it has ended."""
+        if self.is_running(number):
+            expire = functools.partial(self._expire, number)
+            self._get_ending().timers[number] = current_clock().call_later(secs, expire)
+
+    def stop_timer(self, number: int) -> None:
+        """Cancel the time limit of a call, if it has one."""
+        if self._ending is not None:
+            timer = self._ending.timers.pop(number, None)
+            if timer is not None:
+                timer.cancel()
+
+    def _expire(self, number: int) -> None:
+        ending = self._get_ending()
+        task = self._tasks[number]
+        ending.timeouts[number] = self.timeout_error(number, task)
+        task.cancel()
+        if self.grace_secs is not None:
+            give_up = functools.partial(self._leave_behind, [number])
+            ending.timers[number] = current_clock().call_later(self.grace_secs, give_up)
+
+    def _leave_all_behind(self) -> None:
+        self._leave_behind([number for number, _, _ in self.unfinished])
+
+    def _leave_behind(self, numbers: list[int]) -> None:
+        """Stop waiting for calls that have ignored their cancellation."""
+        ending = self._get_ending()
+        names = ", ".join(self.describe(number) for number in numbers)
+        message = "%s still runs %s s after its cancellation; continuing without it"
+        logger.warning(message, names, self.grace_secs)
+        ending.left_behind.update(numbers)
+        for number in numbers:
+            task = self._tasks[number]
+            _left_running.add(task)
+            task.add_done_callback(_left_running.discard)
+            self.stop_timer(number)
+            self.pending -= 1
+            if number in ending.timeouts:
+                self._record(number, ending.timeouts[number])
+        self.notify_if_ended()
+
+    # -- reports
+
+    def is_left_behind(self, number: int) -> bool:
+        """Return whether a call still runs although nothing waits for it any more."""
+        return self._ending is not None and number in self._ending.left_behind
+
+    def is_running(self, number: int) -> bool:
+        """Return whether a call was started in a task, and has not ended."""
+        task = self._tasks.get(number)
+        return task is not None and not task.done() and not self.is_left_behind(number)
+
+    @property
+    def unfinished(self) -> list[tuple[int, str, asyncio.Task[Any]]]:
+        """The number, description and task of each call that has not ended."""
+        return [
+            (number, self.describe(number), task)
+            for number, task in self._tasks.items()
+            if self.is_running(number)
+        ]
+
+    def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> Awaited | None:
+        unfinished = self.unfinished
+        if method != "wait" or not unfinished:
+            return None
+        secs = None if self.since is None else max(0.0, monotonic_now()() - self.since)
+        calls = [Awaited(self.kind, name, key=task, secs=secs) for _, name, task in unfinished]
+        first_task = f"task {unfinished[0][2].get_name()!r}"
+        session = None if self._waits is None else self._waits.session_waiting_for(self)
+        return Awaited("calls", first_task, by=lambda: calls, key=session)
+
+
+def _single_or_urgent(errors: list[BaseException]) -> BaseException | None:
+    """Return the error that is raised without a group: a single one, or a KeyboardInterrupt."""
+    if len(errors) == 1:
+        return errors[0]
+    return next((error for error in errors if not isinstance(error, Exception)), None)
+
+
+@types.coroutine
+def _pause() -> Generator[None, None, None]:
+    yield
+
+
+class _EagerStarts:
+    """Counts the eager starts of a thread that are nested in each other."""
+
+    __slots__ = ("depth",)
+
+    def __init__(self) -> None:
+        self.depth = 0
+
+
+class _ThisThread(threading.local):
+    def __init__(self) -> None:
+        self.eager_starts = _EagerStarts()
+
+
+_this_thread = _ThisThread()
+_left_running: set[asyncio.Task[None]] = set()
+"""Tasks that were left behind. The event loop itself has only weak references to tasks."""
+
+
+# -- one awaitable
+
+
+class Wait(Calls, Generic[T]):
+    """One awaitable: `await Wait("its name").result_of(awaitable)`.
+
+    Its errors are raised unchanged.
+    """
+
+    __slots__ = ("_is_future", "keeps_result", "what")
+
+    def __init__(
+        self,
+        what: str,
+        grace_secs: float | None = None,
+        waits: RunWaits | None = None,
+    ) -> None:
+        super().__init__([None], grace_secs, waits)
+        self.what: str = what
+        self.keeps_result: bool = False
+        self._is_future = False
+
+    def succeeded(self, number: int) -> None:
+        self.keeps_result = True
+
+    def describe(self, number: int) -> str:
+        return self.what
+
+    def add_origin(self, number: int, error: BaseException) -> None:
+        pass
+
+    def cancelled_error(self, number: int, cause: BaseException) -> BaseException:
+        if self._is_future:
+            # As under `await`, a cancel of the future reaches its waiter.
+            return cause
+        return hook_cancelled_error(self.what, cause)
+
+    async def result_of(self, awaitable: Awaitable[T]) -> T:
+        """Await the awaitable in a task of its own. A given task or future is not cancelled."""
+        self._is_future = asyncio.isfuture(awaitable)
+        call = _outcome if self._is_future else as_coroutine
+        try:
+            if self._ending is not None and self._ending.cause is not None:
+                raise_unchanged(self._ending.cause)
+            self.start(0, call, (awaitable,), self.what)
+            await self.wait()
+        except BaseException:
+            # Its task may have been cancelled before its first step.
+            close_unawaited(awaitable)
+            raise
+        result: T = self.results[0]
+        return result
+
+
+async def _outcome(future: asyncio.Future[T]) -> T:
+    try:
+        await wait_done([future], None)
+    finally:
+        if future.done():
+            # As under `await`, asyncio does not report an error that arrives with a cancel.
+            retrieve_exception(future)
+    return future.result()
+
+
+async def limited(coro: Coroutine[Any, Any, T], secs: float | None, what: str) -> T:
+    """Await `coro` for at most `secs`.
+
+    Raises:
+        TimeoutError: the time is up, and `coro` has ended after its cancellation.
+    """
+    wait = Wait[T](what)
+    timer = call_later(secs, lambda: wait.end(TimeoutError(f"{what} took longer than {secs} s")))
+    try:
+        return await wait.result_of(coro)
+    finally:
+        timer.cancel()
+
+
+# -- the waits of a run
+
+
+class RunWaits:
+    """The calls that a run waits for, one group at a time, and the error that ends the run."""
+
+    __slots__ = (
+        "began",
+        "cause",
+        "current",
+        "now",
+        "outermost",
+        "own_contexts",
+        "scope",
+        "suspended_at",
+    )
+
+    def __init__(
+        self,
+        scope: RunScope | None = None,
+        now: Callable[[], float] | None = None,
+    ) -> None:
+        """Prepare the waits of the run `scope`; with `now`, note the times for a status."""
+        self.scope: RunScope | None = scope
+        self.now: Callable[[], float] | None = now
+        self.cause: BaseException | None = None
+        """The error that ends the run."""
+        self.outermost: Calls | None = None
+        """The calls that the run's own task waits for. Their tasks may wait for other calls."""
+        self.current: Calls | None = None
+        """The calls whose wait began last."""
+        self.began: float | None = None
+        """When the run waited first. The time before costs nothing to note, and is short."""
+        self.suspended_at: float | None = None
+        """When the current wait began."""
+        self.own_contexts: dict[Any, OwnContext] = {}
+        """The contexts of hooks that are called several times in an attempt."""
+
+    def own_context(self, key: Any) -> OwnContext:
+        """Return the context for the calls of a hook, the same until `end_attempt`."""
+        context = self.own_contexts.get(key)
+        if context is None:
+            context = self.own_contexts[key] = OwnContext()
+        return context
+
+    def reset(self) -> None:
+        """Prepare for the next run."""
+        self.cause = None
+        self.end_attempt()
+
+    def end_attempt(self) -> None:
+        """Discard the contexts of an attempt."""
+        if self.own_contexts:
+            self.own_contexts = {}
+
+    def end(self, cause: BaseException) -> None:
+        """End the run with `cause`: in its current wait, or in the next one."""
+        if self.cause is not None:
+            return
+        self.cause = cause
+        if self.outermost is not None:
+            self.outermost.end(cause)
+
+    def begin_wait(self, calls: Calls) -> Calls | None:
+        """Begin a wait; return the enclosing calls, which `end_wait` needs."""
+        if self.now is not None:
+            self.suspended_at = calls.since = self.now()
+            if self.began is None:
+                self.began = self.suspended_at
+        enclosing = self.current
+        self.current = calls
+        if self.outermost is None:
+            self.outermost = calls
+            if self.cause is not None:
+                calls.end(self.cause)
+        return enclosing
+
+    def end_wait(self, calls: Calls, enclosing: Calls | None) -> None:
+        """End a wait."""
+        self.current = enclosing
+        if self.outermost is calls:
+            self.outermost = None
+
+    def session_waiting_for(self, calls: Calls) -> Awaited | None:
+        """Return the session of the run if its own task waits for these calls."""
+        owner: Any = None if self.scope is None else self.scope.session
+        if owner is None or self.outermost is not calls:
+            return None
+        if getattr(owner, "waits", None) is not self:
+            # A session that is nested in a run of the owner waits.
+            return None
+        session: Awaited = owner.awaited()
+        return session

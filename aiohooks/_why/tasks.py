@@ -1,0 +1,235 @@
+"""Where tasks are suspended: the awaits of each task, what it waits for, and at which line.
+
+This is for reports: no call is ended and no cancel is attributed because of it.
+
+`asyncio.Task.get_stack` shows only the outermost coroutine; here the innermost one counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import os
+import types
+from collections import deque
+from collections.abc import Awaitable, Generator, Iterable, Sequence
+from typing import Any, NamedTuple, TypeGuard, cast
+
+import anyio
+
+from aiohooks._core.reports import Awaited, Waiting
+
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+"""The folder of this library."""
+_WHY = PACKAGE + "_why"
+_STDLIB = os.path.dirname(os.__file__) + os.sep
+_ANYIO = os.path.dirname(anyio.__file__) + os.sep
+_MOST_FRAMES = 100
+_LOOP_FILES = (os.path.join("asyncio", "base_events.py"), os.path.join("asyncio", "runners.py"))
+# Only the name of `_run_once` shows where the frames of asyncio's loop end. If asyncio renames it,
+# a report has one frame more.
+_LOOP_FUNCTIONS = ("_run_once", "run", "run_until_complete", "run_forever")
+_LINK_TYPES: tuple[Any, ...] = (
+    types.CoroutineType,
+    types.AsyncGeneratorType,
+    types.GeneratorType,
+    Awaitable,
+)
+Frames = tuple[types.FrameType, ...]
+
+
+class TaskWait(NamedTuple):
+    """The chain of awaits of a task, and the name of what the task waits for.
+
+    The frames begin with the outermost. Not everything has a name.
+    """
+
+    frames: Frames
+    awaits: str | None
+
+    @property
+    def where(self) -> str | None:
+        """The line in the user's own code, and the innermost line."""
+        return user_location(self.frames)
+
+
+def task_wait(task: asyncio.Task[Any]) -> TaskWait:
+    """Return where a task of this loop waits.
+
+    For the running task, only the outermost function is known.
+    """
+    frames: list[types.FrameType] = []
+    awaits: str | None = None
+    links = links_of(coroutine_of(task))
+    while len(frames) < _MOST_FRAMES:
+        link = next(links, None)
+        if link is None:
+            break
+        frame, awaitable = link
+        if frame is None:
+            awaits = awaits or _task_name(awaitable)
+            continue
+        frames.append(frame)
+        awaited: Any = awaited_in(frame)
+        if isinstance(awaited, Awaited):
+            if awaited.kind == "calls":
+                # The chain of awaits is that of the first call.
+                awaited = next((call.key for call in awaited.by()), None)
+            else:
+                if awaited.ends:
+                    awaits = awaited.name
+                awaited = None
+        if awaited is not None:
+            links = links_of(coroutine_of(awaited))
+    return TaskWait(tuple(frames), awaits)
+
+
+def coroutine_of(task: asyncio.Task[Any]) -> Any:
+    """Return the coroutine of a task; None if the task has ended."""
+    # Python 3.12.1 crashes in `get_coro` of a task that ended while it was started eagerly.
+    return None if task.done() else task.get_coro()
+
+
+def describe_awaitable(awaitable: object) -> str:
+    """Return the name of what an awaitable waits for, before it is awaited."""
+    awaited = None
+    if inspect.iscoroutine(awaitable) and awaitable.cr_frame is not None:
+        awaited = awaited_in(awaitable.cr_frame)
+    name = awaited.name if isinstance(awaited, Awaited) else _task_name(awaitable)
+    if name:
+        return name
+    if isinstance(awaitable, types.CoroutineType):
+        return awaitable.__qualname__
+    return type(awaitable).__qualname__
+
+
+def describe_suspension(task: asyncio.Task[Any]) -> str:
+    """Return what a task waits for, and at which line, as a note for the error that ends it."""
+    wait = task_wait(task)
+    awaits = "" if wait.awaits is None else f"waiting for {wait.awaits}, "
+    return f"when its time was up it was {awaits}at {wait.where or 'its beginning'}"
+
+
+def is_task(awaitable: object) -> TypeGuard[asyncio.Task[Any]]:
+    """Return whether an object is a task, also of a class that a task factory of the loop uses."""
+    return asyncio.isfuture(awaitable) and hasattr(awaitable, "get_coro")
+
+
+def _task_name(awaitable: object) -> str | None:
+    return f"task {awaitable.get_name()!r}" if is_task(awaitable) else None
+
+
+def awaited_in(frame: types.FrameType) -> Awaited | asyncio.Task[Any] | None:
+    """Return what the call of a frame waits for, if it is a method of a `Waiting`."""
+    code = frame.f_code
+    # Only the code of this library: before Python 3.13, a frame keeps the values that its variables
+    # had when they were read.
+    if not code.co_filename.startswith(PACKAGE) or "self" not in code.co_varnames[:1]:
+        return None
+    arguments = frame.f_locals
+    owner = arguments.get("self")
+    if not isinstance(owner, Waiting):
+        return None
+    return owner.awaited_by(code.co_name, arguments)
+
+
+def links_of(link: Any) -> Generator[tuple[types.FrameType | None, Any]]:
+    """Yield the frame and the awaitable of each link of a chain of awaits, from `link` on.
+
+    The last link may be a future.
+    """
+    for _ in range(_MOST_FRAMES):
+        if link is None:
+            return
+        frame, inner = (None, None) if asyncio.isfuture(link) else _follow(link)
+        yield frame, link
+        link = inner
+
+
+def _follow(link: Any) -> tuple[types.FrameType | None, Any]:
+    """Return the frame of a link of the chain, and the next link."""
+    kind = cast("Any", type(link))
+    if kind is types.CoroutineType:
+        return link.cr_frame, link.cr_await
+    if kind is types.AsyncGeneratorType:
+        return link.ag_frame, link.ag_await
+    frame = None
+    if kind is types.GeneratorType:
+        frame = link.gi_frame
+        if link.gi_yieldfrom is not None:
+            return frame, link.gi_yieldfrom
+    # Iterators of futures, steps of async generators and the like have no attribute for what they
+    # wrap, and show it to the garbage collector alone. So do generators that resume a coroutine
+    # themselves.
+    referents: list[Any] = gc.get_referents(link)
+    for link_type in _LINK_TYPES:
+        for referent in referents:
+            if isinstance(referent, link_type):
+                return frame, referent
+    return frame, None
+
+
+def user_location(frames: Sequence[types.FrameType]) -> str | None:
+    """Return the innermost line of the user's own code, and the innermost line of all.
+
+    `frames` begins with the outermost.
+    """
+    if not frames:
+        return None
+    innermost = frames[-1]
+    own = next((frame for frame in reversed(frames) if not is_library(frame)), innermost)
+    if own is innermost:
+        return location(innermost)
+    return f"{location(own)}, in {location(innermost)}"
+
+
+def is_library(frame: types.FrameType) -> bool:
+    """Return whether a frame is of this library, of anyio or of Python's standard library."""
+    file = frame.f_code.co_filename
+    if file.startswith((PACKAGE, _ANYIO, "<")):
+        return True
+    return file.startswith(_STDLIB) and "site-packages" not in file
+
+
+def location(frame: types.FrameType) -> str:
+    """Return the function and the line of a frame."""
+    return f"{frame.f_code.co_qualname} ({frame.f_code.co_filename}:{frame.f_lineno})"
+
+
+def format_tasks(tasks: Iterable[asyncio.Task[Any]]) -> str:
+    """Return the tasks with their chains of awaits, as text for a log."""
+    lines: list[str] = []
+    for task in tasks:
+        wait = task_wait(task)
+        awaits = f", waiting for {wait.awaits}" if wait.awaits else ""
+        lines.append(f"task {task.get_name()!r}{awaits}")
+        lines += [f"  {location(frame)}" for frame in wait.frames]
+        if not wait.frames:
+            lines.append("  has not begun, or is written in C")
+    return "\n".join(lines)
+
+
+# -- threads
+
+
+def frames_of(innermost: types.FrameType | None, *, in_loop: bool = False) -> Frames:
+    """Return the frames of a thread, the outermost first, without those of this package.
+
+    With `in_loop`, only the frames that the event loop of the thread runs.
+    """
+    frames: deque[types.FrameType] = deque()
+    while innermost is not None and not (in_loop and _is_loop(innermost)):
+        if not innermost.f_code.co_filename.startswith(_WHY):
+            frames.appendleft(innermost)
+        innermost = innermost.f_back
+    return tuple(frames)
+
+
+def _is_loop(frame: types.FrameType) -> bool:
+    """Return whether this is a frame of the event loop.
+
+    uvloop has no frames, but asyncio's runner calls it too.
+    """
+    code = frame.f_code
+    return code.co_name in _LOOP_FUNCTIONS and code.co_filename.endswith(_LOOP_FILES)
