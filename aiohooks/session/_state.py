@@ -696,9 +696,8 @@ async def end_tasks(
 
 _LOOKS_SECS = (0.05, 0.2, 1.0)
 """When to look, after a stop, whether all tasks that are left wait for queues."""
-_QUEUE_METHODS = frozenset(
-    method.__code__ for method in (asyncio.Queue.put, asyncio.Queue.get, asyncio.Queue.join)
-)
+_Queue: Any = asyncio.Queue
+_QUEUE_METHODS = frozenset({_Queue.put.__code__, _Queue.get.__code__, _Queue.join.__code__})
 
 
 def waits_for_queue(task: asyncio.Task[Any]) -> bool:

@@ -203,10 +203,11 @@ class SessionFeeds:
         logger.warning("%s: %s", self.state.label, text)
 
 
-def _is_loader(value: object) -> bool:
+def _is_loader(value: Any) -> bool:
     """Return whether a tracked object gives elements; a model may be iterable, and is called."""
-    is_iterable = isinstance(value, (AsyncIterable, Iterable))
-    return is_iterable and not callable(value) and not hasattr(value, "__getitem__")
+    if callable(value) or hasattr(value, "__getitem__"):
+        return False
+    return isinstance(value, (AsyncIterable, Iterable))
 
 
 def source_of(
