@@ -201,7 +201,10 @@ class Composite:
         """Let a hook implement these methods, and no others."""
         names = {point.name for point in points}
         for name, method in self.methods.items():
-            method.place(registered, implements=name in names)
+            if name in names or registered in method.hooks:
+                method.place(registered, implements=name in names)
+        if not self._outer:
+            return
         for outer, as_hook in self._outer.items():
             outer._place(as_hook, outer.interface.implemented(self.object))
 
@@ -333,13 +336,14 @@ class CompositeMethod:
     of the hook interface.
     """
 
-    __slots__ = ("_answering", "_composite", "_function", "_hooks", "_own", "_point", "usable")
+    __slots__ = ("_answering", "_composite", "_function", "_own", "_point", "hooks", "usable")
 
     def __init__(self, composite: Composite, point: Point) -> None:
         self._composite = composite
         self._point = point
         self._own: Any = composite.interface.members[point.name]
-        self._hooks: dict[RegisteredHook, None] = {}
+        self.hooks: dict[RegisteredHook, None] = {}
+        """The hooks that implement the method."""
         self._answering: dict[RegisteredHook, None] = {}
         self.usable: Target | None = None
         """What is called, None if that is to be looked up at the next call."""
@@ -356,16 +360,16 @@ class CompositeMethod:
     def place(self, registered: RegisteredHook, *, implements: bool) -> None:
         """Note whether a hook implements the method."""
         self.usable = None
-        was_called = bool(self._hooks)
+        was_called = bool(self.hooks)
         self._answering.pop(registered, None)
         if implements:
-            self._hooks[registered] = None
+            self.hooks[registered] = None
             if self._returns_result(registered):
                 self._answering[registered] = None
         else:
-            self._hooks.pop(registered, None)
-        if was_called != bool(self._hooks):
-            shown = self._function if self._hooks else self
+            self.hooks.pop(registered, None)
+        if was_called != bool(self.hooks):
+            shown = self._function if self.hooks else self
             setattr(self._composite.kind, self._point.name, shown)
 
     def _returns_result(self, registered: RegisteredHook) -> bool:
@@ -390,7 +394,7 @@ class CompositeMethod:
         """Return what is called; raise if the group cannot be used."""
         self.check_answers()  # a group in this one may have changed
         # In the order of the group: a hook may have come to implement the method later.
-        hooks = [registered for registered in self._composite.hooks if registered in self._hooks]
+        hooks = [registered for registered in self._composite.hooks if registered in self.hooks]
         self.usable = self._composite.make_target(self._point, hooks)
         return self.usable
 
