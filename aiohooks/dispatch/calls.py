@@ -229,7 +229,8 @@ class RegisteredHook:
     def suppresses(self, who: str, error: BaseException) -> bool:
         """Count an error. If it is only logged, log it and return True.
 
-        The log has the traceback of the first error, and then the 10th, 100th, ... error.
+        The log has the first error of each method and type with its traceback, and otherwise the
+        10th, the 100th, ... error of the hook.
         """
         if not isinstance(error, Exception):
             return False
