@@ -68,6 +68,10 @@ class LoopBinding:
         self.in_block: bool = False
         """Whether the group is entered, so that its loop cannot change."""
 
+    def is_current(self) -> bool:
+        """Return whether this is the thread of the last call: enough for calls that cannot wait."""
+        return get_ident() == self.thread
+
     def check(self, *, may_wait: bool = False) -> None:
         """Bind to the running loop, or raise.
 

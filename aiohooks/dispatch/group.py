@@ -247,12 +247,15 @@ class HookGroup(Generic[K]):
             raise InvalidArgumentError(
                 f"{name} has no list of results; call group.hooks.{name}(...)"
             )
-        called = self._composite.methods[called_point.name]
+        composite = self._composite
+        called = composite.methods[called_point.name]
         target = called.usable or called.target()
+        if not (target.groups or target.wrappers or target.observers):
+            return []
+        if target.quick is not None and not keywords and composite.binding.is_current():
+            return await call_groups(target.groups, args)
         innermost = functools.partial(call_groups, target.groups)
-        results: list[Any] = await call_target(
-            self._composite, target, innermost, args, {**keywords}
-        )
+        results: list[Any] = await call_target(composite, target, innermost, args, {**keywords})
         # A wrapper that has swallowed the error returns None.
         return [without_end(result) for result in results or ()]
 

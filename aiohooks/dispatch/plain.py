@@ -18,7 +18,7 @@ import inspect
 import sys
 import types
 import typing
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Literal, cast
 
 import anyio.to_thread
@@ -50,7 +50,8 @@ class _Names(dict[str, Any]):
     """The names that the annotations of a function may use, with an `Unknown` for each other."""
 
     def __init__(self, module: Mapping[str, Any], names: Mapping[str, Any]) -> None:
-        super().__init__(names)
+        # Before Python 3.13, `types.CoroutineType` takes no parameters.
+        super().__init__({"CoroutineType": Coroutine, **names})
         self._module = module
 
     def __missing__(self, name: str) -> Any:

@@ -10,6 +10,7 @@ import inspect
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import ContextVar
+from types import CoroutineType
 from typing import Annotated, Any, ClassVar, TypeVar, Union
 
 import pytest
@@ -81,6 +82,22 @@ async def test_a_method_that_may_return_an_awaitable_takes_both_kinds(name: str)
     assert inspect.isawaitable(answer)
     assert await answer == "xabc"
     assert getattr(ah.compose(Broker, []), name)("x") == "x"
+
+
+async def test_a_coroutine_type_in_a_text_is_an_awaitable() -> None:
+    """Before Python 3.13 `types.CoroutineType` takes no parameters, which such texts have."""
+    called: list[str] = []
+
+    class Events:
+        def on(self) -> "Union[Coroutine[Any, Any, None], CoroutineType[Any, Any, None], None]": ...  # noqa: UP007, UP037
+
+    class Notes:
+        async def on(self) -> None:
+            called.append("on")
+
+    result = ah.compose(Events, [Notes(), Notes()]).on()
+    assert result is None
+    assert called == ["on", "on"]
 
 
 async def test_hooks_that_wait_overlap_there_too() -> None:
