@@ -381,7 +381,7 @@ def own_method(point: Point, own: Method) -> Method:
         return _argument(point, args, keywords)
 
     async def empty(self: Any, /, *given: Any, **named: Any) -> Any:
-        return point.empty()
+        return [] if point.how == "all" else point.empty()
 
     if not point.does_nothing:
         return own
@@ -398,8 +398,11 @@ def _others_of_call(
     key = _key(point, args, keywords)
     values = [value for place, value in enumerate(args) if place != key]
     others: dict[str, Any] = {}
+    by_keyword = _keyword_only(call_next)
     for name, value in keywords.items():
-        if name in point.positional or name in point.keywords:
+        if name in by_keyword and name != key:
+            others[name] = value
+        elif name in point.positional or name in point.keywords:
             if name != key:
                 values.append(value)
         elif name != key:
@@ -407,9 +410,19 @@ def _others_of_call(
     return _last_wanted(call_next, values), others
 
 
+def _keyword_only(function: Any) -> set[str]:
+    """Return the parameters that a function takes by keyword only."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return set()
+    Kind = inspect.Parameter
+    return {parameter.name for parameter in parameters if parameter.kind is Kind.KEYWORD_ONLY}
+
+
 def _last_wanted(function: Any, values: list[Any]) -> tuple[Any, ...]:
-    """Return the last values, as many as the function wants by position; all if it takes any, or if
-    that is not known.
+    """Return the values if the function takes so many by position, or that is not known; otherwise
+    the last ones, as many as it wants.
     """
     if isinstance(getattr(function, "__self__", None), _WrapperCall):
         return ()  # of a group that has this one as a hook: it takes what is changed
@@ -418,12 +431,15 @@ def _last_wanted(function: Any, values: list[Any]) -> tuple[Any, ...]:
     except (TypeError, ValueError):
         return tuple(values)
     Kind = inspect.Parameter
-    wanted = 0
+    taken = wanted = 0
     for parameter in parameters:
         if parameter.kind is Kind.VAR_POSITIONAL:
             return tuple(values)
         is_positional = parameter.kind in (Kind.POSITIONAL_ONLY, Kind.POSITIONAL_OR_KEYWORD)
+        taken += is_positional
         wanted += is_positional and parameter.default is parameter.empty
+    if wanted <= len(values) <= taken:
+        return tuple(values)
     return tuple(values[max(len(values) - wanted, 0) :])
 
 
@@ -553,13 +569,16 @@ def _generator_call(registered: RegisteredHook, method: str) -> Method:
 
     async def call(call_next: Callable[[], Awaitable[Any]], /, *args: Any, **keywords: Any) -> Any:
         generator = function(*args, **keywords)
+        wraps = True
         try:
             await anext(generator)
         except StopAsyncIteration:
-            return await call_next()  # it has returned before its `yield`, and wraps nothing
+            wraps = False  # it has returned before its `yield`
         try:
             result = await call_next()
         except BaseException as error:
+            if not wraps:
+                raise
             try:
                 await generator.athrow(error)
             except StopAsyncIteration:
@@ -570,6 +589,8 @@ def _generator_call(registered: RegisteredHook, method: str) -> Method:
                     raise_unchanged(error)
                 raise
             await _reject_second_yield(generator, registered.call_name(method))
+        if not wraps:
+            return result
         try:
             await generator.asend(result)
         except StopAsyncIteration:
@@ -661,10 +682,21 @@ def _changed(
     if replaced in ([], [own]):
         replaced = [name for name in point.keywords if name in values]
     replaced = [place for place in replaced if place not in by_name]
+    left_out: list[Any] = []
+    for place, name in enumerate(point.positional[len(args) :], len(args)):
+        is_needed = len(new) > len(replaced) + len(left_out)
+        if not is_needed or name in values or name not in point.defaults:
+            break
+        # The hook gives what the caller has left out, too.
+        values[place] = point.defaults[name]
+        left_out.append(place)
+    if left_out:
+        by_keyword = [place for place in replaced if isinstance(place, str)]
+        replaced = [*replaced[: len(replaced) - len(by_keyword)], *left_out, *by_keyword]
     count = min(len(new), len(replaced))
     values.update(zip(replaced[len(replaced) - count :], new[len(new) - count :], strict=True))
     more = new[: len(new) - count]
     if point.does_nothing and not point.takes_any_positional:
         more = ()  # for what the caller gave
-    positions = [values.pop(place) for place in range(len(args))]
+    positions = [values.pop(place) for place in range(len(args) + len(left_out))]
     return by_position(point, (*more, *positions), values)

@@ -194,6 +194,11 @@ class Composite:
         """Return the registrations of a hook, or of a function."""
         return tuple(self._by_identity.get(identity(hook), ()))
 
+    def has(self, other: Composite) -> bool:
+        """Return whether the object of `other` is this one, or is among the hooks, at any depth."""
+        inner = (composite_of(registered.hook) for registered in self.hooks)
+        return self is other or any(one is not None and one.has(other) for one in inner)
+
     def next_calls(self) -> list[ActiveCalls]:
         """Count later calls apart from those that are active, and return the counts of these."""
         calls = [active for active in (*self._earlier, self.active) if active.count]
@@ -469,7 +474,8 @@ async def call_target(
 ) -> Any:
     """Call the observers and the wrappers of a method, and `innermost`, which calls the others."""
     binding = composite.binding
-    if binding.in_block or binding.loop is None:
+    loop = running_loop()
+    if loop is None or loop is not binding.loop:
         binding.check(may_wait=target.point.is_async and target.may_wait)
     for registered in target.once:
         composite.remove(registered)
@@ -608,6 +614,11 @@ def _instance_of(made: type[Any], interface: Interface, init: Mapping[str, Any])
         raise InvalidHookError(
             f"{made.__name__} cannot be a hook interface: {_init_advice(made, init, error)}"
         ) from error
+    if type(instance) is not made:
+        raise InvalidHookError(
+            f"{made.__name__} cannot be a hook interface: its __new__ returns"
+            f" {safe_repr(instance)}, and no new object, which could stand for the hooks"
+        )
     own = getattr(instance, "__dict__", {})
     for name, default in interface.attributes.items():
         if name not in init and own.get(name, NO_VALUE) is default is not NO_VALUE:

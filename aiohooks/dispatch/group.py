@@ -17,6 +17,7 @@ import inspect
 import types
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextvars import Context
 from typing import (
     Any,
     Concatenate,
@@ -73,6 +74,7 @@ from aiohooks.dispatch.interface import (
     point,
     registered_hooks,
     without_end,
+    wraps_others,
 )
 from aiohooks.errors import (
     HookGroupClosedError,
@@ -181,6 +183,7 @@ class HookGroup(Generic[K]):
         self._entered: list[RegisteredHook] = []
         self._exits: dict[asyncio.Task[None], RegisteredHook] = {}  # of hooks that were removed
         self._exit_failures: list[BaseException] = []
+        self._before_exits: Context | None = None  # the context before the first of them
         self._context = OwnContext()  # of entering and leaving
         self._state = "new"
         self._left: asyncio.Future[None] | None = None
@@ -327,6 +330,8 @@ class HookGroup(Generic[K]):
         if removed in self._entered and self._state == "entered":
             self._binding.check()
             calls = self._composite.next_calls()
+            if not self._exits:
+                self._before_exits = self._context.state()
             name = f"exit of {removed.name}, which was removed"
             self._exits[new_task(self._exit_removed(removed, calls), name)] = removed
 
@@ -371,6 +376,12 @@ class HookGroup(Generic[K]):
         hook = registered.hook
         if isinstance(hook, HookGroup):
             raise InvalidHookError(f"{hook!r} is a group; give its `hooks`, and enter it yourself")
+        inner = composite_of(hook)
+        if inner is not None and inner.has(self._composite):
+            raise InvalidHookError(
+                f"{hook!r} stands for {self!r} itself, or for a group that has it as a hook, so"
+                " that a call would never end"
+            )
         is_plain = registered.registration.thread or isinstance(hook, FunctionHook)
         points = self._interface.check(hook, plain=is_plain)
         if not points and not self._may_lack_methods(hook):
@@ -490,7 +501,7 @@ class HookGroup(Generic[K]):
         for method in self._composite.methods.values():
             method.usable = None
         failures = self._exit_failures
-        before = self._context.state()
+        before = self._before_exits if self._exits else self._context.state()
         try:
             await shielded(
                 self._leave_hooks(error, failures),
@@ -722,18 +733,20 @@ class _FunctionGroup:
 
     def fill(self, hooks: list[HookRegistration]) -> None:
         """Make the group, of which the hooks are functions."""
-        self.pattern: Callable[..., Any] = _pattern(hooks)
+        pattern = _pattern(hooks)
         for hook in hooks:
-            self._check_place(hook.hook.function)
-        kind: Any = type(self._name, (), {"__call__": self._method_like(self.pattern)})
+            self._check_place(hook.hook.function, pattern)
+        kind: Any = type(self._name, (), {"__call__": self._method_like(pattern)})
         self.group: HookGroup[Any] = HookGroup(kind, hooks, name=self._name, **self._options)
+        # Not before: functions that do not fit leave what there was.
+        self.pattern: Callable[..., Any] = pattern
 
     def add(self, function: object, /) -> None:
         hook = _function_hook(function)
         if self.pattern is _anything:
             self.fill([hook])
             return
-        self._check_place(hook.hook.function)
+        self._check_place(hook.hook.function, self.pattern)
         self.group.add(hook)
 
     def remove(self, function: object, /) -> None:
@@ -748,14 +761,14 @@ class _FunctionGroup:
         method.__annotations__ = {}
         return method
 
-    def _check_place(self, function: Callable[..., Any]) -> None:
+    def _check_place(self, function: Callable[..., Any], pattern: Callable[..., Any]) -> None:
         """Raise if the argument that calls the next, or takes a result, has another place in a
-        function than in the first one.
+        function than in `pattern`, the first one.
         """
         if self._results is None:
             return
         places: set[int | str | None] = set()
-        for compared in (self.pattern, function):
+        for compared in (pattern, function):
             # Where it is not clear, this is said elsewhere for the first.
             with contextlib.suppress(InvalidHookError):
                 like = Point(object, "__call__", self._method_like(compared), None, None)
@@ -763,7 +776,7 @@ class _FunctionGroup:
                 places.add(like.positional.index(like.argument) if is_named else like.argument)
         if len(places) > 1:
             raise InvalidHookError(
-                f"{function!r} has its arguments in another order than {self.pattern!r}, which"
+                f"{function!r} has its arguments in another order than {pattern!r}, which"
                 " would mix up what calls the next, or takes a result; give functions with the same"
                 " arguments in the same order"
             )
@@ -774,7 +787,7 @@ def _function_hook(function: object) -> HookRegistration:
     registration = registration_of(function)
     called = registration.hook
     is_limited = registration.timeout is not None and not registration.thread
-    if is_limited and not is_coroutine_function(called):
+    if is_limited and not (is_coroutine_function(called) or wraps_others(called)):
         raise InvalidHookError(
             f"{called!r} is a plain function, which no time limit can end; give it no timeout"
         )

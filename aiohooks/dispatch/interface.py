@@ -568,7 +568,9 @@ class Interface:
             function = method.__func__ if isinstance(method, types.MethodType) else None
             if function not in implemented.fitting:
                 self._check_method(hook, method, implemented, plain=plain)
-                if inspect.isfunction(function) and not plain:
+                # A generator fits in a group, and not in a session, which has the same points.
+                is_known = inspect.isfunction(function) and not wraps_others(function)
+                if is_known and not plain:
                     implemented.fitting.add(function)
         if (
             "__call__" in self.members
@@ -627,6 +629,8 @@ class Interface:
                 )
             if point.is_async:
                 return ""
+        if kind == "a generator" and plain and point.how in ("none", "any"):
+            return "is a generator, and no one would iterate over it; write it without `yield`"
         if point.is_async and kind != "a coroutine function":
             if _function_kind(inspect.unwrap(method)) == "a coroutine function":
                 if not returns_awaitable(method):
@@ -729,6 +733,9 @@ def _function_kind(function: Any) -> str:
     while isinstance(function, functools.partial):
         function = function.func
     code = getattr(getattr(function, "__func__", function), "__code__", None)
+    if code is None:  # an object with `__call__`
+        method = getattr(type(function), "__call__", None)  # noqa: B004
+        code = getattr(method, "__code__", None)
     flags = 0 if code is None else code.co_flags
     if not isinstance(flags, int):
         return "a plain function"  # a mock, whose attributes are mocks

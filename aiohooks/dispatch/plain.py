@@ -15,6 +15,7 @@ import contextvars
 import functools
 import importlib
 import inspect
+import re
 import sys
 import types
 import typing
@@ -90,10 +91,12 @@ def _evaluated(annotation: Any, module: Mapping[str, Any], names: _Names) -> Any
             annotation = eval(annotation, {}, names)  # noqa: S307
         except Exception:
             return Unknown
-    # For texts inside of it, and without the notes of `Annotated`.
+    # For texts inside of it, and without the notes of `Annotated`. Since Python 3.14 a mapping is
+    # copied, so that it must have all names.
     owner = types.SimpleNamespace(__annotations__={"annotation": annotation})
+    words = {word: names[word] for word in re.findall(r"[^\W\d]\w*", str(annotation))}
     with contextlib.suppress(Exception):
-        return typing.get_type_hints(owner, dict(module), names)["annotation"]
+        return typing.get_type_hints(owner, dict(module), words)["annotation"]
     return annotation
 
 

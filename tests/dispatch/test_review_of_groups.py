@@ -1,0 +1,226 @@
+"""Faults that a review of groups has found: left-out defaults, other loops, generators."""
+
+import asyncio
+import contextvars
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.errors import HookTimeoutError, InvalidHookError, WrongLoopError
+
+
+class Events:
+    async def on_event(self, event) -> None: ...
+
+    @ah.point(ah.wrap(argument="call_next"))
+    async def handle(self, event, call_next, data=None, *, depth=0): ...
+
+
+class Waits:
+    async def on_event(self, event):
+        await asyncio.sleep(0)
+
+
+class PassesAll:
+    async def handle(self, event, call_next, data=None, *, depth=0):
+        return await call_next(event, data)
+
+
+class PassesNothing:
+    async def handle(self, event, call_next, data=None, *, depth=0):
+        return await call_next()
+
+
+async def final(event, data=None, *, depth=0):
+    return event, data, depth
+
+
+async def test_a_hook_may_give_what_the_caller_has_left_out():
+    events = ah.compose(Events, [PassesAll(), PassesAll()])
+    assert await events.handle("started", final) == ("started", None, 0)
+    assert await events.handle("started", final, "data") == ("started", "data", 0)
+    assert await events.handle(event="started", call_next=final) == ("started", None, 0)
+
+
+@pytest.mark.parametrize("hooks", [[], [PassesNothing()]])
+async def test_what_is_wrapped_gets_all_that_it_takes(hooks):
+    events = ah.compose(Events, hooks)
+    assert await events.handle("started", final) == ("started", None, 0)
+    assert await events.handle("started", final, "data") == ("started", "data", 0)
+    assert await events.handle("started", final, "data", depth=2) == ("started", "data", 2)
+    assert await events.handle("started", final, depth=2) == ("started", None, 2)
+
+
+def test_a_second_loop_is_refused_while_the_first_is_open():
+    group = ah.HookGroup(Events, [Waits()])
+    first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
+    try:
+        first.run_until_complete(group.hooks.on_event("started"))
+        with pytest.raises(WrongLoopError):
+            second.run_until_complete(group.hooks.on_event("started"))
+        first.run_until_complete(group.hooks.on_event("started"))
+        first.close()
+        second.run_until_complete(group.hooks.on_event("started"))
+    finally:
+        first.close()
+        second.close()
+
+
+async def test_call_of_a_group_is_refused_in_another_thread():
+    group = ah.HookGroup(Events, [Waits()])
+    await group.call(Events.on_event, "started")
+
+    def in_thread():
+        with pytest.raises(WrongLoopError):
+            asyncio.run(group.call(Events.on_event, "started"))
+
+    await asyncio.to_thread(in_thread)
+
+
+async def test_all_results_of_no_hook_are_an_empty_list():
+    class Answers:
+        @ah.point("all")
+        async def ask(self) -> str | None: ...
+
+        @ah.point("all")
+        async def count(self) -> dict[str, int]: ...
+
+        @ah.point("merge")
+        async def names(self) -> dict[str, int]: ...
+
+    answers = ah.compose(Answers, [])
+    assert (await answers.ask(), await answers.count(), await answers.names()) == ([], [], {})
+
+
+def test_a_class_without_new_objects_is_refused():
+    class Only:
+        made = None
+
+        def __new__(cls):
+            Only.made = Only.made or super().__new__(cls)
+            return Only.made
+
+        async def on_event(self, event) -> None: ...
+
+    Only()
+    with pytest.raises(InvalidHookError, match="its __new__ returns"):
+        ah.compose(Only, [Waits()])
+
+
+def test_generators_that_no_one_would_iterate_over_are_refused():
+    def generate(event):
+        yield
+
+    class Generates:
+        def on_event(self, event):
+            yield
+
+    class Called:
+        def __call__(self, event):
+            yield
+
+    group = ah.HookGroup(Events)
+    for function in (generate, Called()):
+        with pytest.raises(InvalidHookError, match="no one would iterate over it"):
+            group.on(Events.on_event, function)
+        with pytest.raises(InvalidHookError, match="no one would iterate over it"):
+            ah.compose_functions([function])
+    with pytest.raises(InvalidHookError, match="no one would iterate over it"):
+        group.add(ah.configure(Generates(), thread=True))
+
+
+async def test_an_object_that_is_called_as_an_async_generator_wraps():
+    called = []
+
+    class Around:
+        async def __call__(self, event):
+            called.append("before")
+            yield
+            called.append("after")
+
+    group = ah.HookGroup(Events, [ah.configure(Waits())])
+    group.on(Events.on_event, Around())
+    group.on(Events.on_event, lambda _: called.append("inside"))
+    await group.hooks.on_event("started")
+    assert called == ["before", "inside", "after"]
+
+
+async def test_a_generator_function_may_have_a_time_limit():
+    async def around(event):
+        await asyncio.Event().wait()
+        yield
+
+    composed = ah.compose_functions([ah.configure(around, timeout=0.001)])
+    with pytest.raises(HookTimeoutError):
+        await composed("started")
+
+
+async def test_a_generator_that_fits_in_a_group_is_refused_by_a_session():
+    class Around(ah.SessionRunHook):
+        async def before_run(self, run_context):
+            yield
+
+    around = Around()
+    ah.HookGroup(ah.SessionRunHook, [around])
+    with pytest.raises(InvalidHookError, match="not a coroutine function"):
+        ah.AsyncMonitoredSession(final, [around])
+
+
+async def test_functions_that_do_not_fit_leave_no_trace():
+    async def unclear(one, other):
+        return one
+
+    async def more(value):
+        return value + 1
+
+    composed = ah.compose_functions([], results="chain")
+    with pytest.raises(InvalidHookError, match="not clear"):
+        composed.add(unclear)
+    composed.add(more)
+    composed.add(more)
+    assert await composed(1) == 3
+
+
+async def test_a_group_is_not_its_own_hook():
+    inner = ah.HookGroup(Events)
+    outer = ah.HookGroup(Events, [inner.hooks])
+    for group in (inner, outer):
+        with pytest.raises(InvalidHookError, match="would never end"):
+            inner.add(group.hooks)
+    called = []
+    inner.on(Events.on_event, called.append)
+    await outer.hooks.on_event("started")
+    assert called == ["started"]
+
+
+async def test_an_error_behind_a_generator_without_yield_has_no_context():
+    class Returns:
+        async def on_event(self, event):
+            return
+            yield
+
+    class Fails:
+        async def on_event(self, event):
+            raise ValueError(event)
+
+    with pytest.raises(ValueError, match="started") as caught:
+        await ah.compose(Events, [Returns(), Fails()]).on_event("started")
+    assert caught.value.__context__ is None
+
+
+async def test_what_a_removed_hook_resets_is_reset_for_the_caller():
+    variable = contextvars.ContextVar("variable", default="default")
+
+    class Sets(Waits):
+        async def __aenter__(self):
+            self.token = variable.set("set")
+
+        async def __aexit__(self, *_):
+            variable.reset(self.token)
+
+    hook = Sets()
+    async with ah.HookGroup(Events, [hook]) as group:
+        assert variable.get() == "set"
+        group.remove(hook)
+        await asyncio.sleep(0.01)
+    assert variable.get() == "default"
