@@ -89,16 +89,30 @@ class OwnContext:
         self._caller = caller
         return context
 
-    def copy_back(self, since: Context | None = None) -> None:
-        """Set in the current context what the calls have set since `update`, or since a `state`."""
+    def copy_back(
+        self,
+        since: Context | None = None,
+        merged: dict[ContextVar[Any], Any] | None = None,
+    ) -> None:
+        """Set in the current context what the calls have set since `update`, or since a `state`.
+
+        With `merged`, the values that concurrent calls have set before, a value that a later call
+        has set in the current context itself is kept.
+        """
         context = self._context
         if context is None:
             return
         changed = changes(self._before if since is None else since, context)
         if not changed:
             return
-        self._caller = self._caller.copy()
+        before, self._caller = self._caller, self._caller.copy()
         for variable, value in changed:
+            if merged is not None:
+                current = variable.get(_MISSING)
+                own_value = before.get(variable, _MISSING)
+                if current is not own_value and current is not merged.get(variable, _MISSING):
+                    continue
+                merged[variable] = value
             _set(variable, value, self._to_caller)
             if value is not _MISSING:
                 # What others have set since `update` remains a change for this context.
@@ -136,7 +150,7 @@ def copy_back(call_contexts: Iterable[CallContext]) -> None:
     merged: dict[ContextVar[Any], Any] = {}
     for call_context in call_contexts:
         if isinstance(call_context, OwnContext):
-            call_context.copy_back()
+            call_context.copy_back(merged=merged)
             continue
         before, after = call_context
         if is_unchanged(before, after):

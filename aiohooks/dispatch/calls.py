@@ -617,8 +617,8 @@ class HookCalls(Calls):
         self._group.hooks[number].counted += 1
         if context is not None:
             method = functools.partial(_call_in_context, context, method)
+        self.caller_context_changed()  # also by a call that fails, if its error is only logged
         self.results[number] = await method(*args)
-        self.caller_context_changed()
         self.succeeded(number)
 
     def describe(self, number: int) -> str:

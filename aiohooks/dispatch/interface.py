@@ -18,7 +18,7 @@ import typing
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 from aiohooks._core.reports import logger
@@ -734,7 +734,8 @@ def _function_kind(function: Any) -> str:
         function = function.func
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     if code is None:  # an object with `__call__`
-        method = getattr(type(function), "__call__", None)  # noqa: B004
+        kind = cast("Any", type(function))
+        method = getattr(kind, "__call__", None)  # noqa: B004
         code = getattr(method, "__code__", None)
     flags = 0 if code is None else code.co_flags
     if not isinstance(flags, int):

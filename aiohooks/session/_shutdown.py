@@ -137,11 +137,21 @@ class Shutdown:
         gets it as a note.
         """
         what = f"{self._state.label}: a background task failed"
-        for failure in self._state.failures():
-            owner = next(one for one in self._state.owners if one.failed_with(failure))
-            if owner.raised or failure is primary:
-                continue
-            owner.raised = True  # its later failures were logged when they happened
+        state = self._state
+        # First those that end the session: one that it would have recovered from hides no other.
+        unknown = [
+            (failure, owner)
+            for failure in sorted(state.failures(), key=state.recovers)
+            for owner in state.owners
+            if owner.failed_with(failure)
+            and failure is not primary
+            and not state.is_known(failure, owner)
+        ]
+        for failure, owner in unknown:
+            is_first = failure is owner.errors[0]
+            if not is_first and (primary is not None or state.recovers(failure)):
+                continue  # it was logged when it happened
+            state.mark_known(failure, owner)
             if primary is not None:
                 add_note(primary, f"a background task had failed: {safe_repr(failure)}")
                 logger.error("%s", what, exc_info=failure)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import gc
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
@@ -37,7 +38,7 @@ from aiohooks._core.observers import Observer, observing
 from aiohooks._core.reports import Awaited, logger
 from aiohooks._core.scope import current_run, leave_run
 from aiohooks._core.validate import check_instance, check_secs
-from aiohooks._why.tasks import is_task, task_wait
+from aiohooks._why.tasks import coroutine_of, is_task, links_of, task_wait
 from aiohooks.errors import (
     InvalidArgumentError,
     ProducerFinishedError,
@@ -72,6 +73,10 @@ RUN_LOOPS: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary
 """The event loops of `aiohooks.run`, each with its thread."""
 WHY_VARIABLE = "AIOHOOKS_WHY"
 """The environment variable that lets the processes of a program be asked why they wait."""
+_background_of: contextvars.ContextVar[tuple[SessionState, ...]] = contextvars.ContextVar(
+    "aiohooks_background", default=()
+)
+"""The sessions of whose background tasks the current code is part, also in a task of its own."""
 
 
 class SessionState:
@@ -137,6 +142,7 @@ class SessionState:
         what.
         """
         self._failures: list[BaseException] = []
+        self._known: list[BaseException] = []  # of these, with which the session does not end
         self._drain_limits: list[float] = []  # in seconds; requested, and not begun yet
         self._drain_timers: list[TimerHandle] = []
 
@@ -160,6 +166,7 @@ class SessionState:
     def note_failure(self, error: BaseException) -> None:
         """Remember the order in which background tasks fail; those of replaced sessions go."""
         self._failures = [*self.failures(), error]
+        self._known = [one for one in self._known if any(one is each for each in self._failures)]
 
     def owns(self, task: asyncio.Task[Any]) -> bool:
         """Return whether `task` is a background task of the session."""
@@ -174,14 +181,27 @@ class SessionState:
     def mark_raised(self, error: BaseException) -> None:
         """Note that `error` is raised, if it is a failure of a background task.
 
-        A background task that gets the failure of another one does not pass it on: only code
-        outside of the session's own tasks can handle it.
+        A background task that gets the failure of another one does not pass it on, nor does a task
+        that it has started: only code outside of the session's own tasks can handle it.
         """
-        caller = None if running_loop() is None else asyncio.current_task()
-        if caller is not None and self.owns(caller):
+        if self in _background_of.get():
             return
         for owner in self.owners:
-            owner.raised = owner.raised or owner.failed_with(error)
+            if owner.failed_with(error):
+                self.mark_known(error, owner)
+
+    def mark_known(self, error: BaseException, owner: TaskOwner) -> None:
+        """Note that a failure was raised or logged. With one that ends the session, the later ones
+        of its owner count as known; they were logged when they happened.
+        """
+        if self.recovers(error):
+            self._known.append(error)
+        else:
+            owner.raised = True
+
+    def is_known(self, error: BaseException, owner: TaskOwner) -> bool:
+        """Return whether a failure was raised or logged."""
+        return owner.raised or any(error is one for one in self._known)
 
     def is_part_of_call(self) -> bool:
         """Return whether this code is part of a run of the session, or of its end: of a hook."""
@@ -416,7 +436,7 @@ class TaskOwner:
         self.errors: list[BaseException] = []
         """The failures so far, in the order of their occurrence."""
         self.raised: bool = False
-        """Whether the first failure has been raised."""
+        """Whether a failure that ends the session has been raised."""
         self.joined: bool = False
         self.closed: bool = False
         """Whether its session is ending, or was replaced."""
@@ -537,6 +557,7 @@ class TaskOwner:
             raise SessionClosedError(f"no task can be started any more: {self.ending}")
         context = contextvars.copy_context()
         context.run(leave_run)
+        context.run(_background_of.set, (*_background_of.get(), self.state))
         coro: Any = context.run(fn, *args)
         if not asyncio.iscoroutine(coro):
             raise InvalidArgumentError(
@@ -578,7 +599,7 @@ class TaskOwner:
         """Record the failure of a task: it ends waits, and stops a session that does not recover; a
         clean end is a stop.
         """
-        if self.failed_with(error):
+        if self.failed_with(error) or self.state.whole.failed_with(error):
             return  # `until` raised it in the task, which passed it on
         is_clean = self.is_clean_end(error)
         if (self.closed and is_clean) or is_end_of_producers(error):
@@ -608,7 +629,8 @@ class TaskOwner:
     def raise_failure(self) -> None:
         """Raise the first failure, if there is one."""
         if self.errors:
-            self.state.mark_raised(self.errors[0])
+            if not self.state.is_part_of_call():
+                self.state.mark_raised(self.errors[0])
             raise_unchanged(self.errors[0])
 
     def cancel_tasks(self, why: str) -> None:
@@ -659,9 +681,10 @@ async def end_tasks(
     """Wait `stop_grace_secs`, if not 0, for the tasks of all these, cancel them, wait
     `cancel_grace_secs`, then warn.
 
-    The first wait ends early if all tasks that are left wait for queues: none of them can wake
-    another. Tasks that they start meanwhile are part of it. `why` is the message of the
-    cancellation; `what`, in messages, the session and what it is doing.
+    The first wait ends early if all tasks that are left wait for queues, and have done so since the
+    look before: none of them can wake another, and no other code has. Tasks that they start
+    meanwhile are part of it. `why` is the message of the cancellation; `what`, in messages, the
+    session and what it is doing.
     """
 
     def described() -> dict[object, str]:
@@ -675,12 +698,17 @@ async def end_tasks(
     with LongWaitLog(what, described):
         now = current_clock().now
         began = now()
+        before: dict[asyncio.Task[Any], object] = {}
         for look in (*_LOOKS_SECS, stop_grace_secs):
             left = began + min(look, stop_grace_secs) - now()
-            if left > 0 and await ended(left):
+            if left <= 0:
+                continue  # the loop was blocked, and nothing could use the queues
+            if await ended(left):
                 return
-            tasks = [task for owner in owners for task in owner.tasks]
-            if now() - began < stop_grace_secs and all(map(waits_for_queue, tasks)):
+            waits = {task: queue_wait(task) for owner in owners for task in owner.tasks}
+            is_idle = None not in waits.values() and waits == before
+            before = waits
+            if is_idle and now() - began < stop_grace_secs:
                 names = "; ".join(described().values())
                 text = "%s: cancelled early, as no other task is left that uses their queues: %s"
                 logger.info(text, what, names)
@@ -694,16 +722,26 @@ async def end_tasks(
             )
 
 
-_LOOKS_SECS = (0.05, 0.2, 1.0)
+_LOOKS_SECS = (0.05, 0.15, 1.0)
 """When to look, after a stop, whether all tasks that are left wait for queues."""
 _Queue: Any = asyncio.Queue
 _QUEUE_METHODS = frozenset({_Queue.put.__code__, _Queue.get.__code__, _Queue.join.__code__})
 
 
-def waits_for_queue(task: asyncio.Task[Any]) -> bool:
-    """Return whether a task waits in a method of a queue."""
+def queue_wait(task: asyncio.Task[Any]) -> object:
+    """Return the future of a task that waits in a method of a queue, and else None.
+
+    None in a `with` block, too: it may be a time limit, after which the task continues by itself.
+    """
     frames = task_wait(task).frames
-    return bool(frames) and frames[-1].f_code in _QUEUE_METHODS
+    if not frames or frames[-1].f_code not in _QUEUE_METHODS:
+        return None
+    links = [link for _, link in links_of(coroutine_of(task))]
+    exits = (one for link in links for one in gc.get_referents(link) if inspect.isroutine(one))
+    if any(one.__name__ in ("__exit__", "__aexit__") for one in exits):
+        return None
+    waiter = links[-1]
+    return None if not asyncio.isfuture(waiter) or waiter.done() else waiter
 
 
 # -- the producers of a wait: tasks without which it would never end

@@ -311,6 +311,10 @@ class SessionSupervisor(Waiting):
                 await Wait[None]("a recovery", waits=waits).result_of(
                     self._close_failed_session(error, why)
                 )
+                # A task may have failed meanwhile, or beside the one that is recovered from.
+                for failure in self.state.failures():
+                    if not self.state.recovers(failure):
+                        raise_unchanged(failure)
                 try:
                     await self._new_session(waits)
                     return

@@ -59,3 +59,21 @@ def test_each_of_several_own_contexts_sees_what_the_others_have_set() -> None:
             assert (context.get(FIRST), context.get(SECOND)) == (1, 1)
 
     in_a_context(check)
+
+
+def test_what_a_later_call_has_set_in_the_callers_context_is_kept() -> None:
+    """The last call wins, also over one with a context of its own that has ended after it."""
+
+    def check() -> None:
+        FIRST.set(0)
+        own, another = OwnContext(), OwnContext()
+        own.update().run(FIRST.set, 1)
+        FIRST.set(2)
+        copy_back([own])
+        assert FIRST.get() == 2
+        for one, value in ((own, 3), (another, 4)):
+            one.update().run(FIRST.set, value)
+        copy_back([own, another])
+        assert FIRST.get() == 4
+
+    in_a_context(check)

@@ -54,7 +54,19 @@ async def runs(session: ah.AsyncMonitoredSession) -> None:
         await ticks()
 
 
-OTHERS = [waits_in_session, waits_in_coordinator, gives_up, looks_for_failures, runs]
+async def gives_up_in_its_own_task(session: ah.AsyncMonitoredSession) -> None:
+    """What a background task starts is part of it."""
+    await asyncio.gather(session.until(forever()), return_exceptions=True)
+
+
+OTHERS = [
+    waits_in_session,
+    waits_in_coordinator,
+    gives_up,
+    gives_up_in_its_own_task,
+    looks_for_failures,
+    runs,
+]
 
 
 # -- what the block does meanwhile
@@ -63,6 +75,19 @@ OTHERS = [waits_in_session, waits_in_coordinator, gives_up, looks_for_failures, 
 async def works(session: ah.AsyncMonitoredSession) -> None:
     """The block waits for something of its own."""
     await ticks(30)
+
+
+async def gives_up_recoverable(session: ah.AsyncMonitoredSession) -> None:
+    """Handles the first of two failures."""
+    with pytest.raises(ah.AbortedError):
+        await session.until(forever())
+    await ticks(10)
+
+
+async def runs_once(session: ah.AsyncMonitoredSession) -> None:
+    """Runs when both have happened."""
+    await ticks(10)
+    await session.run("loss")
 
 
 async def stops(session: ah.AsyncMonitoredSession) -> None:
@@ -119,6 +144,42 @@ async def test_a_failure_that_a_hook_has_handled_leaves_the_session(
 
     session = doubling(PhaseHook(phase, handle))
     assert await outcome(session, use) is failure
+
+
+async def test_a_failure_that_a_hook_has_asked_for_leaves_the_session(failure: OSError) -> None:
+    """A hook that asks its coordinator for failures does not decide for the program, either."""
+
+    async def handle(argument: Any) -> None:
+        await ticks(10)
+        with pytest.raises(OSError, match="upload"):
+            session.coord.raise_requested_exception()
+
+    async def use(session: ah.AsyncMonitoredSession) -> None:
+        session.coord.start_soon(raises_after(5, failure))
+
+    session = doubling(PhaseHook("end", handle))
+    assert await outcome(session, use) is failure
+
+
+async def test_a_failure_that_the_block_has_handled_is_not_raised_by_a_slower_task(
+    failure: OSError,
+) -> None:
+    """A task of the raw session that passes on the failure of another one has not failed itself."""
+
+    async def cleans_up(session: ah.AsyncMonitoredSession) -> None:
+        try:
+            await session.coord.until(forever())
+        finally:
+            await ticks(10)
+
+    async def use(session: ah.AsyncMonitoredSession) -> None:
+        session.coord.start_soon(cleans_up, session)
+        session.start_soon(raises_after(3, failure))
+        with pytest.raises(OSError, match="upload"):
+            await session.until(forever())
+        await ticks(30)
+
+    assert await outcome(doubling(), use) is None
 
 
 async def test_a_failure_that_a_run_has_raised_is_not_raised_again(failure: OSError) -> None:
@@ -179,6 +240,29 @@ async def test_a_raw_session_whose_task_fails_as_it_is_closed_is_replaced() -> N
         assert (creations, session.status().recoveries) == (2, 1)
 
 
+@pytest.mark.parametrize("count", [3, 4, 6])
+async def test_a_failure_beside_one_that_is_recovered_from_leaves_the_session(
+    count: int, failure: OSError
+) -> None:
+    """Also if it comes while the run, or the raw session, is about to end because of that."""
+
+    class Worker(ah.SessionRunHook):
+        async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+            coord.start_soon(raises_after(3, ah.AbortedError("lost")))
+            coord.start_soon(raises_after(count, failure))
+
+        async def before_run(self, run_context: ah.SessionRunContext) -> None:
+            try:
+                await forever()
+            finally:
+                await ticks(5)
+
+    async def use(session: ah.AsyncMonitoredSession) -> None:
+        await session.run("loss")
+
+    assert await outcome(doubling(Worker(), recovery=NO_BACKOFF), use) is failure
+
+
 @pytest.mark.parametrize("first", ["session", "coord"])
 async def test_the_earliest_of_two_failures_is_raised(first: str, failure: OSError) -> None:
     """Whichever of the two coordinators of a session owns its task."""
@@ -193,6 +277,22 @@ async def test_the_earliest_of_two_failures_is_raised(first: str, failure: OSErr
         await ticks(20)
 
     assert await outcome(doubling(), use) is failure
+
+
+@pytest.mark.parametrize("body", [works, gives_up_recoverable, runs_once])
+async def test_a_failure_that_can_be_recovered_from_hides_no_other(
+    body: Callable[[Any], Awaitable[None]], failure: OSError, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The session ends with the failure from which no recovery could help; both are logged."""
+    lost = ah.AbortedError("lost")
+
+    async def use(session: ah.AsyncMonitoredSession) -> None:
+        session.coord.start_soon(raises_after(3, lost))
+        session.coord.start_soon(raises_after(4, failure))
+        await body(session)
+
+    assert await outcome(doubling(), use) is failure
+    assert "after another failure" in caplog.text
 
 
 async def test_a_loop_that_is_cancelled_in_the_queue_keeps_its_element() -> None:

@@ -514,10 +514,55 @@ async def test_tasks_that_only_queues_could_wake_are_cancelled_early(
         await ticks()
         ending = asyncio.create_task(session.aclose())
         await ticks()
-        await advance_clock(clock, 0.3)
+        for _ in range(4):
+            await advance_clock(clock, 0.06)
         await ending
     assert all(task.cancelled() for task in tasks)
     assert "cancelled early, as no other task is left that uses their queues" in caplog.text
+
+
+async def test_a_queue_that_the_program_uses_is_not_idle(clock: ManualClock) -> None:
+    """What a task of the session waits for may come from outside of the session."""
+    queue = asyncio.Queue[int](1)
+
+    async def produce() -> None:
+        for number in range(5):
+            await queue.put(number)
+
+    async with doubling() as session:
+        task = session.start_soon(produce)
+        await ticks()
+        ending = asyncio.create_task(session.aclose())
+        await ticks()
+        for _ in range(5):
+            await advance_clock(clock, 0.06)
+            await queue.get()
+        await ending
+    assert not task.cancelled()
+
+
+async def test_a_wait_for_a_queue_with_a_time_limit_is_not_idle(clock: ManualClock) -> None:
+    """Its task continues by itself, and has work left that it does then."""
+    flushed = False
+
+    async def flush_at_times() -> None:
+        nonlocal flushed
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await asyncio.Queue[int]().get()
+        await asyncio.sleep(0)
+        flushed = True
+
+    async with doubling() as session:
+        session.start_soon(flush_at_times)
+        await ticks()
+        ending = asyncio.create_task(session.aclose())
+        await ticks()
+        for _ in range(5):
+            await advance_clock(clock, 0.06)
+        assert not ending.done()
+        await ending
+    assert flushed
 
 
 async def test_a_task_that_may_use_a_queue_gives_the_others_their_time(clock: ManualClock) -> None:

@@ -1,4 +1,9 @@
-"""Faults that a review of groups has found: left-out defaults, other loops, generators."""
+"""Borders of calls: left-out defaults, what is wrapped, other loops, generators."""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, disable-error-code="empty-body, var-annotated"
+# Annotations say how results are combined, and most classes here have none.
+
+from __future__ import annotations
 
 import asyncio
 import contextvars
@@ -7,6 +12,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.errors import HookTimeoutError, InvalidHookError, WrongLoopError
+from tests.support.waiting import ticks
 
 
 class Events:
@@ -35,7 +41,8 @@ async def final(event, data=None, *, depth=0):
     return event, data, depth
 
 
-async def test_a_hook_may_give_what_the_caller_has_left_out():
+async def test_a_hook_may_give_what_the_caller_has_left_out() -> None:
+    """The next hook gets it, and keeps the arguments before it."""
     events = ah.compose(Events, [PassesAll(), PassesAll()])
     assert await events.handle("started", final) == ("started", None, 0)
     assert await events.handle("started", final, "data") == ("started", "data", 0)
@@ -43,7 +50,8 @@ async def test_a_hook_may_give_what_the_caller_has_left_out():
 
 
 @pytest.mark.parametrize("hooks", [[], [PassesNothing()]])
-async def test_what_is_wrapped_gets_all_that_it_takes(hooks):
+async def test_what_is_wrapped_gets_all_that_it_takes(hooks) -> None:
+    """Also if no hook gives it anything: by position, and by name what is keyword-only."""
     events = ah.compose(Events, hooks)
     assert await events.handle("started", final) == ("started", None, 0)
     assert await events.handle("started", final, "data") == ("started", "data", 0)
@@ -51,7 +59,8 @@ async def test_what_is_wrapped_gets_all_that_it_takes(hooks):
     assert await events.handle("started", final, depth=2) == ("started", None, 2)
 
 
-def test_a_second_loop_is_refused_while_the_first_is_open():
+def test_a_second_loop_is_refused_while_the_first_is_open() -> None:
+    """A group without a block belongs to the loop of its first call until that is closed."""
     group = ah.HookGroup(Events, [Waits()])
     first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
     try:
@@ -66,7 +75,8 @@ def test_a_second_loop_is_refused_while_the_first_is_open():
         second.close()
 
 
-async def test_call_of_a_group_is_refused_in_another_thread():
+async def test_call_of_a_group_is_refused_in_another_thread() -> None:
+    """There is another loop, in which hooks would wait for objects of the first."""
     group = ah.HookGroup(Events, [Waits()])
     await group.call(Events.on_event, "started")
 
@@ -77,7 +87,9 @@ async def test_call_of_a_group_is_refused_in_another_thread():
     await asyncio.to_thread(in_thread)
 
 
-async def test_all_results_of_no_hook_are_an_empty_list():
+async def test_all_results_of_no_hook_are_an_empty_list() -> None:
+    """Whatever is annotated; merged, they are empty as annotated."""
+
     class Answers:
         @ah.point("all")
         async def ask(self) -> str | None: ...
@@ -92,7 +104,9 @@ async def test_all_results_of_no_hook_are_an_empty_list():
     assert (await answers.ask(), await answers.count(), await answers.names()) == ([], [], {})
 
 
-def test_a_class_without_new_objects_is_refused():
+def test_a_class_without_new_objects_is_refused() -> None:
+    """Its object could not stand for the hooks, which were never called."""
+
     class Only:
         made = None
 
@@ -107,7 +121,9 @@ def test_a_class_without_new_objects_is_refused():
         ah.compose(Only, [Waits()])
 
 
-def test_generators_that_no_one_would_iterate_over_are_refused():
+def test_generators_that_no_one_would_iterate_over_are_refused() -> None:
+    """Functions, called objects and hooks in threads: their bodies would never run."""
+
     def generate(event):
         yield
 
@@ -129,7 +145,8 @@ def test_generators_that_no_one_would_iterate_over_are_refused():
         group.add(ah.configure(Generates(), thread=True))
 
 
-async def test_an_object_that_is_called_as_an_async_generator_wraps():
+async def test_an_object_that_is_called_as_an_async_generator_wraps() -> None:
+    """As an async generator function does."""
     called = []
 
     class Around:
@@ -145,7 +162,9 @@ async def test_an_object_that_is_called_as_an_async_generator_wraps():
     assert called == ["before", "inside", "after"]
 
 
-async def test_a_generator_function_may_have_a_time_limit():
+async def test_a_generator_function_may_have_a_time_limit() -> None:
+    """It may wait, unlike a plain function."""
+
     async def around(event):
         await asyncio.Event().wait()
         yield
@@ -155,7 +174,9 @@ async def test_a_generator_function_may_have_a_time_limit():
         await composed("started")
 
 
-async def test_a_generator_that_fits_in_a_group_is_refused_by_a_session():
+async def test_a_generator_that_fits_in_a_group_is_refused_by_a_session() -> None:
+    """A session awaits its hooks, also of a class that a group has seen."""
+
     class Around(ah.SessionRunHook):
         async def before_run(self, run_context):
             yield
@@ -166,7 +187,9 @@ async def test_a_generator_that_fits_in_a_group_is_refused_by_a_session():
         ah.AsyncMonitoredSession(final, [around])
 
 
-async def test_functions_that_do_not_fit_leave_no_trace():
+async def test_functions_that_do_not_fit_leave_no_trace() -> None:
+    """A composition that has refused them takes the next function as if it were the first."""
+
     async def unclear(one, other):
         return one
 
@@ -181,7 +204,8 @@ async def test_functions_that_do_not_fit_leave_no_trace():
     assert await composed(1) == 3
 
 
-async def test_a_group_is_not_its_own_hook():
+async def test_a_group_is_not_its_own_hook() -> None:
+    """Neither directly nor through another group; what is refused changes nothing."""
     inner = ah.HookGroup(Events)
     outer = ah.HookGroup(Events, [inner.hooks])
     for group in (inner, outer):
@@ -193,7 +217,9 @@ async def test_a_group_is_not_its_own_hook():
     assert called == ["started"]
 
 
-async def test_an_error_behind_a_generator_without_yield_has_no_context():
+async def test_an_error_behind_a_generator_without_yield_has_no_context() -> None:
+    """The end of the generator is no part of what went wrong."""
+
     class Returns:
         async def on_event(self, event):
             return
@@ -208,7 +234,8 @@ async def test_an_error_behind_a_generator_without_yield_has_no_context():
     assert caught.value.__context__ is None
 
 
-async def test_what_a_removed_hook_resets_is_reset_for_the_caller():
+async def test_what_a_removed_hook_resets_is_reset_for_the_caller() -> None:
+    """The block sees what its exit has set, though that runs in a task."""
     variable = contextvars.ContextVar("variable", default="default")
 
     class Sets(Waits):
@@ -222,5 +249,5 @@ async def test_what_a_removed_hook_resets_is_reset_for_the_caller():
     async with ah.HookGroup(Events, [hook]) as group:
         assert variable.get() == "set"
         group.remove(hook)
-        await asyncio.sleep(0.01)
+        await ticks()
     assert variable.get() == "default"
