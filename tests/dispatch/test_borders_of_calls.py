@@ -1,6 +1,7 @@
 """Borders of calls: left-out defaults, what is wrapped, other loops, generators."""
 
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, disable-error-code="empty-body, var-annotated"
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
+# mypy: disable-error-code="empty-body, var-annotated"
 # Annotations say how results are combined, and most classes here have none.
 
 from __future__ import annotations
