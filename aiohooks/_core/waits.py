@@ -21,7 +21,7 @@ from aiohooks._core.validate import check_secs
 T = TypeVar("T")
 
 _LINE_SECS = 60.0
-_until: ContextVar[Callable[[Awaitable[Any]], Awaitable[Any]] | None] = ContextVar(
+_wait_or_stop: ContextVar[Callable[[Awaitable[Any]], Awaitable[Any]] | None] = ContextVar(
     "aiohooks_opening",
     default=None,
 )
@@ -30,31 +30,31 @@ _until: ContextVar[Callable[[Awaitable[Any]], Awaitable[Any]] | None] = ContextV
 @contextlib.contextmanager
 def opening_until(until: Callable[[Awaitable[Any]], Awaitable[Any]]) -> Generator[None]:
     """Let `wait_for_others` await with `until` in this block, so that a stop ends the wait."""
-    token = _until.set(until)
+    token = _wait_or_stop.set(until)
     try:
         yield
     finally:
-        _until.reset(token)
+        _wait_or_stop.reset(token)
 
 
 def is_opening() -> bool:
     """Return whether this code is part of the opening of a session."""
-    return _until.get() is not None
+    return _wait_or_stop.get() is not None
 
 
 async def wait_for_others(waiter: Awaitable[T]) -> T:
-    """Await what only others can bring about.
+    """Await something that only another process can bring about.
 
-    Others are an engine that does not answer, or a chief that initializes the run or loses its
-    lead.
+    Examples are the answer of an engine, and a new chief. If a session is being opened here, a stop
+    of it ends the wait.
 
     Raises:
-        StopRequestedError: the session that is being opened here is asked to stop.
+        StopRequestedError: the session is asked to stop.
     """
-    until = _until.get()
-    if until is None:
+    wait_or_stop = _wait_or_stop.get()
+    if wait_or_stop is None:
         return await waiter
-    result: T = await until(waiter)
+    result: T = await wait_or_stop(waiter)
     return result
 
 

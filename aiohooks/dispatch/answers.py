@@ -177,6 +177,7 @@ async def _chained(target: Target, args: tuple[Any, ...], keywords: Keywords) ->
 
 
 async def _first_result(target: Target, args: tuple[Any, ...], keywords: Keywords) -> Any:
+    """Call the groups in order, and return the first result that is not None."""
     for group in target.until_answered:
         if target.point.how == "race":
             race = _Race(group)

@@ -260,11 +260,15 @@ class FunctionHook:
     """A function as a hook with one method."""
 
     def __init__(self, name: str, function: Any, *, is_alone: bool = False) -> None:
+        """Make a hook whose method `name` is the function.
+
+        One that is alone stands for its function in messages, which do not speak of a method.
+        """
         if not callable(function):
-            fault = ", and cannot be called; give one"
+            advice = "give a function"
             if inspect.iscoroutine(function):
-                fault = "; give the function, not the call"
-            raise InvalidHookError(f"{function!r} is given as a function{fault}")
+                advice = "give the function itself, without calling it"
+            raise InvalidHookError(f"{function!r} is given as a function; {advice}")
         self.function: Any = function
         self.__aiohooks_name__ = getattr(function, "__name__", type(function).__name__)
         self.__aiohooks_is_function__ = is_alone

@@ -656,6 +656,30 @@ class Interface:
         return ""
 
     def _check_names(self, hook: object, *, plain: bool) -> None:
+        """Raise, or warn, if methods of a hook would never be called."""
+        self._reject_unsupported(hook)
+        functions: set[str] = set()
+        for base in type(hook).__mro__:
+            functions.update(
+                name for name, value in vars(base).items() if inspect.isfunction(value)
+            )
+        others = sorted(
+            name for name in functions.difference(self.points) if not name.startswith("_")
+        )
+        coroutines = [name for name in others if is_coroutine_function(getattr(hook, name))]
+        # A plain method is likely to be a helper, unless the methods of the hook may be plain.
+        self._reject_misspelt(hook, others if plain else coroutines)
+        if coroutines and self._in_group and self.has_member(hook):
+            logger.warning(
+                "%s does not have %s of %s, so a group does not call them; if something calls"
+                " them, give methods=%s",
+                self.kind.__name__,
+                ", ".join(coroutines),
+                hook_name(hook),
+                tuple(coroutines),
+            )
+
+    def _reject_unsupported(self, hook: object) -> None:
         for name in self._unsupported:
             own = inspect.getattr_static(type(hook), name, None)
             if own is not None and own is not self.members[name]:
@@ -664,13 +688,9 @@ class Interface:
                     f" is a {type(self.members[name]).__name__}, and no function; write it as a"
                     " method"
                 )
-        names: set[str] = set()
-        for base in type(hook).__mro__:
-            names.update(name for name, value in vars(base).items() if inspect.isfunction(value))
-        others = sorted(name for name in names.difference(self.points) if not name.startswith("_"))
-        coroutines = [name for name in others if is_coroutine_function(getattr(hook, name))]
-        called = others if plain else coroutines
-        for name in called:
+
+    def _reject_misspelt(self, hook: object, names: Iterable[str]) -> None:
+        for name in names:
             for known in self.points:
                 if _is_misspelt(name, known):
                     raise InvalidHookError(
@@ -678,15 +698,6 @@ class Interface:
                         f" would never be called; did you mean {known!r}? A helper's name begins"
                         " with an underscore"
                     )
-        if coroutines and self._in_group and self.has_member(hook):
-            logger.warning(
-                "a group does not call %s of %s, as %s has none; if something calls them, give"
-                " methods=%s",
-                ", ".join(coroutines),
-                hook_name(hook),
-                self.kind.__name__,
-                tuple(coroutines),
-            )
 
 
 def _members(kind: type[Any]) -> dict[str, Any]:

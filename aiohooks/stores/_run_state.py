@@ -67,7 +67,7 @@ class RunState:
             return self._lead(request.member)
         elif isinstance(request, Expire):
             self._expire(request)
-        elif not self._is_repeated(request):
+        elif self._begin_or_skip(request):
             if isinstance(request, Leave):
                 self._leave(request)
             else:
@@ -125,18 +125,18 @@ class RunState:
         self._remember(write.writer, write.seq)
         return self._answer("ok")
 
-    def _is_repeated(self, request: Leave | Fail) -> bool:
-        """Return whether the request was applied before and its answer lost.
+    def _begin_or_skip(self, request: Leave | Fail) -> bool:
+        """Return whether to apply a request, and remember that it is applied.
 
-        If not, count it as applied.
+        A writer sends a request again if its answer is lost. The numbers of a writer only grow.
         """
-        if not request.seq:
-            return False
+        if request.seq == 0:
+            return True  # requests without a number are never sent again
         last = self._last_answer(request.writer)
         if last is not None and last.seq >= request.seq:
-            return True
+            return False
         self._remember(request.writer, request.seq)
-        return False
+        return True
 
     def _last_answer(self, writer: str) -> LastAnswer | None:
         last = self.answers.pop(writer, None)

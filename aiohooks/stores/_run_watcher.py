@@ -271,14 +271,16 @@ class RunWatcher:
         self.schedule_read()
 
     def _remove_ghost(self, chief: Member | None) -> None:
-        """Let a chief of this process leave that has left before.
+        """Remove a chief of this process that has left already.
 
-        After a loss another process, which did not know that, may have brought it back.
+        After a loss of data, another process may have restored it without knowing that.
         """
         if chief is None or chief.process != self._members.process:
             return
+        # The candidate is the only chief of this process that has not left.
         candidate = self._members.candidate
-        if candidate is None or candidate.id != chief.id:
+        is_live = candidate is not None and candidate.id == chief.id
+        if not is_live:
             self._members.leave(chief.id, "", 0, None)
 
     # If the last publisher had failed or died before this store was opened, its successor may come.

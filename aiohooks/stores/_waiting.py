@@ -339,14 +339,15 @@ class WaitRegistry:
         self._check_reachable()
 
     def fail(self, exc: BaseException, position: Position | None = None) -> None:
-        """End all waits, also those that begin before anything new happens.
+        """Fail all waits, and later ones until there is a new position.
 
-        `position` is where the failure was reported.
+        `position` is where the failure was reported, by default the latest one.
         """
-        position = position or self.latest
-        reason = PublisherFailedError(f"the publisher of {self.run} failed at step {position.step}")
-        reason.__cause__ = exc
-        self._failure = _Failure(reason, position)
+        if position is None:
+            position = self.latest
+        error = PublisherFailedError(f"the publisher of {self.run} failed at step {position.step}")
+        error.__cause__ = exc
+        self._failure = _Failure(error, position)
         self.fail_unreachable()
 
     def close(self) -> None:

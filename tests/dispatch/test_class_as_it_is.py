@@ -432,6 +432,6 @@ def test_methods_that_are_left_out_are_said(caplog: pytest.LogCaptureFixture) ->
 
     ah.compose(Runs, [Another(), Another()])
     assert caplog.messages == [
-        "a group does not call run_async of Another, as Runs has none; if something calls them,"
-        " give methods=('run_async',)"
+        "Runs does not have run_async of Another, so a group does not call them; if something calls"
+        " them, give methods=('run_async',)"
     ]

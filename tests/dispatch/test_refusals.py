@@ -321,7 +321,7 @@ HOOKS: list[Any] = [
         "@point",
     ),
     # functions
-    (lambda: ah.compose_functions([5]), "5 is given as a function", "cannot be called; give one"),
+    (lambda: ah.compose_functions([5]), "5 is given as a function", "give a function"),
     (lambda: ah.compose_functions([ah.configure(do_nothing, background=True)]), "background=True"),
     (
         lambda: ah.compose_functions([ah.configure(lambda: None, timeout=1.0)]),
