@@ -270,8 +270,8 @@ class FunctionHook:
                 advice = "give the function itself, without calling it"
             raise InvalidHookError(f"{function!r} is given as a function; {advice}")
         self.function: Any = function
-        self.__aiohooks_name__ = getattr(function, "__name__", type(function).__name__)
-        self.__aiohooks_is_function__ = is_alone
+        self.__aiohooks_name__: str = getattr(function, "__name__", type(function).__name__)
+        self.__aiohooks_is_function__: bool = is_alone
         setattr(self, name, function)
 
     def __repr__(self) -> str:

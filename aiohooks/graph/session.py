@@ -712,7 +712,7 @@ class OperationCalls(Calls):
 
     def finish(self) -> None:
         # In the order of the plan: the last operation wins, whichever ended last.
-        self.contexts = [self._call_contexts[slot] for slot in sorted(self._call_contexts)]
+        self.contexts[:] = [self._call_contexts[slot] for slot in sorted(self._call_contexts)]
         super().finish()
 
     def describe(self, number: int) -> str:
