@@ -211,11 +211,12 @@ class Calls(Waiting):
                 self.contexts.append(context)
                 context = context.update(self._caller)
         self.pending += 1
+        make_task = cancel.make_task or asyncio.Task
         if _HAS_EAGER_TASKS and self._starts.depth < _MAX_NESTED_STARTS:
             coro = self._report(number, call, args)
             self._starts.depth += 1
             try:
-                task = cancel.make_task(
+                task = make_task(
                     coro,
                     loop=self._loop,
                     name=name,
@@ -235,7 +236,7 @@ class Calls(Waiting):
             coro = self._report(number, call, args, True, secs)
             # Up to its pause: a coroutine that is cancelled before its first step reports nothing.
             coro.send(None)
-            task = cancel.make_task(coro, loop=self._loop, name=name, context=context)
+            task = make_task(coro, loop=self._loop, name=name, context=context)
             self._tasks[number] = task
         if copied_from is not None:
             self.contexts.append((copied_from, context))

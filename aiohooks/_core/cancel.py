@@ -27,10 +27,10 @@ from aiohooks._core.reports import logger
 
 T = TypeVar("T")
 
-make_task: Callable[..., asyncio.Task[Any]] = asyncio.Task
-"""Makes all tasks of the library.
+make_task: Callable[..., asyncio.Task[Any]] | None = None
+"""Makes the tasks of calls, for checks that note them; by default `asyncio.Task`.
 
-An exploration replaces it by tasks of its own, and the check for leaks to note where they start.
+That is looked up for each task, as others replace it after the import (nest_asyncio).
 """
 DEFAULT_GRACE_SECS = 10.0
 """How long background tasks and cleanup may take at the end of a session, by default."""
@@ -51,7 +51,8 @@ def new_task(
     context: contextvars.Context | None = None,
 ) -> asyncio.Task[T]:
     """Make a task that begins later, also if the loop has an eager task factory."""
-    return make_task(coro, loop=asyncio.get_running_loop(), name=name, context=context)
+    make = make_task or asyncio.Task
+    return make(coro, loop=asyncio.get_running_loop(), name=name, context=context)
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:

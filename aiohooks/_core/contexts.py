@@ -105,7 +105,8 @@ class OwnContext:
         changed = changes(self._before if since is None else since, context)
         if not changed:
             return
-        before, self._caller = self._caller, self._caller.copy()
+        before = self._caller
+        self._caller = before.copy()
         for variable, value in changed:
             if merged is not None:
                 current = variable.get(_MISSING)

@@ -172,8 +172,8 @@ class no_leaks:
         if "create_task" not in vars(loop):
             vars(loop)["create_task"] = _noting(loop.create_task)
             self._restore.callback(vars(loop).pop, "create_task")
-        if cancel.make_task is asyncio.Task:
-            self._restore.callback(setattr, cancel, "make_task", asyncio.Task)
+        if cancel.make_task is None:
+            self._restore.callback(setattr, cancel, "make_task", None)
             cancel.make_task = _noting(asyncio.Task)
 
 
