@@ -28,9 +28,10 @@ from aiohooks._core.reports import logger
 T = TypeVar("T")
 
 make_task: Callable[..., asyncio.Task[Any]] | None = None
-"""Makes the tasks of calls, for checks that note them; by default `asyncio.Task`.
+"""Makes all tasks of the library, by default `asyncio.Task`.
 
-That is looked up for each task, as others replace it after the import (nest_asyncio).
+An exploration sets a class of its own, and the check for leaks notes where tasks start. The default
+is looked up for each task, as others replace it after the import (nest_asyncio).
 """
 DEFAULT_GRACE_SECS = 10.0
 """How long background tasks and cleanup may take at the end of a session, by default."""

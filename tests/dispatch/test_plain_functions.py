@@ -89,7 +89,9 @@ async def test_a_coroutine_type_in_a_text_is_an_awaitable() -> None:
     called: list[str] = []
 
     class Events:
-        def on(self) -> "Coroutine[Any, Any, None] | CoroutineType[Any, Any, None] | None": ...  # noqa: UP037
+        def on(
+            self,
+        ) -> "Coroutine[Any, Any, None] | CoroutineType[Any, Any, None] | None": ...  # noqa: UP037
 
     class Notes:
         async def on(self) -> None:
