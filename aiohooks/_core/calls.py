@@ -211,7 +211,8 @@ class Calls(Waiting):
                 self.contexts.append(context)
                 context = context.update(self._caller)
         self.pending += 1
-        make_task: Callable[..., asyncio.Task[Any]] = cancel.make_task or asyncio.Task
+        make_task: Any = cancel.make_task or asyncio.Task
+        task: asyncio.Task[None]
         if _HAS_EAGER_TASKS and self._starts.depth < _MAX_NESTED_STARTS:
             coro = self._report(number, call, args)
             self._starts.depth += 1

@@ -52,8 +52,9 @@ def new_task(
     context: contextvars.Context | None = None,
 ) -> asyncio.Task[T]:
     """Make a task that begins later, also if the loop has an eager task factory."""
-    make = make_task or asyncio.Task
-    return make(coro, loop=asyncio.get_running_loop(), name=name, context=context)
+    make: Any = make_task or asyncio.Task
+    task: asyncio.Task[T] = make(coro, loop=asyncio.get_running_loop(), name=name, context=context)
+    return task
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
