@@ -69,7 +69,7 @@ async def test_a_wrapper_calls_the_next_once(kind: type[Any], hook: type[Around]
     """
     ran: list[str] = []
     hooks = [hook(ran), hook(ran)]
-    wrap: Any = ah.wrap(argument="next_app")
+    wrap: Any = {"handle": ah.wrap(argument="next_app")}
     if kind is not ASGIMiddleware:
         wrap = "wrap"
         with pytest.raises(InvalidHookError, match="wrap"):
