@@ -1,8 +1,7 @@
 """Tests of what holds for hooks of every framework, in its own runner: they overlap, errors and
 cancels pass, time limits hold.
 
-A folder for each environment has a `test_laws.py` that imports these tests, and the fixture
-`framework`.
+A folder for each environment has a `test_laws.py` that imports these tests and their frameworks.
 """
 
 from __future__ import annotations
@@ -16,8 +15,14 @@ import pytest
 import aiohooks as ah
 from aiohooks.errors import HookTimeoutError
 from aiohooks.testing import ManualClock
-from tests.frameworks.runners import Runner
+from tests.frameworks.runners import RUNNERS, Runner
 from tests.support.waiting import cancel_and_wait, fail, forever, ticks, until_true
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give each framework of the environment to the tests of a module that imports these."""
+    if "framework" in metafunc.fixturenames:
+        metafunc.parametrize("framework", list(RUNNERS.values()), ids=list(RUNNERS))
 
 
 class Three:

@@ -2,28 +2,5 @@
 
 from __future__ import annotations
 
-from typing import cast
-
-import pytest
-
 from tests.frameworks.families import agents, others  # noqa: F401 - they fill RUNNERS
-from tests.frameworks.laws import (
-    test_a_cancel_from_outside_ends_the_hooks,
-    test_a_time_limit_holds,
-    test_an_error_is_reported,
-    test_hooks_overlap,
-)
-from tests.frameworks.runners import RUNNERS, Runner
-
-__all__ = [
-    "test_a_cancel_from_outside_ends_the_hooks",
-    "test_a_time_limit_holds",
-    "test_an_error_is_reported",
-    "test_hooks_overlap",
-]
-
-
-@pytest.fixture(params=list(RUNNERS.values()), ids=list(RUNNERS))
-def framework(request: pytest.FixtureRequest) -> Runner:
-    """Each framework."""
-    return cast("Runner", request.param)
+from tests.frameworks.laws import *  # noqa: F403 - the tests, and what gives them each framework
