@@ -1,6 +1,7 @@
 """Where tasks are suspended: the awaits of each task, what it waits for, and at which line.
 
-This is for reports: no call is ended and no cancel is attributed because of it.
+This is for reports: no call is ended and no cancel is attributed because of it. The one exception
+is the end of a session, which does not give its whole grace period to tasks that wait for queues.
 
 `asyncio.Task.get_stack` shows only the outermost coroutine; here the innermost one counts.
 """

@@ -305,16 +305,13 @@ class RunLock(Waiting):
         """Raise if the caller is itself part of a run in progress of this session, or of its
         end.
         """
-        state, scope = self._state, current_run()
-        while scope is not None:
-            if scope.session is state and scope.active:
-                raise NestedRunError(
-                    f"{what} was called from inside"
-                    f" {'the end' if state.phase == 'closing' else 'a run'} of the same session,"
-                    " which would deadlock; in a hook use run_context.session, and request_stop"
-                    " to end"
-                )
-            scope = scope.outer
+        if not self._state.is_part_of_call():
+            return
+        where = "the end" if self._state.phase == "closing" else "a run"
+        raise NestedRunError(
+            f"{what} was called from inside {where} of the same session, which would deadlock; in a"
+            " hook use run_context.session, and request_stop to end"
+        )
 
     def _check_usable(self) -> None:
         """Raise if no run can begin now: the session is not open, or was stopped, has failed, or

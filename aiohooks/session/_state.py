@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
-import gc
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
@@ -206,7 +205,7 @@ class SessionState:
     def is_part_of_call(self) -> bool:
         """Return whether this code is part of a run of the session, or of its end: of a hook."""
         run = current_run()
-        while run is not None and run.session is not self:
+        while run is not None and not (run.active and run.session is self):
             run = run.outer
         return run is not None
 
@@ -733,14 +732,12 @@ def queue_wait(task: asyncio.Task[Any]) -> object:
 
     None in a `with` block, too: it may be a time limit, after which the task continues by itself.
     """
+    from aiohooks._why.frames import held_by  # seldom needed
+
     frames = task_wait(task).frames
-    if not frames or frames[-1].f_code not in _QUEUE_METHODS:
+    if not frames or frames[-1].f_code not in _QUEUE_METHODS or held_by(task):
         return None
-    links = [link for _, link in links_of(coroutine_of(task))]
-    exits = (one for link in links for one in gc.get_referents(link) if inspect.isroutine(one))
-    if any(one.__name__ in ("__exit__", "__aexit__") for one in exits):
-        return None
-    waiter = links[-1]
+    _, waiter = [*links_of(coroutine_of(task))][-1]
     return None if not asyncio.isfuture(waiter) or waiter.done() else waiter
 
 

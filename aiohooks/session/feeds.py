@@ -582,13 +582,11 @@ class FeedsAhead(Source, Waiting):
         return taken.element
 
     def loop_ended(self) -> None:
-        error, self._failure = self._failure, None
-        if error is None:
-            return
-        try:
+        error = self._failure
+        # Without a stop, another loop over the same feeds gets it.
+        if error is not None and self._state.whole.should_stop():
+            self._failure = None
             self.log_after_stop(error)
-        except Exception:
-            self._failure = error  # another loop over the same feeds gets it
 
     def put_back(self, element: Any) -> None:
         taken = self.in_use.pop(current_task(), None)
