@@ -11,7 +11,7 @@ None of them knows of hooks.
     waiters        futures of waits: for the next event, and for a number that grows
     waits          waits for others while a session opens; a log of waits; pauses
     thread_queue   a bounded queue with a thread that works it off
-    observers      what is notified of activities that take time
+    observers      notifications of activities that take time
     reports        the logger, and how waits describe themselves in reports
     validate       checks of arguments
     fork           locks, threads and connections when the process forks

@@ -287,7 +287,7 @@ class Calls(Waiting):
     # -- wait
 
     async def wait(self) -> None:
-        """Wait until the calls have ended, and set in the caller's context what they have set.
+        """Wait until the calls have ended, and apply their changes to the caller's context.
 
         Raises:
             CancelledError: the caller was cancelled.
@@ -315,8 +315,8 @@ class Calls(Waiting):
     async def _wait_for_cancelled_calls(self) -> None:
         while self.pending:
             self._idle = self._loop.create_future()
-            # An anyio scope cancels its task again at each iteration of the event loop. The first
-            # cancel is the one that is raised.
+            # An anyio scope cancels its task again at each iteration of the event loop. Only
+            # the first cancel is raised.
             with anyio.CancelScope(shield=True), contextlib.suppress(CancelledError):
                 await self._idle
 
@@ -373,7 +373,7 @@ class Calls(Waiting):
     # -- fail
 
     def failed(self, number: int, error: BaseException) -> None:
-        """Record the failure of a call that was made in the caller's task, beside the others."""
+        """Record the failure of a call that was made in the caller's own task."""
         if isinstance(error, CancelledError):
             error = self.cancelled_error(number, error)
         self._record(number, failure_of(error, self.describe(number)))

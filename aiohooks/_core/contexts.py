@@ -37,7 +37,7 @@ def changes(before: Context, after: Context) -> Changes:
 def is_unchanged(before: Context, after: Context) -> bool:
     """Return whether a copy of the context `before` still has its values.
 
-    What is set in a copy cannot be unset there, so equal values belong to the same variables.
+    A copy never loses a variable, so equal values belong to the same variables.
     """
     if len(before) != len(after):
         return False
@@ -48,8 +48,8 @@ def is_unchanged(before: Context, after: Context) -> bool:
 class OwnContext:
     """A context that consecutive calls share, so that a token of one call is valid in the next.
 
-    Before each call, the context gets what has changed in the caller's context. After the call, the
-    caller's context gets what the call has changed.
+    Changes of the caller's context are applied to it before each call, and changes of a call are
+    applied to the caller's context afterwards.
     """
 
     __slots__ = ("_before", "_caller", "_context", "_from_caller", "_to_caller")
@@ -94,10 +94,10 @@ class OwnContext:
         since: Context | None = None,
         merged: dict[ContextVar[Any], Any] | None = None,
     ) -> None:
-        """Set in the current context what the calls have set since `update`, or since a `state`.
+        """Apply the changes since `update`, or since a `state`, to the current context.
 
-        With `merged`, the values that concurrent calls have set before, a value that a later call
-        has set in the current context itself is kept.
+        `merged` has the values that concurrent calls have set so far. With it, a value that a later
+        call has set in the current context itself is kept.
         """
         context = self._context
         if context is None:
@@ -109,9 +109,7 @@ class OwnContext:
         self._caller = before.copy()
         for variable, value in changed:
             if merged is not None:
-                current = variable.get(_MISSING)
-                own_value = before.get(variable, _MISSING)
-                if current is not own_value and current is not merged.get(variable, _MISSING):
+                if _is_set_later(variable, before, merged):
                     continue
                 merged[variable] = value
             _set(variable, value, self._to_caller)
@@ -139,12 +137,25 @@ def _set(variable: ContextVar[Any], value: Any, tokens: dict[ContextVar[Any], To
             del tokens[variable]
 
 
+def _is_set_later(
+    variable: ContextVar[Any], before: Context, merged: dict[ContextVar[Any], Any]
+) -> bool:
+    """Return whether a later call has set a variable in the current context itself.
+
+    Its value is then neither that of `before` nor one that was merged.
+    """
+    current = variable.get(_MISSING)
+    return current is not before.get(variable, _MISSING) and current is not merged.get(
+        variable, _MISSING
+    )
+
+
 CallContext: TypeAlias = tuple[Context, Context] | OwnContext
 """The context of a call before and after the call, or a context that several calls share."""
 
 
 def copy_back(call_contexts: Iterable[CallContext]) -> None:
-    """Set in the current context what concurrent calls have set in theirs, in call order.
+    """Apply the changes of concurrent calls to the current context, in call order.
 
     A value that a later call has set in the current context itself is kept.
     """
@@ -157,8 +168,6 @@ def copy_back(call_contexts: Iterable[CallContext]) -> None:
         if is_unchanged(before, after):
             continue
         for variable, value in changes(before, after):
-            current = variable.get(_MISSING)
-            own_value = before.get(variable, _MISSING)
-            if current is own_value or current is merged.get(variable, _MISSING):
+            if not _is_set_later(variable, before, merged):
                 variable.set(value)
                 merged[variable] = value

@@ -382,7 +382,7 @@ def own_method(point: Point, own: Method) -> Method:
         return _argument(point, args, keywords)
 
     async def empty(self: Any, /, *given: Any, **named: Any) -> Any:
-        return [] if point.how == "all" else point.empty()
+        return point.empty()
 
     if not point.does_nothing:
         return own
@@ -399,7 +399,10 @@ def _others_of_call(
     key = _key(point, args, keywords)
     values = [value for place, value in enumerate(args) if place != key]
     others: dict[str, Any] = {}
-    by_keyword = _keyword_only(call_next)
+    parameters = _parameters(call_next)
+    by_keyword = {
+        parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY
+    }
     for name, value in keywords.items():
         if name in by_keyword and name != key:
             others[name] = value
@@ -408,35 +411,29 @@ def _others_of_call(
                 values.append(value)
         elif name != key:
             others[name] = value
-    return _last_wanted(call_next, values), others
+    if isinstance(getattr(call_next, "__self__", None), _WrapperCall):
+        values = []  # of a group that has this one as a hook: it takes what is changed
+    return _last_wanted(parameters, values), others
 
 
-def _keyword_only(function: Any) -> set[str]:
-    """Return the parameters that a function takes by keyword only."""
+def _parameters(function: Any) -> list[inspect.Parameter]:
+    """Return the parameters of a function; any, if they are not known."""
     try:
-        parameters = inspect.signature(function).parameters.values()
+        return [*inspect.signature(function).parameters.values()]
     except (TypeError, ValueError):
-        return set()
-    Kind = inspect.Parameter
-    return {parameter.name for parameter in parameters if parameter.kind is Kind.KEYWORD_ONLY}
+        return [inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)]
 
 
-def _last_wanted(function: Any, values: list[Any]) -> tuple[Any, ...]:
-    """Return the values if the function takes so many by position, or that is not known; otherwise
-    the last ones, as many as it wants.
+def _last_wanted(parameters: list[inspect.Parameter], values: list[Any]) -> tuple[Any, ...]:
+    """Return the values if so many are taken by position; otherwise the last ones, as many as are
+    wanted.
     """
-    if isinstance(getattr(function, "__self__", None), _WrapperCall):
-        return ()  # of a group that has this one as a hook: it takes what is changed
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return tuple(values)
-    Kind = inspect.Parameter
     taken = wanted = 0
     for parameter in parameters:
-        if parameter.kind is Kind.VAR_POSITIONAL:
+        if parameter.kind is parameter.VAR_POSITIONAL:
             return tuple(values)
-        is_positional = parameter.kind in (Kind.POSITIONAL_ONLY, Kind.POSITIONAL_OR_KEYWORD)
+        positional = (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        is_positional = parameter.kind in positional
         taken += is_positional
         wanted += is_positional and parameter.default is parameter.empty
     if wanted <= len(values) <= taken:
@@ -570,16 +567,11 @@ def _generator_call(registered: RegisteredHook, method: str) -> Method:
 
     async def call(call_next: Callable[[], Awaitable[Any]], /, *args: Any, **keywords: Any) -> Any:
         generator = function(*args, **keywords)
-        wraps = True
-        try:
-            await anext(generator)
-        except StopAsyncIteration:
-            wraps = False  # it has returned before its `yield`
+        if not await _reaches_yield(generator):
+            return await call_next()
         try:
             result = await call_next()
         except BaseException as error:
-            if not wraps:
-                raise
             try:
                 await generator.athrow(error)
             except StopAsyncIteration:
@@ -590,8 +582,6 @@ def _generator_call(registered: RegisteredHook, method: str) -> Method:
                     raise_unchanged(error)
                 raise
             await _reject_second_yield(generator, registered.call_name(method))
-        if not wraps:
-            return result
         try:
             await generator.asend(result)
         except StopAsyncIteration:
@@ -599,6 +589,15 @@ def _generator_call(registered: RegisteredHook, method: str) -> Method:
         return await _reject_second_yield(generator, registered.call_name(method))
 
     return call
+
+
+async def _reaches_yield(generator: AsyncGenerator[Any, Any]) -> bool:
+    """Return whether a generator reaches its `yield`; one that returns before wraps nothing."""
+    try:
+        await anext(generator)
+    except StopAsyncIteration:
+        return False
+    return True
 
 
 async def _reject_second_yield(generator: AsyncGenerator[Any, Any], who: str) -> NoReturn:

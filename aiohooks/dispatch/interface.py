@@ -198,8 +198,6 @@ class Point:
         """Whether its own body is empty, or raises `NotImplementedError`."""
         self.answers_hook: bool = _is_hook(answer, kind)
         """Whether it returns a hook, which would take the place of the group."""
-        self.empty: Callable[[], Any] = _container(answer)
-        """Makes the result of a merge of nothing."""
         self.argument: str | None = None
         """The argument that results replace, or that calls the next hook; None for the last one."""
         named = {name: annotations.get(name, Any) for name in (*self.positional, *self.keywords)}
@@ -223,6 +221,8 @@ class Point:
             self.how = way
         elif answer is Any and self.does_nothing and not nexts and not problem:
             self.how = "any"
+        self.empty: Callable[[], Any] = list if self.how == "all" else _container(answer)
+        """Makes the result of a merge of nothing, or of all results of no hook."""
         self.calls_next: bool = self.how == "wrap" or (self.how == "one" and bool(nexts))
         """Whether an argument calls the next hook: the result of a hook counts, also None."""
         if self.how == "wrap" and getattr(member, "__isabstractmethod__", False):
