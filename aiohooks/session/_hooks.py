@@ -45,7 +45,6 @@ from aiohooks.errors import (
 from aiohooks.graph.graph import Graph, Node, make_default
 from aiohooks.graph.plan import LEAF_TYPES, Build, Leaves, Take, canonical_feeds, taking
 from aiohooks.graph.session import Session
-from aiohooks.session._state import SessionState
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import (
     SessionRunArgs,
@@ -80,10 +79,15 @@ class HookSet:
     """
 
     def __init__(
-        self, state: SessionState, hooks: Iterable[SessionRunHook | HookRegistration], graph: Graph
+        self,
+        coordinator: Coordinator,
+        hooks: Iterable[SessionRunHook | HookRegistration],
+        graph: Graph,
     ) -> None:
-        """Check the hooks and sort their methods."""
-        self._state = state
+        """Check the hooks and sort their methods; `coordinator` is that of the whole session."""
+        self._coordinator = coordinator
+        self._grace_secs = coordinator.owner.grace_secs
+        self._is_held = False
         self.registered: tuple[RegisteredHook, ...] = registered_hooks(_hooks(hooks))
         for one in self.registered:
             LIFECYCLE.check(one.hook, plain=one.registration.thread)
@@ -97,7 +101,7 @@ class HookSet:
                     " BlockingHook(hook)"
                 )
         self.background: BackgroundCalls = BackgroundCalls(
-            state.grace_secs, partial(make_default, graph), state.observers, _step_of
+            self._grace_secs, partial(make_default, graph), coordinator.observers, _step_of
         )
         """The calls of `after_run` that run beside the next steps."""
         self._after_create_session = self._groups("after_create_session")
@@ -121,13 +125,18 @@ class HookSet:
         }
         for key, hook in keys.items():
             user = _users.get(key)
-            if user is not None and user._state.phase != "closed":
+            if user is not None and user._is_held:
+                label = user._coordinator.requests.label
                 raise InvalidHookError(
-                    f"{hook!r} is used in {user._state.label}, which is open; a hook keeps the"
-                    " state of one session: make another object, or use it when that session has"
-                    " ended"
+                    f"{hook!r} is used in {label}, which is open; a hook keeps the state of one"
+                    " session: make another object, or use it when that session has ended"
                 )
         _users.update(dict.fromkeys(keys, self))
+        self._is_held = True
+
+    def release(self) -> None:
+        """Let other sessions use the hooks."""
+        self._is_held = False
 
     def stateful(self) -> dict[str, Stateful]:
         """Return the hooks that are kept in checkpoints, by their unique names: those that only
@@ -172,7 +181,7 @@ class HookSet:
         """Wait for the background calls, then call `end` of the hooks in turn, also after one that
         fails; append their errors.
         """
-        errors += await self.background.end(self._state.grace_secs)
+        errors += await self.background.end(self._grace_secs)
         for registered in self.begun:
             try:
                 await self._call_one("end", registered, session)
@@ -186,14 +195,14 @@ class HookSet:
         append their errors.
         """
         try:
-            errors += await self.background.end(self._state.grace_secs)
+            errors += await self.background.end(self._grace_secs)
         finally:  # a cancellation is raised when the hooks are closed
             while self.begun:
                 registered = self.begun.pop()
                 try:
                     # Unlike the other methods, this one always has a time limit.
                     await self._call_one(
-                        "close", registered, exc, limit=max(self._state.grace_secs, 1e-9)
+                        "close", registered, exc, limit=max(self._grace_secs, 1e-9)
                     )
                 except asyncio.CancelledError as error:
                     # The closing itself was cancelled: at the end of the grace period, or by a
@@ -211,7 +220,7 @@ class HookSet:
     ) -> None:
         if LIFECYCLE.overrides(registered.hook, method):
             await self._call(
-                (OrderGroup(method, [registered], self._state.grace_secs, limit),),
+                (OrderGroup(method, [registered], self._grace_secs, limit),),
                 *args,
                 own=self.own,
             )
@@ -225,13 +234,18 @@ class HookSet:
     ) -> None:
         self.waits = RunWaits(current_scope.get(), current_clock().now)
         await call_groups(
-            groups, args, step=step, waits=self.waits, observers=self._state.observers, own=own
+            groups,
+            args,
+            step=step,
+            waits=self.waits,
+            observers=self._coordinator.observers,
+            own=own,
         )
 
     def _groups(self, method: str) -> tuple[OrderGroup, ...]:
         bind = self.background.bind if method == "after_run" else bound_method
         hooks = [one for one in self.registered if LIFECYCLE.overrides(one.hook, method)]
-        return order_groups(method, hooks, self._state.grace_secs, bind)
+        return order_groups(method, hooks, self._grace_secs, bind)
 
     def _keep_contexts(self) -> None:
         """Give hooks one context for both methods of a run, where one of these may wait: a token of

@@ -46,15 +46,17 @@ from aiohooks.errors import (
     safe_repr,
 )
 from aiohooks.graph.session import Session, was_fed
-from aiohooks.session._state import Producer, Producers, SessionState, checked_producers
+from aiohooks.session.coordinator import Coordinator, Producer, Producers, checked_producers
+from aiohooks.session.turns import Turns
 
 _END: Any = object()
 _QueueShutDown: type[Exception] | tuple[()] = getattr(
     asyncio, "QueueShutDown", ()
 )  # since Python 3.13
-_HOW_TO_KEEP_FEEDS = (
-    "give the loop feeds with a state_dict, and track them in the Scaffold; or, where nothing but"
-    ' variables changes, use RecoveryPolicy(restore="memory")'
+_GONE = (
+    ", and with them their feeds, are gone; give the loop feeds with a state_dict, and track them"
+    " in the Scaffold; or, where nothing but variables changes, use"
+    ' RecoveryPolicy(restore="memory")'
 )
 
 Feeds: TypeAlias = AsyncIterable[Any] | Iterable[Any] | asyncio.Queue[Any]
@@ -68,8 +70,11 @@ a drain or a time limit.
 class SessionFeeds:
     """The feeds of all loops of one session, over its recoveries."""
 
-    def __init__(self, state: SessionState) -> None:
-        self.state: SessionState = state
+    def __init__(self, coordinator: Coordinator, turns: Turns) -> None:
+        self.coordinator: Coordinator = coordinator
+        self.turns: Turns = turns
+        self._session: Session | None = None
+        """The raw session, unless it is being replaced."""
         self.sources: WeakSet[Source] = WeakSet()
         """All sources that are referred to."""
         self.kept: set[Source] = set()
@@ -108,18 +113,27 @@ class SessionFeeds:
 
     def are_tracked(self, one: FeedsAhead) -> bool:
         """Return whether a recovery that restores the session sets these feeds back."""
-        tracked = getattr(
-            self.state.session, "tracked", {}
-        )  # a session of another class may have none
-        return any(each is one.feeds for each in tracked.values())
+        return any(each is one.feeds for each in self._tracked.values())
+
+    def uses_tracked(self, runner: asyncio.Task[Any] | None) -> bool:
+        """Return whether the run of this task uses an element of such feeds."""
+        return any(runner in one.in_use and self.are_tracked(one) for one in self.ahead)
+
+    @property
+    def _tracked(self) -> Mapping[str, object]:
+        return {} if self._session is None else self._session.tracked
+
+    @property
+    def committed_step(self) -> int | None:
+        """The step that the raw session has committed; None while it is replaced."""
+        return None if self._session is None else self._session.committed_step
 
     def tracked_loaders(self, feeds: object) -> list[str]:
         """Return the names of tracked objects that other feeds may take elements from."""
-        tracked: Mapping[str, object] = getattr(self.state.session, "tracked", {})
         own = [feeds, *(source.feeds for source in self.sources)]
         return [
             name
-            for name, value in tracked.items()
+            for name, value in self._tracked.items()
             if _is_loader(value) and not any(value is used for used in own)
         ]
 
@@ -135,6 +149,7 @@ class SessionFeeds:
         self._reached = max(self._reached, step)
         if was_fed(session) and not any(map(self.are_tracked, self.ahead)):
             self.lost_step = self._reached  # fed by hand, or by a hook
+        self._session = None
 
     async def stop_reading(self) -> None:
         """Stop reading those whose state is about to be restored; they are read on after
@@ -152,14 +167,20 @@ class SessionFeeds:
         """Let those recover, or fail, who wait for feeds, which nothing reads: a recovery was
         cancelled, or has given up.
         """
-        for wait in tuple(self.state.stoppable):
+        for wait in tuple(self.coordinator.requests.waits):
             if isinstance(wait, FeedWait):
                 wait.on_recoverable()
 
-    def note_new_session(self, session: Session, on_lost_feeds: Literal["log", "raise"]) -> None:
+    def note_new_session(
+        self,
+        session: Session,
+        on_lost_feeds: Literal["log", "raise"],
+        recovering_from: BaseException | None,
+    ) -> None:
         """Take back what is in use if the feeds were restored; say what was undone, and what a
         session in memory has kept.
         """
+        self._session = session
         restored, tracked = session.restored, [one for one in self.ahead if self.are_tracked(one)]
         if restored is not None:
             for feeds in tracked:
@@ -178,7 +199,7 @@ class SessionFeeds:
                     f"continues with the tracked objects {', '.join(map(repr, kept))} as the failed"
                     " run has left them"
                 )
-                logger.warning("%s: %s", self.state.label, text)
+                logger.warning("%s: %s", self.coordinator.requests.label, text)
             return
         step, reached, lost = restored.checkpoint.step, self._reached, self.lost_step
         self._reached, self.lost_step = step, min(lost, step)
@@ -188,19 +209,18 @@ class SessionFeeds:
                 f"went back from step {reached} to step {step}, that of {restored.checkpoint.path}:"
                 f" {steps}"
             )
-            self._say_what_is_undone(text, lost > step, bool(tracked), on_lost_feeds)
+            if on_lost_feeds == "raise" and lost > step:
+                lost_text = f"the recovery {text}{_GONE}"
+                raise FeedsLostError(lost_text) from recovering_from
+            if lost > step:
+                text += _GONE
+            else:
+                text += f" are undone{', and their feeds come again' if tracked else ''}"
+            logger.warning("%s: %s", self.coordinator.requests.label, text)
 
-    def _say_what_is_undone(
-        self, text: str, are_lost: bool, come_again: bool, on_lost_feeds: str
-    ) -> None:
-        if not are_lost:
-            text += f" are undone{', and their feeds come again' if come_again else ''}"
-            logger.warning("%s: %s", self.state.label, text)
-            return
-        text += f", and with them their feeds, are gone; {_HOW_TO_KEEP_FEEDS}"
-        if on_lost_feeds == "raise":
-            raise FeedsLostError(f"the recovery {text}") from self.state.recovering_from
-        logger.warning("%s: %s", self.state.label, text)
+    def leave_session(self) -> None:
+        """Note that the raw session is closed, and none follows."""
+        self._session = None
 
 
 def _is_loader(value: Any) -> bool:
@@ -302,7 +322,8 @@ class Source:
     def __init__(self, session: SessionFeeds, feeds: object, earlier: Source | None = None) -> None:
         self.feeds: Any = feeds
         self._session = session
-        self._state = session.state
+        self._coordinator = session.coordinator
+        self._requests = session.coordinator.requests
         self.left: deque[Any] = deque() if earlier is None else earlier.left
         """The elements that were taken and not used, in order; all loops over the same feeds have
         the same.
@@ -320,10 +341,10 @@ class Source:
         return [*self.left]
 
     def _is_draining(self, feeds: object) -> bool:
-        if self._state.drain_reason is None:
+        if self._requests.drain_reason is None:
             return False
         logger.info(
-            "%s: draining: no other element is taken of %s", self._state.label, safe_repr(feeds)
+            "%s: draining: no other element is taken of %s", self._requests.label, safe_repr(feeds)
         )
         return True
 
@@ -333,11 +354,11 @@ class Source:
         What has stopped the session has often stopped the feeds, too, such as a signal to all
         processes of a group.
         """
-        if not self._state.whole.should_stop():
+        if not self._coordinator.should_stop():
             raise_unchanged(error)
         logger.error(
             "%s: the feeds %s failed after the stop, which ends the session as usual: %s",
-            self._state.label,
+            self._requests.label,
             safe_repr(self.feeds),
             safe_repr(error),
             exc_info=error,
@@ -352,9 +373,9 @@ class Source:
 
     def use(self, element: Any) -> None:
         """Count an element as used: its run is complete."""
-        session = self._state.session
-        if session is not None:
-            self._session.lost_step = session.committed_step
+        step = self._session.committed_step
+        if step is not None:
+            self._session.lost_step = step
 
 
 class PlainFeeds(Source):
@@ -370,9 +391,9 @@ class PlainFeeds(Source):
         if self._is_draining(self._iterator):
             raise StopAsyncIteration
         try:
-            if not self._state.observers:
+            if not self._coordinator.observers:
                 return next(self._iterator)
-            with observing(self._state.observers, "feed", "next feed"):
+            with observing(self._coordinator.observers, "feed", "next feed"):
                 return next(self._iterator)
         except StopIteration:
             raise StopAsyncIteration from None
@@ -405,7 +426,8 @@ class QueueFeeds(Source):
         """Wait until there is an element, and then for the rest of its batch. What was taken stays
         here if this is cancelled.
         """
-        state, ends_at = self._state, None
+        requests = self._requests
+        ends_at = None
         while len(self.left) < (self._batch or 1) and not self._ended:
             if not self.feeds.empty():
                 self.left.append(self.feeds.get_nowait())
@@ -416,8 +438,8 @@ class QueueFeeds(Source):
             if ends_at is not None and now >= ends_at:
                 break
             # Without its producers, a queue ends in a drain when it is empty.
-            drains = self._producers is None and state.drain_reason is None
-            producers = self._producers or (None if state.drain_reason is None else ())
+            drains = self._producers is None and requests.drain_reason is None
+            producers = self._producers or (None if requests.drain_reason is None else ())
             try:
                 await wait_for(
                     self._get,
@@ -426,7 +448,7 @@ class QueueFeeds(Source):
                     secs=None if ends_at is None else ends_at - now,
                 )
             except StopRequestedError:
-                if state.whole.should_stop() or not (drains or self.left):
+                if self._coordinator.should_stop() or not (drains or self.left):
                     raise
                 if not drains:
                     break  # the rest of the batch is not to come
@@ -561,7 +583,7 @@ class FeedsAhead(Source, Waiting):
                     self._read_state = self._feeds_state()
                     if self not in self._session.ahead:
                         self._session.ahead.append(self)
-                    self._reader = self._state.whole.start_soon(self._read, (), "feeds")
+                    self._reader = self._coordinator.start_soon(self._read, name="feeds")
                 await self._changes.wait()
         finally:
             self._asking -= 1
@@ -584,7 +606,7 @@ class FeedsAhead(Source, Waiting):
     def loop_ended(self) -> None:
         error = self._failure
         # Without a stop, another loop over the same feeds gets it.
-        if error is not None and self._state.whole.should_stop():
+        if error is not None and self._coordinator.should_stop():
             self._failure = None
             self.log_after_stop(error)
 
@@ -615,8 +637,9 @@ class FeedsAhead(Source, Waiting):
 
     def used_state(self) -> Any:
         """Return the state of the feeds behind what committed runs have used."""
-        scope = self._state.waits.scope
-        committed = self._state.runner if scope is not None and scope.committed else None
+        turns = self._session.turns
+        scope = turns.waits.scope
+        committed = turns.runner if scope is not None and scope.committed else None
         for task, taken in self.in_use.items():
             if task is not committed:
                 return taken.before
@@ -636,7 +659,7 @@ class FeedsAhead(Source, Waiting):
         self._restoring = True
         if (reader := self._reader) is not None:
             reader.cancel()
-            await wait_done([reader], self._state.grace_secs)
+            await wait_done([reader], self._coordinator.owner.grace_secs)
             if reader.done():
                 self._reader = None  # also if it was cancelled before it began
             self._ended, self._failure = False, None
@@ -660,7 +683,9 @@ class FeedsAhead(Source, Waiting):
         used = False
         try:
             # A stop ends it, but no failure from which the session recovers.
-            await self._state.whole.until(FeedWait(self._state, lambda: None), self._take_all())
+            await self._coordinator.wait_until_ended(
+                FeedWait(self._coordinator, lambda: None), self._take_all()
+            )
             used = True
         except StopRequestedError:
             pass  # the loop that asks for elements gets it as well
@@ -714,12 +739,12 @@ class FeedsAhead(Source, Waiting):
                 self._taking = False
 
         try:
-            observers = self._state.observers if self._ahead or self._thread else ()
+            observers = self._coordinator.observers if self._ahead or self._thread else ()
             with observing(observers, "prefetch", "take a feed"):
                 if isinstance(self.feeds, AsyncIterable):
                     note(await anext(iterator, _END))
                 elif self._thread:
-                    await to_thread(take, grace_secs=self._state.grace_secs)
+                    await to_thread(take, grace_secs=self._coordinator.owner.grace_secs)
                 else:
                     take()
         finally:  # a thread ends with its element, also after a cancel
@@ -741,7 +766,7 @@ class FeedsAhead(Source, Waiting):
             await iterator.aclose()
         elif hasattr(iterator, "close"):
             (
-                await to_thread(iterator.close, grace_secs=self._state.grace_secs)
+                await to_thread(iterator.close, grace_secs=self._coordinator.owner.grace_secs)
                 if self._thread
                 else iterator.close()
             )
@@ -755,15 +780,15 @@ class FeedWait(Wait[Any]):
     `on_recoverable`.
     """
 
-    __slots__ = ("_state", "on_recoverable")
+    __slots__ = ("_coordinator", "on_recoverable")
 
-    def __init__(self, state: SessionState, on_recoverable: Callable[[], None]) -> None:
+    def __init__(self, coordinator: Coordinator, on_recoverable: Callable[[], None]) -> None:
         super().__init__("next feed")
-        self._state = state
+        self._coordinator = coordinator
         self.on_recoverable: Callable[[], None] = on_recoverable
 
     def end(self, cause: BaseException) -> None:
-        if self._state.recovers(cause):
+        if self._coordinator.is_recoverable(cause):
             self.on_recoverable()
         else:
             super().end(cause)

@@ -25,7 +25,7 @@ from aiohooks._core.fork import call_after_fork
 from aiohooks._core.reports import logger
 from aiohooks._core.validate import check_secs
 from aiohooks.errors import InvalidArgumentError, StopRequestedError
-from aiohooks.session._state import SessionState
+from aiohooks.session.coordinator import Coordinator, Requests
 
 _NOTICE_SECS, _MOST_SHOWN = 1.0, 3
 
@@ -118,10 +118,11 @@ def may_handle(number: signal.Signals) -> bool:
 class StopOnSignal:
     """Drains or stops one session when a signal arrives."""
 
-    def __init__(self, policy: SignalPolicy, state: SessionState) -> None:
-        """Take the state of the session that it stops."""
+    def __init__(self, policy: SignalPolicy, coordinator: Coordinator) -> None:
+        """Take the coordinator of the session that it stops."""
         self.policy: SignalPolicy = policy
-        self.state: SessionState = state
+        self.state: Requests = coordinator.requests
+        self._coordinator = coordinator
         self.task: asyncio.Task[Any]
         """The task that entered the session; the second signal cancels it."""
         self.number: signal.Signals | None = None
@@ -183,7 +184,7 @@ class StopOnSignal:
             abandoned = StopRequestedError(
                 f"{number.name} received, and the step took longer than {policy.step_secs} s more"
             )
-            self._start_timer(policy.step_secs, lambda: self.state.end_run(abandoned))
+            self._start_timer(policy.step_secs, lambda: self._coordinator.owner.end_run(abandoned))
             self._start_timer(policy.grace_secs, handlers.end_grace_period)
 
     def _say_what_lasts(self, number: signal.Signals) -> None:
@@ -198,7 +199,8 @@ class StopOnSignal:
 
     def doing(self) -> str:
         """Return what the session is doing, and where it waits."""
-        doing = () if self.state.get_status is None else self.state.get_status().doing[:_MOST_SHOWN]
+        status = self._coordinator.status()
+        doing = () if status is None else status.doing[:_MOST_SHOWN]
         return "; ".join(map(str, doing)) or "what its block does"
 
     def _start_timer(self, secs: float | None, callback: Callable[[], None]) -> None:

@@ -17,8 +17,7 @@ from aiohooks._core.validate import call_error, check_callable
 from aiohooks.errors import InvalidArgumentError, SessionClosedError, StopRequestedError, safe_repr
 from aiohooks.graph.graph import Graph, Placeholder, T_co
 from aiohooks.graph.session import Session
-from aiohooks.session._run_lock import FifoLock, RunLock
-from aiohooks.session._state import Producers, SessionState
+from aiohooks.session.coordinator import Producers
 from aiohooks.session.feeds import (
     FeedsAhead,
     FeedsSetBack,
@@ -29,6 +28,8 @@ from aiohooks.session.feeds import (
     Source,
 )
 from aiohooks.session.hook import SessionRunArgs
+from aiohooks.session.lifecycle import Lifecycle
+from aiohooks.session.turns import FifoLock
 
 T = TypeVar("T")
 StepFn = Callable[["StepContext"], Awaitable[T]]
@@ -41,21 +42,17 @@ class StepContext:
     """
 
     def __init__(
-        self,
-        state: SessionState,
-        run_lock: RunLock,
-        run: Callable[[SessionRunArgs], Awaitable[Any]],
+        self, lifecycle: Lifecycle, run: Callable[[SessionRunArgs], Awaitable[Any]]
     ) -> None:
         """Made by the monitored session; `run` makes one run with hooks and does not recover."""
-        self._state = state
-        self._run_lock = run_lock
+        self._lifecycle = lifecycle
         self._run = run
         self._turns = FifoLock()
 
     @property
     def session(self) -> Session:
         """The raw session, the new one after a recovery; runs through it call no hooks."""
-        session = self._state.session
+        session = self._lifecycle.session
         if session is None:
             raise SessionClosedError("the session is closed")
         return session
@@ -70,11 +67,11 @@ class StepContext:
 
         A recoverable error repeats the whole step function.
         """
-        state, lock = self._state, self._run_lock
-        if lock.now() > lock.turn_due:
-            await lock.give_turn()
-        if state.whole.should_stop():
-            raise StopRequestedError(state.stop_reason)
+        lifecycle = self._lifecycle
+        if lifecycle.is_loop_turn_due:
+            await lifecycle.give_loop_turn()
+        if lifecycle.requests.stopped:
+            raise StopRequestedError(lifecycle.requests.stop_reason)
         if self._turns.taken:
             await self._turns.wait()
         self._turns.taken = True
@@ -89,8 +86,9 @@ class StepContext:
         Raises:
             StopRequestedError: always; it leaves the session's block cleanly.
         """
-        self._state.request_stop(reason or "the step function requested a stop")
-        raise StopRequestedError(self._state.stop_reason)
+        requests = self._lifecycle.requests
+        requests.request_stop(reason or "the step function requested a stop")
+        raise StopRequestedError(requests.stop_reason)
 
 
 async def call_step_fn(fn: StepFn[T], context: StepContext) -> T:
@@ -126,15 +124,13 @@ class Steps(Generic[T_co]):
     def __init__(
         self,
         session: Runner,
-        run_lock: RunLock,
-        feeds: SessionFeeds,
+        lifecycle: Lifecycle,
         source: PlainFeeds | QueueFeeds | FeedsAhead | None,
         fetches: Any,
     ) -> None:
         self._session = session
-        self._run_lock = run_lock
-        self._feeds = feeds
-        self._state = feeds.state
+        self._lifecycle = lifecycle
+        self._feeds = lifecycle.feeds
         self._source = source
         self._fetches: object = fetches
         graph = session.graph
@@ -157,10 +153,12 @@ class Steps(Generic[T_co]):
 
     async def _next_values(self) -> T_co:
         """Make the next run, and return what it fetched."""
-        lock, state, source = self._run_lock, self._state, self._source
+        lifecycle = self._lifecycle
+        requests = lifecycle.requests
+        source = self._source
         while True:
-            if lock.now() > lock.turn_due:
-                await lock.give_turn()  # before the next feed, which a stop would lose
+            if lifecycle.is_loop_turn_due:
+                await lifecycle.give_loop_turn()  # before the next feed, which a stop would lose
             if self._session.should_stop():
                 raise StopAsyncIteration
             element = fed = None
@@ -169,23 +167,23 @@ class Steps(Generic[T_co]):
                     await source.wait_ready(self._wait_for_feed)
                 element = source.take()
                 fed = self._feed_dict(element)
-            elif state.drain_reason is not None:
+            elif requests.drain_reason is not None:
                 raise StopAsyncIteration
-            before = state.waits.scope
+            before = lifecycle.waits.scope
             try:
                 values: T_co = await self._session.run(self._fetches, fed)
             except BaseException as error:
                 if isinstance(
                     error, StopAsyncIteration
                 ):  # the `async for` ends as if the feeds had
-                    state.record_end(f"a run ended with {safe_repr(error)}")
+                    requests.record_end(f"a run ended with {safe_repr(error)}")
                     logger.info(
                         "%s: a run ended with %s, and with it the loop",
-                        state.label,
+                        requests.label,
                         safe_repr(error),
                     )
                 if source is not None:
-                    scope = state.waits.scope
+                    scope = lifecycle.waits.scope
                     made = (
                         scope is not None
                         and scope is not before
@@ -230,28 +228,33 @@ class Steps(Generic[T_co]):
         """Wait for the next feed. A recovery may run beside the wait, as cancelling it would end a
         generator of feeds.
         """
-        state = self._state
-        feed_wait = FeedWait(state, self._start_recovery)
+        lifecycle = self._lifecycle
+        coordinator = lifecycle.raw_coordinator
+        feed_wait = FeedWait(coordinator, self._start_recovery)
         late = StopRequestedError(f"the rest of the batch did not come in {secs} s")
         timer = call_later(secs, lambda: Calls.end(feed_wait, late))
         try:
             # Nothing reads feeds during a recovery, nor after one that was cancelled; and all waits
             # end then.
-            if state.session is None or (
-                state.current.errors and state.recovers(state.current.errors[0])
+            if lifecycle.session is None or (
+                coordinator.errors and coordinator.is_recoverable(coordinator.errors[0])
             ):
                 await self._session.run_step_fn(_do_nothing)
-            with observing(state.observers, "feed", "next feed"):
-                await self._run_lock.wait_between_runs(
-                    state.current.until(feed_wait, wait(), producers, drain=drain)
+            coordinator = lifecycle.raw_coordinator
+            with observing(coordinator.observers, "feed", "next feed"):
+                await lifecycle.wait_between_runs(
+                    coordinator.wait_until_ended(feed_wait, wait(), producers, drain=drain)
                 )
         finally:
             timer.cancel()
 
     def _start_recovery(self) -> None:
         """Start a task that does what the next run would do before it begins."""
-        if self._state.phase == "open":
-            self._state.whole.start_soon(self._session.run_step_fn, (_do_nothing,), "recovery")
+        lifecycle = self._lifecycle
+        if lifecycle.phase == "open":
+            lifecycle.coordinator.start_soon(
+                self._session.run_step_fn, _do_nothing, name="recovery"
+            )
 
 
 class _Loop(AsyncIterator[T_co]):
@@ -276,12 +279,13 @@ class _Loop(AsyncIterator[T_co]):
                 self._source.loop_ended()
             if not isinstance(error, (StopAsyncIteration, StopRequestedError)):
                 raise
-            state, loops = self._feeds.state, self._feeds.loops
+            requests = self._feeds.coordinator.requests
+            loops = self._feeds.loops
             loops.discard(self)
             if (
-                state.drain_reason is not None and not loops
+                requests.drain_reason is not None and not loops
             ):  # no other loop has something under way
-                state.request_stop(state.drain_reason)
+                requests.request_stop(requests.drain_reason)
             if isinstance(error, StopAsyncIteration):
                 raise
             raise StopAsyncIteration from None
