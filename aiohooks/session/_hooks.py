@@ -178,11 +178,11 @@ class HookSet:
         )
 
     async def end(self, session: Session, errors: list[BaseException]) -> None:
-        """Wait for the background calls, then call `end` of the hooks in turn, also after one that
-        fails; append their errors.
+        """Wait for the background calls, then call `end` of the hooks one by one, also after one
+        that fails; append their errors.
         """
         errors += await self.background.end(self._grace_secs)
-        for registered in self.begun:
+        for registered in sorted(self.begun, key=_place_at_end):
             try:
                 await self._call_one("end", registered, session)
             except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
@@ -486,6 +486,12 @@ def _merged_option(old: Any, new: Any) -> Any:
     if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
         return [*old, *new]
     return new
+
+
+def _place_at_end(registered: RegisteredHook) -> tuple[bool, float]:
+    """Return the place of a hook among the calls of `end`."""
+    hook: Any = registered.hook
+    return hook.ends_last, registered.registration.order
 
 
 def _step_of(context: SessionRunContext, _: object) -> int:
