@@ -314,9 +314,8 @@ class TasksOwner(Protocol):
     effects: EffectRecorder | None
     """The hook that records and delivers the effects of the runs."""
 
-    def recovers(self, error: BaseException, /) -> bool:
-        """Return whether the policy lists `error`."""
-        ...
+    recovers: Callable[[BaseException], bool]
+    """Whether its policy lists an error."""
 
     def end_run(self, cause: BaseException, /) -> None:
         """End the run in progress, if there is one."""
@@ -337,9 +336,7 @@ class _NoSession:
     def __init__(self) -> None:
         self.grace_secs: float = DEFAULT_GRACE_SECS
         self.effects: EffectRecorder | None = None
-
-    def recovers(self, error: BaseException, /) -> bool:
-        return False
+        self.recovers: Callable[[BaseException], bool] = lambda error: False
 
     def end_run(self, cause: BaseException, /) -> None:
         pass
@@ -398,14 +395,12 @@ class Coordinator(RequestMethods):
         self._ending: str | None = None
         """Why no task can be started any more."""
         self._disowned: str | None = None
-        self._is_fatal_delivered = False
-        """Whether a failure that ends the session was delivered. The later failures, which were
-        logged when they happened, count as delivered then.
-        """
         self._failures: list[BaseException] = []
         """The failures of the whole session and of its raw session, in order."""
-        self._delivered: list[BaseException] = []
-        """The delivered failures from which the session recovers."""
+        self._undelivered: list[BaseException] = []
+        """The failures of both that no caller has got. Of several failures of a coordinator, only
+        the first one and the first one that ends the session: the others were logged.
+        """
 
     @classmethod
     def of_session(cls, owner: TasksOwner, requests: Requests) -> Coordinator:
@@ -424,7 +419,7 @@ class Coordinator(RequestMethods):
         raw._whole = self
         self._raw = raw
         self._failures = list(self.errors)
-        self._delivered.clear()
+        self._undelivered = [error for error in self._undelivered if self._failed_with(error)]
         return raw
 
     # -- the stop
@@ -460,9 +455,9 @@ class Coordinator(RequestMethods):
         self.requests.clear()
         for coordinator in (self, self._whole):
             coordinator.errors.clear()
-            coordinator._is_fatal_delivered = False
             coordinator._joined = False
         self._whole._failures = list(self._whole._raw.errors)
+        self._whole._undelivered.clear()
 
     # -- the drain
 
@@ -863,9 +858,13 @@ class Coordinator(RequestMethods):
             return
         # The waits end before anything is said about the error: that calls the error's own methods.
         is_first = not self.errors
+        had_ended = not all(map(self.is_recoverable, self.errors))
         self.errors.append(error)
         self._whole._failures.append(error)
-        if not requests.stopped and not self.is_recoverable(error):
+        is_end = not self.is_recoverable(error)
+        if is_first or (is_end and not had_ended):
+            self._whole._undelivered.append(error)
+        if is_end and not requests.stopped:
             requests.stop_reason = description
             requests.stopped = True
         if is_first:
@@ -901,9 +900,16 @@ class Coordinator(RequestMethods):
         """
         if self.requests in _background_of.get():
             return
-        for coordinator in self._whole._family:
+        whole = self._whole
+        for coordinator in whole._family:
             if coordinator._failed_with(error):
-                coordinator._mark_delivered(error)
+                # With a failure that ends the session, its coordinator's others are delivered.
+                delivered = [error] if self.is_recoverable(error) else coordinator.errors
+                whole._undelivered = [
+                    failure
+                    for failure in whole._undelivered
+                    if all(failure is not other for other in delivered)
+                ]
 
     def _note_delivery_outside(self, error: BaseException) -> None:
         """Note that `error` is raised, unless a hook gets it, which passes it on to its run."""
@@ -918,37 +924,13 @@ class Coordinator(RequestMethods):
             run = run.outer
         return run is not None
 
-    def _mark_delivered(self, error: BaseException) -> None:
-        if self.is_recoverable(error):
-            self._whole._delivered.append(error)
-        else:
-            self._is_fatal_delivered = True
-
-    def take_undelivered(self, *, has_error: bool) -> list[BaseException]:
-        """Return the failures that no caller has got, first those that end the session; they count
-        as delivered from now on.
-
-        Args:
-            has_error: whether the session ends with an error: failures after the first one, which
-                were logged, are left out then, as are those from which it recovers.
+    def take_undelivered(self, primary: BaseException | None) -> list[BaseException]:
+        """Return the failures that no caller has got, except the primary error of the end: first
+        those that end the session. They count as delivered from now on.
         """
-        undelivered = [
-            (failure, coordinator)
-            for failure in sorted(self._failures, key=self.is_recoverable)
-            for coordinator in self._family
-            if coordinator._failed_with(failure)
-            and not coordinator._is_fatal_delivered
-            and not any(failure is delivered for delivered in self._delivered)
-        ]
-        taken: list[BaseException] = []
-        for failure, coordinator in undelivered:
-            is_first = failure is coordinator.errors[0]
-            is_recoverable = self.is_recoverable(failure)
-            if is_first or not (has_error or is_recoverable):
-                coordinator._mark_delivered(failure)
-                taken.append(failure)
-                has_error = has_error or not is_recoverable
-        return taken
+        undelivered = [failure for failure in self._undelivered if failure is not primary]
+        self._undelivered.clear()
+        return sorted(undelivered, key=self.is_recoverable)
 
     def __repr__(self) -> str:
         doing = "running"
@@ -974,54 +956,53 @@ class EndOfProducers:
         self._producers = producers
         self._wait: Wait[Any] | None = wait
         """None when it has ended."""
-        self._left = {one for one in producers if not one.done()}
-        for one in self._left:
-            one.add_done_callback(self._ended)
-        if not self._left:
+        self._unfinished = {producer for producer in producers if not producer.done()}
+        for producer in self._unfinished:
+            producer.add_done_callback(self._ended)
+        if not self._unfinished:
             self._let_pass(_MOST_PASSES)
 
     def _ended(self, producer: asyncio.Task[Any]) -> None:
-        self._left.discard(producer)
-        if not self._left:
+        self._unfinished.discard(producer)
+        if not self._unfinished:
             self._let_pass(_MOST_PASSES)
 
     def _let_pass(self, passes: int) -> None:
-        if (
-            self._wait is None
-        ):  # this call, or the callback of a producer, was due when the wait ended
-            return
+        if self._wait is None:
+            return  # this call, or the callback of a producer, was due when the wait ended
         if passes:
             asyncio.get_running_loop().call_soon(self._let_pass, passes - 1)
         else:
             Calls.end(self._wait, self._error())  # also during a recovery
 
     def _error(self) -> BaseException:
+        """Return the failure of a producer, or else a clean end with what has become of them."""
         ends: list[str] = []
-        for one in self._producers:
-            error = None if one.cancelled() else one.exception()
-            if error is not None and not is_clean_end(error):
-                return error
-            if one.cancelled():
-                how = "was cancelled"
+        for producer in self._producers:
+            error = None if producer.cancelled() else producer.exception()
+            if producer.cancelled():
+                end = "was cancelled"
             elif error is None or is_end_of_producers(error):
-                how = "has finished"
+                end = "has finished"
+            elif is_clean_end(error):
+                end = f"has ended: {safe_repr(error)}"
             else:
-                how = f"has ended: {safe_repr(error)}"
-            ends.append(f"producer {one.get_name()!r} {how}")
+                return error
+            ends.append(f"producer {producer.get_name()!r} {end}")
         return ProducerFinishedError(", ".join(ends))
 
     def stop_watching(self) -> None:
         """The wait has ended."""
         self._wait = None
-        for one in self._left:
-            one.remove_done_callback(self._ended)
+        for producer in self._unfinished:
+            producer.remove_done_callback(self._ended)
 
 
 def is_end_of_producers(error: BaseException) -> bool:
     """Return whether a task that ended with this has finished: all that it waited for was produced
     and used.
     """
-    return all(isinstance(one, ProducerFinishedError) for one in flattened([error]))
+    return all(isinstance(member, ProducerFinishedError) for member in flattened([error]))
 
 
 def checked_producers(producer: Producer | None) -> Producers | None:
@@ -1029,12 +1010,10 @@ def checked_producers(producer: Producer | None) -> Producers | None:
     if producer is None:
         return None
     given: object = producer
-    producers = (
-        tuple(producer)
-        if isinstance(given, Iterable) and not asyncio.isfuture(given)
-        else (producer,)
-    )
-    if not producers or not all(is_task(one) for one in producers):
+    producers: tuple[object, ...] = (given,)
+    if isinstance(given, Iterable) and not asyncio.isfuture(given):
+        producers = tuple(cast("Iterable[object]", given))
+    if not producers or not all(map(is_task, producers)):
         raise InvalidArgumentError(
             f"producer is {producer!r}; give a task, or several in a list: what start_soon returns"
         )

@@ -122,6 +122,8 @@ class Lifecycle(Waiting):
         """"new", "opening", "open", "closing" or "closed"."""
         self.thread: int = 0
         """The thread of the session's loop: cheaper to compare than the running loop."""
+        self.recovers: Callable[[BaseException], bool] = policy.recovers
+        """Whether the policy lists an error, for `Coordinator.is_recoverable`."""
         self.requests: Requests = Requests()
         self.coordinator: Coordinator = Coordinator.of_session(self, self.requests)
         """Its tasks live through recoveries."""
@@ -233,7 +235,7 @@ class Lifecycle(Waiting):
             # server that moves.
             raise
         except BaseException as error:
-            if not self._policy.recovers(error):
+            if not self.coordinator.is_recoverable(error):
                 raise
             await self._replace_session(error, None)
 
@@ -407,7 +409,7 @@ class Lifecycle(Waiting):
         """
         if isinstance(error, (asyncio.CancelledError, FeedsSetBack)):
             return True
-        return error is cause and all(error is not each for each in self.coordinator.failures)
+        return error is cause and all(error is not other for other in self.coordinator.failures)
 
     def end_run(self, cause: BaseException) -> None:
         """End the run in progress, if there is one."""
@@ -424,10 +426,6 @@ class Lifecycle(Waiting):
             return
         if self.session is not None or self.coordinator.errors:
             self.end_run(failure)
-
-    def recovers(self, error: BaseException) -> bool:
-        """Return whether the policy lists `error`; see `Coordinator.is_recoverable`."""
-        return self._policy.recovers(error)
 
     async def wait_between_runs(self, wait: Coroutine[Any, Any, T]) -> T:
         """Await a wait in which the session makes no steps: whoever waits for these may have to do
@@ -725,7 +723,7 @@ class Lifecycle(Waiting):
         as a note.
         """
         what = f"{self.requests.label}: a background task failed"
-        for failure in self.coordinator.take_undelivered(has_error=primary is not None):
+        for failure in self.coordinator.take_undelivered(primary):
             if primary is not None:
                 add_note(primary, f"a background task had failed: {safe_repr(failure)}")
                 logger.error("%s", what, exc_info=failure)

@@ -68,7 +68,7 @@ class RecoveryPolicy:
         check_choice(self.on_lost_feeds, "on_lost_feeds", "log", "raise")
         on: object = self.on
         if not isinstance(on, tuple) or not all(
-            isinstance(one, type) and issubclass(one, Exception) for one in on
+            isinstance(kind, type) and issubclass(kind, Exception) for kind in on
         ):  # pyright: ignore[reportUnknownVariableType]
             raise InvalidArgumentError(
                 f"on is {on!r}; give a tuple of exception classes (cancellation is never recovered)"
@@ -82,9 +82,10 @@ class RecoveryPolicy:
         """
         if isinstance(error, BaseExceptionGroup):
             group = cast("BaseExceptionGroup[BaseException]", error)
-            return all(self.recovers(one) or is_clean_end(one) for one in group.exceptions) and any(
-                self.recovers(one) for one in group.exceptions
-            )
+            members = group.exceptions
+            if not any(map(self.recovers, members)):
+                return False
+            return all(self.recovers(member) or is_clean_end(member) for member in members)
         return isinstance(error, self.on) and not isinstance(error, FeedsLostError)
 
 
