@@ -15,11 +15,23 @@ from __future__ import annotations
 import functools
 import inspect
 from asyncio import CancelledError
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from aiohooks._core.clock import current_clock
 from aiohooks._core.reports import logger
+from aiohooks.dispatch.arguments import (
+    Keywords,
+    Values,
+    by_position,
+    for_function,
+    for_hooks,
+    key_of,
+    spread,
+    value_of,
+    values_of,
+    with_changes,
+)
 from aiohooks.dispatch.calls import (
     HookCalls,
     Method,
@@ -39,8 +51,6 @@ from aiohooks.errors import (
     safe_repr,
 )
 
-Keywords = Mapping[str, Any]
-Arguments = tuple[tuple[Any, ...], Keywords]
 Bind = Callable[[RegisteredHook, str], Method]
 
 
@@ -153,6 +163,7 @@ async def answer(target: Target, own: Method, args: tuple[Any, ...], keywords: K
     point = target.point
     if not target.groups:
         return await own(*args, **keywords)
+    args, keywords = by_position(point, args, keywords)
     if point.how == "chain":
         result = await _chained(target, args, keywords)
     elif target.until_answered:
@@ -166,14 +177,20 @@ async def answer(target: Target, own: Method, args: tuple[Any, ...], keywords: K
     return result
 
 
+async def all_results(target: Target, args: tuple[Any, ...], keywords: Keywords) -> list[Any]:
+    """Call the hooks that do not wrap, and return all their results."""
+    return await call_groups(target.groups, *by_position(target.point, args, keywords))
+
+
 async def _chained(target: Target, args: tuple[Any, ...], keywords: Keywords) -> Any:
+    values = values_of(target.point, args, keywords)
     for group in target.until_answered:
-        (result,) = await call_groups((group,), args, keywords)
+        (result,) = await call_groups((group,), *for_hooks(target.point, values))
         if isinstance(result, ChainEnd):
             return result.value
         if result is not None:
-            args, keywords = _with_argument(target.point, args, keywords, result)
-    return _argument(target.point, args, keywords)
+            values[key_of(target.point, values)] = result
+    return value_of(target.point, values)
 
 
 async def _first_result(target: Target, args: tuple[Any, ...], keywords: Keywords) -> Any:
@@ -301,27 +318,31 @@ class _Race(HookCalls):
 
 async def observe(target: Target, args: tuple[Any, ...], keywords: Keywords) -> None:
     """Call the hooks whose results do not count."""
-    results = await call_groups(target.observers, args, keywords)
+    results = await call_groups(target.observers, *by_position(target.point, args, keywords))
     _log_dropped(target.observers, results, "it is an observer")
 
 
 # -- hooks that wrap
 
-Rest = Callable[[tuple[Any, ...], Keywords], Awaitable[Any]]
+Innermost = Callable[[tuple[Any, ...], Keywords], Awaitable[Any]]
+Rest = Callable[[Values], Awaitable[Any]]
 
 
-def wrapped(target: Target, innermost: Rest) -> Rest:
+def wrapped(target: Target, innermost: Innermost) -> Rest:
     """Return what calls the first wrapping hook with what calls the next one, and so on; the last
     one calls `innermost`.
     """
+
+    def call_innermost(values: Values) -> Awaitable[Any]:
+        return innermost(*spread(target.point, values))
+
+    rest: Rest = call_innermost
     for group in reversed(target.wrappers):
-        innermost = functools.partial(_call_wrapper, target.point, group, innermost)
-    return innermost
+        rest = functools.partial(_call_wrapper, target.point, group, rest)
+    return rest
 
 
-async def _call_wrapper(
-    point: Point, group: OrderGroup, rest: Rest, args: tuple[Any, ...], keywords: Keywords
-) -> Any:
+async def _call_wrapper(point: Point, group: OrderGroup, rest: Rest, values: Values) -> Any:
     """Call a wrapping hook with a function that calls the rest.
 
     What a hook wraps is not called again when the hook has failed and that is only logged: its
@@ -330,10 +351,10 @@ async def _call_wrapper(
     registered = group.hooks[0]
     registered.counted += 1
     if registered.is_left_out():
-        return await rest(args, keywords)
-    wrapper = _WrapperCall(group, rest)
+        return await rest(values)
+    wrapper = _WrapperCall(group, point, rest, values)
     try:
-        await wrapper.make(point, args, keywords)
+        await wrapper.make()
         if not wrapper.is_logged:
             registered.succeeded()
             return wrapper.results[0]
@@ -344,7 +365,7 @@ async def _call_wrapper(
     finally:
         registered.retry_later()
         wrapper.errors.clear()  # their tracebacks refer to it
-    return await rest(args, keywords)
+    return await rest(values)
 
 
 class _AsGiven(NamedTuple):
@@ -363,12 +384,15 @@ def own_method(point: Point, own: Method) -> Method:
     """
 
     async def call_given(self: Any, /, *given: Any, **named: Any) -> Any:
-        args, keywords = by_position(point, given, named)
-        call_next = _argument(point, args, keywords)
+        values = values_of(point, given, named)
+        call_next = value_of(point, values)
         if isinstance(call_next, _AsGiven):
             call_next, args, keywords = call_next
-        else:
-            args, keywords = _others_of_call(point, call_next, args, keywords)
+        elif callable(call_next):
+            values.pop(key_of(point, values), None)
+            if isinstance(getattr(call_next, "__self__", None), _WrapperCall):
+                values = {}  # of a group that has this one as a hook: it takes what is changed
+            args, keywords = for_function(point, values, call_next)
         if not callable(call_next):
             raise InvalidArgumentError(
                 f"{point.name} got {safe_repr(call_next)} as the next; give what the last hook"
@@ -378,8 +402,7 @@ def own_method(point: Point, own: Method) -> Method:
         return await result if inspect.isawaitable(result) else result
 
     async def argument(self: Any, /, *given: Any, **named: Any) -> Any:
-        args, keywords = by_position(point, given, named)
-        return _argument(point, args, keywords)
+        return value_of(point, values_of(point, given, named))
 
     async def empty(self: Any, /, *given: Any, **named: Any) -> Any:
         return point.empty()
@@ -390,57 +413,6 @@ def own_method(point: Point, own: Method) -> Method:
     return instead.get(point.how, own)
 
 
-def _others_of_call(
-    point: Point, call_next: Any, args: tuple[Any, ...], keywords: Keywords
-) -> Arguments:
-    """Return the arguments for what the caller gave as the next, which no hook has called: the
-    last ones, as many as it wants, and keywords that the method does not name.
-    """
-    key = _key(point, args, keywords)
-    values = [value for place, value in enumerate(args) if place != key]
-    others: dict[str, Any] = {}
-    parameters = _parameters(call_next)
-    by_keyword = {
-        parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY
-    }
-    for name, value in keywords.items():
-        if name in by_keyword and name != key:
-            others[name] = value
-        elif name in point.positional or name in point.keywords:
-            if name != key:
-                values.append(value)
-        elif name != key:
-            others[name] = value
-    if isinstance(getattr(call_next, "__self__", None), _WrapperCall):
-        values = []  # of a group that has this one as a hook: it takes what is changed
-    return _last_wanted(parameters, values), others
-
-
-def _parameters(function: Any) -> list[inspect.Parameter]:
-    """Return the parameters of a function; any, if they are not known."""
-    try:
-        return [*inspect.signature(function).parameters.values()]
-    except (TypeError, ValueError):
-        return [inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)]
-
-
-def _last_wanted(parameters: list[inspect.Parameter], values: list[Any]) -> tuple[Any, ...]:
-    """Return the values if so many are taken by position; otherwise the last ones, as many as are
-    wanted.
-    """
-    taken = wanted = 0
-    for parameter in parameters:
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            return tuple(values)
-        positional = (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-        is_positional = parameter.kind in positional
-        taken += is_positional
-        wanted += is_positional and parameter.default is parameter.empty
-    if wanted <= len(values) <= taken:
-        return tuple(values)
-    return tuple(values[max(len(values) - wanted, 0) :])
-
-
 class _WrapperCall(HookCalls):
     """The call of one hook that wraps others. Its time limit is for its own time: it does not count
     while they are active.
@@ -448,19 +420,21 @@ class _WrapperCall(HookCalls):
 
     __slots__ = (
         "_active",
-        "_given",
+        "_point",
         "_rest",
         "_secs_left",
         "_since",
+        "_values",
         "answers",
         "errors",
         "is_logged",
     )
 
-    def __init__(self, group: OrderGroup, rest: Rest) -> None:
+    def __init__(self, group: OrderGroup, point: Point, rest: Rest, values: Values) -> None:
         super().__init__(group)
+        self._point = point
         self._rest = rest
-        self._given: tuple[Point, tuple[Any, ...], Keywords]
+        self._values = values
         self._active = 0  # calls of the others that have not ended
         self._secs_left: float | None = None
         self._since = 0.0
@@ -471,15 +445,15 @@ class _WrapperCall(HookCalls):
         self.is_logged: bool = False
         """Whether it has failed, and that was only logged."""
 
-    async def make(self, point: Point, args: tuple[Any, ...], keywords: Keywords) -> None:
+    async def make(self) -> None:
         """Make the call."""
         call = self._group.current_calls()[0]
-        if point.how == "wrap":
-            given = _argument(point, args, keywords)
-            self._given = (point, *_with_argument(point, args, keywords, given))
-            args, keywords = _with_argument(point, args, keywords, self.call_next)
+        if self._point.how == "wrap":
+            key = key_of(self._point, self._values)
+            args, keywords = for_hooks(self._point, {**self._values, key: self.call_next})
         else:
-            args = (functools.partial(self._call_rest, args, keywords), *args)
+            args, keywords = for_hooks(self._point, self._values)
+            args = (functools.partial(self._call_rest, self._values), *args)
         if call.may_wait:
             method = functools.partial(call.method, **keywords) if keywords else call.method
             self.start(0, method, args, call.name, call.secs)
@@ -492,15 +466,16 @@ class _WrapperCall(HookCalls):
 
     async def call_next(self, /, *changed: Any, **named: Any) -> Any:
         """Call the next hook with the arguments of the call, of which some may be changed."""
-        point, args, keywords = self._given
-        new = _changed(point, args, keywords, changed, named)
+        point = self._point
+        values = with_changes(point, self._values, changed, named)
         if point.does_nothing and (changed or named):
-            given = _argument(point, args, keywords)
-            given = given.call_next if isinstance(given, _AsGiven) else given
-            new = _with_argument(point, *new, _AsGiven(given, changed, named))
-        return await self._call_rest(*new)
+            call_next = value_of(point, self._values)
+            if isinstance(call_next, _AsGiven):
+                call_next = call_next.call_next
+            values[key_of(point, values)] = _AsGiven(call_next, changed, named)
+        return await self._call_rest(values)
 
-    async def _call_rest(self, args: tuple[Any, ...], keywords: Keywords) -> Any:
+    async def _call_rest(self, values: Values) -> Any:
         if self.is_logged or self.is_left_behind(0):
             raise HookCancelledError(
                 f"{self.describe(0)} has failed before this: it cannot call the next hook any more"
@@ -510,7 +485,7 @@ class _WrapperCall(HookCalls):
             self.stop_timer(0)
             self._secs_left = max(0.0, self._secs_left - (current_clock().now() - self._since))
         try:
-            answer = await self._rest(args, keywords)
+            answer = await self._rest(values)
             self.answers = [answer]
             return answer
         except BaseException as error:
@@ -603,100 +578,3 @@ async def _reaches_yield(generator: AsyncGenerator[Any, Any]) -> bool:
 async def _reject_second_yield(generator: AsyncGenerator[Any, Any], who: str) -> NoReturn:
     await generator.aclose()
     raise InvalidHookError(f"{who} has yielded twice; a generator that wraps has one `yield`")
-
-
-# -- arguments
-
-
-def by_position(point: Point, args: tuple[Any, ...], keywords: dict[str, Any]) -> Arguments:
-    """Give by position what may be given so, as hooks may use other names.
-
-    A parameter that is left out before one of these has the default of the interface; but not
-    before the argument that calls the next hook, which may replace the last one that is given.
-    """
-    named = [name for name in point.positional[point.positional_only :] if name in keywords]
-    if point.how == "wrap" and point.argument in named:
-        place = point.positional.index(point.argument)
-        if len(args) + len(named) <= place:
-            named.remove(point.argument)
-    if not named:
-        return args, keywords
-    given = [*args]
-    count = point.positional.index(named[-1]) + 1
-    for name in point.positional[len(args) : count]:
-        if name in named:
-            given.append(keywords.pop(name))
-        elif name in point.defaults:
-            given.append(point.defaults[name])
-        else:
-            point.signature.bind(*args, **keywords)  # it raises, and names what is missing
-    return tuple(given), keywords
-
-
-def _key(point: Point, args: tuple[Any, ...], keywords: Keywords) -> str | int:
-    """Return the name of the argument of a method that counts, or its place where it is given by
-    position; also if left out.
-    """
-    name = point.argument
-    if name is None:
-        return max(len(args) - 1, 0)
-    if name in keywords or name not in point.positional:
-        return name
-    place = point.positional.index(name)
-    return name if len(args) < place else place
-
-
-def _argument(point: Point, args: tuple[Any, ...], keywords: Keywords) -> Any:
-    """Return this argument of a call, None if it is left out."""
-    key = _key(point, args, keywords)
-    if isinstance(key, str):
-        return keywords.get(key, point.defaults.get(key))
-    return args[key] if key < len(args) else point.defaults.get(point.argument or "")
-
-
-def _with_argument(
-    point: Point, args: tuple[Any, ...], keywords: Keywords, value: Any
-) -> Arguments:
-    """Replace or add this argument."""
-    key = _key(point, args, keywords)
-    if isinstance(key, str):
-        return args, {**keywords, key: value}
-    return (*args[:key], value, *args[key + 1 :]), keywords
-
-
-def _changed(
-    point: Point, args: tuple[Any, ...], keywords: Keywords, new: Sequence[Any], named: Keywords
-) -> Arguments:
-    """Return the arguments with those that a hook gives to the next one: by name, or in the place
-    of the last ones.
-    """
-    own = _key(point, args, keywords)
-    values: dict[Any, Any] = {**dict(enumerate(args)), **keywords}
-    places: dict[str, Any] = dict(zip(point.positional, range(len(args)), strict=False))
-    by_name: set[Any] = {own}
-    for name, value in named.items():
-        place = places.get(name, name)
-        values[place] = value
-        by_name.add(place)
-    replaced: list[Any] = [*range(len(args))]
-    if replaced in ([], [own]):
-        replaced = [name for name in point.keywords if name in values]
-    replaced = [place for place in replaced if place not in by_name]
-    left_out: list[Any] = []
-    for place, name in enumerate(point.positional[len(args) :], len(args)):
-        is_needed = len(new) > len(replaced) + len(left_out)
-        if not is_needed or name in values or name not in point.defaults:
-            break
-        # The hook gives what the caller has left out, too.
-        values[place] = point.defaults[name]
-        left_out.append(place)
-    if left_out:
-        by_keyword = [place for place in replaced if isinstance(place, str)]
-        replaced = [*replaced[: len(replaced) - len(by_keyword)], *left_out, *by_keyword]
-    count = min(len(new), len(replaced))
-    values.update(zip(replaced[len(replaced) - count :], new[len(new) - count :], strict=True))
-    more = new[: len(new) - count]
-    if point.does_nothing and not point.takes_any_positional:
-        more = ()  # for what the caller gave
-    positions = [values.pop(place) for place in range(len(args) + len(left_out))]
-    return by_position(point, (*more, *positions), values)

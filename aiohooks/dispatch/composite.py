@@ -25,17 +25,16 @@ from aiohooks._core.clock import wake
 from aiohooks._core.coroutines import result_now
 from aiohooks._core.scope import current_scope
 from aiohooks.dispatch.answers import (
-    Arguments,
-    Rest,
+    Innermost,
     Target,
     answer,
     as_coroutine_function,
-    by_position,
     observe,
     only_answer,
     own_method,
     wrapped,
 )
+from aiohooks.dispatch.arguments import values_of
 from aiohooks.dispatch.calls import RegisteredHook, failed_in_turn
 from aiohooks.dispatch.hook import FunctionHook, hook_name, identity
 from aiohooks.dispatch.interface import NO_VALUE, Interface, Point, wraps_others
@@ -468,7 +467,7 @@ def _place(quick: Any, calls: Any) -> int:
 async def call_target(
     composite: Composite,
     target: Target,
-    innermost: Rest,
+    innermost: Innermost,
     args: tuple[Any, ...],
     keywords: dict[str, Any],
 ) -> Any:
@@ -482,14 +481,12 @@ async def call_target(
     active = composite.active
     active.count += 1
     try:
-        given: Arguments = (args, keywords)
-        if keywords:
-            given = by_position(target.point, args, keywords)
         if target.observers:
-            await observe(target, *given)
+            await observe(target, args, keywords)
         if target.wrappers:
-            innermost = wrapped(target, innermost)
-        return await innermost(*given)
+            values = values_of(target.point, args, keywords)
+            return await wrapped(target, innermost)(values)
+        return await innermost(args, keywords)
     finally:
         active.ended()
 

@@ -43,7 +43,7 @@ from aiohooks._core.validate import (
     check_secs,
     is_coroutine_function,
 )
-from aiohooks.dispatch.answers import Target, make_target
+from aiohooks.dispatch.answers import Target, all_results, make_target
 from aiohooks.dispatch.background import BackgroundCalls, raise_failures
 from aiohooks.dispatch.calls import HookStatus, Method, OrderGroup, RegisteredHook, call_groups
 from aiohooks.dispatch.composite import (
@@ -257,7 +257,7 @@ class HookGroup(Generic[K]):
             return []
         if target.quick is not None and not keywords and composite.binding.is_current():
             return await call_groups(target.groups, args)
-        innermost = functools.partial(call_groups, target.groups)
+        innermost = functools.partial(all_results, target)
         results: list[Any] = await call_target(composite, target, innermost, args, {**keywords})
         # A wrapper that has swallowed the error returns None.
         return [without_end(result) for result in results or ()]
@@ -773,7 +773,7 @@ class _FunctionGroup:
             with contextlib.suppress(InvalidHookError):
                 like = Point(object, "__call__", self._method_like(compared), None, None)
                 is_named = like.argument in like.positional
-                places.add(like.positional.index(like.argument) if is_named else like.argument)
+                places.add([*like.positional].index(like.argument) if is_named else like.argument)
         if len(places) > 1:
             raise InvalidHookError(
                 f"{function!r} has its arguments in another order than {pattern!r}, which"

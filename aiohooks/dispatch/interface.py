@@ -15,7 +15,7 @@ import functools
 import inspect
 import types
 import typing
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar, cast
@@ -231,28 +231,36 @@ class Point:
         """What to do where several hooks return a result."""
 
     def _read_parameters(self) -> None:
-        Kind = inspect.Parameter
-        names: defaultdict[Any, list[str]] = defaultdict(list)
-        self.defaults: dict[str, Any] = {}
-        for parameter in self.signature.parameters.values():
-            names[parameter.kind].append(parameter.name)
+        self.positional: dict[str, str | int] = {}
+        """The parameters that may be given by position, with their keys: the name, or the place of
+        one that cannot be given by name.
+        """
+        self.keywords: list[str] = []
+        """The names of the parameters that are given by name only."""
+        self.defaults: dict[str | int, Any] = {}
+        self.takes_any_positional: bool = False
+        self.takes_any_keyword: bool = False
+        for place, parameter in enumerate(self.signature.parameters.values()):
+            key: str | int = parameter.name
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                self.takes_any_positional = True
+            elif parameter.kind is parameter.VAR_KEYWORD:
+                self.takes_any_keyword = True
+            elif parameter.kind is parameter.KEYWORD_ONLY:
+                self.keywords.append(parameter.name)
+            else:
+                if parameter.kind is parameter.POSITIONAL_ONLY:
+                    key = place
+                self.positional[parameter.name] = key
             if parameter.default is not parameter.empty:
-                self.defaults[parameter.name] = parameter.default
-        self.positional_only: int = len(names[Kind.POSITIONAL_ONLY])
-        self.positional: tuple[str, ...] = (
-            *names[Kind.POSITIONAL_ONLY],
-            *names[Kind.POSITIONAL_OR_KEYWORD],
-        )
-        """The names of the parameters that may be given by position."""
-        self.keywords: tuple[str, ...] = tuple(names[Kind.KEYWORD_ONLY])
-        self.takes_any_positional: bool = bool(names[Kind.VAR_POSITIONAL])
-        self.takes_any_keyword: bool = bool(names[Kind.VAR_KEYWORD])
+                self.defaults[key] = parameter.default
+        self.keys: tuple[str | int, ...] = tuple(self.positional.values())
 
     def calls(self) -> list[tuple[int, list[str]]]:
         """Return the longest and the shortest call: a number of positions, and keywords."""
-        longest = len(self.positional) + self.takes_any_positional
+        longest = len(self.keys) + self.takes_any_positional
         keywords = [*self.keywords, *["any_other"] * self.takes_any_keyword]
-        needed = [name for name in self.positional if name not in self.defaults]
+        needed = [key for key in self.keys if key not in self.defaults]
         needed_keywords = [name for name in self.keywords if name not in self.defaults]
         return [(longest, keywords), (len(needed), needed_keywords)]
 
