@@ -1,7 +1,6 @@
-"""One result of several hooks, for each kind of method (`interface.Point.how`).
+"""One result of several hooks, for each way (`ways.Point.how`).
 
 Target      what a method calls
-wrapped     each wrapping hook calls the next one, and the last of them the wrapped call
 observe     calls the hooks that only observe, before the others
 answer      calls the others, and returns the one result: the only one, the first, the last of a
             chain, or all as one
@@ -12,26 +11,12 @@ A plain function is called as a coroutine function that cannot wait.
 
 from __future__ import annotations
 
-import functools
-import inspect
 from asyncio import CancelledError
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
-from aiohooks._core.clock import current_clock
 from aiohooks._core.reports import logger
-from aiohooks.dispatch.arguments import (
-    Keywords,
-    Values,
-    by_position,
-    for_function,
-    for_hooks,
-    key_of,
-    spread,
-    value_of,
-    values_of,
-    with_changes,
-)
+from aiohooks.dispatch.arguments import Keywords
 from aiohooks.dispatch.calls import (
     HookCalls,
     Method,
@@ -41,15 +26,10 @@ from aiohooks.dispatch.calls import (
     call_groups,
     order_groups,
 )
-from aiohooks.dispatch.interface import ChainEnd, Point, wraps_others
-from aiohooks.errors import (
-    HookCancelledError,
-    InvalidArgumentError,
-    InvalidHookError,
-    hook_cancelled_error,
-    raise_unchanged,
-    safe_repr,
-)
+from aiohooks.dispatch.plain import wraps_others
+from aiohooks.dispatch.ways import ChainEnd, Point
+from aiohooks.dispatch.wrapping import call_wrapped, generator_call
+from aiohooks.errors import InvalidHookError, safe_repr
 
 Bind = Callable[[RegisteredHook, str], Method]
 
@@ -119,7 +99,7 @@ def make_target(
         until_answered = groups
         for group in groups:
             group.in_turn = False  # a call that has a result ends the others
-    bind_wrapper = bound_method if point.how == "wrap" else _generator_call
+    bind_wrapper = bound_method if point.how == "wrap" else generator_call
     once = tuple(registered for registered in hooks if registered.registration.once)
     all_calls = OrderGroup(point.name, callees, grace_secs, bind=bind)
     is_simple = point.how == "none" or (
@@ -163,7 +143,7 @@ async def answer(target: Target, own: Method, args: tuple[Any, ...], keywords: K
     point = target.point
     if not target.groups:
         return await own(*args, **keywords)
-    args, keywords = by_position(point, args, keywords)
+    args, keywords = point.parameters.call_for_hooks(args, keywords)
     if point.how == "chain":
         result = await _chained(target, args, keywords)
     elif target.until_answered:
@@ -179,18 +159,20 @@ async def answer(target: Target, own: Method, args: tuple[Any, ...], keywords: K
 
 async def all_results(target: Target, args: tuple[Any, ...], keywords: Keywords) -> list[Any]:
     """Call the hooks that do not wrap, and return all their results."""
-    return await call_groups(target.groups, *by_position(target.point, args, keywords))
+    given = target.point.parameters.call_for_hooks(args, keywords)
+    return await call_groups(target.groups, *given)
 
 
 async def _chained(target: Target, args: tuple[Any, ...], keywords: Keywords) -> Any:
-    values = values_of(target.point, args, keywords)
+    parameters = target.point.parameters
+    values = parameters.values(args, keywords)
     for group in target.until_answered:
-        (result,) = await call_groups((group,), *for_hooks(target.point, values))
+        (result,) = await call_groups((group,), *parameters.for_hooks(values))
         if isinstance(result, ChainEnd):
             return result.value
         if result is not None:
-            values[key_of(target.point, values)] = result
-    return value_of(target.point, values)
+            values[parameters.chosen_key(values)] = result
+    return parameters.chosen_value(values)
 
 
 async def _first_result(target: Target, args: tuple[Any, ...], keywords: Keywords) -> Any:
@@ -203,7 +185,7 @@ async def _first_result(target: Target, args: tuple[Any, ...], keywords: Keyword
             results = await call_groups((group,), args, keywords)
         result = _first(results)
         if result is not None:
-            return result
+            return target.point.value_of(result)
     return None
 
 
@@ -219,10 +201,11 @@ def only_answer(target: Target, answers: Sequence[Any]) -> Any:
         if _first(answers) is not None:
             _log_dropped(target.groups, answers, "the method returns None")
         return None
+    answers = [point.value_of(result) for result in answers]
     if point.how == "together":
         return _first(answers)
     if point.how == "all":
-        return [*answers]
+        return answers
     if point.how == "merge":
         names = [call.name for group in target.groups for call in group.calls]
         return _merged(point, names, answers)
@@ -318,62 +301,9 @@ class _Race(HookCalls):
 
 async def observe(target: Target, args: tuple[Any, ...], keywords: Keywords) -> None:
     """Call the hooks whose results do not count."""
-    results = await call_groups(target.observers, *by_position(target.point, args, keywords))
+    given = target.point.parameters.call_for_hooks(args, keywords)
+    results = await call_groups(target.observers, *given)
     _log_dropped(target.observers, results, "it is an observer")
-
-
-# -- hooks that wrap
-
-Innermost = Callable[[tuple[Any, ...], Keywords], Awaitable[Any]]
-Rest = Callable[[Values], Awaitable[Any]]
-
-
-def wrapped(target: Target, innermost: Innermost) -> Rest:
-    """Return what calls the first wrapping hook with what calls the next one, and so on; the last
-    one calls `innermost`.
-    """
-
-    def call_innermost(values: Values) -> Awaitable[Any]:
-        return innermost(*spread(target.point, values))
-
-    rest: Rest = call_innermost
-    for group in reversed(target.wrappers):
-        rest = functools.partial(_call_wrapper, target.point, group, rest)
-    return rest
-
-
-async def _call_wrapper(point: Point, group: OrderGroup, rest: Rest, values: Values) -> Any:
-    """Call a wrapping hook with a function that calls the rest.
-
-    What a hook wraps is not called again when the hook has failed and that is only logged: its
-    result or error counts.
-    """
-    registered = group.hooks[0]
-    registered.counted += 1
-    if registered.is_left_out():
-        return await rest(values)
-    wrapper = _WrapperCall(group, point, rest, values)
-    try:
-        await wrapper.make()
-        if not wrapper.is_logged:
-            registered.succeeded()
-            return wrapper.results[0]
-        if wrapper.answers:
-            return wrapper.answers[0]
-        if wrapper.errors:
-            raise_unchanged(wrapper.last_error())
-    finally:
-        registered.retry_later()
-        wrapper.errors.clear()  # their tracebacks refer to it
-    return await rest(values)
-
-
-class _AsGiven(NamedTuple):
-    """What the caller gave as the next, and how a hook called it."""
-
-    call_next: Callable[..., Any]
-    args: tuple[Any, ...]
-    keywords: Keywords
 
 
 def own_method(point: Point, own: Method) -> Method:
@@ -382,199 +312,24 @@ def own_method(point: Point, own: Method) -> Method:
     That is the argument of a chain, an empty merge, or for a wrapping method a call of what the
     caller gave as the next.
     """
-
-    async def call_given(self: Any, /, *given: Any, **named: Any) -> Any:
-        values = values_of(point, given, named)
-        call_next = value_of(point, values)
-        if isinstance(call_next, _AsGiven):
-            call_next, args, keywords = call_next
-        elif callable(call_next):
-            values.pop(key_of(point, values), None)
-            if isinstance(getattr(call_next, "__self__", None), _WrapperCall):
-                values = {}  # of a group that has this one as a hook: it takes what is changed
-            args, keywords = for_function(point, values, call_next)
-        if not callable(call_next):
-            raise InvalidArgumentError(
-                f"{point.name} got {safe_repr(call_next)} as the next; give what the last hook"
-                " calls"
-            )
-        result = call_next(*args, **keywords)
-        return await result if inspect.isawaitable(result) else result
-
-    async def argument(self: Any, /, *given: Any, **named: Any) -> Any:
-        return value_of(point, values_of(point, given, named))
-
-    async def empty(self: Any, /, *given: Any, **named: Any) -> Any:
-        return point.empty()
-
-    if not point.does_nothing:
+    if not point.does_nothing or point.how not in _STAND_INS:
         return own
-    instead = {"wrap": call_given, "chain": argument, "merge": empty, "all": empty}
-    return instead.get(point.how, own)
+    stand_in = _STAND_INS[point.how]
 
-
-class _WrapperCall(HookCalls):
-    """The call of one hook that wraps others. Its time limit is for its own time: it does not count
-    while they are active.
-    """
-
-    __slots__ = (
-        "_active",
-        "_point",
-        "_rest",
-        "_secs_left",
-        "_since",
-        "_values",
-        "answers",
-        "errors",
-        "is_logged",
-    )
-
-    def __init__(self, group: OrderGroup, point: Point, rest: Rest, values: Values) -> None:
-        super().__init__(group)
-        self._point = point
-        self._rest = rest
-        self._values = values
-        self._active = 0  # calls of the others that have not ended
-        self._secs_left: float | None = None
-        self._since = 0.0
-        self.answers: list[Any] = []
-        """The last result of the others, if they have returned."""
-        self.errors: list[BaseException] = []
-        """The errors of the others."""
-        self.is_logged: bool = False
-        """Whether it has failed, and that was only logged."""
-
-    async def make(self) -> None:
-        """Make the call."""
-        call = self._group.current_calls()[0]
-        if self._point.how == "wrap":
-            key = key_of(self._point, self._values)
-            args, keywords = for_hooks(self._point, {**self._values, key: self.call_next})
-        else:
-            args, keywords = for_hooks(self._point, self._values)
-            args = (functools.partial(self._call_rest, self._values), *args)
-        if call.may_wait:
-            method = functools.partial(call.method, **keywords) if keywords else call.method
-            self.start(0, method, args, call.name, call.secs)
-        else:
-            try:
-                self.results[0] = await call.method(*args, **keywords)
-            except BaseException as error:
-                self.failed(0, error)
-        await self.wait()
-
-    async def call_next(self, /, *changed: Any, **named: Any) -> Any:
-        """Call the next hook with the arguments of the call, of which some may be changed."""
-        point = self._point
-        values = with_changes(point, self._values, changed, named)
-        if point.does_nothing and (changed or named):
-            call_next = value_of(point, self._values)
-            if isinstance(call_next, _AsGiven):
-                call_next = call_next.call_next
-            values[key_of(point, values)] = _AsGiven(call_next, changed, named)
-        return await self._call_rest(values)
-
-    async def _call_rest(self, values: Values) -> Any:
-        if self.is_logged or self.is_left_behind(0):
-            raise HookCancelledError(
-                f"{self.describe(0)} has failed before this: it cannot call the next hook any more"
-            )
-        self._active += 1
-        if self._secs_left is not None and self._active == 1:
-            self.stop_timer(0)
-            self._secs_left = max(0.0, self._secs_left - (current_clock().now() - self._since))
-        try:
-            answer = await self._rest(values)
-            self.answers = [answer]
-            return answer
-        except BaseException as error:
-            self.errors.append(error)
-            raise
-        finally:
-            self._active -= 1
-            if self._secs_left is not None:
-                self.start_timer(0, self._secs_left)
-
-    def start_timer(self, number: int, secs: float) -> None:
-        self._secs_left = secs
-        if not self._active and self.is_running(0):
-            self._since = current_clock().now()
-            super().start_timer(0, secs)
-
-    def last_error(self) -> BaseException:
-        """Return the last error of the others that is no cancel."""
-        errors = [error for error in self.errors if not isinstance(error, CancelledError)]
-        return errors[-1]
-
-    def _passes(self, error: BaseException) -> bool:
-        """Return whether an error is one of the others that passes through."""
-        return any(error is passed for passed in self.errors)
-
-    def suppresses(self, number: int, error: BaseException) -> bool:
-        was_cut_off = (
-            (self._active or self.errors)
-            and not self.answers
-            and all(isinstance(error, CancelledError) for error in self.errors)
-        )
-        self.is_logged = (
-            not was_cut_off and not self._passes(error) and super().suppresses(number, error)
-        )
-        return self.is_logged
-
-    def add_origin(self, number: int, error: BaseException) -> None:
-        if not self._passes(error):
-            super().add_origin(number, error)
-
-    def cancelled_error(self, number: int, cause: BaseException) -> BaseException:
-        if self._passes(cause):
-            return hook_cancelled_error(f"what {self.describe(number)} wraps", cause)
-        return super().cancelled_error(number, cause)
-
-
-def _generator_call(registered: RegisteredHook, method: str) -> Method:
-    """Return a hook's async generator as a function that wraps what its first argument calls.
-
-    `contextlib.asynccontextmanager` would set attributes of exceptions that pass through, which
-    some exceptions do not allow, and drop the result of the wrapped call.
-    """
-    function = getattr(registered.hook, method)
-
-    async def call(call_next: Callable[[], Awaitable[Any]], /, *args: Any, **keywords: Any) -> Any:
-        generator = function(*args, **keywords)
-        if not await _reaches_yield(generator):
-            return await call_next()
-        try:
-            result = await call_next()
-        except BaseException as error:
-            try:
-                await generator.athrow(error)
-            except StopAsyncIteration:
-                return None  # it has swallowed the error
-            except RuntimeError as raised:
-                # Python replaces these where they leave a generator.
-                if isinstance(error, StopAsyncIteration) and raised.__cause__ is error:
-                    raise_unchanged(error)
-                raise
-            await _reject_second_yield(generator, registered.call_name(method))
-        try:
-            await generator.asend(result)
-        except StopAsyncIteration:
-            return result
-        return await _reject_second_yield(generator, registered.call_name(method))
+    async def call(self: Any, /, *args: Any, **keywords: Any) -> Any:
+        point.parameters.signature.bind(*args, **keywords)  # no other code may notice what is wrong
+        return await stand_in(point, args, keywords)
 
     return call
 
 
-async def _reaches_yield(generator: AsyncGenerator[Any, Any]) -> bool:
-    """Return whether a generator reaches its `yield`; one that returns before wraps nothing."""
-    try:
-        await anext(generator)
-    except StopAsyncIteration:
-        return False
-    return True
+async def _argument(point: Point, args: tuple[Any, ...], keywords: Keywords) -> Any:
+    values = point.parameters.values(args, keywords)
+    return point.parameters.chosen_value(values)
 
 
-async def _reject_second_yield(generator: AsyncGenerator[Any, Any], who: str) -> NoReturn:
-    await generator.aclose()
-    raise InvalidHookError(f"{who} has yielded twice; a generator that wraps has one `yield`")
+async def _nothing(point: Point, args: tuple[Any, ...], keywords: Keywords) -> Any:
+    return point.empty()
+
+
+_STAND_INS = {"wrap": call_wrapped, "chain": _argument, "merge": _nothing, "all": _nothing}

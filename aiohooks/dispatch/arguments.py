@@ -1,152 +1,223 @@
-"""The arguments of a call by the names that the hook interface has for them.
+"""The arguments of a call, by the names that the method of the hook interface has for them.
 
-Hooks may use other names, so that they get by position what may be given so. What calls the next
-hook, or takes the result of a chain, is found by name.
-
-    values_of      the arguments of a call, by key
-    spread         the same as positions and keywords
-    for_hooks      the same for hooks
-    by_position    the arguments of a call for hooks
-    with_changes   the same with those that a hook gives to the next one
-    for_function   those that a function takes which is no hook
+Hooks may use other names, so that they get by position what may be given so.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
-
-from aiohooks.dispatch.interface import Point
 
 Keywords = Mapping[str, Any]
 Arguments = tuple[tuple[Any, ...], Keywords]
 Key = str | int
-"""The name of a parameter of the method, or of a further keyword; the place of what may only be
-given by position.
-"""
+"""The name of an argument, or the place of one that is given by position only."""
 Values = dict[Key, Any]
-"""The arguments that are given, in order of the parameters, further ones behind them."""
+"""The arguments that are given, in order of the parameters, with further ones at the end."""
 
 
-def values_of(point: Point, args: tuple[Any, ...], keywords: Keywords) -> Values:
-    """Return the arguments of a call by their keys.
+class Parameters:
+    """The parameters of a method of a hook interface, without `self`."""
 
-    Raises:
-        TypeError: an argument is given twice.
-    """
-    values: Values = dict(zip(point.keys, args, strict=False))
-    values.update(enumerate(args[len(point.keys) :], len(point.keys)))
-    if not keywords:
-        return values
-    if not values.keys().isdisjoint(keywords):
-        point.signature.bind(*args, **keywords)  # it raises, and names what is given twice
-    values.update(keywords)
-    return _sorted(point, values)
+    def __init__(self, member: Any) -> None:
+        """Read the parameters of a method, as it stands in its class."""
+        function = getattr(member, "__func__", member)
+        # Without annotations, which may refer to the class: nothing here keeps it alive.
+        parameters = [
+            parameter.replace(annotation=parameter.empty)
+            for parameter in inspect.signature(function).parameters.values()
+        ]
+        if not isinstance(member, staticmethod):
+            del parameters[0]
+        self.signature: inspect.Signature = inspect.Signature(parameters)
+        self.by_position: dict[str, Key] = {}
+        """The keys of those that may be given by position, by name."""
+        self.keyword_only: list[str] = []
+        self.takes_more_positions: bool = False
+        self.takes_more_keywords: bool = False
+        self._defaults: dict[Key, Any] = {}
+        for place, parameter in enumerate(parameters):
+            self._add(place, parameter)
+        self._keys: tuple[Key, ...] = tuple(self.by_position.values())
+        self.chosen: str | None = None
+        """The argument that results replace, or that calls the next hook; None for the last one."""
 
-
-def _sorted(point: Point, values: Values) -> Values:
-    named = {key: values[key] for key in (*point.keys, *point.keywords) if key in values}
-    return {**named, **values}
-
-
-def spread(point: Point, values: Values) -> Arguments:
-    """Return arguments as positions and keywords: by position up to the first that is left out."""
-    keywords: dict[Any, Any] = dict(values)
-    args: list[Any] = []
-    for key in point.keys:
-        if key not in values:
-            break
-        args.append(keywords.pop(key))
-    further = [key for key in keywords if isinstance(key, int)]
-    args.extend(keywords.pop(key) for key in further)
-    return tuple(args), keywords
-
-
-def for_hooks(point: Point, values: Values) -> Arguments:
-    """Return arguments for hooks, which may use other names: by position what may be given so.
-
-    A parameter that is left out before another one has the default of the interface.
-
-    Raises:
-        TypeError: it has no default.
-    """
-    given = [place for place, key in enumerate(point.keys) if key in values]
-    filled = {**values}
-    for key in point.keys[: max(given, default=0)]:
-        if key not in values and key not in point.defaults:
-            args, keywords = spread(point, values)
-            point.signature.bind(*args, **keywords)  # it raises, and names what is missing
-        filled.setdefault(key, point.defaults.get(key))
-    return spread(point, filled)
-
-
-def by_position(point: Point, args: tuple[Any, ...], keywords: Keywords) -> Arguments:
-    """Return the arguments of a call for hooks, as `for_hooks`."""
-    if not keywords:
-        return args, keywords
-    return for_hooks(point, values_of(point, args, keywords))
-
-
-def key_of(point: Point, values: Values) -> Key:
-    """Return the key of the argument that calls the next hook, or that results replace."""
-    if point.argument is not None:
-        return point.positional.get(point.argument, point.argument)
-    return max([key for key in values if isinstance(key, int)], default=0)
-
-
-def value_of(point: Point, values: Values) -> Any:
-    """Return this argument, its default if it is left out, None if it has none."""
-    key = key_of(point, values)
-    return values.get(key, point.defaults.get(key))
-
-
-def with_changes(point: Point, values: Values, new: Sequence[Any], named: Keywords) -> Values:
-    """Return the arguments with those that a hook gives to the next one: by name, or in the place
-    of the last ones.
-    """
-    changed: Values = {**values, **named}
-    fixed = {key_of(point, values), *named}
-    replaced = [key for key in values if key not in fixed and key not in point.keywords]
-    for key in point.keys:
-        if len(replaced) < len(new) and key not in changed and key in point.defaults:
-            replaced.append(key)  # the hook gives what the caller has left out, too
-    if not replaced:
-        replaced = [key for key in point.keywords if key in values and key not in fixed]
-    if len(new) > len(replaced) and (point.takes_any_positional or not point.does_nothing):
-        raise TypeError(
-            f"{point.label}: the next one is called with {len(new)} positional arguments, but has"
-            f" {len(replaced)} beside that which calls the next"
-        )
-    count = min(len(new), len(replaced))
-    last = _sorted(point, dict.fromkeys(replaced))
-    changed.update(zip([*last][len(last) - count :], new[len(new) - count :], strict=True))
-    return _sorted(point, changed)
-
-
-def for_function(point: Point, values: Values, function: Callable[..., Any]) -> Arguments:
-    """Return the arguments for a function that is no hook: by position, the last ones, as many as
-    it takes; by keyword what it or the method takes so.
-    """
-    try:
-        parameters = [*inspect.signature(function).parameters.values()]
-    except (TypeError, ValueError):  # it is written in C
-        parameters = [inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)]
-    taken = 0
-    keyword_only: set[Key] = set()
-    for parameter in parameters:
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            taken += 1
-        elif parameter.kind is parameter.VAR_POSITIONAL:
-            taken = len(values)
+    def _add(self, place: int, parameter: inspect.Parameter) -> None:
+        key: Key = parameter.name
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            self.takes_more_positions = True
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            self.takes_more_keywords = True
         elif parameter.kind is parameter.KEYWORD_ONLY:
-            keyword_only.add(parameter.name)
-    own = {*point.keys, *point.keywords} - keyword_only
-    positions: list[Any] = []
-    keywords: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(key, int) or key in own:
-            positions.append(value)
+            self.keyword_only.append(parameter.name)
         else:
-            keywords[key] = value
-    return tuple(positions[max(len(positions) - taken, 0) :]), keywords
+            if parameter.kind is parameter.POSITIONAL_ONLY:
+                key = place
+            self.by_position[parameter.name] = key
+        if parameter.default is not parameter.empty:
+            self._defaults[key] = parameter.default
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all parameters, but not of those that take any others."""
+        return [*self.by_position, *self.keyword_only]
+
+    def reject_call(self, signature: inspect.Signature) -> str:
+        """Return why a hook with this signature cannot take every call that the method takes.
+
+        The longest and the shortest call are tried; the text is empty if it takes both.
+        """
+        more_keywords = ["any_other"] * self.takes_more_keywords
+        longest = len(self._keys) + self.takes_more_positions, [*self.keyword_only, *more_keywords]
+        needed = [key for key in self._keys if key not in self._defaults]
+        needed_keywords = [name for name in self.keyword_only if name not in self._defaults]
+        try:
+            for positions, keywords in (longest, (len(needed), needed_keywords)):
+                signature.bind(*[None] * positions, **dict.fromkeys(keywords))
+        except TypeError as error:
+            return str(error)
+        return ""
+
+    # -- a call
+
+    def values(self, args: tuple[Any, ...], keywords: Keywords) -> Values:
+        """Return the arguments of a call by their keys.
+
+        Raises:
+            TypeError: an argument is given twice.
+        """
+        values: Values = dict(zip(self._keys, args, strict=False))
+        values.update(enumerate(args[len(self._keys) :], len(self._keys)))
+        if not keywords:
+            return values
+        if not values.keys().isdisjoint(keywords):
+            self.signature.bind(*args, **keywords)  # it raises, and names what is given twice
+        values.update(keywords)
+        return self._sorted(values)
+
+    def _sorted(self, values: Values) -> Values:
+        order = (*self._keys, *self.keyword_only)
+        return {key: values[key] for key in order if key in values} | values
+
+    def spread(self, values: Values) -> Arguments:
+        """Return arguments as positions and keywords: by position up to the first left-out one."""
+        keywords: dict[Any, Any] = dict(values)
+        args: list[Any] = []
+        for key in self._keys:
+            if key not in values:
+                break
+            args.append(keywords.pop(key))
+        more = [key for key in keywords if isinstance(key, int)]
+        args.extend(keywords.pop(key) for key in more)
+        return tuple(args), keywords
+
+    def for_hooks(self, values: Values) -> Arguments:
+        """Return arguments for hooks: by position what may be given so.
+
+        One that is left out before another has the default of the interface.
+
+        Raises:
+            TypeError: it has no default.
+        """
+        filled = dict(values)
+        given = [place for place, key in enumerate(self._keys) if key in values]
+        for key in self._keys[: max(given, default=0)]:
+            if key not in values and key not in self._defaults:
+                args, keywords = self.spread(values)
+                self.signature.bind(*args, **keywords)  # it raises, and names what is missing
+            filled.setdefault(key, self._defaults.get(key))
+        return self.spread(filled)
+
+    def call_for_hooks(self, args: tuple[Any, ...], keywords: Keywords) -> Arguments:
+        """Return the arguments of a call for hooks."""
+        if not keywords:
+            return args, keywords
+        return self.for_hooks(self.values(args, keywords))
+
+    # -- the chosen argument
+
+    @property
+    def chosen_place(self) -> Key | None:
+        """The place of the chosen argument among the positions, or its name."""
+        if self.chosen in self.by_position:
+            return [*self.by_position].index(self.chosen)
+        return self.chosen
+
+    def chosen_key(self, values: Values) -> Key:
+        """Return the key of the chosen argument in these."""
+        if self.chosen is not None:
+            return self.by_position.get(self.chosen, self.chosen)
+        return max([key for key in values if isinstance(key, int)], default=0)
+
+    def chosen_value(self, values: Values) -> Any:
+        """Return the chosen argument; its default if it is left out, None if it has none."""
+        key = self.chosen_key(values)
+        return values.get(key, self._defaults.get(key))
+
+    def changed(
+        self, values: Values, args: tuple[Any, ...], keywords: Keywords, *, may_drop: bool
+    ) -> Values:
+        """Return the arguments with those that a hook gives to the next one: by name, or in the
+        place of the last ones.
+
+        Raises:
+            TypeError: there are more, and those must not be dropped.
+        """
+        own = {self.chosen_key(values), *keywords}
+        replaced = [key for key in values if key not in own and key not in self.keyword_only]
+        left_out = [key for key in self._keys if key in self._defaults and key not in values]
+        missing = max(len(args) - len(replaced), 0)
+        replaced += [key for key in left_out if key not in own][:missing]
+        if not replaced:
+            replaced = [key for key in self.keyword_only if key in values and key not in own]
+        if len(args) > len(replaced) and not may_drop:
+            raise TypeError(
+                f"the next one is called with {len(args)} positional arguments, but it has"
+                f" {len(replaced)} beside the one that calls the next"
+            )
+        places = [*self._sorted(dict.fromkeys(replaced))]
+        last = dict(zip(reversed(places), reversed(args), strict=False))
+        changed: Values = dict(values)
+        changed.update(keywords)
+        changed.update(last)
+        return self._sorted(changed)
+
+    def for_function(self, values: Values, function: Callable[..., Any]) -> Arguments:
+        """Return arguments for a function that is no hook: by position the last ones, as many as it
+        takes; by name what it takes so, and what the method has no name for.
+        """
+        parameters = _parameters(function)
+        keyword_only = {
+            parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY
+        }
+        names = {*self._keys, *self.keyword_only} - keyword_only
+        args: list[Any] = []
+        keywords: dict[str, Any] = {}
+        for key, value in values.items():
+            if isinstance(key, int) or key in names:
+                args.append(value)
+            else:
+                keywords[key] = value
+        excess = len(args) - _most_positions(parameters, len(args))
+        return tuple(args[excess:]), keywords
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return the parameters of a function; of one that does not tell them, any."""
+    try:
+        return [*inspect.signature(function).parameters.values()]
+    except (TypeError, ValueError):
+        return [inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)]
+
+
+def _most_positions(parameters: Iterable[inspect.Parameter], most: int) -> int:
+    """Return how many positions are taken, `most` at most."""
+    positional = [
+        parameter
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+        return most
+    return min(most, len(positional))

@@ -25,19 +25,19 @@ from aiohooks._core.clock import wake
 from aiohooks._core.coroutines import result_now
 from aiohooks._core.scope import current_scope
 from aiohooks.dispatch.answers import (
-    Innermost,
     Target,
     answer,
     as_coroutine_function,
     observe,
     only_answer,
     own_method,
-    wrapped,
 )
-from aiohooks.dispatch.arguments import values_of
 from aiohooks.dispatch.calls import RegisteredHook, failed_in_turn
 from aiohooks.dispatch.hook import FunctionHook, hook_name, identity
-from aiohooks.dispatch.interface import NO_VALUE, Interface, Point, wraps_others
+from aiohooks.dispatch.interface import NO_VALUE, Interface
+from aiohooks.dispatch.plain import wraps_others
+from aiohooks.dispatch.ways import Point
+from aiohooks.dispatch.wrapping import Innermost, wrapped
 from aiohooks.errors import (
     InvalidArgumentError,
     InvalidHookError,
@@ -484,8 +484,8 @@ async def call_target(
         if target.observers:
             await observe(target, args, keywords)
         if target.wrappers:
-            values = values_of(target.point, args, keywords)
-            return await wrapped(target, innermost)(values)
+            values = target.point.parameters.values(args, keywords)
+            return await wrapped(target.point, target.wrappers, innermost)(values)
         return await innermost(args, keywords)
     finally:
         active.ended()

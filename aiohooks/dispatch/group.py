@@ -65,17 +65,13 @@ from aiohooks.dispatch.hook import (
 )
 from aiohooks.dispatch.interface import (
     NO_VALUE,
-    How,
     Interface,
-    Point,
     base_name,
-    check_how,
     check_options,
-    point,
     registered_hooks,
-    without_end,
-    wraps_others,
 )
+from aiohooks.dispatch.plain import wraps_others
+from aiohooks.dispatch.ways import How, Point, check_how, point
 from aiohooks.errors import (
     HookGroupClosedError,
     InvalidArgumentError,
@@ -260,7 +256,7 @@ class HookGroup(Generic[K]):
         innermost = functools.partial(all_results, target)
         results: list[Any] = await call_target(composite, target, innermost, args, {**keywords})
         # A wrapper that has swallowed the error returns None.
-        return [without_end(result) for result in results or ()]
+        return [called_point.value_of(result) for result in results or ()]
 
     def _point_of(self, method: Callable[..., Any]) -> Point:
         kind = self._interface.kind.__name__
@@ -772,8 +768,7 @@ class _FunctionGroup:
             # Where it is not clear, this is said elsewhere for the first.
             with contextlib.suppress(InvalidHookError):
                 like = Point(object, "__call__", self._method_like(compared), None, None)
-                is_named = like.argument in like.positional
-                places.add([*like.positional].index(like.argument) if is_named else like.argument)
+                places.add(like.parameters.chosen_place)
         if len(places) > 1:
             raise InvalidHookError(
                 f"{function!r} has its arguments in another order than {pattern!r}, which"
