@@ -39,16 +39,21 @@ class Target(NamedTuple):
 
     point: Point
     groups: tuple[OrderGroup, ...]
+    """The calls of the hooks that neither wrap nor only observe."""
     until_answered: tuple[OrderGroup, ...]
-    """The same calls, where a result decides what is called next: separate, or those that race."""
+    """The same calls where a result decides what is called next: of one hook each, or, in a race,
+    of one order each.
+    """
     wrappers: tuple[OrderGroup, ...]
-    """The hooks that wrap the calls of the others, a group for each."""
+    """The calls of hooks that wrap the others, of one hook each."""
     observers: tuple[OrderGroup, ...]
-    """The calls of hooks whose results do not count."""
+    """The calls of hooks whose results are dropped."""
     once: tuple[RegisteredHook, ...]
-    """The hooks that take part in one call only."""
+    """The hooks that are removed by this call."""
     quick: OrderGroup | None
-    """All calls, if nothing else is to be done than to make them, and none may wait."""
+    """All calls, if they are made one after another and nothing else has to be done; otherwise
+    None. This is the path that has to cost almost nothing.
+    """
 
     @property
     def may_wait(self) -> bool:
@@ -137,8 +142,13 @@ def _plain(registered: RegisteredHook, method: str) -> Method:
 
 
 async def answer(target: Target, own: Method, args: tuple[Any, ...], keywords: Keywords) -> Any:
-    """Call the hooks that do not wrap, and return the one result; where no hook has one, that of
-    `own`, of the class itself.
+    """Call the hooks that do not wrap, and return the result of the call.
+
+    Args:
+        target: what is called.
+        own: the method of the class itself, which is called if no hook has a result.
+        args: the positions of the call.
+        keywords: the keywords of the call.
     """
     point = target.point
     if not target.groups:
@@ -149,8 +159,8 @@ async def answer(target: Target, own: Method, args: tuple[Any, ...], keywords: K
     elif target.until_answered:
         result = await _first_result(target, args, keywords)
     else:
-        result = only_answer(target, await call_groups(target.groups, args, keywords))
-    # A hook that calls the next one itself may return None.
+        result = combined(target, await call_groups(target.groups, args, keywords))
+    # None is a result, too, of a hook that calls the next one itself.
     is_answered = point.how == "none" or point.does_nothing or point.calls_next
     if result is None and not is_answered:
         return await own(*args, **keywords)
@@ -189,32 +199,33 @@ async def _first_result(target: Target, args: tuple[Any, ...], keywords: Keyword
     return None
 
 
-def only_answer(target: Target, answers: Sequence[Any]) -> Any:
-    """Return the one result of hooks that were called together.
+def combined(target: Target, results: Sequence[Any]) -> Any:
+    """Return the result of a call whose hooks have all been called, in the way of its method.
 
     Raises:
-        InvalidHookError: one of several hooks returned a result, and nothing says what that means;
-            or results cannot be merged.
+        InvalidHookError: there are several hooks and a result, and nothing says what that means; or
+            the results cannot be merged.
     """
     point = target.point
     if point.how == "none":
-        if _first(answers) is not None:
-            _log_dropped(target.groups, answers, "the method returns None")
+        if _first(results) is not None:
+            _log_dropped(target.groups, results, "the method returns None")
         return None
-    answers = [point.value_of(result) for result in answers]
+    values = [point.value_of(result) for result in results]
     if point.how == "together":
-        return _first(answers)
+        return _first(values)
     if point.how == "all":
-        return answers
+        return values
     if point.how == "merge":
         names = [call.name for group in target.groups for call in group.calls]
-        return _merged(point, names, answers)
-    if len(answers) > 1 and _first(answers) is not None:
+        return _merged(point, names, values)
+    # Only where the interface does not say whether the method returns something.
+    if len(values) > 1 and _first(values) is not None:
         raise InvalidHookError(
-            f"several hooks returned a result of {point.label}: {safe_repr(answers)}; say which one"
-            f" counts: {point.advice}"
+            f"{point.label} got the results {safe_repr(values)}; say which one counts:"
+            f" {point.advice}"
         )
-    return answers[0] if answers else None
+    return _first(values)
 
 
 def _first(answers: Sequence[Any]) -> Any:
@@ -232,7 +243,16 @@ def _log_dropped(groups: Sequence[OrderGroup], answers: Sequence[Any], reason: s
 
 
 def _merged(point: Point, names: Sequence[str], answers: Sequence[Any]) -> Any:
-    """Join results in a new list, tuple or dict."""
+    """Join results in a new list, tuple or dict.
+
+    Args:
+        point: the method.
+        names: the name of each call, for messages.
+        answers: the result of each call.
+
+    Raises:
+        InvalidHookError: the results have different types, or a key comes from two hooks.
+    """
     given = [pair for pair in zip(names, answers, strict=True) if pair[1] is not None]
     if not given:
         return point.empty() if point.does_nothing else None
@@ -263,7 +283,7 @@ def _merged(point: Point, names: Sequence[str], answers: Sequence[Any]) -> Any:
 
 
 class _Race(HookCalls):
-    """The calls of hooks of one order, of which the first result ends the others; only that one is
+    """The calls of hooks of one order. The first result ends the other calls, and only that one is
     kept.
     """
 
@@ -300,17 +320,18 @@ class _Race(HookCalls):
 
 
 async def observe(target: Target, args: tuple[Any, ...], keywords: Keywords) -> None:
-    """Call the hooks whose results do not count."""
+    """Call the hooks that only observe, and log that their results are dropped."""
     given = target.point.parameters.call_for_hooks(args, keywords)
     results = await call_groups(target.observers, *given)
     _log_dropped(target.observers, results, "it is an observer")
 
 
 def own_method(point: Point, own: Method) -> Method:
-    """Return the method of the class itself, `own`, or what stands for it if its body does nothing.
+    """Return what is called if no hook has a result: `own`, the method of the class itself, or a
+    function in its place if its body does nothing.
 
-    That is the argument of a chain, an empty merge, or for a wrapping method a call of what the
-    caller gave as the next.
+    That function returns the argument of a chain, or an empty merge, or it calls what the caller of
+    a wrapping method has given as the next.
     """
     if not point.does_nothing or point.how not in _STAND_INS:
         return own

@@ -14,7 +14,9 @@ Arguments = tuple[tuple[Any, ...], Keywords]
 Key = str | int
 """The name of an argument, or the place of one that is given by position only."""
 Values = dict[Key, Any]
-"""The arguments that are given, in order of the parameters, with further ones at the end."""
+"""The arguments that a caller gives, in order of the parameters; then those for `*args`, whose keys
+are places, and those for `**keywords`.
+"""
 
 
 class Parameters:
@@ -101,24 +103,29 @@ class Parameters:
         return {key: values[key] for key in order if key in values} | values
 
     def spread(self, values: Values) -> Arguments:
-        """Return arguments as positions and keywords: by position up to the first left-out one."""
+        """Return the positions and the keywords of a call with these values.
+
+        Parameters are passed by position until one is left out, and the others by name.
+        """
         keywords: dict[Any, Any] = dict(values)
         args: list[Any] = []
         for key in self._keys:
             if key not in values:
                 break
             args.append(keywords.pop(key))
-        more = [key for key in keywords if isinstance(key, int)]
-        args.extend(keywords.pop(key) for key in more)
+        # There are values for `*args` only if no parameter before them is left out.
+        places = [key for key in keywords if isinstance(key, int)]
+        args.extend(keywords.pop(place) for place in places)
         return tuple(args), keywords
 
     def for_hooks(self, values: Values) -> Arguments:
-        """Return arguments for hooks: by position what may be given so.
+        """Return the positions and the keywords of a call of hooks with these values.
 
-        One that is left out before another has the default of the interface.
+        Hooks may use other names for what can be passed by position, so all of that is. A parameter
+        that is left out before another one gets the default of the interface.
 
         Raises:
-            TypeError: it has no default.
+            TypeError: a parameter that is left out has no default.
         """
         filled = dict(values)
         given = [place for place, key in enumerate(self._keys) if key in values]
@@ -130,7 +137,7 @@ class Parameters:
         return self.spread(filled)
 
     def call_for_hooks(self, args: tuple[Any, ...], keywords: Keywords) -> Arguments:
-        """Return the arguments of a call for hooks."""
+        """Return the arguments of a call of the object as those of a call of hooks."""
         if not keywords:
             return args, keywords
         return self.for_hooks(self.values(args, keywords))
@@ -139,35 +146,44 @@ class Parameters:
 
     @property
     def chosen_place(self) -> Key | None:
-        """The place of the chosen argument among the positions, or its name."""
+        """The place of the chosen argument, or its name if it is passed by name only."""
         if self.chosen in self.by_position:
             return [*self.by_position].index(self.chosen)
         return self.chosen
 
     def chosen_key(self, values: Values) -> Key:
-        """Return the key of the chosen argument in these."""
+        """Return the key of the chosen argument."""
         if self.chosen is not None:
             return self.by_position.get(self.chosen, self.chosen)
         return max([key for key in values if isinstance(key, int)], default=0)
 
     def chosen_value(self, values: Values) -> Any:
-        """Return the chosen argument; its default if it is left out, None if it has none."""
+        """Return the chosen argument, or its default, or None."""
         key = self.chosen_key(values)
         return values.get(key, self._defaults.get(key))
 
     def changed(
         self, values: Values, args: tuple[Any, ...], keywords: Keywords, *, may_drop: bool
     ) -> Values:
-        """Return the arguments with those that a hook gives to the next one: by name, or in the
-        place of the last ones.
+        """Return the values with the changes that a hook makes when it calls the next one.
+
+        What is passed by name replaces the value of that name, and what is passed by position the
+        last values, apart from the chosen argument.
+
+        Args:
+            values: the values that the hook was called with.
+            args: what the hook passes by position.
+            keywords: what the hook passes by name.
+            may_drop: whether positions without a value to replace are dropped.
 
         Raises:
-            TypeError: there are more, and those must not be dropped.
+            TypeError: there are such positions, and they must not be dropped.
         """
         own = {self.chosen_key(values), *keywords}
         replaced = [key for key in values if key not in own and key not in self.keyword_only]
         left_out = [key for key in self._keys if key in self._defaults and key not in values]
         missing = max(len(args) - len(replaced), 0)
+        # The hook passes what its own caller has left out.
         replaced += [key for key in left_out if key not in own][:missing]
         if not replaced:
             replaced = [key for key in self.keyword_only if key in values and key not in own]
@@ -184,8 +200,10 @@ class Parameters:
         return self._sorted(changed)
 
     def for_function(self, values: Values, function: Callable[..., Any]) -> Arguments:
-        """Return arguments for a function that is no hook: by position the last ones, as many as it
-        takes; by name what it takes so, and what the method has no name for.
+        """Return the positions and the keywords of a call of a function that is no hook.
+
+        It gets the last values by position, as many as it takes; and by name its keyword-only
+        parameters, and what the method has no parameter for.
         """
         parameters = _parameters(function)
         keyword_only = {
@@ -212,7 +230,7 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _most_positions(parameters: Iterable[inspect.Parameter], most: int) -> int:
-    """Return how many positions are taken, `most` at most."""
+    """Return how many positional arguments a function takes, `most` at most."""
     positional = [
         parameter
         for parameter in parameters

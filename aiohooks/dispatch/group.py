@@ -296,21 +296,23 @@ class HookGroup(Generic[K]):
                     )
             self._insert(registered)
         except BaseException:
-            self._numbers[base_name(registered.registration)] -= 1  # it has had no name
+            # The next hook of this class gets the number.
+            self._numbers[base_name(registered.registration)] -= 1
             raise
 
     def remove(self, hook: object, method: Callable[..., Any] | None = None) -> None:
         """Remove a hook, or a function that was added with `on`; this applies from the next call.
 
-        An entered hook is left when the calls that have begun before have ended.
+        A hook that was entered is exited when the calls that have begun by now have ended.
 
         Args:
-            hook: a hook, a function or a registration. Of a function that was added several times
-                the earliest registration is removed.
-            method: the method for which a function was added, where there are several.
+            hook: a hook, a function or a registration. If a function was added several times, its
+                earliest registration is removed.
+            method: the method that the function was added for, if there are several.
 
         Raises:
             InvalidArgumentError: it is not a hook of the group.
+            WrongLoopError: a hook that was entered is removed outside of the group's event loop.
         """
         given = for_group(hook, self._interface.kind)
         if isinstance(given, HookRegistration):
@@ -322,14 +324,24 @@ class HookGroup(Generic[K]):
         if not found:
             raise InvalidArgumentError(f"{safe_repr(hook)} is not a hook of {self!r}")
         removed = found[0]
-        self._composite.remove(removed)
-        if removed in self._entered and self._state == "entered":
+        has_to_exit = removed in self._entered and self._state == "entered"
+        if has_to_exit:
             self._binding.check()
-            calls = self._composite.next_calls()
-            if not self._exits:
-                self._before_exits = self._context.state()
-            name = f"exit of {removed.name}, which was removed"
-            self._exits[new_task(self._exit_removed(removed, calls), name)] = removed
+        self._composite.remove(removed)
+        if has_to_exit:
+            self._begin_exit(removed)
+
+    def _begin_exit(self, removed: RegisteredHook) -> None:
+        """Start the task that exits a removed hook."""
+        if not self._exits:
+            # What exits leave set in the context is set for the caller at the end of the block.
+            self._before_exits = self._context.state()
+        calls = self._composite.separate_calls()
+        task = new_task(
+            self._exit_removed(removed, calls),
+            f"exit of {removed.name}, which was removed",
+        )
+        self._exits[task] = removed
 
     @overload
     def on(
@@ -359,8 +371,7 @@ class HookGroup(Generic[K]):
         if isinstance(method, types.FunctionType) and not any(
             method is getattr(member, "__func__", member) for member in own
         ):
-            # A function below `@group.on` without a method, which the decorator that is returned
-            # would drop.
+            # The function is decorated with `@group.on` alone; it would be replaced by a decorator.
             raise InvalidArgumentError(
                 f"{method!r} is not a method of {kind.__name__}; write"
                 f" @group.on({kind.__name__}.{name})"
@@ -368,7 +379,7 @@ class HookGroup(Generic[K]):
         return functools.partial(self.on, method, **options)
 
     def _insert(self, registered: RegisteredHook) -> None:
-        """Check a hook and take it from the next call on; calls that are active keep theirs."""
+        """Check a hook and add it; active calls do not call it."""
         hook = registered.hook
         if isinstance(hook, HookGroup):
             raise InvalidHookError(f"{hook!r} is a group; give its `hooks`, and enter it yourself")
@@ -393,12 +404,16 @@ class HookGroup(Generic[K]):
                     f"{hook!r} is a context manager; add it before the group is entered"
                 )
         for implemented in points:
-            self._composite.methods[implemented.name].check_answers(registered)
+            self._composite.methods[implemented.name].check_results(registered)
         registered.registration = with_defaults(registered.registration, **self._defaults)
         self._composite.insert(registered, points)
 
     def _may_lack_methods(self, hook: object) -> bool:
-        """Return whether a hook makes sense without methods: it may get some, or it is entered."""
+        """Return whether a hook without methods is accepted.
+
+        An object that stands for a group may get methods later, and a context manager of the class
+        is entered.
+        """
         if composite_of(hook) is not None or type(hook) is self._interface.kind:
             return True
         return _is_context(hook) and self._interface.has_member(hook)
@@ -458,7 +473,7 @@ class HookGroup(Generic[K]):
         return self
 
     async def _enter(self, registered: RegisteredHook) -> None:
-        # Its error is never only logged.
+        # A registration of its own: an error of entering is never only logged.
         registration = HookRegistration(registered.hook, timeout=registered.registration.timeout)
         raising = RegisteredHook(registered.name, registration)
 
@@ -467,7 +482,7 @@ class HookGroup(Generic[K]):
 
         async def enter() -> None:
             await registered.hook.__aenter__()
-            # Here: it may have left a cancel of the caller for the next await.
+            # Before the next await, which may raise a cancel that the hook has not taken.
             self._entered.append(registered)
 
         group = OrderGroup("__aenter__", [raising], self._grace_secs, bind=bind)
@@ -500,7 +515,7 @@ class HookGroup(Generic[K]):
         before = self._before_exits if self._exits else self._context.state()
         try:
             await shielded(
-                self._leave_hooks(error, failures),
+                self._exit_hooks(error, failures),
                 grace_secs=self._grace_secs,
                 what=f"the end of {self!r}",
             )
@@ -508,7 +523,8 @@ class HookGroup(Generic[K]):
             keep_errors(cancelled, failures)
             raise
         finally:
-            self._context.copy_back(before)  # the hooks are left in another task
+            # Hooks are exited in another task, and what they leave set is set for the caller.
+            self._context.copy_back(before)
             wake(self._left)
         try:
             if error is None:
@@ -523,10 +539,14 @@ class HookGroup(Generic[K]):
             error = None
             failures.clear()
 
-    async def _leave_hooks(
-        self, error: BaseException | None, failures: list[BaseException]
-    ) -> None:
-        calls = self._composite.next_calls()
+    async def _exit_hooks(self, error: BaseException | None, failures: list[BaseException]) -> None:
+        """Wait for active calls and background calls, and exit the hooks that were entered.
+
+        Args:
+            error: the error of the block.
+            failures: the list to which failures are added.
+        """
+        calls = self._composite.separate_calls()
         if not await wait_done([active.idle() for active in calls], self._grace_secs):
             logger.warning(
                 "%r is left, but %s of its calls still run after %s s",
@@ -537,20 +557,20 @@ class HookGroup(Generic[K]):
         failures += await self._background.end(self._grace_secs)
         for task, registered in self._exits.items():
             if registered in self._entered:
-                task.cancel()  # it still waits for calls
+                task.cancel()  # the calls that it waits for have not ended in time
         await wait_done(self._exits, None)
         while self._entered:
             await self._exit(self._entered.pop(), error, failures)
 
     async def _exit_removed(self, registered: RegisteredHook, calls: list[ActiveCalls]) -> None:
-        """Leave a hook that was removed, when the calls that may call it have ended."""
+        """Exit a removed hook, when the calls that began before it was removed have ended."""
         await wait_done([active.idle() for active in calls], None)
-        # One after another: they share a context.
-        earlier = [*self._exits]
-        earlier = earlier[: earlier.index(current_task())]
-        await wait_done(earlier, None)
+        # One hook after another, in order of removal: all exits run in one context.
+        exits = [*self._exits]
+        earlier_exits = exits[: exits.index(current_task())]
+        await wait_done(earlier_exits, None)
         self._entered.remove(registered)
-        await self._exit(registered, None, self._exit_failures)
+        await self._exit(registered, error=None, failures=self._exit_failures)
 
     async def _exit(
         self,
@@ -558,7 +578,13 @@ class HookGroup(Generic[K]):
         error: BaseException | None,
         failures: list[BaseException],
     ) -> None:
-        """Leave a hook, and append its failure."""
+        """Call `__aexit__` of a hook.
+
+        Args:
+            registered: the hook.
+            error: the error of the block, which the hook cannot swallow.
+            failures: the list to which a failure of the hook is added.
+        """
         args: tuple[Any, ...] = (None, None, None)
         if error is not None:
             args = (type(error), error, error.__traceback__)
@@ -572,14 +598,14 @@ class HookGroup(Generic[K]):
         try:
             await call_groups((group,), args, own=self._context)
         except asyncio.CancelledError as cancelled:
-            # The end itself was cancelled: after the grace period, or by a third party. The others
-            # are left all the same.
+            # The end itself was cancelled: after the grace period, or by other code. The other
+            # hooks are exited all the same.
             failures.append(hook_cancelled_error(f"{registered.name}.__aexit__", cancelled))
         except Exception as failure:
             failures.append(failure)
 
     def status(self) -> list[HookStatus]:
-        """Return what has become of the calls of each hook."""
+        """Return the status of each hook: its calls, failures and dropped calls."""
         return self._background.status(self._hooks)
 
     def __repr__(self) -> str:
@@ -734,7 +760,7 @@ class _FunctionGroup:
             self._check_place(hook.hook.function, pattern)
         kind: Any = type(self._name, (), {"__call__": self._method_like(pattern)})
         self.group: HookGroup[Any] = HookGroup(kind, hooks, name=self._name, **self._options)
-        # Not before: functions that do not fit leave what there was.
+        # Last: if functions do not fit, nothing has changed.
         self.pattern: Callable[..., Any] = pattern
 
     def add(self, function: object, /) -> None:
@@ -790,7 +816,7 @@ def _function_hook(function: object) -> HookRegistration:
 
 
 def _pattern(hooks: Iterable[HookRegistration]) -> Callable[..., Any]:
-    """Return the function whose parameters say how all are called: the first one that names any."""
+    """Return the function whose parameters are those of a call: the first that has names for any."""
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     functions = [hook.hook.function for hook in hooks]
     for function in functions:
@@ -815,8 +841,8 @@ def interface_of(group: HookGroup[Any]) -> Interface:
 
 
 def _left_out(names: Iterable[str], hooks: Iterable[object]) -> dict[str, Callable[..., Any]]:
-    """Return methods that a class leaves out, as the first hook that has them: with the same
-    signature, and an empty body.
+    """Return methods that a class leaves out, with the signatures that they have in the first hook,
+    and empty bodies.
     """
     registrations = [registration_of(hook) for hook in hooks]
     methods: dict[str, Callable[..., Any]] = {}

@@ -244,7 +244,9 @@ class Interface:
             )
 
     def _kind_problem(self, method: Any, point: Point, *, plain: bool) -> str:
-        """Return the reason why the group cannot call a function for a method, if there is one."""
+        """Return why a function cannot be called for a method, as the end of a sentence about the
+        function; or an empty text.
+        """
         kind = function_kind(method)
         own_kind = function_kind(inspect.unwrap(self.members[point.name]))
         if point.answers_hook:
@@ -465,7 +467,11 @@ _PLAIN = {"a plain function", "a generator"}
 
 
 def _option_problem(options: HookRegistration, point: Point, kind: str) -> str:
+    """Return why an option cannot hold for a method, as the end of a sentence about the method; or
+    an empty text.
+    """
     is_wrapper = kind == "an async generator"
+    # A method that may return an awaitable is called plainly if the hook's own is a plain one.
     is_called_plainly = not point.is_async or (point.is_either and kind in _PLAIN)
     if options.thread and not point.is_async:
         return (
@@ -479,6 +485,7 @@ def _option_problem(options: HookRegistration, point: Point, kind: str) -> str:
         )
     if options.background and is_wrapper:
         return (
-            "is an async generator: it wraps the calls of others, and cannot run in the background"
+            "is an async generator, which wraps the calls of others; give its hook no"
+            " background=True"
         )
     return ""

@@ -94,29 +94,31 @@ def point(how: How) -> Callable[[F], F]:
 
 
 def chain(*, argument: str) -> How:
-    """Return `"chain"` with the argument that each result replaces, as in `results={"on_send":
-    ah.chain(argument="message")}`.
+    """Return the way `"chain"` with the name of the argument that each result replaces.
+
+    Example: `results={"on_send": ah.chain(argument="message")}`.
 
     Raises:
-        InvalidArgumentError: `argument` is not a name.
+        InvalidArgumentError: `argument` is not a string.
     """
     check_instance(argument, str, "argument")
     return NamedArgument("chain", argument)
 
 
 def wrap(*, argument: str) -> How:
-    """Return `"wrap"` with the argument that calls the next hook, as in `results={"handle":
-    ah.wrap(argument="app")}`.
+    """Return the way `"wrap"` with the name of the argument that calls the next hook.
+
+    Example: `results={"handle": ah.wrap(argument="app")}`.
 
     Raises:
-        InvalidArgumentError: `argument` is not a name.
+        InvalidArgumentError: `argument` is not a string.
     """
     check_instance(argument, str, "argument")
     return NamedArgument("wrap", argument)
 
 
 class ChainEnd:
-    """The last result of a chain."""
+    """The last result of a chain, as `end_chain` returns it."""
 
     def __init__(self, value: object) -> None:
         self.value: object = value
@@ -217,10 +219,10 @@ class Point:
             self.advice += f'; "{way}" cannot hold: {problem}'
 
     def value_of(self, result: Any) -> Any:
-        """Return the value of a result, which may end a chain.
+        """Return the result of a hook, without the mark that it ends a chain.
 
         Raises:
-            InvalidHookError: it does, and the method is no chain.
+            InvalidHookError: the result has this mark, and the method is no chain.
         """
         if not isinstance(result, ChainEnd):
             return result
@@ -232,7 +234,7 @@ class Point:
         return result.value
 
     def _take_argument(self, name: str) -> str:
-        """Choose the argument that was named; return the reason if there is none."""
+        """Choose the argument of this name; return why it cannot be, or an empty text."""
         parameters = self.parameters
         parameters.chosen = name
         names = parameters.names
@@ -243,7 +245,7 @@ class Point:
     def _find_argument(
         self, way: str, arguments: Mapping[str, Any], result: Any, *, is_marked: bool
     ) -> str:
-        """Choose the argument that a way is about; return the reason if it is not clear."""
+        """Choose the argument that a way is about; return why it is not clear, or an empty text."""
         if not arguments and self.parameters.takes_more_positions:
             return ""
         if way == "wrap":
@@ -286,7 +288,7 @@ _ONLY_ASYNC = {
 def _arguments_that_call(arguments: Mapping[str, Any], *, may_be_last: bool) -> list[str]:
     """Return the arguments that may call the next hook, by their annotations.
 
-    Without annotations that is the only one, or perhaps the last one.
+    Without annotations it is the only argument, or, if `may_be_last`, the last one.
     """
     found = [name for name in arguments if calls_next(arguments[name])]
     if not found:

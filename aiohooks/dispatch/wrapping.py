@@ -31,8 +31,10 @@ Rest = Callable[[Values], Awaitable[Any]]
 
 
 def wrapped(point: Point, wrappers: Sequence[OrderGroup], innermost: Innermost) -> Rest:
-    """Return what calls the first wrapping hook with what calls the next one, and so on; the last
-    one calls `innermost`.
+    """Return a function that calls the first wrapping hook.
+
+    Each hook gets a function that calls the next hook; the last one gets one that calls
+    `innermost`.
     """
 
     def call_innermost(values: Values) -> Awaitable[Any]:
@@ -45,10 +47,10 @@ def wrapped(point: Point, wrappers: Sequence[OrderGroup], innermost: Innermost) 
 
 
 async def _call_wrapper(point: Point, group: OrderGroup, rest: Rest, values: Values) -> Any:
-    """Call a wrapping hook with a function that calls the rest.
+    """Call a wrapping hook, which gets a function that calls the rest.
 
-    What a hook wraps is not called again when the hook has failed and that is only logged: its
-    result or error counts.
+    If the hook fails and its error is only logged, the rest is not called again: its result, or its
+    error, is that of the call. If the hook has not called the rest, this does.
     """
     registered = group.hooks[0]
     registered.counted += 1
@@ -105,8 +107,9 @@ async def call_wrapped(point: Point, args: tuple[Any, ...], keywords: Keywords) 
 
 
 class _WrapperCall(HookCalls):
-    """The call of one hook that wraps others. Its time limit is for its own time: it does not count
-    while they are active.
+    """The call of a hook that wraps others, which are called the rest here.
+
+    The time of the rest does not count towards the time limit of the hook.
     """
 
     __slots__ = (
@@ -126,15 +129,15 @@ class _WrapperCall(HookCalls):
         self._point = point
         self._rest = rest
         self._values = values
-        self._active = 0  # calls of the others that have not ended
+        self._active = 0  # calls of the rest that have not ended
         self._secs_left: float | None = None
         self._since = 0.0
         self.answers: list[Any] = []
-        """The last result of the others, if they have returned."""
+        """The last result of the rest, if there is any."""
         self.errors: list[BaseException] = []
-        """The errors of the others."""
+        """The errors of the rest."""
         self.is_logged: bool = False
-        """Whether it has failed, and that was only logged."""
+        """Whether the hook has failed with an error that is only logged."""
 
     async def make(self) -> None:
         """Make the call."""
@@ -196,23 +199,22 @@ class _WrapperCall(HookCalls):
             super().start_timer(0, secs)
 
     def last_error(self) -> BaseException:
-        """Return the last error of the others that is no cancel."""
+        """Return the last error of the rest that is not a cancellation."""
         errors = [error for error in self.errors if not isinstance(error, CancelledError)]
         return errors[-1]
 
     def _passes(self, error: BaseException) -> bool:
-        """Return whether an error is one of the others that passes through."""
+        """Return whether an error of the rest passes through the hook."""
         return any(error is passed for passed in self.errors)
 
     def suppresses(self, number: int, error: BaseException) -> bool:
-        was_cut_off = (
-            (self._active or self.errors)
-            and not self.answers
-            and all(isinstance(error, CancelledError) for error in self.errors)
-        )
-        self.is_logged = (
-            not was_cut_off and not self._passes(error) and super().suppresses(number, error)
-        )
+        if self._passes(error):
+            return False
+        # Without a result or an error of the rest there would be nothing to return.
+        was_cancelled = all(isinstance(error, CancelledError) for error in self.errors)
+        if (self._active or self.errors) and was_cancelled and not self.answers:
+            return False
+        self.is_logged = super().suppresses(number, error)
         return self.is_logged
 
     def add_origin(self, number: int, error: BaseException) -> None:

@@ -496,6 +496,6 @@ async def test_messages_about_functions_have_no_methods() -> None:
             case()
         assert "call." not in str(caught.value)
         assert "method" not in str(caught.value)
-    with pytest.raises(InvalidHookError, match="several hooks returned a result of tags") as caught:
+    with pytest.raises(InvalidHookError, match="tags got the results") as caught:
         await ah.compose_functions([gives, gives], name="tags")("x")
     assert "method" not in str(caught.value)
