@@ -199,7 +199,7 @@ class Composite:
         return tuple(self._by_identity.get(identity(hook), ()))
 
     def has(self, other: Composite) -> bool:
-        """Return whether `other` is this composite, or one of its hooks stands for it, at any
+        """Return whether `other` is this object, or one of the hooks stands for it, at any
         depth.
         """
         if self is other:

@@ -816,7 +816,7 @@ def _function_hook(function: object) -> HookRegistration:
 
 
 def _pattern(hooks: Iterable[HookRegistration]) -> Callable[..., Any]:
-    """Return the function whose parameters are those of a call: the first that has names for any."""
+    """Return the function that says how all are called: the first that names its parameters."""
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     functions = [hook.hook.function for hook in hooks]
     for function in functions:
