@@ -414,20 +414,24 @@ class Calls(Waiting):
     # -- end
 
     def end(self, cause: BaseException) -> None:
-        """End the calls, and raise `cause` when they have ended. Only the first cause counts."""
+        """Cancel the calls; `wait` raises `cause` when they have ended.
+
+        This has no effect if they are cancelled already, or have another cause.
+        """
         ending = self._get_ending()
         if ending.cause is not None or self.cancelling:
             return
         ending.cause = cause
         current = asyncio.current_task() if running_loop() is self._loop else None
-        if current is not None and current in self._tasks.values():
-            # A call that cancels itself would lose its result even if it does not wait any more.
+        is_own_call = current is not None and current in self._tasks.values()
+        if is_own_call:
+            # Let the call that has called this return first: a cancel would discard its result.
             self._loop.call_soon(self._cancel_calls)
         else:
             self._cancel_calls()
 
     def cancel(self, caller_cancel: CancelledError) -> None:
-        """Cancel the calls, and raise `caller_cancel` when they have ended."""
+        """Cancel the calls; `wait` raises `caller_cancel` when they have ended."""
         self._get_ending().caller_cancel = caller_cancel
         self._cancel_calls()
 

@@ -70,7 +70,11 @@ class BackgroundCalls:
             queue = self._queues[registered] = CallQueue(registered, self)
         group = OrderGroup(method, [registered], self._grace_secs)
         call = functools.partial(queue.put, group)
-        setattr(call, CONDITION, functools.partial(queue.has_to_wait, group))
+
+        def has_to_wait(*args: Any, **keywords: Any) -> bool:
+            return not queue.put_nowait(group, *args, **keywords)
+
+        setattr(call, CONDITION, has_to_wait)
         return call
 
     def pending(self, registered: RegisteredHook) -> int:
@@ -95,11 +99,12 @@ class BackgroundCalls:
         """Wait until all queues are empty, at most `secs`, and drop the calls that are left."""
         queues = [*self._queues.values()]
         try:
-            await wait_done([call.done for queue in queues for call in queue.calls], secs)
-        finally:
+            await wait_done(_unfinished(queues), secs)
+        finally:  # also if this is cancelled
             for queue in queues:
                 queue.drop()
-        await wait_done([call.done for queue in queues for call in queue.calls], self._grace_secs)
+        # The active calls, which are cancelled now, have the grace period to end.
+        await wait_done(_unfinished(queues), self._grace_secs)
 
     async def end(self, secs: float) -> list[BaseException]:
         """Close all queues, finish them, and return the failures that no call has raised."""
@@ -108,6 +113,10 @@ class BackgroundCalls:
             queue.close()
         await self.finish(secs)
         return [error for queue in queues for error in queue.take_errors()]
+
+
+def _unfinished(queues: Iterable[CallQueue]) -> list[asyncio.Future[None]]:
+    return [call.done for queue in queues for call in queue.calls]
 
 
 class _QueuedCall(HookCalls):
@@ -203,21 +212,23 @@ class CallQueue:
         # Whether calls are refused, because nothing would wait for them any more.
         self._closed = False
 
-    def has_to_wait(self, group: OrderGroup, /, *args: Any, **keywords: Any) -> bool:
-        """Queue or drop a call, or return True if its caller has to wait for a place.
-
-        There is always a place for a call of a hook that calls its own group: the queue would wait
-        for itself.
+    def put_nowait(self, group: OrderGroup, /, *args: Any, **keywords: Any) -> bool:
+        """Queue a call, or drop it; return False if its caller has to wait for a place.
 
         Raises:
-            BaseException: like `put`.
+            BaseException: the failures of earlier calls, as for `put`.
+            HookGroupClosedError: as for `put`.
         """
         self._check()
-        if (self._waiters or len(self.calls) >= self._max_pending) and not self.waits_for_caller():
-            if self._drops:
-                group.hooks[0].overflowed(group.calls[0].name)
-            return not self._drops
-        self._append(group, args, keywords)
+        # No call overtakes those whose callers wait for a place.
+        is_full = self._waiters or len(self.calls) >= self._max_pending
+        # A hook that calls its own group gets a place: the queue would wait for itself.
+        if not is_full or self.waits_for_caller():
+            self._append(group, args, keywords)
+            return True
+        if self._drops:
+            group.hooks[0].overflowed(group.calls[0].name)
+            return True
         return False
 
     async def put(self, group: OrderGroup, /, *args: Any, **keywords: Any) -> None:
@@ -228,7 +239,7 @@ class CallQueue:
             HookGroupClosedError: the group was left after the call of which this is a part had
                 begun.
         """
-        if not self.has_to_wait(group, *args, **keywords):
+        if self.put_nowait(group, *args, **keywords):
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
@@ -276,7 +287,10 @@ class CallQueue:
         call = _active_call()
         if call is None:
             return False
-        return call.queue is self or any(queue.waits_for_caller() for queue in self._waits_for)
+        if call.queue is self:
+            return True
+        # There is no cycle of waits: a call that would close one gets a place.
+        return any(queue.waits_for_caller() for queue in self._waits_for)
 
     def close(self) -> None:
         """Refuse further calls, also those of callers that wait for a place."""

@@ -204,18 +204,21 @@ class RegisteredHook:
             self._logged_results.add(who)
             logger.warning("%s returned %s, which is dropped: %s", who, safe_repr(result), reason)
 
-    def is_left_out(self) -> bool:
-        """Return whether the hook is disabled, and not called.
+    def begin_call(self) -> bool:
+        """Return whether a call is made; count the call as dropped if the hook is disabled.
 
         The first call after its `retry_secs` tries the hook again.
         """
         if self.disabled_since is None:
-            return False
-        if self._retry_at is None or monotonic_now()() < self._retry_at:
-            self.dropped += 1
             return True
+        now = monotonic_now()
+        may_retry = self._retry_at is not None and now() >= self._retry_at
+        if not may_retry:
+            self.dropped += 1
+            return False
+        # Other calls are dropped until this one has ended.
         self._retry_at = None
-        return False
+        return True
 
     def succeeded(self) -> None:
         """Note the success of a call. A disabled hook that was tried again is enabled."""
@@ -409,7 +412,7 @@ def _hook_call(
 
 def _unless_disabled(method: Method, registered: RegisteredHook) -> Method:
     async def call(*args: Any, **keywords: Any) -> Any:
-        if registered.is_left_out():
+        if not registered.begin_call():
             return None
         try:
             result = await method(*args, **keywords)

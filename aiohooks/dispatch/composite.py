@@ -229,23 +229,25 @@ class Composite:
 
     # -- data
 
-    def hook_with(self, name: str, default: Any) -> Any:
+    def hook_overriding(self, name: str, default: Any) -> Any:
         """Return the first hook with another value than the class for this public data, or None.
 
         No value is read: properties of hooks may be costly, and arrays cannot be compared.
         """
         for registered in self.hooks:
-            found = inspect.getattr_static(registered.hook, name, NO_VALUE)
-            inner = composite_of(registered.hook)
-            if inner is not None and isinstance(found, _Attribute):
-                if inner.hook_with(name, default) is not None:
-                    return registered.hook
-            elif found is not NO_VALUE and found is not default and self._gives_data(registered):
+            if self._overrides_data(registered.hook, name, default):
                 return registered.hook
         return None
 
-    def _gives_data(self, registered: RegisteredHook) -> bool:
-        return self.interface.is_protocol or self.interface.has_member(registered.hook)
+    def _overrides_data(self, hook: object, name: str, default: Any) -> bool:
+        found = inspect.getattr_static(hook, name, NO_VALUE)
+        inner = composite_of(hook)
+        if inner is not None and isinstance(found, _Attribute):
+            # The hook stands for a group, and has the value of one of the hooks there.
+            return inner.hook_overriding(name, default) is not None
+        if found is NO_VALUE or found is default:
+            return False
+        return self.interface.is_protocol or self.interface.has_member(hook)
 
     def set_data(self, instance: object, name: str, value: Any) -> None:
         """Set an attribute of an object of the class.
@@ -314,7 +316,7 @@ class _Attribute:
         if self._default is NO_VALUE:
             with contextlib.suppress(AttributeError):
                 return getattr(own, self._name)
-        hook = self._composite.hook_with(self._name, self._default)
+        hook = self._composite.hook_overriding(self._name, self._default)
         if hook is None:
             return getattr(own, self._name)
         try:

@@ -204,7 +204,7 @@ class HookGroup(Generic[K]):
             return
         for name, default in self._interface.attributes.items():
             is_missing = default is NO_VALUE and name not in init
-            if is_missing and self._composite.hook_with(name, default) is None:
+            if is_missing and self._composite.hook_overriding(name, default) is None:
                 raise InvalidHookError(
                     f"no hook has {name} of {self._interface.kind.__name__}; give"
                     f" init={{{name!r}: ...}}"
@@ -473,20 +473,21 @@ class HookGroup(Generic[K]):
         return self
 
     async def _enter(self, registered: RegisteredHook) -> None:
+        """Enter a hook, within its time limit."""
         # A registration of its own: an error of entering is never only logged.
         registration = HookRegistration(registered.hook, timeout=registered.registration.timeout)
         raising = RegisteredHook(registered.name, registration)
 
-        def bind(_: RegisteredHook, __: str) -> Method:
-            return enter
-
         async def enter() -> None:
             await registered.hook.__aenter__()
-            # Before the next await, which may raise a cancel that the hook has not taken.
+            # Now: a cancel at the next await must not make the group forget to exit the hook.
             self._entered.append(registered)
 
+        def bind(_hook: RegisteredHook, _name: str) -> Method:
+            return enter
+
         group = OrderGroup("__aenter__", [raising], self._grace_secs, bind=bind)
-        await call_groups((group,), (), own=self._context)
+        await call_groups((group,), args=(), own=self._context)
 
     async def __aexit__(
         self,
@@ -804,11 +805,16 @@ class _FunctionGroup:
 
 
 def _function_hook(function: object) -> HookRegistration:
-    """Return the registration of a function."""
+    """Return the registration of a hook whose only method is a function.
+
+    Raises:
+        InvalidHookError: it is no function, or a plain one with a time limit.
+    """
     registration = registration_of(function)
     called = registration.hook
-    is_limited = registration.timeout is not None and not registration.thread
-    if is_limited and not (is_coroutine_function(called) or wraps_others(called)):
+    is_async = is_coroutine_function(called) or wraps_others(called)
+    can_be_ended = is_async or registration.thread
+    if registration.timeout is not None and not can_be_ended:
         raise InvalidHookError(
             f"{called!r} is a plain function, which no time limit can end; give it no timeout"
         )
@@ -847,17 +853,19 @@ def _left_out(names: Iterable[str], hooks: Iterable[object]) -> dict[str, Callab
     registrations = [registration_of(hook) for hook in hooks]
     methods: dict[str, Callable[..., Any]] = {}
     for name in _names(names, "methods"):
-        for registration in registrations:
-            method = getattr(registration.hook, name, None)
-            if callable(method) and not name.startswith("_"):
-                is_async = registration.thread or is_coroutine_function(method)
-                methods[name] = _empty_method(method, is_async=is_async)
-                break
-        else:
+        having = [
+            registration
+            for registration in registrations
+            if callable(getattr(registration.hook, name, None))
+        ]
+        if not having or name.startswith("_"):
             raise InvalidArgumentError(
                 f"methods has {name!r}, which is no public method of any hook; give one that hooks"
                 " have"
             )
+        method = getattr(having[0].hook, name)
+        is_async = having[0].thread or is_coroutine_function(method)
+        methods[name] = _empty_method(method, is_async=is_async)
     return methods
 
 

@@ -335,12 +335,16 @@ class Interface:
 
 
 def _members(kind: type[Any]) -> dict[str, Any]:
-    """Return what a class and its bases have, and the public data that they only declare."""
+    """Return the members of a class and of its bases, by name.
+
+    Public data that is only annotated, as in `x: int`, is there with `NO_VALUE`.
+    """
     members: dict[str, Any] = {}
     for base in kind.__mro__:
         for name in _declared(base):
             if not name.startswith("_"):
                 members[name] = NO_VALUE
+    # Bases first: the members of a class replace those of its bases.
     for base in reversed(kind.__mro__):
         members.update(vars(base))
     return members

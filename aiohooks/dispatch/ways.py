@@ -265,6 +265,11 @@ class Point:
         )
 
     def _advice(self, nexts: list[str]) -> str:
+        """Return what to do if several hooks return a result.
+
+        Args:
+            nexts: the arguments that call the next hook, by their annotations.
+        """
         if nexts:
             return (
                 f"{' or '.join(map(repr, nexts))} calls the next one, so the wrapped call would run"
@@ -272,6 +277,7 @@ class Point:
                 " not"
             )
         if self.name == "__call__":
+            # Of functions, which have no method that could be marked.
             return 'give results="first", or "together", "all", "chain" or "wrap"'
         return (
             f'give results={{"{self.name}": "first"}}, or "together", "all", "chain" or "wrap", or'

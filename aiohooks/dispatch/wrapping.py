@@ -54,7 +54,7 @@ async def _call_wrapper(point: Point, group: OrderGroup, rest: Rest, values: Val
     """
     registered = group.hooks[0]
     registered.counted += 1
-    if registered.is_left_out():
+    if not registered.begin_call():
         return await rest(values)
     wrapper = _WrapperCall(group, point, rest, values)
     try:
@@ -172,31 +172,41 @@ class _WrapperCall(HookCalls):
         return await self._call_rest(values)
 
     async def _call_rest(self, values: Values) -> Any:
+        """Call the rest, and keep its result or its error."""
         if self.is_logged or self.is_left_behind(0):
             raise HookCancelledError(
                 f"{self.describe(0)} has failed before this: it cannot call the next hook any more"
             )
-        self._active += 1
-        if self._secs_left is not None and self._active == 1:
-            self.stop_timer(0)
-            self._secs_left = max(0.0, self._secs_left - (current_clock().now() - self._since))
+        self._pause_timer()
         try:
-            answer = await self._rest(values)
-            self.answers = [answer]
-            return answer
+            result = await self._rest(values)
         except BaseException as error:
             self.errors.append(error)
             raise
         finally:
-            self._active -= 1
-            if self._secs_left is not None:
-                self.start_timer(0, self._secs_left)
+            self._resume_timer()
+        self.answers = [result]
+        return result
+
+    def _pause_timer(self) -> None:
+        """Stop the time limit of the hook while a call of the rest is active."""
+        self._active += 1
+        if self._secs_left is not None and self._active == 1:
+            self.stop_timer(0)
+            spent_secs = current_clock().now() - self._since
+            self._secs_left = max(0.0, self._secs_left - spent_secs)
+
+    def _resume_timer(self) -> None:
+        self._active -= 1
+        if self._secs_left is not None:
+            self.start_timer(0, self._secs_left)
 
     def start_timer(self, number: int, secs: float) -> None:
+        """Start the time limit, or only note it if the rest is active."""
         self._secs_left = secs
-        if not self._active and self.is_running(0):
+        if not self._active and self.is_running(number):
             self._since = current_clock().now()
-            super().start_timer(0, secs)
+            super().start_timer(number, secs)
 
     def last_error(self) -> BaseException:
         """Return the last error of the rest that is not a cancellation."""
