@@ -153,7 +153,8 @@ async def answer(target: Target, own: Method, args: tuple[Any, ...], keywords: K
     point = target.point
     if not target.groups:
         return await own(*args, **keywords)
-    args, keywords = point.parameters.call_for_hooks(args, keywords)
+    if keywords:
+        args, keywords = point.parameters.call_for_hooks(args, keywords)
     if point.how == "chain":
         result = await _chained(target, args, keywords)
     elif target.until_answered:

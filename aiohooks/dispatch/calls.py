@@ -23,9 +23,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar, cast
 from weakref import ref
 
-from aiohooks._core.calls import Calls, RunWaits
+from aiohooks._core.calls import Calls, OwnContext, RunWaits
 from aiohooks._core.clock import monotonic_now
-from aiohooks._core.contexts import OwnContext
 from aiohooks._core.coroutines import can_wait, result_now
 from aiohooks._core.observers import Observer, observed_call
 from aiohooks._core.reports import Awaited, logger

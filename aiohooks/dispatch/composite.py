@@ -71,6 +71,13 @@ class LoopBinding:
         self.in_block: bool = False
         """Whether the group is entered, so that its loop cannot change."""
 
+    def is_running(self) -> bool:
+        """Return whether the event loop of the group runs here."""
+        try:
+            return asyncio.get_running_loop() is self.loop
+        except RuntimeError:
+            return False
+
     def is_current(self) -> bool:
         """Return whether this is the thread of the last call: enough for calls that cannot wait."""
         return get_ident() == self.thread
@@ -502,8 +509,7 @@ async def call_target(
 ) -> Any:
     """Call the observers and the wrappers of a method, and `innermost`, which calls the others."""
     binding = composite.binding
-    loop = running_loop()
-    if loop is None or loop is not binding.loop:
+    if not binding.is_running():
         binding.check(may_wait=target.point.is_async and target.may_wait)
     for registered in target.once:
         composite.remove(registered)

@@ -32,9 +32,9 @@ from typing import (
     overload,
 )
 
+from aiohooks._core.calls import OwnContext
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, current_task, new_task, shielded, wait_done
 from aiohooks._core.clock import wake
-from aiohooks._core.contexts import OwnContext
 from aiohooks._core.reports import logger
 from aiohooks._core.validate import (
     check_choice,

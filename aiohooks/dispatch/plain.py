@@ -25,8 +25,8 @@ from typing import Any, Literal, cast
 
 import anyio.to_thread
 
+from aiohooks._core.calls import copy_back
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, shielded
-from aiohooks._core.contexts import copy_back
 from aiohooks._core.validate import is_coroutine_function
 from aiohooks.errors import InvalidHookError
 
