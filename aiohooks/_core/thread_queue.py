@@ -23,7 +23,12 @@ class ThreadQueue(abc.ABC, Generic[T]):
     done.
     """
 
-    def __init__(self, name: str, max_queue: int, max_batch: int | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        max_queue: int,
+        max_batch: int | None = None,
+    ) -> None:
         """Start no thread yet.
 
         Args:

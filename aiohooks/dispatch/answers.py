@@ -141,7 +141,12 @@ def _plain(registered: RegisteredHook, method: str) -> Method:
 # -- results
 
 
-async def answer(target: Target, own: Method, args: tuple[Any, ...], keywords: Keywords) -> Any:
+async def answer(
+    target: Target,
+    own: Method,
+    args: tuple[Any, ...],
+    keywords: Keywords,
+) -> Any:
     """Call the hooks that do not wrap, and return the result of the call.
 
     Args:

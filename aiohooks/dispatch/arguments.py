@@ -163,7 +163,12 @@ class Parameters:
         return values.get(key, self._defaults.get(key))
 
     def changed(
-        self, values: Values, args: tuple[Any, ...], keywords: Keywords, *, may_drop: bool
+        self,
+        values: Values,
+        args: tuple[Any, ...],
+        keywords: Keywords,
+        *,
+        may_drop: bool,
     ) -> Values:
         """Return the values with the changes that a hook makes when it calls the next one.
 

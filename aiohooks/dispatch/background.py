@@ -212,7 +212,13 @@ class CallQueue:
         # Whether calls are refused, because nothing would wait for them any more.
         self._closed = False
 
-    def put_nowait(self, group: OrderGroup, /, *args: Any, **keywords: Any) -> bool:
+    def put_nowait(
+        self,
+        group: OrderGroup,
+        /,
+        *args: Any,
+        **keywords: Any,
+    ) -> bool:
         """Queue a call, or drop it; return False if its caller has to wait for a place.
 
         Raises:
@@ -231,7 +237,13 @@ class CallQueue:
             return True
         return False
 
-    async def put(self, group: OrderGroup, /, *args: Any, **keywords: Any) -> None:
+    async def put(
+        self,
+        group: OrderGroup,
+        /,
+        *args: Any,
+        **keywords: Any,
+    ) -> None:
         """Queue a call; wait while the queue is full. Waiting callers get places in their order.
 
         Raises:
@@ -262,7 +274,10 @@ class CallQueue:
             )
 
     def _append(
-        self, group: OrderGroup, args: tuple[Any, ...], keywords: Mapping[str, Any]
+        self,
+        group: OrderGroup,
+        args: tuple[Any, ...],
+        keywords: Mapping[str, Any],
     ) -> None:
         group.hooks[0].counted += 1
         call = _QueuedCall(self, group, args, keywords)

@@ -197,7 +197,12 @@ class RegisteredHook:
             )
             logger.warning(text, who, self.registration.max_pending, self.overflows)
 
-    def log_dropped(self, who: str, result: object, reason: str) -> None:
+    def log_dropped(
+        self,
+        who: str,
+        result: object,
+        reason: str,
+    ) -> None:
         """Log that a result is dropped, once for each method."""
         if result is not None and who not in self._logged_results:
             self._logged_results.add(who)
@@ -549,7 +554,12 @@ def _bound_methods(
     return tuple(methods)
 
 
-def failed_in_turn(group: OrderGroup, number: int, step: int | None, error: BaseException) -> None:
+def failed_in_turn(
+    group: OrderGroup,
+    number: int,
+    step: int | None,
+    error: BaseException,
+) -> None:
     """Log or raise the error of a call, while no other call of the group is active.
 
     Args:

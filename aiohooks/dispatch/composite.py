@@ -246,7 +246,12 @@ class Composite:
                 return registered.hook
         return None
 
-    def _overrides_data(self, hook: object, name: str, default: Any) -> bool:
+    def _overrides_data(
+        self,
+        hook: object,
+        name: str,
+        default: Any,
+    ) -> bool:
         found = inspect.getattr_static(hook, name, NO_VALUE)
         inner = composite_of(hook)
         if inner is not None and isinstance(found, _Attribute):
@@ -256,7 +261,12 @@ class Composite:
             return False
         return self.interface.is_protocol or self.interface.has_member(hook)
 
-    def set_data(self, instance: object, name: str, value: Any) -> None:
+    def set_data(
+        self,
+        instance: object,
+        name: str,
+        value: Any,
+    ) -> None:
         """Set an attribute of an object of the class.
 
         If that object stands for the hooks, the attribute is set on the hooks, too.
@@ -310,7 +320,12 @@ class _Attribute:
     A value that was set on the object comes first, because this descriptor has no `__set__`.
     """
 
-    def __init__(self, composite: Composite, name: str, default: Any) -> None:
+    def __init__(
+        self,
+        composite: Composite,
+        name: str,
+        default: Any,
+    ) -> None:
         self._composite = composite
         self._name = name
         self._default = default
@@ -336,7 +351,13 @@ class _Attribute:
 class _SettableAttribute(_Attribute):
     """Public data with a setter of its own in the class: a property, or a slot."""
 
-    def __init__(self, composite: Composite, name: str, default: Any, own: Any) -> None:
+    def __init__(
+        self,
+        composite: Composite,
+        name: str,
+        default: Any,
+        own: Any,
+    ) -> None:
         super().__init__(composite, name, default)
         self._own = own
 
@@ -440,7 +461,10 @@ class CompositeMethod:
 
 
 def _calling(
-    method: CompositeMethod, composite: Composite, point: Point, own: Any
+    method: CompositeMethod,
+    composite: Composite,
+    point: Point,
+    own: Any,
 ) -> Callable[..., Any]:
     """Return the function that calls the hooks of a method, or `own`, the method of the class
     itself, if no hook implements it.

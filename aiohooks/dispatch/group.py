@@ -345,7 +345,10 @@ class HookGroup(Generic[K]):
 
     @overload
     def on(
-        self, method: Callable[Concatenate[K, ...], Any], fn: F, **options: Unpack[HookOptions]
+        self,
+        method: Callable[Concatenate[K, ...], Any],
+        fn: F,
+        **options: Unpack[HookOptions],
     ) -> F: ...
     @overload
     def on(
@@ -354,7 +357,12 @@ class HookGroup(Generic[K]):
         fn: None = None,
         **options: Unpack[HookOptions],
     ) -> Callable[[F], F]: ...
-    def on(self, method: Callable[..., Any], fn: Any = None, **options: Unpack[HookOptions]) -> Any:
+    def on(
+        self,
+        method: Callable[..., Any],
+        fn: Any = None,
+        **options: Unpack[HookOptions],
+    ) -> Any:
         """Add a function as a hook with one method: `group.on(AgentHooks.on_tool_start, log)`; also
         as a decorator.
 
@@ -749,7 +757,12 @@ def compose_functions(
 class _FunctionGroup:
     """A group of functions, which are called as the first one of them is."""
 
-    def __init__(self, name: str, results: How | None, options: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        name: str,
+        results: How | None,
+        options: dict[str, Any],
+    ) -> None:
         self._name = name
         self._results: How | None = results
         self._options = options

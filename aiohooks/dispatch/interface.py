@@ -220,7 +220,14 @@ class Interface:
             self._checked.add(type(hook))
         return points
 
-    def _check_method(self, hook: object, method: Any, point: Point, *, plain: bool) -> None:
+    def _check_method(
+        self,
+        hook: object,
+        method: Any,
+        point: Point,
+        *,
+        plain: bool,
+    ) -> None:
         who = hook_name(hook)
         if not isinstance(hook, FunctionHook) or not hook.__aiohooks_is_function__:
             who = f"{who}.{point.name}"
@@ -243,7 +250,13 @@ class Interface:
                 f" {point.label}{point.parameters.signature}: {problem}"
             )
 
-    def _kind_problem(self, method: Any, point: Point, *, plain: bool) -> str:
+    def _kind_problem(
+        self,
+        method: Any,
+        point: Point,
+        *,
+        plain: bool,
+    ) -> str:
         """Return why a function cannot be called for a method, as the end of a sentence about the
         function; or an empty text.
         """

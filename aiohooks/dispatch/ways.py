@@ -144,7 +144,12 @@ class Point:
     """A method of a hook interface."""
 
     def __init__(
-        self, kind: type[Any], name: str, member: Any, given: How | None, default: How | None
+        self,
+        kind: type[Any],
+        name: str,
+        member: Any,
+        given: How | None,
+        default: How | None,
     ) -> None:
         """Read a method of `kind`.
 
@@ -243,7 +248,12 @@ class Point:
         return f"it has no argument {name!r}; {did_you_mean(name, names)}"
 
     def _find_argument(
-        self, way: str, arguments: Mapping[str, Any], result: Any, *, is_marked: bool
+        self,
+        way: str,
+        arguments: Mapping[str, Any],
+        result: Any,
+        *,
+        is_marked: bool,
     ) -> str:
         """Choose the argument that a way is about; return why it is not clear, or an empty text."""
         if not arguments and self.parameters.takes_more_positions:

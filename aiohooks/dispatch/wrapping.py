@@ -46,7 +46,12 @@ def wrapped(point: Point, wrappers: Sequence[OrderGroup], innermost: Innermost) 
     return rest
 
 
-async def _call_wrapper(point: Point, group: OrderGroup, rest: Rest, values: Values) -> Any:
+async def _call_wrapper(
+    point: Point,
+    group: OrderGroup,
+    rest: Rest,
+    values: Values,
+) -> Any:
     """Call a wrapping hook, which gets a function that calls the rest.
 
     If the hook fails and its error is only logged, the rest is not called again: its result, or its
@@ -124,7 +129,13 @@ class _WrapperCall(HookCalls):
         "is_logged",
     )
 
-    def __init__(self, group: OrderGroup, point: Point, rest: Rest, values: Values) -> None:
+    def __init__(
+        self,
+        group: OrderGroup,
+        point: Point,
+        rest: Rest,
+        values: Values,
+    ) -> None:
         super().__init__(group)
         self._point = point
         self._rest = rest
