@@ -86,8 +86,11 @@ class Parameters:
     def values(self, args: tuple[Any, ...], keywords: Keywords) -> Values:
         """Return the arguments of a call by their keys.
 
+        A parameter that is left out before another one has its default there, but not if only the
+        chosen argument comes after it: what calls the next hook is no value of the call.
+
         Raises:
-            TypeError: an argument is given twice.
+            TypeError: an argument is given twice, or one that is left out has no default.
         """
         values: Values = dict(zip(self._keys, args, strict=False))
         values.update(enumerate(args[len(self._keys) :], len(self._keys)))
@@ -96,7 +99,21 @@ class Parameters:
         if not values.keys().isdisjoint(keywords):
             self.signature.bind(*args, **keywords)  # it raises, and names what is given twice
         values.update(keywords)
-        return self._sorted(values)
+        return self._filled(self._sorted(values), without=self.chosen_key(values))
+
+    def _filled(self, values: Values, *, without: Key | None = None) -> Values:
+        """Return the values with the defaults of parameters that are left out before another one.
+
+        A parameter that is left out before `without` alone keeps being left out.
+        """
+        given = [place for place, key in enumerate(self._keys) if key in values and key != without]
+        before = self._keys[: max(given, default=0)]
+        left_out = [key for key in before if key not in values]
+        if not self._defaults.keys() >= set(left_out):
+            args, keywords = self.spread(values)
+            self.signature.bind(*args, **keywords)  # it raises, and names what is missing
+        defaults = {key: self._defaults[key] for key in left_out}
+        return self._sorted({**values, **defaults}) if defaults else values
 
     def _sorted(self, values: Values) -> Values:
         order = (*self._keys, *self.keyword_only)
@@ -121,20 +138,12 @@ class Parameters:
     def for_hooks(self, values: Values) -> Arguments:
         """Return the positions and the keywords of a call of hooks with these values.
 
-        Hooks may use other names for what can be passed by position, so all of that is. A parameter
-        that is left out before another one gets the default of the interface.
+        Hooks may use other names for what can be passed by position, so all of that is.
 
         Raises:
-            TypeError: a parameter that is left out has no default.
+            TypeError: a parameter that is left out before another one has no default.
         """
-        filled = dict(values)
-        given = [place for place, key in enumerate(self._keys) if key in values]
-        for key in self._keys[: max(given, default=0)]:
-            if key not in values and key not in self._defaults:
-                args, keywords = self.spread(values)
-                self.signature.bind(*args, **keywords)  # it raises, and names what is missing
-            filled.setdefault(key, self._defaults.get(key))
-        return self.spread(filled)
+        return self.spread(self._filled(values))
 
     def call_for_hooks(self, args: tuple[Any, ...], keywords: Keywords) -> Arguments:
         """Return the arguments of a call of the object as those of a call of hooks."""
