@@ -183,32 +183,25 @@ class Point:
         """Whether its own body is empty, or raises `NotImplementedError`."""
         self.answers_hook: bool = _is_hook(result, kind)
         """Whether it returns a hook, which would take the place of the group."""
-        self.how: Way | Literal["none", "any", "one"] = "one"
-        """How results become one. Where it is not marked: `"none"`, nothing is returned; `"any"`,
-        that is not known; `"one"`, only one hook may return a result.
-        """
         arguments = {name: annotations.get(name, Any) for name in self.parameters.names}
         nexts = [name for name, annotation in arguments.items() if calls_next(annotation)]
         marked = getattr(member, _MARK, None) or getattr(function, _MARK, None)
         asked = given or marked or default
-        is_of_method = asked is not None and asked in (given, marked)
-        way = asked.how if isinstance(asked, NamedArgument) else asked
-        problem = ""
-        if isinstance(asked, NamedArgument):
-            problem = self._take_argument(asked.argument)
-        elif asked in ("chain", "wrap"):
-            problem = self._find_argument(asked, arguments, result, is_marked=asked is marked)
-        if not self.is_async and way in _ONLY_ASYNC:
-            problem = _ONLY_ASYNC[way]
-        if is_of_method and problem:
-            raise InvalidHookError(f"{self.label} cannot {way}: {problem}")
+        problem = self._choose_argument(asked, arguments, result, is_marked=asked is marked)
+        if problem and (given or marked):
+            raise InvalidHookError(f"{self.label} cannot {_way_of(asked)}: {problem}")
+        self.how: Way | Literal["none", "any", "one"] = "one"
+        """How results become one. Without a way: `"none"`, nothing is returned; `"any"`, that is
+        not known; `"one"`, only one hook may return a result.
+        """
+        way = None if problem else _way_of(asked)
         is_named = isinstance(asked, NamedArgument) and asked.argument in arguments
-        is_wrapper = way == "wrap" and bool(nexts or is_named)
-        if way is not None and not problem and (is_of_method or is_wrapper):
+        calls_others = way == "wrap" and bool(nexts or is_named)
+        if way is not None and (given or marked or calls_others):
             self.how = way
         elif result in (None, type(None)) and not nexts:
             self.how = "none"
-        elif way is not None and not problem and not nexts:
+        elif way is not None and not nexts:
             self.how = way
         elif result is Any and self.does_nothing and not nexts and not problem:
             self.how = "any"
@@ -217,11 +210,12 @@ class Point:
         self.calls_next: bool = self.how == "wrap" or (self.how == "one" and bool(nexts))
         """Whether an argument calls the next hook: the result of a hook counts, also None."""
         if self.how == "wrap" and getattr(member, "__isabstractmethod__", False):
+            # Python demands a body, and that of an abstract method is no hook.
             self.does_nothing = True
         self.advice: str = self._advice(nexts)
         """What to do where several hooks return a result."""
         if problem:
-            self.advice += f'; "{way}" cannot hold: {problem}'
+            self.advice += f'; "{_way_of(asked)}" cannot hold: {problem}'
 
     def value_of(self, result: Any) -> Any:
         """Return the result of a hook, without the mark that it ends a chain.
@@ -237,6 +231,34 @@ class Point:
                 ' chain; return the value, or give results="chain"'
             )
         return result.value
+
+    def _choose_argument(
+        self,
+        asked: How | None,
+        arguments: Mapping[str, Any],
+        result: Any,
+        *,
+        is_marked: bool,
+    ) -> str:
+        """Choose the argument that a way is about.
+
+        Args:
+            asked: the way.
+            arguments: the annotations of the arguments, by name.
+            result: the annotation of the result.
+            is_marked: whether the way is marked on the method.
+
+        Returns:
+            Why the way cannot hold, or an empty text.
+        """
+        way = _way_of(asked)
+        if not self.is_async and way in _ONLY_ASYNC:
+            return _ONLY_ASYNC[way]
+        if isinstance(asked, NamedArgument):
+            return self._take_argument(asked.argument)
+        if way in ("chain", "wrap"):
+            return self._find_argument(way, arguments, result, is_marked=is_marked)
+        return ""
 
     def _take_argument(self, name: str) -> str:
         """Choose the argument of this name; return why it cannot be, or an empty text."""
@@ -295,7 +317,12 @@ class Point:
         )
 
 
-_ONLY_ASYNC = {
+def _way_of(how: How | None) -> Way | None:
+    """Return a way without its argument."""
+    return how.how if isinstance(how, NamedArgument) else how
+
+
+_ONLY_ASYNC: dict[Way | None, str] = {
     "race": 'plain methods do not run concurrently; give "first"',
     "wrap": "only a coroutine method can, with an argument that calls the next hook",
 }
