@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from aiohooks.checkpoint import Saver
     from aiohooks.dispatch.group import HookGroup, compose, compose_functions
     from aiohooks.dispatch.hook import configure, in_order
-    from aiohooks.dispatch.interface import chain, point, wrap
+    from aiohooks.dispatch.ways import chain, point, wrap
     from aiohooks.graph.graph import Graph, in_thread
     from aiohooks.graph.session import Session
     from aiohooks.graph.variables import Variables
@@ -198,7 +198,7 @@ if not TYPE_CHECKING:
             "aiohooks.checkpoint": ("Saver",),
             "aiohooks.dispatch.group": ("HookGroup", "compose", "compose_functions"),
             "aiohooks.dispatch.hook": ("configure", "in_order"),
-            "aiohooks.dispatch.interface": ("chain", "point", "wrap"),
+            "aiohooks.dispatch.ways": ("chain", "point", "wrap"),
             "aiohooks.graph.graph": ("Graph", "in_thread"),
             "aiohooks.graph.session": ("Session",),
             "aiohooks.graph.variables": ("Variables",),

@@ -45,7 +45,12 @@ class RunScope:
     attempt: Any = None
     """The run context of the current attempt (`SessionRunContext`), if the session has hooks."""
 
-    def __init__(self, session: RunOwner | None, publisher: object, outer: RunScope | None) -> None:
+    def __init__(
+        self,
+        session: RunOwner | None,
+        publisher: object,
+        outer: RunScope | None,
+    ) -> None:
         """Make the scope of a run of `session`, or of no session, nested in the run `outer`."""
         self.session = session
         self.publisher = publisher

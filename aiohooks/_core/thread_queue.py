@@ -1,6 +1,4 @@
-"""A bounded queue that is worked off in a thread of its own, for what may block: files,
-trackers.
-"""
+"""A bounded queue with a thread of its own, for work that may block: files, trackers."""
 
 from __future__ import annotations
 
@@ -25,9 +23,18 @@ class ThreadQueue(abc.ABC, Generic[T]):
     done.
     """
 
-    def __init__(self, name: str, max_queue: int, max_batch: int | None = None) -> None:
-        """Name the thread; the queue is full with `max_queue` items that are not done, `max_batch`
-        of them are done at a time.
+    def __init__(
+        self,
+        name: str,
+        max_queue: int,
+        max_batch: int | None = None,
+    ) -> None:
+        """Start no thread yet.
+
+        Args:
+            name: the name of the thread.
+            max_queue: how many items may be unfinished before the queue is full.
+            max_batch: how many items `work` gets at a time; all that are waiting, if None.
         """
         self._name = name
         self._max_queue = max_queue
@@ -49,34 +56,38 @@ class ThreadQueue(abc.ABC, Generic[T]):
 
     @abc.abstractmethod
     def done(self, items: list[T], error: BaseException | None) -> Callable[[], object] | None:
-        """Note that it is done, or that it failed; not called for items that were taken back.
+        """Note that items are done, or have failed; not called for items that were taken back.
 
-        The queue waits meanwhile, so what may wait for others, such as a line in a log, is
-        returned, and called afterwards.
+        The queue is locked meanwhile. What may wait for other code, such as a line in a log, is
+        returned, and called without the lock.
         """
 
     def ended(self) -> None:  # nothing is to be done where nothing was opened
-        """Called when all is done that there was until `finish`."""
+        """Called when all items that came before `finish` are done."""
 
     def _run(self) -> None:
         while items := self._next_items():
             error: BaseException | None = None
             try:
                 self.work(items)
-            except (
-                BaseException
-            ) as raised:  # also SystemExit, which an SDK may raise: it would end this thread
+            except BaseException as raised:
+                # SystemExit, too, which an SDK may raise: it would end this thread.
                 error = raised
+            report: Callable[[], object] | None = None
             with self._changed:
-                report = (
-                    self.done(items, error) if self._active is items else None
-                )  # or they have been taken back
-                self._active, error, self._reporting = [], None, report is not None
+                were_taken_back = self._active is not items
+                if not were_taken_back:
+                    report = self.done(items, error)
+                self._active = []
+                self._reporting = report is not None
             if report is not None:
                 report()
+            # An idle queue keeps neither the error nor what reports it.
+            error = report = None
             with self._changed:
-                self._reporting, report = False, None
-                waiters, self._waiters = self._waiters, []
+                self._reporting = False
+                waiters = self._waiters
+                self._waiters = []
             _wake_threadsafe(waiters)
         self.ended()
         _wake_threadsafe(self._ends)
@@ -86,11 +97,9 @@ class ThreadQueue(abc.ABC, Generic[T]):
         with self._changed:
             while not self._waiting and not self._stopping:
                 self._changed.wait()
-            count = (
-                len(self._waiting)
-                if self._max_batch is None
-                else min(self._max_batch, len(self._waiting))
-            )
+            count = len(self._waiting)
+            if self._max_batch is not None:
+                count = min(count, self._max_batch)
             self._active = [self._waiting.popleft() for _ in range(count)]
             return self._active
 
@@ -117,8 +126,10 @@ class ThreadQueue(abc.ABC, Generic[T]):
         self.change(lambda waiting: waiting.append(item))
 
     def change(self, change: Callable[[deque[T]], object]) -> None:
-        """Change the items whose work has not begun; raise `RuntimeError` after `finish`, when
-        nothing would work them off.
+        """Change the items whose work has not begun.
+
+        Raises:
+            RuntimeError: `finish` was called, so that no work would be done for them.
         """
         with self._changed:
             if self._stopping:
@@ -159,8 +170,9 @@ class ThreadQueue(abc.ABC, Generic[T]):
         return ended
 
     def take_back(self) -> list[T]:
-        """Return the items that are not done, also those whose work has begun: nothing more is
-        reported of them.
+        """Take all items that are not done off the queue, and return them.
+
+        `done` is not called for those whose work has begun.
         """
         with self._changed:
             rest = self.pending()
@@ -176,5 +188,6 @@ class ThreadQueue(abc.ABC, Generic[T]):
 
 def _wake_threadsafe(waiters: list[asyncio.Future[None]]) -> None:
     for waiter in waiters:
-        with contextlib.suppress(RuntimeError):  # its loop was closed
+        # RuntimeError: its event loop was closed.
+        with contextlib.suppress(RuntimeError):
             waiter.get_loop().call_soon_threadsafe(wake, waiter)

@@ -31,7 +31,13 @@ def is_finite(value: object) -> TypeGuard[int | float]:
         return False
 
 
-def check_secs(value: object, what: str, *, optional: bool = False, positive: bool = False) -> None:
+def check_secs(
+    value: object,
+    what: str,
+    *,
+    optional: bool = False,
+    positive: bool = False,
+) -> None:
     """Raise unless `value` is a number of seconds: 0 or more, or above 0 if `positive`.
 
     None is allowed if `optional`.
@@ -78,7 +84,13 @@ def check_choice(value: object, what: str, *choices: str) -> None:
         )
 
 
-def check_instance(value: object, kind: type[Any], what: str, *, optional: bool = False) -> None:
+def check_instance(
+    value: object,
+    kind: type[Any],
+    what: str,
+    *,
+    optional: bool = False,
+) -> None:
     """Raise unless `value` is a `kind`. None is allowed if `optional`."""
     if isinstance(value, kind) or (optional and value is None):
         return

@@ -63,7 +63,12 @@ class WaitLog:
 
     __slots__ = ("_clock", "_describe", "_logged_at", "_logger", "_since", "_timer")
 
-    def __init__(self, logger: logging.Logger, clock: Clock, describe: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        logger: logging.Logger,
+        clock: Clock,
+        describe: Callable[[], str],
+    ) -> None:
         """Start with no waits.
 
         `describe()` names the waiters, and what they wait for. If the text is empty, nothing is

@@ -1,7 +1,6 @@
-"""One result of several hooks, for each kind of method (`interface.Point.how`).
+"""One result of several hooks, for each way (`ways.Point.how`).
 
 Target      what a method calls
-wrapped     each wrapping hook calls the next one, and the last of them the wrapped call
 observe     calls the hooks that only observe, before the others
 answer      calls the others, and returns the one result: the only one, the first, the last of a
             chain, or all as one
@@ -12,14 +11,12 @@ A plain function is called as a coroutine function that cannot wait.
 
 from __future__ import annotations
 
-import functools
-import inspect
 from asyncio import CancelledError
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
-from aiohooks._core.clock import current_clock
 from aiohooks._core.reports import logger
+from aiohooks.dispatch.arguments import Keywords
 from aiohooks.dispatch.calls import (
     HookCalls,
     Method,
@@ -29,18 +26,11 @@ from aiohooks.dispatch.calls import (
     call_groups,
     order_groups,
 )
-from aiohooks.dispatch.interface import ChainEnd, Point, wraps_others
-from aiohooks.errors import (
-    HookCancelledError,
-    InvalidArgumentError,
-    InvalidHookError,
-    hook_cancelled_error,
-    raise_unchanged,
-    safe_repr,
-)
+from aiohooks.dispatch.plain import wraps_others
+from aiohooks.dispatch.ways import ChainEnd, Point
+from aiohooks.dispatch.wrapping import call_wrapped, generator_call
+from aiohooks.errors import InvalidHookError, safe_repr
 
-Keywords = Mapping[str, Any]
-Arguments = tuple[tuple[Any, ...], Keywords]
 Bind = Callable[[RegisteredHook, str], Method]
 
 
@@ -49,16 +39,21 @@ class Target(NamedTuple):
 
     point: Point
     groups: tuple[OrderGroup, ...]
+    """The calls of the hooks that neither wrap nor only observe."""
     until_answered: tuple[OrderGroup, ...]
-    """The same calls, where a result decides what is called next: separate, or those that race."""
+    """The same calls where a result decides what is called next: of one hook each, or, in a race,
+    of one order each.
+    """
     wrappers: tuple[OrderGroup, ...]
-    """The hooks that wrap the calls of the others, a group for each."""
+    """The calls of hooks that wrap the others, of one hook each."""
     observers: tuple[OrderGroup, ...]
-    """The calls of hooks whose results do not count."""
+    """The calls of hooks whose results are dropped."""
     once: tuple[RegisteredHook, ...]
-    """The hooks that take part in one call only."""
+    """The hooks that are removed by this call."""
     quick: OrderGroup | None
-    """All calls, if nothing else is to be done than to make them, and none may wait."""
+    """All calls, if they are made one after another and nothing else has to be done; otherwise
+    None. This is the path that has to cost almost nothing.
+    """
 
     @property
     def may_wait(self) -> bool:
@@ -109,7 +104,7 @@ def make_target(
         until_answered = groups
         for group in groups:
             group.in_turn = False  # a call that has a result ends the others
-    bind_wrapper = bound_method if point.how == "wrap" else _generator_call
+    bind_wrapper = bound_method if point.how == "wrap" else generator_call
     once = tuple(registered for registered in hooks if registered.registration.once)
     all_calls = OrderGroup(point.name, callees, grace_secs, bind=bind)
     is_simple = point.how == "none" or (
@@ -146,34 +141,54 @@ def _plain(registered: RegisteredHook, method: str) -> Method:
 # -- results
 
 
-async def answer(target: Target, own: Method, args: tuple[Any, ...], keywords: Keywords) -> Any:
-    """Call the hooks that do not wrap, and return the one result; where no hook has one, that of
-    `own`, of the class itself.
+async def answer(
+    target: Target,
+    own: Method,
+    args: tuple[Any, ...],
+    keywords: Keywords,
+) -> Any:
+    """Call the hooks that do not wrap, and return the result of the call.
+
+    Args:
+        target: what is called.
+        own: the method of the class itself, which is called if no hook has a result.
+        args: the positions of the call.
+        keywords: the keywords of the call.
     """
     point = target.point
     if not target.groups:
         return await own(*args, **keywords)
+    if keywords:
+        args, keywords = point.parameters.call_for_hooks(args, keywords)
     if point.how == "chain":
         result = await _chained(target, args, keywords)
     elif target.until_answered:
         result = await _first_result(target, args, keywords)
     else:
-        result = only_answer(target, await call_groups(target.groups, args, keywords))
-    # A hook that calls the next one itself may return None.
+        result = combined(target, await call_groups(target.groups, args, keywords))
+    # None is a result, too, of a hook that calls the next one itself.
     is_answered = point.how == "none" or point.does_nothing or point.calls_next
     if result is None and not is_answered:
         return await own(*args, **keywords)
     return result
 
 
+async def all_results(target: Target, args: tuple[Any, ...], keywords: Keywords) -> list[Any]:
+    """Call the hooks that do not wrap, and return all their results."""
+    given = target.point.parameters.call_for_hooks(args, keywords)
+    return await call_groups(target.groups, *given)
+
+
 async def _chained(target: Target, args: tuple[Any, ...], keywords: Keywords) -> Any:
+    parameters = target.point.parameters
+    values = parameters.values(args, keywords)
     for group in target.until_answered:
-        (result,) = await call_groups((group,), args, keywords)
+        (result,) = await call_groups((group,), *parameters.for_hooks(values))
         if isinstance(result, ChainEnd):
             return result.value
         if result is not None:
-            args, keywords = _with_argument(target.point, args, keywords, result)
-    return _argument(target.point, args, keywords)
+            values[parameters.chosen_key(values)] = result
+    return parameters.chosen_value(values)
 
 
 async def _first_result(target: Target, args: tuple[Any, ...], keywords: Keywords) -> Any:
@@ -186,35 +201,37 @@ async def _first_result(target: Target, args: tuple[Any, ...], keywords: Keyword
             results = await call_groups((group,), args, keywords)
         result = _first(results)
         if result is not None:
-            return result
+            return target.point.value_of(result)
     return None
 
 
-def only_answer(target: Target, answers: Sequence[Any]) -> Any:
-    """Return the one result of hooks that were called together.
+def combined(target: Target, results: Sequence[Any]) -> Any:
+    """Return the result of a call whose hooks have all been called, in the way of its method.
 
     Raises:
-        InvalidHookError: one of several hooks returned a result, and nothing says what that means;
-            or results cannot be merged.
+        InvalidHookError: there are several hooks and a result, and nothing says what that means; or
+            the results cannot be merged.
     """
     point = target.point
     if point.how == "none":
-        if _first(answers) is not None:
-            _log_dropped(target.groups, answers, "the method returns None")
+        if _first(results) is not None:
+            _log_dropped(target.groups, results, "the method returns None")
         return None
+    values = [point.value_of(result) for result in results]
     if point.how == "together":
-        return _first(answers)
+        return _first(values)
     if point.how == "all":
-        return [*answers]
+        return values
     if point.how == "merge":
         names = [call.name for group in target.groups for call in group.calls]
-        return _merged(point, names, answers)
-    if len(answers) > 1 and _first(answers) is not None:
+        return _merged(point, names, values)
+    # Only where the interface does not say whether the method returns something.
+    if len(values) > 1 and _first(values) is not None:
         raise InvalidHookError(
-            f"several hooks returned a result of {point.label}: {safe_repr(answers)}; say which one"
-            f" counts: {point.advice}"
+            f"{point.label} got the results {safe_repr(values)}; say which one counts:"
+            f" {point.advice}"
         )
-    return answers[0] if answers else None
+    return _first(values)
 
 
 def _first(answers: Sequence[Any]) -> Any:
@@ -232,7 +249,16 @@ def _log_dropped(groups: Sequence[OrderGroup], answers: Sequence[Any], reason: s
 
 
 def _merged(point: Point, names: Sequence[str], answers: Sequence[Any]) -> Any:
-    """Join results in a new list, tuple or dict."""
+    """Join results in a new list, tuple or dict.
+
+    Args:
+        point: the method.
+        names: the name of each call, for messages.
+        answers: the result of each call.
+
+    Raises:
+        InvalidHookError: the results have different types, or a key comes from two hooks.
+    """
     given = [pair for pair in zip(names, answers, strict=True) if pair[1] is not None]
     if not given:
         return point.empty() if point.does_nothing else None
@@ -263,7 +289,7 @@ def _merged(point: Point, names: Sequence[str], answers: Sequence[Any]) -> Any:
 
 
 class _Race(HookCalls):
-    """The calls of hooks of one order, of which the first result ends the others; only that one is
+    """The calls of hooks of one order. The first result ends the other calls, and only that one is
     kept.
     """
 
@@ -300,403 +326,37 @@ class _Race(HookCalls):
 
 
 async def observe(target: Target, args: tuple[Any, ...], keywords: Keywords) -> None:
-    """Call the hooks whose results do not count."""
-    results = await call_groups(target.observers, args, keywords)
+    """Call the hooks that only observe, and log that their results are dropped."""
+    given = target.point.parameters.call_for_hooks(args, keywords)
+    results = await call_groups(target.observers, *given)
     _log_dropped(target.observers, results, "it is an observer")
 
 
-# -- hooks that wrap
-
-Rest = Callable[[tuple[Any, ...], Keywords], Awaitable[Any]]
-
-
-def wrapped(target: Target, innermost: Rest) -> Rest:
-    """Return what calls the first wrapping hook with what calls the next one, and so on; the last
-    one calls `innermost`.
-    """
-    for group in reversed(target.wrappers):
-        innermost = functools.partial(_call_wrapper, target.point, group, innermost)
-    return innermost
-
-
-async def _call_wrapper(
-    point: Point, group: OrderGroup, rest: Rest, args: tuple[Any, ...], keywords: Keywords
-) -> Any:
-    """Call a wrapping hook with a function that calls the rest.
-
-    What a hook wraps is not called again when the hook has failed and that is only logged: its
-    result or error counts.
-    """
-    registered = group.hooks[0]
-    registered.counted += 1
-    if registered.is_left_out():
-        return await rest(args, keywords)
-    wrapper = _WrapperCall(group, rest)
-    try:
-        await wrapper.make(point, args, keywords)
-        if not wrapper.is_logged:
-            registered.succeeded()
-            return wrapper.results[0]
-        if wrapper.answers:
-            return wrapper.answers[0]
-        if wrapper.errors:
-            raise_unchanged(wrapper.last_error())
-    finally:
-        registered.retry_later()
-        wrapper.errors.clear()  # their tracebacks refer to it
-    return await rest(args, keywords)
-
-
-class _AsGiven(NamedTuple):
-    """What the caller gave as the next, and how a hook called it."""
-
-    call_next: Callable[..., Any]
-    args: tuple[Any, ...]
-    keywords: Keywords
-
-
 def own_method(point: Point, own: Method) -> Method:
-    """Return the method of the class itself, `own`, or what stands for it if its body does nothing.
+    """Return what is called if no hook has a result: `own`, the method of the class itself, or a
+    function in its place if its body does nothing.
 
-    That is the argument of a chain, an empty merge, or for a wrapping method a call of what the
-    caller gave as the next.
+    That function returns the argument of a chain, or an empty merge, or it calls what the caller of
+    a wrapping method has given as the next.
     """
-
-    async def call_given(self: Any, /, *given: Any, **named: Any) -> Any:
-        args, keywords = by_position(point, given, named)
-        call_next = _argument(point, args, keywords)
-        if isinstance(call_next, _AsGiven):
-            call_next, args, keywords = call_next
-        else:
-            args, keywords = _others_of_call(point, call_next, args, keywords)
-        if not callable(call_next):
-            raise InvalidArgumentError(
-                f"{point.name} got {safe_repr(call_next)} as the next; give what the last hook"
-                " calls"
-            )
-        result = call_next(*args, **keywords)
-        return await result if inspect.isawaitable(result) else result
-
-    async def argument(self: Any, /, *given: Any, **named: Any) -> Any:
-        args, keywords = by_position(point, given, named)
-        return _argument(point, args, keywords)
-
-    async def empty(self: Any, /, *given: Any, **named: Any) -> Any:
-        return point.empty()
-
-    if not point.does_nothing:
+    if not point.does_nothing or point.how not in _STAND_INS:
         return own
-    instead = {"wrap": call_given, "chain": argument, "merge": empty, "all": empty}
-    return instead.get(point.how, own)
+    stand_in = _STAND_INS[point.how]
 
-
-def _others_of_call(
-    point: Point, call_next: Any, args: tuple[Any, ...], keywords: Keywords
-) -> Arguments:
-    """Return the arguments for what the caller gave as the next, which no hook has called: the
-    last ones, as many as it wants, and keywords that the method does not name.
-    """
-    key = _key(point, args, keywords)
-    values = [value for place, value in enumerate(args) if place != key]
-    others: dict[str, Any] = {}
-    parameters = _parameters(call_next)
-    by_keyword = {
-        parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY
-    }
-    for name, value in keywords.items():
-        if name in by_keyword and name != key:
-            others[name] = value
-        elif name in point.positional or name in point.keywords:
-            if name != key:
-                values.append(value)
-        elif name != key:
-            others[name] = value
-    if isinstance(getattr(call_next, "__self__", None), _WrapperCall):
-        values = []  # of a group that has this one as a hook: it takes what is changed
-    return _last_wanted(parameters, values), others
-
-
-def _parameters(function: Any) -> list[inspect.Parameter]:
-    """Return the parameters of a function; any, if they are not known."""
-    try:
-        return [*inspect.signature(function).parameters.values()]
-    except (TypeError, ValueError):
-        return [inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)]
-
-
-def _last_wanted(parameters: list[inspect.Parameter], values: list[Any]) -> tuple[Any, ...]:
-    """Return the values if so many are taken by position; otherwise the last ones, as many as are
-    wanted.
-    """
-    taken = wanted = 0
-    for parameter in parameters:
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            return tuple(values)
-        positional = (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-        is_positional = parameter.kind in positional
-        taken += is_positional
-        wanted += is_positional and parameter.default is parameter.empty
-    if wanted <= len(values) <= taken:
-        return tuple(values)
-    return tuple(values[max(len(values) - wanted, 0) :])
-
-
-class _WrapperCall(HookCalls):
-    """The call of one hook that wraps others. Its time limit is for its own time: it does not count
-    while they are active.
-    """
-
-    __slots__ = (
-        "_active",
-        "_given",
-        "_rest",
-        "_secs_left",
-        "_since",
-        "answers",
-        "errors",
-        "is_logged",
-    )
-
-    def __init__(self, group: OrderGroup, rest: Rest) -> None:
-        super().__init__(group)
-        self._rest = rest
-        self._given: tuple[Point, tuple[Any, ...], Keywords]
-        self._active = 0  # calls of the others that have not ended
-        self._secs_left: float | None = None
-        self._since = 0.0
-        self.answers: list[Any] = []
-        """The last result of the others, if they have returned."""
-        self.errors: list[BaseException] = []
-        """The errors of the others."""
-        self.is_logged: bool = False
-        """Whether it has failed, and that was only logged."""
-
-    async def make(self, point: Point, args: tuple[Any, ...], keywords: Keywords) -> None:
-        """Make the call."""
-        call = self._group.current_calls()[0]
-        if point.how == "wrap":
-            given = _argument(point, args, keywords)
-            self._given = (point, *_with_argument(point, args, keywords, given))
-            args, keywords = _with_argument(point, args, keywords, self.call_next)
-        else:
-            args = (functools.partial(self._call_rest, args, keywords), *args)
-        if call.may_wait:
-            method = functools.partial(call.method, **keywords) if keywords else call.method
-            self.start(0, method, args, call.name, call.secs)
-        else:
-            try:
-                self.results[0] = await call.method(*args, **keywords)
-            except BaseException as error:
-                self.failed(0, error)
-        await self.wait()
-
-    async def call_next(self, /, *changed: Any, **named: Any) -> Any:
-        """Call the next hook with the arguments of the call, of which some may be changed."""
-        point, args, keywords = self._given
-        new = _changed(point, args, keywords, changed, named)
-        if point.does_nothing and (changed or named):
-            given = _argument(point, args, keywords)
-            given = given.call_next if isinstance(given, _AsGiven) else given
-            new = _with_argument(point, *new, _AsGiven(given, changed, named))
-        return await self._call_rest(*new)
-
-    async def _call_rest(self, args: tuple[Any, ...], keywords: Keywords) -> Any:
-        if self.is_logged or self.is_left_behind(0):
-            raise HookCancelledError(
-                f"{self.describe(0)} has failed before this: it cannot call the next hook any more"
-            )
-        self._active += 1
-        if self._secs_left is not None and self._active == 1:
-            self.stop_timer(0)
-            self._secs_left = max(0.0, self._secs_left - (current_clock().now() - self._since))
-        try:
-            answer = await self._rest(args, keywords)
-            self.answers = [answer]
-            return answer
-        except BaseException as error:
-            self.errors.append(error)
-            raise
-        finally:
-            self._active -= 1
-            if self._secs_left is not None:
-                self.start_timer(0, self._secs_left)
-
-    def start_timer(self, number: int, secs: float) -> None:
-        self._secs_left = secs
-        if not self._active and self.is_running(0):
-            self._since = current_clock().now()
-            super().start_timer(0, secs)
-
-    def last_error(self) -> BaseException:
-        """Return the last error of the others that is no cancel."""
-        errors = [error for error in self.errors if not isinstance(error, CancelledError)]
-        return errors[-1]
-
-    def _passes(self, error: BaseException) -> bool:
-        """Return whether an error is one of the others that passes through."""
-        return any(error is passed for passed in self.errors)
-
-    def suppresses(self, number: int, error: BaseException) -> bool:
-        was_cut_off = (
-            (self._active or self.errors)
-            and not self.answers
-            and all(isinstance(error, CancelledError) for error in self.errors)
-        )
-        self.is_logged = (
-            not was_cut_off and not self._passes(error) and super().suppresses(number, error)
-        )
-        return self.is_logged
-
-    def add_origin(self, number: int, error: BaseException) -> None:
-        if not self._passes(error):
-            super().add_origin(number, error)
-
-    def cancelled_error(self, number: int, cause: BaseException) -> BaseException:
-        if self._passes(cause):
-            return hook_cancelled_error(f"what {self.describe(number)} wraps", cause)
-        return super().cancelled_error(number, cause)
-
-
-def _generator_call(registered: RegisteredHook, method: str) -> Method:
-    """Return a hook's async generator as a function that wraps what its first argument calls.
-
-    `contextlib.asynccontextmanager` would set attributes of exceptions that pass through, which
-    some exceptions do not allow, and drop the result of the wrapped call.
-    """
-    function = getattr(registered.hook, method)
-
-    async def call(call_next: Callable[[], Awaitable[Any]], /, *args: Any, **keywords: Any) -> Any:
-        generator = function(*args, **keywords)
-        if not await _reaches_yield(generator):
-            return await call_next()
-        try:
-            result = await call_next()
-        except BaseException as error:
-            try:
-                await generator.athrow(error)
-            except StopAsyncIteration:
-                return None  # it has swallowed the error
-            except RuntimeError as raised:
-                # Python replaces these where they leave a generator.
-                if isinstance(error, StopAsyncIteration) and raised.__cause__ is error:
-                    raise_unchanged(error)
-                raise
-            await _reject_second_yield(generator, registered.call_name(method))
-        try:
-            await generator.asend(result)
-        except StopAsyncIteration:
-            return result
-        return await _reject_second_yield(generator, registered.call_name(method))
+    async def call(self: Any, /, *args: Any, **keywords: Any) -> Any:
+        point.parameters.signature.bind(*args, **keywords)  # no other code may notice what is wrong
+        return await stand_in(point, args, keywords)
 
     return call
 
 
-async def _reaches_yield(generator: AsyncGenerator[Any, Any]) -> bool:
-    """Return whether a generator reaches its `yield`; one that returns before wraps nothing."""
-    try:
-        await anext(generator)
-    except StopAsyncIteration:
-        return False
-    return True
+async def _argument(point: Point, args: tuple[Any, ...], keywords: Keywords) -> Any:
+    values = point.parameters.values(args, keywords)
+    return point.parameters.chosen_value(values)
 
 
-async def _reject_second_yield(generator: AsyncGenerator[Any, Any], who: str) -> NoReturn:
-    await generator.aclose()
-    raise InvalidHookError(f"{who} has yielded twice; a generator that wraps has one `yield`")
+async def _nothing(point: Point, args: tuple[Any, ...], keywords: Keywords) -> Any:
+    return point.empty()
 
 
-# -- arguments
-
-
-def by_position(point: Point, args: tuple[Any, ...], keywords: dict[str, Any]) -> Arguments:
-    """Give by position what may be given so, as hooks may use other names.
-
-    A parameter that is left out before one of these has the default of the interface; but not
-    before the argument that calls the next hook, which may replace the last one that is given.
-    """
-    named = [name for name in point.positional[point.positional_only :] if name in keywords]
-    if point.how == "wrap" and point.argument in named:
-        place = point.positional.index(point.argument)
-        if len(args) + len(named) <= place:
-            named.remove(point.argument)
-    if not named:
-        return args, keywords
-    given = [*args]
-    count = point.positional.index(named[-1]) + 1
-    for name in point.positional[len(args) : count]:
-        if name in named:
-            given.append(keywords.pop(name))
-        elif name in point.defaults:
-            given.append(point.defaults[name])
-        else:
-            point.signature.bind(*args, **keywords)  # it raises, and names what is missing
-    return tuple(given), keywords
-
-
-def _key(point: Point, args: tuple[Any, ...], keywords: Keywords) -> str | int:
-    """Return the name of the argument of a method that counts, or its place where it is given by
-    position; also if left out.
-    """
-    name = point.argument
-    if name is None:
-        return max(len(args) - 1, 0)
-    if name in keywords or name not in point.positional:
-        return name
-    place = point.positional.index(name)
-    return name if len(args) < place else place
-
-
-def _argument(point: Point, args: tuple[Any, ...], keywords: Keywords) -> Any:
-    """Return this argument of a call, None if it is left out."""
-    key = _key(point, args, keywords)
-    if isinstance(key, str):
-        return keywords.get(key, point.defaults.get(key))
-    return args[key] if key < len(args) else point.defaults.get(point.argument or "")
-
-
-def _with_argument(
-    point: Point, args: tuple[Any, ...], keywords: Keywords, value: Any
-) -> Arguments:
-    """Replace or add this argument."""
-    key = _key(point, args, keywords)
-    if isinstance(key, str):
-        return args, {**keywords, key: value}
-    return (*args[:key], value, *args[key + 1 :]), keywords
-
-
-def _changed(
-    point: Point, args: tuple[Any, ...], keywords: Keywords, new: Sequence[Any], named: Keywords
-) -> Arguments:
-    """Return the arguments with those that a hook gives to the next one: by name, or in the place
-    of the last ones.
-    """
-    own = _key(point, args, keywords)
-    values: dict[Any, Any] = {**dict(enumerate(args)), **keywords}
-    places: dict[str, Any] = dict(zip(point.positional, range(len(args)), strict=False))
-    by_name: set[Any] = {own}
-    for name, value in named.items():
-        place = places.get(name, name)
-        values[place] = value
-        by_name.add(place)
-    replaced: list[Any] = [*range(len(args))]
-    if replaced in ([], [own]):
-        replaced = [name for name in point.keywords if name in values]
-    replaced = [place for place in replaced if place not in by_name]
-    left_out: list[Any] = []
-    for place, name in enumerate(point.positional[len(args) :], len(args)):
-        is_needed = len(new) > len(replaced) + len(left_out)
-        if not is_needed or name in values or name not in point.defaults:
-            break
-        # The hook gives what the caller has left out, too.
-        values[place] = point.defaults[name]
-        left_out.append(place)
-    if left_out:
-        by_keyword = [place for place in replaced if isinstance(place, str)]
-        replaced = [*replaced[: len(replaced) - len(by_keyword)], *left_out, *by_keyword]
-    count = min(len(new), len(replaced))
-    values.update(zip(replaced[len(replaced) - count :], new[len(new) - count :], strict=True))
-    more = new[: len(new) - count]
-    if point.does_nothing and not point.takes_any_positional:
-        more = ()  # for what the caller gave
-    positions = [values.pop(place) for place in range(len(args) + len(left_out))]
-    return by_position(point, (*more, *positions), values)
+_STAND_INS = {"wrap": call_wrapped, "chain": _argument, "merge": _nothing, "all": _nothing}

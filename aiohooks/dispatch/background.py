@@ -1,5 +1,7 @@
-"""Background calls: the calls of one hook in order, beside whatever follows; bounded, and drained
-at the end.
+"""Background calls: calls that the caller does not wait for.
+
+The calls of one hook are made one after another, from a queue that is bounded and drained at the
+end.
 """
 
 from __future__ import annotations
@@ -41,24 +43,26 @@ class BackgroundCalls:
         observers: Sequence[Observer] = (),
         step_of: Callable[..., int | None] = lambda *_, **__: None,
     ) -> None:
-        """Take what all queues share.
+        """Make no queues yet.
 
         Args:
             grace_secs: how long cancelled calls may take to end.
             enter: called first in the context of each call.
             observers: notified of each call.
-            step_of: returns the step of a call, given the same, for the notes of errors.
+            step_of: returns the step for the notes of errors; it gets the arguments of the call.
         """
         self._grace_secs = grace_secs
         self.enter: Callable[[], object] = enter
         self.observers: Sequence[Observer] = observers
         self.step_of: Callable[..., int | None] = step_of
-        # The queue of a hook that was removed goes with its last call and failure: only these refer
-        # to the registered hook.
+        # A removed hook has a queue as long as something refers to the hook: a call, or a failure
+        # that no call has raised yet.
         self._queues: WeakKeyDictionary[RegisteredHook, CallQueue] = WeakKeyDictionary()
 
     def bind(self, registered: RegisteredHook, method: str) -> Method:
-        """Return what calls `method` of the hook: into its queue, if it is a background hook."""
+        """Return the function that calls `method` of the hook, or queues the call if it is a
+        background hook.
+        """
         if not registered.registration.background:
             return bound_method(registered, method)
         queue = self._queues.get(registered)
@@ -66,7 +70,11 @@ class BackgroundCalls:
             queue = self._queues[registered] = CallQueue(registered, self)
         group = OrderGroup(method, [registered], self._grace_secs)
         call = functools.partial(queue.put, group)
-        setattr(call, CONDITION, functools.partial(queue.has_to_wait, group))
+
+        def has_to_wait(*args: Any, **keywords: Any) -> bool:
+            return not queue.put_nowait(group, *args, **keywords)
+
+        setattr(call, CONDITION, has_to_wait)
         return call
 
     def pending(self, registered: RegisteredHook) -> int:
@@ -75,31 +83,31 @@ class BackgroundCalls:
         return 0 if queue is None else len(queue.calls)
 
     def status(self, hooks: Iterable[RegisteredHook]) -> list[HookStatus]:
-        """Return what has become of the calls of hooks."""
-        return [one.status(self.pending(one)) for one in hooks]
+        """Return the status of hooks."""
+        return [registered.status(self.pending(registered)) for registered in hooks]
 
     async def drain(self, hooks: Iterable[RegisteredHook]) -> None:
-        """Wait until the queues of `hooks` are empty, except that of the running call; leave their
-        failures to the next call.
+        """Wait until the queues of hooks are empty; their failures are raised by the next call.
+
+        The queue of the call of which this is a part is left out.
         """
-        for queue in [self._queues.get(one) for one in hooks]:
+        for queue in [self._queues.get(registered) for registered in hooks]:
             while queue is not None and queue.calls and not queue.waits_for_caller():
                 await wait_done([queue.calls[-1].done], None)
 
     async def finish(self, secs: float) -> None:
-        """Give the queues `secs` to become empty, then drop what is left."""
+        """Wait until all queues are empty, at most `secs`, and drop the calls that are left."""
         queues = [*self._queues.values()]
         try:
-            await wait_done([call.done for queue in queues for call in queue.calls], secs)
-        finally:
+            await wait_done(_unfinished(queues), secs)
+        finally:  # also if this is cancelled
             for queue in queues:
                 queue.drop()
-        await wait_done([call.done for queue in queues for call in queue.calls], self._grace_secs)
+        # The active calls, which are cancelled now, have the grace period to end.
+        await wait_done(_unfinished(queues), self._grace_secs)
 
     async def end(self, secs: float) -> list[BaseException]:
-        """Finish the queues, which take no more calls, and return the failures that no call has
-        raised.
-        """
+        """Close all queues, finish them, and return the failures that no call has raised."""
         queues = [*self._queues.values()]
         for queue in queues:
             queue.close()
@@ -107,8 +115,12 @@ class BackgroundCalls:
         return [error for queue in queues for error in queue.take_errors()]
 
 
+def _unfinished(queues: Iterable[CallQueue]) -> list[asyncio.Future[None]]:
+    return [call.done for queue in queues for call in queue.calls]
+
+
 class _QueuedCall(HookCalls):
-    """A call in a queue; its context says that code is part of it."""
+    """A call in a queue, with the context in which it is made."""
 
     __slots__ = ("_args", "_keywords", "context", "done", "queue")
 
@@ -129,7 +141,7 @@ class _QueuedCall(HookCalls):
         self.call_when_ended(queue.ended)
 
     def begin(self) -> None:
-        """Start the call; its queue is notified when it has ended."""
+        """Start the call; `CallQueue.ended` is called when it has ended."""
         if not self.cancelling:
             call, method = self._group.calls[0], self._group.methods[0]
             if observers := tuple(self.queue.shared.observers):
@@ -151,7 +163,7 @@ class _QueuedCall(HookCalls):
         self.notify_if_ended()
 
     def drop(self) -> None:
-        """Cancel the call, which ends with a `CancelledError`."""
+        """Cancel the active call."""
         if not self.done.done():
             self.cancel(CancelledError())
 
@@ -160,14 +172,15 @@ class _QueuedCall(HookCalls):
         return self._group.hooks[0]
 
     def finish(self) -> None:
-        """Raise the failure of the call, when it is done; log that its result is dropped."""
+        """Raise the failure of the call, which has ended; log that its result is dropped."""
         try:
             super().finish()
             self.registered.log_dropped(
                 self._group.calls[0].name, self.results[0], "the method returns None"
             )
         finally:
-            del self.context  # like that of the task, it refers to the call
+            # It refers to the call, in `_current_call`.
+            del self.context
 
 
 _current_call: ContextVar[_QueuedCall | None] = ContextVar("aiohooks_background_call", default=None)
@@ -190,43 +203,55 @@ class CallQueue:
         self.shared: BackgroundCalls = shared
         self.calls: deque[_QueuedCall] = deque()
         """The calls that have not ended; the first is being made."""
-        self._waiters: list[
-            asyncio.Future[None]
-        ] = []  # callers; the first ones have a place each, if there are free ones
-        self._waits_for: list[CallQueue] = []  # those in which the active call waits for a place
-        self._errors: list[
-            tuple[_QueuedCall, BaseException]
-        ] = []  # a call refers to its registered hook
-        self._closed = False  # calls are refused: no task would wait for them
+        # Callers that wait for a place; those that have been woken are the first.
+        self._waiters: list[asyncio.Future[None]] = []
+        # The queues in which the active call of this one waits for a place.
+        self._waits_for: list[CallQueue] = []
+        # The failures that no call has raised, with their calls, which refer to the hook.
+        self._errors: list[tuple[_QueuedCall, BaseException]] = []
+        # Whether calls are refused, because nothing would wait for them any more.
+        self._closed = False
 
-    def has_to_wait(self, group: OrderGroup, /, *args: Any, **keywords: Any) -> bool:
-        """Queue a call if there is a place for it; return whether there is none, and the call is
-        not to be dropped.
-
-        There is always one for a call that the queue would wait for: that of a hook which calls its
-        own group.
+    def put_nowait(
+        self,
+        group: OrderGroup,
+        /,
+        *args: Any,
+        **keywords: Any,
+    ) -> bool:
+        """Queue a call, or drop it; return False if its caller has to wait for a place.
 
         Raises:
-            BaseException: like `put`.
+            BaseException: the failures of earlier calls, as for `put`.
+            HookGroupClosedError: as for `put`.
         """
         self._check()
-        if (self._waiters or len(self.calls) >= self._max_pending) and not self.waits_for_caller():
-            if self._drops:
-                group.hooks[0].overflowed(group.calls[0].name)
-            return not self._drops
-        self._append(group, args, keywords)
+        # No call overtakes those whose callers wait for a place.
+        is_full = self._waiters or len(self.calls) >= self._max_pending
+        # A hook that calls its own group gets a place: the queue would wait for itself.
+        if not is_full or self.waits_for_caller():
+            self._append(group, args, keywords)
+            return True
+        if self._drops:
+            group.hooks[0].overflowed(group.calls[0].name)
+            return True
         return False
 
-    async def put(self, group: OrderGroup, /, *args: Any, **keywords: Any) -> None:
-        """Queue a call; wait while the queue is full. Callers get places in the order in which they
-        came.
+    async def put(
+        self,
+        group: OrderGroup,
+        /,
+        *args: Any,
+        **keywords: Any,
+    ) -> None:
+        """Queue a call; wait while the queue is full. Waiting callers get places in their order.
 
         Raises:
             BaseException: the failures of earlier calls, several as one group.
             HookGroupClosedError: the group was left after the call of which this is a part had
                 begun.
         """
-        if not self.has_to_wait(group, *args, **keywords):
+        if self.put_nowait(group, *args, **keywords):
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
@@ -249,7 +274,10 @@ class CallQueue:
             )
 
     def _append(
-        self, group: OrderGroup, args: tuple[Any, ...], keywords: Mapping[str, Any]
+        self,
+        group: OrderGroup,
+        args: tuple[Any, ...],
+        keywords: Mapping[str, Any],
     ) -> None:
         group.hooks[0].counted += 1
         call = _QueuedCall(self, group, args, keywords)
@@ -266,13 +294,18 @@ class CallQueue:
             wake(waiter)
 
     def waits_for_caller(self) -> bool:
-        """Return whether the active call cannot end before this code has: that is part of it, or of
-        a call that it waits for.
+        """Return whether the active call of this queue waits for the code that runs now.
+
+        That is so if the code is part of this call, or part of the active call of a queue in which
+        this call waits for a place.
         """
         call = _active_call()
-        return call is not None and (
-            call.queue is self or any(one.waits_for_caller() for one in self._waits_for)
-        )
+        if call is None:
+            return False
+        if call.queue is self:
+            return True
+        # There is no cycle of waits: a call that would close one gets a place.
+        return any(queue.waits_for_caller() for queue in self._waits_for)
 
     def close(self) -> None:
         """Refuse further calls, also those of callers that wait for a place."""
@@ -286,10 +319,12 @@ class CallQueue:
         logger.warning(
             "%s has %s background calls left, which are dropped", self._name, len(self.calls)
         )
-        self.calls[0].registered.dropped += len(self.calls) - 1
-        while len(self.calls) > 1:
+        active = self.calls[0]
+        # The active call is cancelled, and the hook has got it.
+        active.registered.dropped += len(self.calls) - 1
+        while self.calls[-1] is not active:
             wake(self.calls.pop().done)
-        self.calls[0].drop()
+        active.drop()
 
     def take_errors(self) -> list[BaseException]:
         """Return the failures that no call has raised, and forget them."""
@@ -299,8 +334,7 @@ class CallQueue:
     def _start_next(self) -> None:
         self._waits_for = []
         call = self.calls[0]
-        # By a callback: a task that starts immediately would make the call inside of the one that
-        # queues it.
+        # By a callback: an eager task would make the call inside of the call that queues it.
         asyncio.get_running_loop().call_soon(call.begin, context=call.context)
 
     def ended(self, _: object) -> None:
@@ -322,8 +356,9 @@ class CallQueue:
 
 
 def raise_failures(errors: list[BaseException], what: str) -> None:
-    """Raise the failures of several calls, if there are any: one as it is, several as one flat
-    group; and forget them.
+    """Raise the failures of several calls, if there are any, and clear the list.
+
+    A single failure is raised as it is, several as one flat group.
     """
     try:
         if len(errors) == 1:
@@ -331,7 +366,8 @@ def raise_failures(errors: list[BaseException], what: str) -> None:
         if errors:
             raise BaseExceptionGroup(f"{len(errors)} {what}", flattened(errors))
     finally:
-        errors.clear()  # the traceback of what is raised has this frame
+        # The traceback of what is raised has this frame, so that it would refer to itself.
+        errors.clear()
 
 
 def _active_call() -> _QueuedCall | None:

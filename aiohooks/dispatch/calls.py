@@ -20,12 +20,11 @@ import operator
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 from weakref import ref
 
-from aiohooks._core.calls import Calls, RunWaits
+from aiohooks._core.calls import Calls, OwnContext, RunWaits
 from aiohooks._core.clock import monotonic_now
-from aiohooks._core.contexts import OwnContext
 from aiohooks._core.coroutines import can_wait, result_now
 from aiohooks._core.observers import Observer, observed_call
 from aiohooks._core.reports import Awaited, logger
@@ -55,10 +54,11 @@ Its value is the name of a plain method of the hook, or a function.
 
 
 def only_if(condition: str) -> Callable[[F], F]:
-    """Mark a method of a hook that is only called if its plain method `condition` returns true.
+    """Mark a method of a hook that is only called if the hook's plain method `condition` returns
+    true for the same arguments.
 
-    The condition gets the same arguments. So a hook that may wait needs no task while it has
-    nothing to do. The mark does not apply to a method that overrides this one.
+    A hook that may wait needs no task then while it has nothing to do. The mark does not apply to a
+    method that overrides the marked one.
     """
 
     def mark(method: F) -> F:
@@ -74,12 +74,13 @@ class HookCall:
 
     method: Method
     may_wait: bool
-    """Whether the call gets a task. Other calls are made in the caller's task."""
+    """Whether the call gets a task of its own. Other calls are made in the caller's task."""
     queued: bool
     """Whether the call is put into a queue, which counts it."""
     condition: Callable[..., bool] | None
-    """The call is only made if this returns true for the same arguments."""
+    """Returns whether the call is made; it gets the same arguments."""
     name: str
+    """The name of the hook and the method, for messages."""
     secs: float | None
     """The time limit of the call."""
 
@@ -117,7 +118,8 @@ class RegisteredHook:
 
     __slots__ = (
         "__weakref__",
-        "_logged",
+        "_logged_errors",
+        "_logged_results",
         "_retry_at",
         "counted",
         "disabled_since",
@@ -134,24 +136,28 @@ class RegisteredHook:
 
     def __init__(self, name: str, registration: HookRegistration) -> None:
         self.name: str = name
-        """Its class, numbered if several hooks have it."""
+        """The name of its class, with a number if several hooks have that name."""
         self.registration: HookRegistration = registration
         self.hook: Any = registration.hook
         self.groups: list[ref[OrderGroup]] = []
-        """The groups that call it. Calls that cannot wait are counted there, for all hooks."""
+        """The groups that call the hook. Calls of a group that are made one after another are
+        counted there, once for all of its hooks.
+        """
         self.counted: int = 0
-        """Its other calls."""
+        """The number of its other calls."""
         self.dropped: int = 0
+        """The calls that the hook did not get; see `HookStatus`."""
         self.overflows: int = 0
         """The calls that were dropped because its queue was full."""
         self.failures: int = 0
         self.failures_in_a_row: int = 0
         self.last_error: str | None = None
         self.disabled_since: float | None = None
-        # On the clock; None while a call tries a disabled hook again, or if no call ever will.
+        # When a disabled hook is called again; None while such a call is being made, and if the
+        # hook stays disabled.
         self._retry_at: float | None = None
-        # What the log has: methods with a dropped result, and methods with types of their errors.
-        self._logged: set[object] = set()
+        self._logged_results: set[str] = set()  # the calls whose dropped result was logged
+        self._logged_errors: set[tuple[str, type]] = set()  # of a call, with the type of the error
 
     def call_name(self, method: str) -> str:
         """Return the name of a call of a method in messages.
@@ -191,24 +197,32 @@ class RegisteredHook:
             )
             logger.warning(text, who, self.registration.max_pending, self.overflows)
 
-    def log_dropped(self, who: str, result: object, reason: str) -> None:
-        """Log that a result does not count, once for each method."""
-        if result is not None and who not in self._logged:
-            self._logged.add(who)
+    def log_dropped(
+        self,
+        who: str,
+        result: object,
+        reason: str,
+    ) -> None:
+        """Log that a result is dropped, once for each method."""
+        if result is not None and who not in self._logged_results:
+            self._logged_results.add(who)
             logger.warning("%s returned %s, which is dropped: %s", who, safe_repr(result), reason)
 
-    def is_left_out(self) -> bool:
-        """Return whether the hook is disabled, and not called.
+    def begin_call(self) -> bool:
+        """Return whether a call is made; count the call as dropped if the hook is disabled.
 
         The first call after its `retry_secs` tries the hook again.
         """
         if self.disabled_since is None:
-            return False
-        if self._retry_at is None or monotonic_now()() < self._retry_at:
-            self.dropped += 1
             return True
+        now = monotonic_now()
+        may_retry = self._retry_at is not None and now() >= self._retry_at
+        if not may_retry:
+            self.dropped += 1
+            return False
+        # Other calls are dropped until this one has ended.
         self._retry_at = None
-        return False
+        return True
 
     def succeeded(self) -> None:
         """Note the success of a call. A disabled hook that was tried again is enabled."""
@@ -241,8 +255,8 @@ class RegisteredHook:
         self.failures_in_a_row += 1
         # A method of a session has the step in its name.
         kind_of_error = who.partition(" at step ")[0], type(error)
-        if kind_of_error not in self._logged:
-            self._logged.add(kind_of_error)
+        if kind_of_error not in self._logged_errors:
+            self._logged_errors.add(kind_of_error)
             # Not to later errors, which may be the same object: it would collect notes.
             add_origin(error, who)
             message = "%s failed; continuing, as its on_error says: %s"
@@ -277,11 +291,12 @@ def is_logged(count: int, more: int = 1) -> bool:
 
 
 def bound_method(registered: RegisteredHook, method: str) -> Method:
-    """Return the method of the hook itself. A plain one becomes a coroutine function."""
+    """Return a method of a hook as a coroutine function: a plain one is wrapped, and called in a
+    worker thread if the registration says so.
+    """
     bound: Any = getattr(registered.hook, method)
     if is_coroutine_function(bound) or inspect.isasyncgenfunction(bound):
-        coroutine_method: Method = bound
-        return coroutine_method
+        return cast("Method", bound)
     if registered.registration.thread:
         return threaded(bound)
     return plain_call(bound, registered.call_name(method))
@@ -374,7 +389,15 @@ def _hook_call(
     timeout: float | None,
     wraps: bool,
 ) -> HookCall:
-    """Return the call of a method for one hook."""
+    """Return the call of a method for one hook.
+
+    Args:
+        registered: the hook.
+        name: the name of the method.
+        method: the function that is called.
+        timeout: the time limit if the hook has none of its own.
+        wraps: whether the method wraps other hooks.
+    """
     marked: Any = getattr(method, CONDITION, None)
     call_name = registered.call_name(name)
     if callable(marked):
@@ -393,7 +416,7 @@ def _hook_call(
 
 def _unless_disabled(method: Method, registered: RegisteredHook) -> Method:
     async def call(*args: Any, **keywords: Any) -> Any:
-        if registered.is_left_out():
+        if not registered.begin_call():
             return None
         try:
             result = await method(*args, **keywords)
@@ -520,7 +543,7 @@ def _bound_methods(
     keywords: Mapping[str, Any],
     contexts: Sequence[OwnContext | None] | None,
 ) -> tuple[Method, ...]:
-    """Return the methods of calls that cannot wait, with their keywords and contexts."""
+    """Return the methods of calls that cannot wait, bound to their keywords and contexts."""
     methods: list[Method] = []
     for number, call in enumerate(calls):
         method: Method = functools.partial(call.method, **keywords)
@@ -531,8 +554,20 @@ def _bound_methods(
     return tuple(methods)
 
 
-def failed_in_turn(group: OrderGroup, number: int, step: int | None, error: BaseException) -> None:
-    """Log or raise the error of a call that was made in the caller's task, beside no other call."""
+def failed_in_turn(
+    group: OrderGroup,
+    number: int,
+    step: int | None,
+    error: BaseException,
+) -> None:
+    """Log or raise the error of a call, while no other call of the group is active.
+
+    Args:
+        group: the group of the call.
+        number: the place of the call in the group.
+        step: the step for messages.
+        error: the error that the call has raised.
+    """
     who = _at_step(group.calls[number].name, step)
     failure = error
     if isinstance(error, asyncio.CancelledError):
@@ -617,7 +652,8 @@ class HookCalls(Calls):
         self._group.hooks[number].counted += 1
         if context is not None:
             method = functools.partial(_call_in_context, context, method)
-        self.caller_context_changed()  # also by a call that fails, if its error is only logged
+        # Before the call: one whose error is only logged may have changed the context, too.
+        self.caller_context_changed()
         self.results[number] = await method(*args)
         self.succeeded(number)
 
@@ -632,14 +668,14 @@ class HookCalls(Calls):
         return hook_timeout_error(self.describe(number), self._group.calls[number].secs, task)
 
     def add_origin(self, number: int, error: BaseException) -> None:
-        # The error of an earlier call in a queue has its origin already.
+        # What a full queue raises is the error of an earlier call, which names its origin already.
         if not self._group.calls[number].queued:
             super().add_origin(number, error)
 
     def suppresses(self, number: int, error: BaseException) -> bool:
         registered = self._group.hooks[number]
         if self._group.calls[number].queued and registered.registration.on_error != "log":
-            # The error was counted when it occurred.
+            # The error of an earlier call was counted when it occurred.
             return False
         return registered.suppresses(self.describe(number), error)
 

@@ -25,20 +25,19 @@ from aiohooks._core.clock import wake
 from aiohooks._core.coroutines import result_now
 from aiohooks._core.scope import current_scope
 from aiohooks.dispatch.answers import (
-    Arguments,
-    Rest,
     Target,
     answer,
     as_coroutine_function,
-    by_position,
+    combined,
     observe,
-    only_answer,
     own_method,
-    wrapped,
 )
 from aiohooks.dispatch.calls import RegisteredHook, failed_in_turn
 from aiohooks.dispatch.hook import FunctionHook, hook_name, identity
-from aiohooks.dispatch.interface import NO_VALUE, Interface, Point, wraps_others
+from aiohooks.dispatch.interface import NO_VALUE, Interface
+from aiohooks.dispatch.plain import wraps_others
+from aiohooks.dispatch.ways import Point
+from aiohooks.dispatch.wrapping import Innermost, wrapped
 from aiohooks.errors import (
     InvalidArgumentError,
     InvalidHookError,
@@ -60,13 +59,24 @@ class LoopBinding:
     """
 
     def __init__(self, describe: Callable[[], str]) -> None:
-        """Bind to no loop yet; `describe` names the group."""
+        """Bind to no loop yet.
+
+        Args:
+            describe: returns the name of the group for messages.
+        """
         self._describe = describe
         self.loop: asyncio.AbstractEventLoop | None = None
         self.thread: int | None = None
         """The thread of the last call."""
         self.in_block: bool = False
         """Whether the group is entered, so that its loop cannot change."""
+
+    def is_running(self) -> bool:
+        """Return whether the event loop of the group runs here."""
+        try:
+            return asyncio.get_running_loop() is self.loop
+        except RuntimeError:
+            return False
 
     def is_current(self) -> bool:
         """Return whether this is the thread of the last call: enough for calls that cannot wait."""
@@ -98,10 +108,11 @@ class LoopBinding:
 
 
 class ActiveCalls:
-    """Counts calls that have not ended."""
+    """Counts the calls that have not ended."""
 
     def __init__(self) -> None:
         self.count: int = 0
+        # Made when something waits for the end of the calls.
         self._idle: asyncio.Future[None] | None = None
 
     def ended(self) -> None:
@@ -111,7 +122,7 @@ class ActiveCalls:
             wake(self._idle)
 
     def idle(self) -> asyncio.Future[None]:
-        """Return a future that is done when all calls have ended; no other may begin."""
+        """Return a future that is done when all calls have ended; no more calls may begin."""
         if self._idle is None:
             self._idle = asyncio.get_running_loop().create_future()
             if not self.count:
@@ -120,8 +131,8 @@ class ActiveCalls:
 
 
 class Composite:
-    """What stands for the hooks of a group: `object` is one of the class of the hooks; calling its
-    methods calls theirs.
+    """Stands for the hooks of a group: `object` is an instance of the hook interface, and a call of
+    its method calls that method of the hooks.
     """
 
     def __init__(
@@ -137,26 +148,26 @@ class Composite:
 
         Args:
             interface: the interface of the hooks.
-            init: the arguments of `__init__`; hooks do not decide the data of these names.
-            hooks: a dict for the hooks, which has them in registration order.
+            init: the arguments of its `__init__`; data of these names is not read from hooks.
+            hooks: the dict in which the group keeps its hooks, in registration order.
             binding: the event loop of the group.
-            make_target: returns what a method of these hooks calls; it raises unless they can be
-                called.
-            group_name: for messages.
+            make_target: returns what a call of a method calls; raises if the group cannot be used.
+            group_name: the name of the group in messages.
         """
+        # Here and below, a dict of keys only is a set that keeps its order.
         self.interface: Interface = interface
         self.hooks: dict[RegisteredHook, None] = hooks
         self._by_identity: dict[object, dict[RegisteredHook, None]] = {}
         self.binding: LoopBinding = binding
         self.make_target: Callable[[Point, Iterable[RegisteredHook]], Target] = make_target
         self.active: ActiveCalls = ActiveCalls()
-        """The calls since an entered hook was last removed."""
-        self._earlier: list[ActiveCalls] = []
+        """The calls that have begun since an entered hook was last removed."""
+        self._earlier: list[ActiveCalls] = []  # the calls that had begun before such removals
         self._group_name = group_name
-        self._shared: dict[str, Any] = {}  # what was set on the object
-        self._shares = False  # whether what is set on it is set on the hooks, too
+        self._shared: dict[str, Any] = {}  # the attributes that were set on the object
+        self._shares = False  # whether an attribute that is set now is set on the hooks, too
+        # The groups that have this object as a hook, so that they notice when it changes.
         self._outer: WeakKeyDictionary[Composite, RegisteredHook] = WeakKeyDictionary()
-        """The groups in which this object is a hook, as their `Composite`."""
         self.kind: type[Any] = _composite_class(interface.kind, self)
         self.methods: dict[str, CompositeMethod] = {
             name: CompositeMethod(self, point) for name, point in interface.points.items()
@@ -168,7 +179,7 @@ class Composite:
         self._shares = True
 
     def insert(self, registered: RegisteredHook, points: Iterable[Point]) -> None:
-        """Take a hook that implements these methods."""
+        """Add a hook that implements these methods."""
         if self._shared:
             self._share(registered.hook, *self._shared)
         self.hooks[registered] = None
@@ -179,7 +190,7 @@ class Composite:
         self._place(registered, points)
 
     def remove(self, registered: RegisteredHook) -> None:
-        """Forget a hook."""
+        """Remove a hook; calls that have begun are not changed."""
         del self.hooks[registered]
         key = _identity(registered)
         del self._by_identity[key][registered]
@@ -195,50 +206,70 @@ class Composite:
         return tuple(self._by_identity.get(identity(hook), ()))
 
     def has(self, other: Composite) -> bool:
-        """Return whether the object of `other` is this one, or is among the hooks, at any depth."""
-        inner = (composite_of(registered.hook) for registered in self.hooks)
-        return self is other or any(one is not None and one.has(other) for one in inner)
+        """Return whether `other` is this object, or one of the hooks stands for it, at any
+        depth.
+        """
+        if self is other:
+            return True
+        for registered in self.hooks:
+            inner = composite_of(registered.hook)
+            if inner is not None and inner.has(other):
+                return True
+        return False
 
-    def next_calls(self) -> list[ActiveCalls]:
-        """Count later calls apart from those that are active, and return the counts of these."""
+    def separate_calls(self) -> list[ActiveCalls]:
+        """Count later calls separately, and return the counts of the calls that are active now."""
         calls = [active for active in (*self._earlier, self.active) if active.count]
         self._earlier = calls
         self.active = ActiveCalls()
         return calls
 
     def _place(self, registered: RegisteredHook, points: Iterable[Point]) -> None:
-        """Let a hook implement these methods, and no others."""
+        """Note that a hook implements these methods, and no others."""
         names = {point.name for point in points}
         for name, method in self.methods.items():
             if name in names or registered in method.hooks:
                 method.place(registered, implements=name in names)
-        if not self._outer:
-            return
+        # Where this object is a hook itself, it may have more or fewer methods now.
         for outer, as_hook in self._outer.items():
             outer._place(as_hook, outer.interface.implemented(self.object))
 
     # -- data
 
-    def hook_with(self, name: str, default: Any) -> Any:
-        """Return the first hook that sets public data of the class otherwise than the class does;
-        no value is read.
+    def hook_overriding(self, name: str, default: Any) -> Any:
+        """Return the first hook with another value than the class for this public data, or None.
+
+        No value is read: properties of hooks may be costly, and arrays cannot be compared.
         """
         for registered in self.hooks:
-            found = inspect.getattr_static(registered.hook, name, NO_VALUE)
-            inner = composite_of(registered.hook)
-            if inner is not None and isinstance(found, _Attribute):
-                if inner.hook_with(name, default) is not None:
-                    return registered.hook
-            elif found is not NO_VALUE and found is not default and self._gives_data(registered):
+            if self._overrides_data(registered.hook, name, default):
                 return registered.hook
         return None
 
-    def _gives_data(self, registered: RegisteredHook) -> bool:
-        return self.interface.is_protocol or self.interface.has_member(registered.hook)
+    def _overrides_data(
+        self,
+        hook: object,
+        name: str,
+        default: Any,
+    ) -> bool:
+        found = inspect.getattr_static(hook, name, NO_VALUE)
+        inner = composite_of(hook)
+        if inner is not None and isinstance(found, _Attribute):
+            # The hook stands for a group, and has the value of one of the hooks there.
+            return inner.hook_overriding(name, default) is not None
+        if found is NO_VALUE or found is default:
+            return False
+        return self.interface.is_protocol or self.interface.has_member(hook)
 
-    def set_data(self, instance: object, name: str, value: Any) -> None:
-        """Set an attribute of an object of the class; of the one that stands for the hooks, on
-        those of the class, too.
+    def set_data(
+        self,
+        instance: object,
+        name: str,
+        value: Any,
+    ) -> None:
+        """Set an attribute of an object of the class.
+
+        If that object stands for the hooks, the attribute is set on the hooks, too.
         """
         kind: Any = self.interface.kind
         shares = self._shares
@@ -254,7 +285,7 @@ class Composite:
                 self._share(registered.hook, name)
 
     def _share(self, hook: object, *names: str) -> None:
-        """Set on a hook what was set on the object that stands for it."""
+        """Set attributes of the object that stands for a hook on the hook itself."""
         is_member = self.interface.has_member(hook)
         bases = {*self.interface.kind.__mro__}.intersection(type(hook).__mro__)
         if not is_member and bases.issubset(_NO_BASES):
@@ -283,14 +314,18 @@ def composite_of(hook: object) -> Composite | None:
 
 
 class _Attribute:
-    """Public data of a hook interface: the value of the object that stands for the hooks, or else
-    of the first hook that sets it.
+    """Public data of a hook interface: of the object that stands for the hooks, or of the first
+    hook that sets it.
 
-    What is set on that object comes first, as this is no data descriptor. A property of the class
-    is that of the first hook which overrides it.
+    A value that was set on the object comes first, because this descriptor has no `__set__`.
     """
 
-    def __init__(self, composite: Composite, name: str, default: Any) -> None:
+    def __init__(
+        self,
+        composite: Composite,
+        name: str,
+        default: Any,
+    ) -> None:
         self._composite = composite
         self._name = name
         self._default = default
@@ -303,7 +338,7 @@ class _Attribute:
         if self._default is NO_VALUE:
             with contextlib.suppress(AttributeError):
                 return getattr(own, self._name)
-        hook = self._composite.hook_with(self._name, self._default)
+        hook = self._composite.hook_overriding(self._name, self._default)
         if hook is None:
             return getattr(own, self._name)
         try:
@@ -314,9 +349,15 @@ class _Attribute:
 
 
 class _SettableAttribute(_Attribute):
-    """Public data that the class keeps itself when it is set, as a property or a slot does."""
+    """Public data with a setter of its own in the class: a property, or a slot."""
 
-    def __init__(self, composite: Composite, name: str, default: Any, own: Any) -> None:
+    def __init__(
+        self,
+        composite: Composite,
+        name: str,
+        default: Any,
+        own: Any,
+    ) -> None:
         super().__init__(composite, name, default)
         self._own = own
 
@@ -338,81 +379,95 @@ def _attribute(composite: Composite, name: str, default: Any) -> _Attribute:
 
 
 class CompositeMethod:
-    """A method of the object that stands for the hooks of a group: it looks up what it calls at
-    each call.
+    """A method of the object that stands for the hooks of a group.
 
-    While no hook implements it, it is an attribute of the class, on which it looks like the method
-    of the hook interface.
+    While no hook implements the method, this is the attribute of the object's class, so that a
+    group which has the object as a hook finds the interface's own method there, and does not call
+    it. Otherwise the attribute is the function that calls the hooks.
     """
 
-    __slots__ = ("_answering", "_composite", "_function", "_own", "_point", "hooks", "usable")
+    __slots__ = ("_composite", "_declared", "_function", "_point", "_returning", "hooks", "usable")
 
     def __init__(self, composite: Composite, point: Point) -> None:
+        """Make the method of the object, which calls no hook yet."""
         self._composite = composite
         self._point = point
-        self._own: Any = composite.interface.members[point.name]
+        # The method as it stands in the interface.
+        self._declared: Any = composite.interface.members[point.name]
         self.hooks: dict[RegisteredHook, None] = {}
         """The hooks that implement the method."""
-        self._answering: dict[RegisteredHook, None] = {}
+        self._returning: dict[RegisteredHook, None] = {}  # those whose result would be the result
         self.usable: Target | None = None
-        """What is called, None if that is to be looked up at the next call."""
-        function = _calling(self, composite, point, self._own)
-        self._function = functools.update_wrapper(function, inspect.unwrap(self._own))
+        """The target of the next call; None if the hooks have changed since it was made."""
+        function = _calling(self, composite, point, self._declared)
+        self._function = functools.update_wrapper(function, inspect.unwrap(self._declared))
         setattr(composite.kind, point.name, self)
 
     def __get__(self, instance: Any, owner: type[Any]) -> Any:
         """Return the method of the object, or the method of the class."""
         if instance is None:
-            return bound(self._own, None, owner)
+            return bound(self._declared, None, owner)
         return types.MethodType(self._function, instance)
 
     def place(self, registered: RegisteredHook, *, implements: bool) -> None:
         """Note whether a hook implements the method."""
         self.usable = None
-        was_called = bool(self.hooks)
-        self._answering.pop(registered, None)
+        had_hooks = bool(self.hooks)
+        self._returning.pop(registered, None)
         if implements:
             self.hooks[registered] = None
             if self._returns_result(registered):
-                self._answering[registered] = None
+                self._returning[registered] = None
         else:
             self.hooks.pop(registered, None)
-        if was_called != bool(self.hooks):
-            shown = self._function if self.hooks else self
-            setattr(self._composite.kind, self._point.name, shown)
+        if had_hooks != bool(self.hooks):
+            attribute = self._function if self.hooks else self
+            setattr(self._composite.kind, self._point.name, attribute)
 
     def _returns_result(self, registered: RegisteredHook) -> bool:
-        """Return whether the result of a hook counts, and no other may return one."""
+        """Return whether the result of a hook is the result of the call, so that only one hook may
+        return any.
+        """
         if self._point.how != "one" or registered.registration.observer:
             return False
         return not wraps_others(getattr(registered.hook, self._point.name))
 
-    def check_answers(self, *added: RegisteredHook) -> None:
-        """Raise if several hooks return a result and nothing says which one counts."""
-        answering = [*added] if added and self._returns_result(added[0]) else []
-        if len(self._answering) + len(answering) > 1:
-            names = [
-                registered.call_name(self._point.name)
-                for registered in (*self._answering, *answering)
-            ]
+    def check_results(self, added: RegisteredHook | None = None) -> None:
+        """Raise if several hooks return a result, and nothing says which result counts.
+
+        Args:
+            added: a hook that is about to be added, which counts as one of them.
+
+        Raises:
+            InvalidHookError: several hooks return a result.
+        """
+        returning = [*self._returning]
+        if added is not None and self._returns_result(added):
+            returning.append(added)
+        if len(returning) > 1:
+            names = [registered.call_name(self._point.name) for registered in returning]
             raise InvalidHookError(
                 f"{' and '.join(names)} both return a result; {self._point.advice}"
             )
 
     def target(self) -> Target:
-        """Return what is called; raise if the group cannot be used."""
-        self.check_answers()  # a group in this one may have changed
-        # In the order of the group: a hook may have come to implement the method later.
+        """Return what a call calls; raise if the group cannot be used."""
+        # A group that is a hook of this one may have changed.
+        self.check_results()
+        # A hook may have come to implement the method later than those behind it.
         hooks = [registered for registered in self._composite.hooks if registered in self.hooks]
         self.usable = self._composite.make_target(self._point, hooks)
         return self.usable
 
 
 def _calling(
-    method: CompositeMethod, composite: Composite, point: Point, own: Any
+    method: CompositeMethod,
+    composite: Composite,
+    point: Point,
+    own: Any,
 ) -> Callable[..., Any]:
-    """Return the function that calls the hooks, or, while none implements the method, `own` of the
-    class itself.
+    """Return the function that calls the hooks of a method, or `own`, the method of the class
+    itself, if no hook implements it.
     """
     call_own = own_method(point, _as_coroutine_method(point, own))
     binding = composite.binding
@@ -428,9 +483,10 @@ def _calling(
         if quick is None or keywords or (scope is not None and scope.observers):
             innermost = functools.partial(answer, target, functools.partial(call_own, self))
             return await call_target(composite, target, innermost, args, keywords)
+        # The results that are not None, by the place of their calls; usually there are none.
         answers: dict[int, Any] | None = None
         calls = iter(quick.methods)
-        while True:
+        while True:  # the loop continues behind a call whose error is only logged
             try:
                 for call in calls:
                     result = await call(*args)
@@ -443,7 +499,7 @@ def _calling(
         quick.made += 1
         if answers is None:
             return None
-        return only_answer(target, [*map(answers.get, range(len(quick.methods)))])
+        return combined(target, [*map(answers.get, range(len(quick.methods)))])
 
     def call_plain_method(self: Any, /, *args: Any, **keywords: Any) -> Any:
         if point.is_either and (method.usable or method.target()).may_wait:
@@ -452,7 +508,7 @@ def _calling(
 
     async def call_and_wait(self: Any, /, *args: Any, **keywords: Any) -> Any:
         result = await call_method(self, *args, **keywords)
-        # That of the class itself may be an awaitable.
+        # The result of the class's own method may be an awaitable.
         return await result if inspect.isawaitable(result) else result
 
     if point.is_async and not point.is_either:
@@ -461,35 +517,35 @@ def _calling(
 
 
 def _place(quick: Any, calls: Any) -> int:
-    """Return the place of the call that is being made."""
+    """Return the place of the call that is being made.
+
+    A counter would cost more than the calls themselves, and is seldom needed.
+    """
     return len(quick.methods) - operator.length_hint(calls) - 1
 
 
 async def call_target(
     composite: Composite,
     target: Target,
-    innermost: Rest,
+    innermost: Innermost,
     args: tuple[Any, ...],
     keywords: dict[str, Any],
 ) -> Any:
     """Call the observers and the wrappers of a method, and `innermost`, which calls the others."""
     binding = composite.binding
-    loop = running_loop()
-    if loop is None or loop is not binding.loop:
+    if not binding.is_running():
         binding.check(may_wait=target.point.is_async and target.may_wait)
     for registered in target.once:
         composite.remove(registered)
     active = composite.active
     active.count += 1
     try:
-        given: Arguments = (args, keywords)
-        if keywords:
-            given = by_position(target.point, args, keywords)
         if target.observers:
-            await observe(target, *given)
+            await observe(target, args, keywords)
         if target.wrappers:
-            innermost = wrapped(target, innermost)
-        return await innermost(*given)
+            values = target.point.parameters.values(args, keywords)
+            return await wrapped(target.point, target.wrappers, innermost)(values)
+        return await innermost(args, keywords)
     finally:
         active.ended()
 

@@ -32,9 +32,9 @@ from typing import (
     overload,
 )
 
+from aiohooks._core.calls import OwnContext
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, current_task, new_task, shielded, wait_done
 from aiohooks._core.clock import wake
-from aiohooks._core.contexts import OwnContext
 from aiohooks._core.reports import logger
 from aiohooks._core.validate import (
     check_choice,
@@ -43,7 +43,7 @@ from aiohooks._core.validate import (
     check_secs,
     is_coroutine_function,
 )
-from aiohooks.dispatch.answers import Target, make_target
+from aiohooks.dispatch.answers import Target, all_results, make_target
 from aiohooks.dispatch.background import BackgroundCalls, raise_failures
 from aiohooks.dispatch.calls import HookStatus, Method, OrderGroup, RegisteredHook, call_groups
 from aiohooks.dispatch.composite import (
@@ -65,17 +65,13 @@ from aiohooks.dispatch.hook import (
 )
 from aiohooks.dispatch.interface import (
     NO_VALUE,
-    How,
     Interface,
-    Point,
     base_name,
-    check_how,
     check_options,
-    point,
     registered_hooks,
-    without_end,
-    wraps_others,
 )
+from aiohooks.dispatch.plain import wraps_others
+from aiohooks.dispatch.ways import How, Point, check_how, point
 from aiohooks.errors import (
     HookGroupClosedError,
     InvalidArgumentError,
@@ -208,7 +204,7 @@ class HookGroup(Generic[K]):
             return
         for name, default in self._interface.attributes.items():
             is_missing = default is NO_VALUE and name not in init
-            if is_missing and self._composite.hook_with(name, default) is None:
+            if is_missing and self._composite.hook_overriding(name, default) is None:
                 raise InvalidHookError(
                     f"no hook has {name} of {self._interface.kind.__name__}; give"
                     f" init={{{name!r}: ...}}"
@@ -257,10 +253,10 @@ class HookGroup(Generic[K]):
             return []
         if target.quick is not None and not keywords and composite.binding.is_current():
             return await call_groups(target.groups, args)
-        innermost = functools.partial(call_groups, target.groups)
+        innermost = functools.partial(all_results, target)
         results: list[Any] = await call_target(composite, target, innermost, args, {**keywords})
         # A wrapper that has swallowed the error returns None.
-        return [without_end(result) for result in results or ()]
+        return [called_point.value_of(result) for result in results or ()]
 
     def _point_of(self, method: Callable[..., Any]) -> Point:
         kind = self._interface.kind.__name__
@@ -300,21 +296,23 @@ class HookGroup(Generic[K]):
                     )
             self._insert(registered)
         except BaseException:
-            self._numbers[base_name(registered.registration)] -= 1  # it has had no name
+            # The next hook of this class gets the number.
+            self._numbers[base_name(registered.registration)] -= 1
             raise
 
     def remove(self, hook: object, method: Callable[..., Any] | None = None) -> None:
         """Remove a hook, or a function that was added with `on`; this applies from the next call.
 
-        An entered hook is left when the calls that have begun before have ended.
+        A hook that was entered is exited when the calls that have begun by now have ended.
 
         Args:
-            hook: a hook, a function or a registration. Of a function that was added several times
-                the earliest registration is removed.
-            method: the method for which a function was added, where there are several.
+            hook: a hook, a function or a registration. If a function was added several times, its
+                earliest registration is removed.
+            method: the method that the function was added for, if there are several.
 
         Raises:
             InvalidArgumentError: it is not a hook of the group.
+            WrongLoopError: a hook that was entered is removed outside of the group's event loop.
         """
         given = for_group(hook, self._interface.kind)
         if isinstance(given, HookRegistration):
@@ -326,18 +324,31 @@ class HookGroup(Generic[K]):
         if not found:
             raise InvalidArgumentError(f"{safe_repr(hook)} is not a hook of {self!r}")
         removed = found[0]
-        self._composite.remove(removed)
-        if removed in self._entered and self._state == "entered":
+        has_to_exit = removed in self._entered and self._state == "entered"
+        if has_to_exit:
             self._binding.check()
-            calls = self._composite.next_calls()
-            if not self._exits:
-                self._before_exits = self._context.state()
-            name = f"exit of {removed.name}, which was removed"
-            self._exits[new_task(self._exit_removed(removed, calls), name)] = removed
+        self._composite.remove(removed)
+        if has_to_exit:
+            self._begin_exit(removed)
+
+    def _begin_exit(self, removed: RegisteredHook) -> None:
+        """Start the task that exits a removed hook."""
+        if not self._exits:
+            # What exits leave set in the context is set for the caller at the end of the block.
+            self._before_exits = self._context.state()
+        calls = self._composite.separate_calls()
+        task = new_task(
+            self._exit_removed(removed, calls),
+            f"exit of {removed.name}, which was removed",
+        )
+        self._exits[task] = removed
 
     @overload
     def on(
-        self, method: Callable[Concatenate[K, ...], Any], fn: F, **options: Unpack[HookOptions]
+        self,
+        method: Callable[Concatenate[K, ...], Any],
+        fn: F,
+        **options: Unpack[HookOptions],
     ) -> F: ...
     @overload
     def on(
@@ -346,7 +357,12 @@ class HookGroup(Generic[K]):
         fn: None = None,
         **options: Unpack[HookOptions],
     ) -> Callable[[F], F]: ...
-    def on(self, method: Callable[..., Any], fn: Any = None, **options: Unpack[HookOptions]) -> Any:
+    def on(
+        self,
+        method: Callable[..., Any],
+        fn: Any = None,
+        **options: Unpack[HookOptions],
+    ) -> Any:
         """Add a function as a hook with one method: `group.on(AgentHooks.on_tool_start, log)`; also
         as a decorator.
 
@@ -363,8 +379,7 @@ class HookGroup(Generic[K]):
         if isinstance(method, types.FunctionType) and not any(
             method is getattr(member, "__func__", member) for member in own
         ):
-            # A function below `@group.on` without a method, which the decorator that is returned
-            # would drop.
+            # The function is decorated with `@group.on` alone; it would be replaced by a decorator.
             raise InvalidArgumentError(
                 f"{method!r} is not a method of {kind.__name__}; write"
                 f" @group.on({kind.__name__}.{name})"
@@ -372,7 +387,7 @@ class HookGroup(Generic[K]):
         return functools.partial(self.on, method, **options)
 
     def _insert(self, registered: RegisteredHook) -> None:
-        """Check a hook and take it from the next call on; calls that are active keep theirs."""
+        """Check a hook and add it; active calls do not call it."""
         hook = registered.hook
         if isinstance(hook, HookGroup):
             raise InvalidHookError(f"{hook!r} is a group; give its `hooks`, and enter it yourself")
@@ -397,12 +412,16 @@ class HookGroup(Generic[K]):
                     f"{hook!r} is a context manager; add it before the group is entered"
                 )
         for implemented in points:
-            self._composite.methods[implemented.name].check_answers(registered)
+            self._composite.methods[implemented.name].check_results(registered)
         registered.registration = with_defaults(registered.registration, **self._defaults)
         self._composite.insert(registered, points)
 
     def _may_lack_methods(self, hook: object) -> bool:
-        """Return whether a hook makes sense without methods: it may get some, or it is entered."""
+        """Return whether a hook without methods is accepted.
+
+        An object that stands for a group may get methods later, and a context manager of the class
+        is entered.
+        """
         if composite_of(hook) is not None or type(hook) is self._interface.kind:
             return True
         return _is_context(hook) and self._interface.has_member(hook)
@@ -462,20 +481,21 @@ class HookGroup(Generic[K]):
         return self
 
     async def _enter(self, registered: RegisteredHook) -> None:
-        # Its error is never only logged.
+        """Enter a hook, within its time limit."""
+        # A registration of its own: an error of entering is never only logged.
         registration = HookRegistration(registered.hook, timeout=registered.registration.timeout)
         raising = RegisteredHook(registered.name, registration)
 
-        def bind(_: RegisteredHook, __: str) -> Method:
-            return enter
-
         async def enter() -> None:
             await registered.hook.__aenter__()
-            # Here: it may have left a cancel of the caller for the next await.
+            # Now: a cancel at the next await must not make the group forget to exit the hook.
             self._entered.append(registered)
 
+        def bind(_hook: RegisteredHook, _name: str) -> Method:
+            return enter
+
         group = OrderGroup("__aenter__", [raising], self._grace_secs, bind=bind)
-        await call_groups((group,), (), own=self._context)
+        await call_groups((group,), args=(), own=self._context)
 
     async def __aexit__(
         self,
@@ -504,7 +524,7 @@ class HookGroup(Generic[K]):
         before = self._before_exits if self._exits else self._context.state()
         try:
             await shielded(
-                self._leave_hooks(error, failures),
+                self._exit_hooks(error, failures),
                 grace_secs=self._grace_secs,
                 what=f"the end of {self!r}",
             )
@@ -512,7 +532,8 @@ class HookGroup(Generic[K]):
             keep_errors(cancelled, failures)
             raise
         finally:
-            self._context.copy_back(before)  # the hooks are left in another task
+            # Hooks are exited in another task, and what they leave set is set for the caller.
+            self._context.copy_back(before)
             wake(self._left)
         try:
             if error is None:
@@ -527,10 +548,14 @@ class HookGroup(Generic[K]):
             error = None
             failures.clear()
 
-    async def _leave_hooks(
-        self, error: BaseException | None, failures: list[BaseException]
-    ) -> None:
-        calls = self._composite.next_calls()
+    async def _exit_hooks(self, error: BaseException | None, failures: list[BaseException]) -> None:
+        """Wait for active calls and background calls, and exit the hooks that were entered.
+
+        Args:
+            error: the error of the block.
+            failures: the list to which failures are added.
+        """
+        calls = self._composite.separate_calls()
         if not await wait_done([active.idle() for active in calls], self._grace_secs):
             logger.warning(
                 "%r is left, but %s of its calls still run after %s s",
@@ -541,20 +566,20 @@ class HookGroup(Generic[K]):
         failures += await self._background.end(self._grace_secs)
         for task, registered in self._exits.items():
             if registered in self._entered:
-                task.cancel()  # it still waits for calls
+                task.cancel()  # the calls that it waits for have not ended in time
         await wait_done(self._exits, None)
         while self._entered:
             await self._exit(self._entered.pop(), error, failures)
 
     async def _exit_removed(self, registered: RegisteredHook, calls: list[ActiveCalls]) -> None:
-        """Leave a hook that was removed, when the calls that may call it have ended."""
+        """Exit a removed hook, when the calls that began before it was removed have ended."""
         await wait_done([active.idle() for active in calls], None)
-        # One after another: they share a context.
-        earlier = [*self._exits]
-        earlier = earlier[: earlier.index(current_task())]
-        await wait_done(earlier, None)
+        # One hook after another, in order of removal: all exits run in one context.
+        exits = [*self._exits]
+        earlier_exits = exits[: exits.index(current_task())]
+        await wait_done(earlier_exits, None)
         self._entered.remove(registered)
-        await self._exit(registered, None, self._exit_failures)
+        await self._exit(registered, error=None, failures=self._exit_failures)
 
     async def _exit(
         self,
@@ -562,7 +587,13 @@ class HookGroup(Generic[K]):
         error: BaseException | None,
         failures: list[BaseException],
     ) -> None:
-        """Leave a hook, and append its failure."""
+        """Call `__aexit__` of a hook.
+
+        Args:
+            registered: the hook.
+            error: the error of the block, which the hook cannot swallow.
+            failures: the list to which a failure of the hook is added.
+        """
         args: tuple[Any, ...] = (None, None, None)
         if error is not None:
             args = (type(error), error, error.__traceback__)
@@ -576,14 +607,14 @@ class HookGroup(Generic[K]):
         try:
             await call_groups((group,), args, own=self._context)
         except asyncio.CancelledError as cancelled:
-            # The end itself was cancelled: after the grace period, or by a third party. The others
-            # are left all the same.
+            # The end itself was cancelled: after the grace period, or by other code. The other
+            # hooks are exited all the same.
             failures.append(hook_cancelled_error(f"{registered.name}.__aexit__", cancelled))
         except Exception as failure:
             failures.append(failure)
 
     def status(self) -> list[HookStatus]:
-        """Return what has become of the calls of each hook."""
+        """Return the status of each hook: its calls, failures and dropped calls."""
         return self._background.status(self._hooks)
 
     def __repr__(self) -> str:
@@ -726,7 +757,12 @@ def compose_functions(
 class _FunctionGroup:
     """A group of functions, which are called as the first one of them is."""
 
-    def __init__(self, name: str, results: How | None, options: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        name: str,
+        results: How | None,
+        options: dict[str, Any],
+    ) -> None:
         self._name = name
         self._results: How | None = results
         self._options = options
@@ -738,7 +774,7 @@ class _FunctionGroup:
             self._check_place(hook.hook.function, pattern)
         kind: Any = type(self._name, (), {"__call__": self._method_like(pattern)})
         self.group: HookGroup[Any] = HookGroup(kind, hooks, name=self._name, **self._options)
-        # Not before: functions that do not fit leave what there was.
+        # Last: if functions do not fit, nothing has changed.
         self.pattern: Callable[..., Any] = pattern
 
     def add(self, function: object, /) -> None:
@@ -772,8 +808,7 @@ class _FunctionGroup:
             # Where it is not clear, this is said elsewhere for the first.
             with contextlib.suppress(InvalidHookError):
                 like = Point(object, "__call__", self._method_like(compared), None, None)
-                is_named = like.argument in like.positional
-                places.add(like.positional.index(like.argument) if is_named else like.argument)
+                places.add(like.parameters.chosen_place)
         if len(places) > 1:
             raise InvalidHookError(
                 f"{function!r} has its arguments in another order than {pattern!r}, which"
@@ -783,11 +818,16 @@ class _FunctionGroup:
 
 
 def _function_hook(function: object) -> HookRegistration:
-    """Return the registration of a function."""
+    """Return the registration of a hook whose only method is a function.
+
+    Raises:
+        InvalidHookError: it is no function, or a plain one with a time limit.
+    """
     registration = registration_of(function)
     called = registration.hook
-    is_limited = registration.timeout is not None and not registration.thread
-    if is_limited and not (is_coroutine_function(called) or wraps_others(called)):
+    is_async = is_coroutine_function(called) or wraps_others(called)
+    can_be_ended = is_async or registration.thread
+    if registration.timeout is not None and not can_be_ended:
         raise InvalidHookError(
             f"{called!r} is a plain function, which no time limit can end; give it no timeout"
         )
@@ -795,7 +835,7 @@ def _function_hook(function: object) -> HookRegistration:
 
 
 def _pattern(hooks: Iterable[HookRegistration]) -> Callable[..., Any]:
-    """Return the function whose parameters say how all are called: the first one that names any."""
+    """Return the function that says how all are called: the first that names its parameters."""
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     functions = [hook.hook.function for hook in hooks]
     for function in functions:
@@ -820,23 +860,25 @@ def interface_of(group: HookGroup[Any]) -> Interface:
 
 
 def _left_out(names: Iterable[str], hooks: Iterable[object]) -> dict[str, Callable[..., Any]]:
-    """Return methods that a class leaves out, as the first hook that has them: with the same
-    signature, and an empty body.
+    """Return methods that a class leaves out, with the signatures that they have in the first hook,
+    and empty bodies.
     """
     registrations = [registration_of(hook) for hook in hooks]
     methods: dict[str, Callable[..., Any]] = {}
     for name in _names(names, "methods"):
-        for registration in registrations:
-            method = getattr(registration.hook, name, None)
-            if callable(method) and not name.startswith("_"):
-                is_async = registration.thread or is_coroutine_function(method)
-                methods[name] = _empty_method(method, is_async=is_async)
-                break
-        else:
+        having = [
+            registration
+            for registration in registrations
+            if callable(getattr(registration.hook, name, None))
+        ]
+        if not having or name.startswith("_"):
             raise InvalidArgumentError(
                 f"methods has {name!r}, which is no public method of any hook; give one that hooks"
                 " have"
             )
+        method = getattr(having[0].hook, name)
+        is_async = having[0].thread or is_coroutine_function(method)
+        methods[name] = _empty_method(method, is_async=is_async)
     return methods
 
 

@@ -259,7 +259,13 @@ def hook_name(hook: object) -> str:
 class FunctionHook:
     """A function as a hook with one method."""
 
-    def __init__(self, name: str, function: Any, *, is_alone: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        function: Any,
+        *,
+        is_alone: bool = False,
+    ) -> None:
         """Make a hook whose method `name` is the function.
 
         One that is alone stands for its function in messages, which do not speak of a method.

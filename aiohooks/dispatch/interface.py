@@ -1,7 +1,5 @@
-"""A hook interface: the methods that a class offers to hooks, and how results are combined.
+"""A hook interface: the methods that a class offers to hooks, and the checks of hooks.
 
-point, chain, wrap   mark how the results of several hooks become one
-Point                a method of an interface
 Interface            the methods and the public data of a class, and the checks of hooks
 registered_hooks     names hooks and checks their registrations
 check_options        checks the options of a registration against the methods of its hook
@@ -9,394 +7,30 @@ check_options        checks the options of a registration against the methods of
 
 from __future__ import annotations
 
-import collections.abc
-import dis
 import functools
 import inspect
 import types
 import typing
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, TypeVar, cast
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 from aiohooks._core.reports import logger
-from aiohooks._core.validate import (
-    check_choice,
-    check_instance,
-    check_mapping,
-    is_coroutine_function,
-)
+from aiohooks._core.validate import check_mapping, is_coroutine_function
 from aiohooks.dispatch.calls import RegisteredHook
 from aiohooks.dispatch.hook import FunctionHook, HookRegistration, hook_name, registration_of
 from aiohooks.dispatch.plain import (
     annotations_of,
+    function_kind,
     returns_awaitable,
-    union_parts,
-    without_awaitables,
+    wraps_others,
 )
+from aiohooks.dispatch.ways import How, NamedArgument, Point, check_how, does_nothing
 from aiohooks.errors import InvalidArgumentError, InvalidHookError, did_you_mean
 
-F = TypeVar("F", bound=Callable[..., Any])
-T = TypeVar("T")
-
-Way = Literal["first", "together", "race", "merge", "all", "chain", "wrap"]
-WAYS: tuple[str, ...] = typing.get_args(Way)
-
-
-@dataclass(frozen=True)
-class NamedArgument:
-    """`"chain"` or `"wrap"`, with the argument that it is about."""
-
-    how: Literal["chain", "wrap"]
-    argument: str
-
-
-How: TypeAlias = Way | NamedArgument
-"""How the results of several hooks become one; see `point`."""
-_MARK = "__aiohooks_point__"
 NO_VALUE: Any = object()
 """The default of data that a class only declares: by an annotation, or as a slot."""
-
-
-def point(how: How) -> Callable[[F], F]:
-    """Mark a method of a hook interface that returns something: how the results of several hooks
-    become one.
-
-    In all ways a failing hook ends the call with its error, and a hook that exceeds its `timeout`
-    with a `HookTimeoutError`: a guard that does not work allows nothing. With `on_error="log"`, and
-    while it is disabled, a hook has no result, and the others decide.
-
-    Args:
-        how: a way, or what `chain` or `wrap` returns.
-
-            `"first"`: the hooks are called one after another, and the first result that is not None
-            wins; the rest are not called.
-
-            `"together"`: they run concurrently, and the first result in registration order that is
-            not None wins.
-
-            `"race"`: they run concurrently, the earliest result wins, and the others are cancelled;
-            their errors are logged then.
-
-            `"merge"`: they run concurrently, and their results are joined in registration order:
-            lists, tuples, or dicts of different keys.
-
-            `"all"`: they run concurrently, and a list has every result in order of the hooks.
-
-            `"chain"`: they are called one after another, and each result replaces an argument: the
-            only one, or the one with the annotation of the result. None leaves it as it is, and
-            `return aiohooks.dispatch.end_chain(value)` ends the chain with a value.
-
-            `"wrap"`: an argument calls the next hook: the one that is annotated as a callable which
-            returns an awaitable; or, if it has no annotation, the only one, or the last one of a
-            method that is marked with `@point`. The arguments that it is given replace the last
-            ones of the call. The one of the last hook calls the class's own method, or, where that
-            is abstract or does nothing, what the caller gave.
-
-    Raises:
-        InvalidArgumentError: `how` is something else.
-    """
-    check_how(how, "the argument of @point")
-
-    def mark(method: F) -> F:
-        setattr(method, _MARK, how)
-        return method
-
-    return mark
-
-
-def chain(*, argument: str) -> How:
-    """Return `"chain"` with the argument that each result replaces, as in `results={"on_send":
-    ah.chain(argument="message")}`.
-
-    Raises:
-        InvalidArgumentError: `argument` is not a name.
-    """
-    check_instance(argument, str, "argument")
-    return NamedArgument("chain", argument)
-
-
-def wrap(*, argument: str) -> How:
-    """Return `"wrap"` with the argument that calls the next hook, as in `results={"handle":
-    ah.wrap(argument="app")}`.
-
-    Raises:
-        InvalidArgumentError: `argument` is not a name.
-    """
-    check_instance(argument, str, "argument")
-    return NamedArgument("wrap", argument)
-
-
-class ChainEnd:
-    """The last result of a chain."""
-
-    def __init__(self, value: object) -> None:
-        self.value: object = value
-
-
-def end_chain(value: T) -> T:
-    """Return what a hook of a chain returns to end it: `value` is the result of the call, and the
-    hooks behind this one are not called.
-    """
-    return typing.cast("T", ChainEnd(value))
-
-
-def without_end(result: Any) -> Any:
-    """Return a result of a hook, also of one that ends a chain."""
-    return result.value if isinstance(result, ChainEnd) else result
-
-
-def check_how(how: object, what: str) -> None:
-    """Raise unless `how` is a way of `point`."""
-    if not isinstance(how, NamedArgument):
-        check_choice(how, what, *WAYS)
-
-
-# -- a method
-
-
-class Point:
-    """A method of a hook interface."""
-
-    def __init__(
-        self, kind: type[Any], name: str, member: Any, given: How | None, default: How | None
-    ) -> None:
-        """Read a method of `kind`.
-
-        Args:
-            kind: the class.
-            name: the name of the method.
-            member: the method, as it stands in the class.
-            given: how its results become one.
-            default: the same, for all methods that return something.
-
-        Raises:
-            InvalidHookError: the way that is given for the method, or marked on it, cannot hold.
-        """
-        function = inspect.unwrap(member)
-        annotations = annotations_of(function, {base.__name__: base for base in kind.__mro__})
-        answer, awaits = without_awaitables(annotations.get("return", Any))
-        if inspect.iscoroutinefunction(function):
-            awaits = "always"
-        returns_none = answer in (None, type(None))
-        self.name: str = name
-        self.label: str = kind.__name__ if name == "__call__" else f"{kind.__name__}.{name}"
-        """Its name in messages; the class that has only `__call__` stands for functions."""
-        self.is_async: bool = awaits != "never"
-        self.is_either: bool = awaits == "perhaps"
-        """Whether it is a plain method that returns a result, or an awaitable of it if a hook may
-        wait.
-        """
-        self.signature: inspect.Signature = method_signature(member)
-        """Its parameters without `self` and annotations, which may refer to the class."""
-        self._read_parameters()
-        self.fitting: WeakSet[Any] = WeakSet()
-        """Functions of classes of hooks that can be called so."""
-        self.does_nothing: bool = _does_nothing(function)
-        """Whether its own body is empty, or raises `NotImplementedError`."""
-        self.answers_hook: bool = _is_hook(answer, kind)
-        """Whether it returns a hook, which would take the place of the group."""
-        self.argument: str | None = None
-        """The argument that results replace, or that calls the next hook; None for the last one."""
-        named = {name: annotations.get(name, Any) for name in (*self.positional, *self.keywords)}
-        marked = getattr(member, _MARK, None) or getattr(function, _MARK, None)
-        said = given or marked
-        asked = said or default
-        way = asked.how if isinstance(asked, NamedArgument) else asked
-        problem = ""
-        if asked is not None:
-            problem = self._choose_argument(asked, named, answer, is_marked=asked is marked)
-        if said is not None and problem:
-            raise InvalidHookError(f"{self.label} cannot {way}: {problem}")
-        nexts = [name for name, annotation in named.items() if calls_next(annotation)]
-        self.how: Way | Literal["none", "any", "one"] = "one"
-        """How results become one. Where it is not marked: `"none"`, nothing is returned; `"any"`,
-        that is not known; `"one"`, only one hook may return a result.
-        """
-        if said is None and returns_none and not nexts:
-            self.how = "none"
-        elif way is not None and not problem and (said or way == "wrap" or not nexts):
-            self.how = way
-        elif answer is Any and self.does_nothing and not nexts and not problem:
-            self.how = "any"
-        self.empty: Callable[[], Any] = list if self.how == "all" else _container(answer)
-        """Makes the result of a merge of nothing, or of all results of no hook."""
-        self.calls_next: bool = self.how == "wrap" or (self.how == "one" and bool(nexts))
-        """Whether an argument calls the next hook: the result of a hook counts, also None."""
-        if self.how == "wrap" and getattr(member, "__isabstractmethod__", False):
-            self.does_nothing = True
-        self.advice: str = self._advice(way, problem, nexts)
-        """What to do where several hooks return a result."""
-
-    def _read_parameters(self) -> None:
-        Kind = inspect.Parameter
-        names: defaultdict[Any, list[str]] = defaultdict(list)
-        self.defaults: dict[str, Any] = {}
-        for parameter in self.signature.parameters.values():
-            names[parameter.kind].append(parameter.name)
-            if parameter.default is not parameter.empty:
-                self.defaults[parameter.name] = parameter.default
-        self.positional_only: int = len(names[Kind.POSITIONAL_ONLY])
-        self.positional: tuple[str, ...] = (
-            *names[Kind.POSITIONAL_ONLY],
-            *names[Kind.POSITIONAL_OR_KEYWORD],
-        )
-        """The names of the parameters that may be given by position."""
-        self.keywords: tuple[str, ...] = tuple(names[Kind.KEYWORD_ONLY])
-        self.takes_any_positional: bool = bool(names[Kind.VAR_POSITIONAL])
-        self.takes_any_keyword: bool = bool(names[Kind.VAR_KEYWORD])
-
-    def calls(self) -> list[tuple[int, list[str]]]:
-        """Return the longest and the shortest call: a number of positions, and keywords."""
-        longest = len(self.positional) + self.takes_any_positional
-        keywords = [*self.keywords, *["any_other"] * self.takes_any_keyword]
-        needed = [name for name in self.positional if name not in self.defaults]
-        needed_keywords = [name for name in self.keywords if name not in self.defaults]
-        return [(longest, keywords), (len(needed), needed_keywords)]
-
-    def _choose_argument(
-        self, asked: How, named: Mapping[str, Any], answer: Any, *, is_marked: bool
-    ) -> str:
-        """Find the argument that a way is about; return the reason why the way cannot hold."""
-        way = asked.how if isinstance(asked, NamedArgument) else asked
-        if way == "race" and not self.is_async:
-            return 'plain methods do not run concurrently; give "first"'
-        if way == "wrap" and not self.is_async:
-            return "only a coroutine method can, with an argument that calls the next hook"
-        if way not in ("chain", "wrap"):
-            return ""
-        choices = ", ".join(named) or "it has none"
-        if isinstance(asked, NamedArgument):
-            self.argument = asked.argument
-            if asked.argument in named or (not named and self.takes_any_keyword):
-                return ""
-            return f"it has no argument {asked.argument!r}; {did_you_mean(asked.argument, named)}"
-        if not named and self.takes_any_positional:
-            return ""
-        if way == "wrap":
-            does = "calls the next hook"
-            found = [name for name, annotation in named.items() if calls_next(annotation)]
-            if not found:
-                found = [name for name in named if calls_next(named[name], is_unsure=True)]
-            last = [*named][-1:]
-            if not found and (is_marked or len(named) == 1):
-                found = [name for name in last if named[name] is Any]
-        else:
-            does = "takes the result"
-            found = [name for name in named if _is_same_type(named[name], answer)]
-            if len(named) == 1:
-                found = [*named]
-        if len(found) != 1:
-            return (
-                f"it is not clear which argument {does}; annotate it, or name it with"
-                f" ah.{way}(argument=...): {choices}"
-            )
-        self.argument = found[0]
-        return ""
-
-    def _advice(self, way: str | None, problem: str, nexts: list[str]) -> str:
-        advice = (
-            f'give results={{"{self.name}": "first"}}, or "together", "all", "chain" or "wrap", or'
-            " put @point on the method"
-        )
-        if self.name == "__call__":
-            advice = 'give results="first", or "together", "all", "chain" or "wrap"'
-        if nexts:
-            advice = (
-                f"{' or '.join(map(repr, nexts))} calls the next one, so the wrapped call would run"
-                f' several times; give results={{"{self.name}": "wrap"}}, or "together" if it does'
-                " not"
-            )
-        return f'{advice}; "{way}" cannot hold: {problem}' if problem else advice
-
-
-def method_signature(member: Any) -> inspect.Signature:
-    """Return the signature of a method as it is called: without `self`, and without annotations."""
-    function = getattr(member, "__func__", member)
-    parameters = [
-        parameter.replace(annotation=parameter.empty)
-        for parameter in inspect.signature(function).parameters.values()
-    ]
-    return inspect.Signature(parameters if isinstance(member, staticmethod) else parameters[1:])
-
-
-_CALLABLE: Any = collections.abc.Callable
-
-
-def calls_next(annotation: Any, *, is_unsure: bool = False) -> bool:
-    """Return whether an annotation is of a callable that returns an awaitable, or, if `is_unsure`,
-    of one whose result is not annotated.
-    """
-    for part in union_parts(annotation):
-        kind = typing.get_origin(part) or part
-        if kind is _CALLABLE:
-            result = (typing.get_args(part) or [Any])[-1]
-            if without_awaitables(result)[1] != "never" or (is_unsure and result is Any):
-                return True
-        if isinstance(kind, type) and _is_awaited(kind):
-            return True
-    return False
-
-
-def _is_awaited(kind: type[Any]) -> bool:
-    """Return whether the result of calling an object of a class is awaited."""
-    for base in kind.__mro__:
-        call = vars(base).get("__call__")
-        if inspect.isfunction(call):
-            return inspect.iscoroutinefunction(call) or returns_awaitable(call)
-    return False
-
-
-def _is_same_type(annotation: Any, answer: Any) -> bool:
-    if Any in (annotation, answer):
-        return False
-    without_none = [
-        {part for part in union_parts(union) if part is not type(None)}
-        for union in (annotation, answer)
-    ]
-    return without_none[0] == without_none[1]
-
-
-def _is_hook(answer: Any, kind: type[Any]) -> bool:
-    itself: Any = typing.Self
-    return answer is itself or (typing.get_origin(answer) or answer) in kind.__mro__[:-1]
-
-
-def _nothing() -> None: ...
-
-
-def _container(answer: Any) -> Callable[[], Any]:
-    for part in union_parts(answer):
-        if part is type(None):
-            return _nothing
-        kind = typing.get_origin(part) or part
-        if isinstance(kind, type) and issubclass(kind, collections.abc.Mapping):
-            return dict[Any, Any]
-        if kind is tuple:
-            return tuple[Any, ...]
-    return list[Any]
-
-
-def _instructions(code: types.CodeType) -> list[tuple[str, Any]]:
-    return [(instruction.opname, instruction.argval) for instruction in dis.get_instructions(code)]
-
-
-async def _empty_coroutine() -> None: ...
-def _empty_function() -> None: ...
-
-
-_EMPTY_BODIES = [_instructions(empty.__code__) for empty in (_empty_coroutine, _empty_function)]
-_RETURNS = {"RETURN_VALUE", "RETURN_CONST"}
-
-
-def _does_nothing(function: types.FunctionType) -> bool:
-    """Return whether the body is empty, or only raises `NotImplementedError`."""
-    instructions = _instructions(function.__code__)
-    if "NotImplementedError" in function.__code__.co_names:
-        return _RETURNS.isdisjoint(name for name, _ in instructions)
-    return instructions in _EMPTY_BODIES
 
 
 # -- a class
@@ -504,7 +138,7 @@ class Interface:
         """Return whether a member is a `__call__` that calls the other methods."""
         if name != "__call__" or not self.points:
             return False
-        return not _does_nothing(member) and not getattr(member, "__isabstractmethod__", False)
+        return not does_nothing(member) and not getattr(member, "__isabstractmethod__", False)
 
     def _add_other(self, name: str, member: Any) -> None:
         methods = (functools.partialmethod, functools.singledispatchmethod)
@@ -586,7 +220,14 @@ class Interface:
             self._checked.add(type(hook))
         return points
 
-    def _check_method(self, hook: object, method: Any, point: Point, *, plain: bool) -> None:
+    def _check_method(
+        self,
+        hook: object,
+        method: Any,
+        point: Point,
+        *,
+        plain: bool,
+    ) -> None:
         who = hook_name(hook)
         if not isinstance(hook, FunctionHook) or not hook.__aiohooks_is_function__:
             who = f"{who}.{point.name}"
@@ -597,24 +238,30 @@ class Interface:
             signature = inspect.signature(method)
         except (TypeError, ValueError):
             return  # written in C
-        for positions, keywords in point.calls():
-            try:
-                signature.bind(*[None] * positions, **dict.fromkeys(keywords))
-            except TypeError as error:
-                # Those of agent frameworks are hundreds of characters long.
-                parameters = [
-                    parameter.replace(annotation=parameter.empty)
-                    for parameter in signature.parameters.values()
-                ]
-                raise InvalidHookError(
-                    f"{who}{inspect.Signature(parameters)} cannot take the call"
-                    f" {point.label}{point.signature}: {error}"
-                ) from None
+        problem = point.parameters.reject_call(signature)
+        if problem:
+            # Annotations of agent frameworks are hundreds of characters long.
+            parameters = [
+                parameter.replace(annotation=parameter.empty)
+                for parameter in signature.parameters.values()
+            ]
+            raise InvalidHookError(
+                f"{who}{inspect.Signature(parameters)} cannot take the call"
+                f" {point.label}{point.parameters.signature}: {problem}"
+            )
 
-    def _kind_problem(self, method: Any, point: Point, *, plain: bool) -> str:
-        """Return the reason why the group cannot call a function for a method, if there is one."""
-        kind = _function_kind(method)
-        own_kind = _function_kind(inspect.unwrap(self.members[point.name]))
+    def _kind_problem(
+        self,
+        method: Any,
+        point: Point,
+        *,
+        plain: bool,
+    ) -> str:
+        """Return why a function cannot be called for a method, as the end of a sentence about the
+        function; or an empty text.
+        """
+        kind = function_kind(method)
+        own_kind = function_kind(inspect.unwrap(self.members[point.name]))
         if point.answers_hook:
             return (
                 "returns a hook, which would take the place of the group; use this hook beside the"
@@ -632,7 +279,7 @@ class Interface:
         if kind == "a generator" and plain and point.how in ("none", "any"):
             return "is a generator, and no one would iterate over it; write it without `yield`"
         if point.is_async and kind != "a coroutine function":
-            if _function_kind(inspect.unwrap(method)) == "a coroutine function":
+            if function_kind(inspect.unwrap(method)) == "a coroutine function":
                 if not returns_awaitable(method):
                     return (
                         "is a plain function that wraps a coroutine function; write its wrapper as"
@@ -701,12 +348,16 @@ class Interface:
 
 
 def _members(kind: type[Any]) -> dict[str, Any]:
-    """Return what a class and its bases have, and the public data that they only declare."""
+    """Return the members of a class and of its bases, by name.
+
+    Public data that is only annotated, as in `x: int`, is there with `NO_VALUE`.
+    """
     members: dict[str, Any] = {}
     for base in kind.__mro__:
         for name in _declared(base):
             if not name.startswith("_"):
                 members[name] = NO_VALUE
+    # Bases first: the members of a class replace those of its bases.
     for base in reversed(kind.__mro__):
         members.update(vars(base))
     return members
@@ -738,29 +389,6 @@ def _method_function(member: Any) -> types.FunctionType | None:
     elif not callable(member):
         return None  # a property of a library, around a function
     return function
-
-
-def _function_kind(function: Any) -> str:
-    while isinstance(function, functools.partial):
-        function = function.func
-    code = getattr(getattr(function, "__func__", function), "__code__", None)
-    if code is None:  # an object with `__call__`
-        kind = cast("Any", type(function))
-        method = getattr(kind, "__call__", None)  # noqa: B004
-        code = getattr(method, "__code__", None)
-    flags = 0 if code is None else code.co_flags
-    if not isinstance(flags, int):
-        return "a plain function"  # a mock, whose attributes are mocks
-    if flags & inspect.CO_ASYNC_GENERATOR:
-        return "an async generator"
-    if flags & inspect.CO_GENERATOR:
-        return "a generator"
-    return "a coroutine function" if is_coroutine_function(function) else "a plain function"
-
-
-def wraps_others(function: object) -> bool:
-    """Return whether a function of a hook is an async generator, which wraps the other hooks."""
-    return _function_kind(function) == "an async generator"
 
 
 def _is_misspelt(name: str, known: str) -> bool:
@@ -835,7 +463,7 @@ def check_options(registered: RegisteredHook, points: Iterable[Point]) -> None:
     options = registered.registration
     if options.timeout is None and not (options.observer or options.background or options.thread):
         return
-    kinds = {point: _function_kind(getattr(registered.hook, point.name)) for point in points}
+    kinds = {point: function_kind(getattr(registered.hook, point.name)) for point in points}
     for point, kind in kinds.items():
         problem = _option_problem(options, point, kind)
         if problem:
@@ -856,7 +484,11 @@ _PLAIN = {"a plain function", "a generator"}
 
 
 def _option_problem(options: HookRegistration, point: Point, kind: str) -> str:
+    """Return why an option cannot hold for a method, as the end of a sentence about the method; or
+    an empty text.
+    """
     is_wrapper = kind == "an async generator"
+    # A method that may return an awaitable is called plainly if the hook's own is a plain one.
     is_called_plainly = not point.is_async or (point.is_either and kind in _PLAIN)
     if options.thread and not point.is_async:
         return (
@@ -870,6 +502,7 @@ def _option_problem(options: HookRegistration, point: Point, kind: str) -> str:
         )
     if options.background and is_wrapper:
         return (
-            "is an async generator: it wraps the calls of others, and cannot run in the background"
+            "is an async generator, which wraps the calls of others; give its hook no"
+            " background=True"
         )
     return ""

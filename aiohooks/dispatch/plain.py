@@ -5,6 +5,7 @@ threaded             a plain function as one that calls it in a worker thread
 call_in_thread       calls a function in a worker thread
 annotations_of       the annotations of a function, evaluated
 without_awaitables   an annotation, with the results of its awaitables in their place
+function_kind        whether a function is a plain one, a coroutine function or a generator
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from typing import Any, Literal, cast
 
 import anyio.to_thread
 
+from aiohooks._core.calls import copy_back
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, shielded
-from aiohooks._core.contexts import copy_back
+from aiohooks._core.validate import is_coroutine_function
 from aiohooks.errors import InvalidHookError
 
 Awaits = Literal["never", "perhaps", "always"]
@@ -123,6 +125,33 @@ def without_awaitables(annotation: Any) -> tuple[Any, Awaits]:
             awaits.add("never")
     result = results[0] if len(results) == 1 else typing.Union[tuple(results)]  # noqa: UP007
     return result, awaits.pop() if len(awaits) == 1 else "perhaps"
+
+
+# -- kinds
+
+
+def function_kind(function: Any) -> str:
+    """Return what a function is, for messages: "a plain function", "an async generator", ..."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    if code is None:  # an object with `__call__`
+        kind = cast("Any", type(function))
+        method = getattr(kind, "__call__", None)  # noqa: B004
+        code = getattr(method, "__code__", None)
+    flags = 0 if code is None else code.co_flags
+    if not isinstance(flags, int):
+        return "a plain function"  # a mock, whose attributes are mocks
+    if flags & inspect.CO_ASYNC_GENERATOR:
+        return "an async generator"
+    if flags & inspect.CO_GENERATOR:
+        return "a generator"
+    return "a coroutine function" if is_coroutine_function(function) else "a plain function"
+
+
+def wraps_others(function: object) -> bool:
+    """Return whether a function of a hook is an async generator, which wraps the other hooks."""
+    return function_kind(function) == "an async generator"
 
 
 # -- calls

@@ -18,9 +18,8 @@ from functools import partial
 from types import FunctionType
 from typing import Any, NamedTuple, cast
 
-from aiohooks._core.calls import RunWaits
+from aiohooks._core.calls import OwnContext, RunWaits
 from aiohooks._core.clock import current_clock
-from aiohooks._core.contexts import OwnContext
 from aiohooks._core.scope import current_scope
 from aiohooks._core.validate import check_mapping
 from aiohooks.checkpoint.stateful import Stateful, is_numbered, is_stateful

@@ -22,7 +22,7 @@ from aiohooks._core.waits import Backoff
 from aiohooks.checkpoint.stateful import is_stateful
 from aiohooks.dispatch.group import HookGroup, interface_of
 from aiohooks.dispatch.hook import registration_of
-from aiohooks.dispatch.interface import How, Point
+from aiohooks.dispatch.ways import How, Point
 from aiohooks.errors import AbortedError, InvalidArgumentError, add_note, did_you_mean
 from aiohooks.hooks.checkpoint_saver import CheckpointSaverHook
 from aiohooks.hooks.functions import LambdaHook

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextvars import Context, ContextVar, copy_context
 
-from aiohooks._core.contexts import OwnContext, copy_back
+from aiohooks._core.calls import OwnContext, copy_back
 
 FIRST: ContextVar[int] = ContextVar("FIRST")
 SECOND: ContextVar[int] = ContextVar("SECOND")

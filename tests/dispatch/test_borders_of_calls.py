@@ -60,6 +60,28 @@ async def test_what_is_wrapped_gets_all_that_it_takes(hooks) -> None:
     assert await events.handle("started", final, depth=2) == ("started", None, 2)
 
 
+async def test_what_is_left_out_in_the_middle_keeps_its_place() -> None:
+    """With its default, for what is wrapped and for what a hook gives to the next one."""
+
+    class Steps:
+        @ah.point(ah.wrap(argument="call_next"))
+        async def run(self, first, second="2", third="3", call_next=None): ...
+
+    class PassesTwo:
+        async def run(self, first, second="2", third="3", call_next=None):
+            return await call_next(f"{second}+", f"{third}+")
+
+    async def tool(first, second, third):
+        return first, second, third
+
+    async def two(second, third):
+        return second, third
+
+    assert await ah.compose(Steps, []).run("1", third="x", call_next=tool) == ("1", "2", "x")
+    steps = ah.compose(Steps, [PassesTwo(), PassesTwo()])
+    assert await steps.run("1", third="x", call_next=two) == ("2++", "x++")
+
+
 def test_a_second_loop_is_refused_while_the_first_is_open() -> None:
     """A group without a block belongs to the loop of its first call until that is closed."""
     group = ah.HookGroup(Events, [Waits()])

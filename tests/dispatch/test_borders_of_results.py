@@ -269,6 +269,68 @@ async def test_a_chain_ends_early() -> None:
     assert await group.call(Ways.chain, "x") == ["x at the end"]
 
 
+@pytest.mark.parametrize("way", ["first", "together", "all", "wrap"])
+@pytest.mark.parametrize("waits", [True, False])
+async def test_only_a_chain_can_be_ended(way: ah.dispatch.ways.Way, waits: bool) -> None:
+    """In every other way it is an error, and no value for the caller."""
+
+    async def ends(text: str, call_next: Any) -> Any:
+        if waits:
+            await asyncio.sleep(0)
+        return ah.dispatch.end_chain(text)
+
+    composed = ah.compose_functions([ends], results=way)
+    with refused(InvalidHookError, "end_chain('x')", "no chain"):
+        await composed("x", ends)
+
+
+async def test_a_way_for_all_methods_applies_where_its_argument_is() -> None:
+    """Also to a method that returns None and has no annotation for it, and to no other one."""
+
+    class App:
+        async def handle(self, scope: str, next_app: Any) -> None: ...
+
+        async def on_start(self, scope: str) -> None: ...
+
+    async def handle(self: object, scope: str, next_app: Any) -> None:
+        await next_app(f"{scope}+")
+
+    async def on_start(self: object, scope: str) -> None:
+        handled.append(scope)
+
+    async def app(scope: str) -> None:
+        handled.append(scope)
+
+    handled: list[str] = []
+    hooks = [hook(handle=handle, on_start=on_start) for _ in range(2)]
+    composed = ah.compose(App, hooks, results=ah.wrap(argument="next_app"))
+    await composed.handle("x", app)
+    await composed.on_start("start")
+    assert handled == ["x++", "start", "start"]
+
+
+@pytest.mark.parametrize("name", ["chain", "wrap", "any", "all"])
+async def test_a_call_that_does_not_fit_is_an_error_without_hooks_too(name: str) -> None:
+    """As if the class's own method were called."""
+    with pytest.raises(TypeError, match="too many"):
+        await getattr(ah.HookGroup(Ways).hooks, name)(1, 2, 3, 4)
+
+
+async def test_more_arguments_for_the_next_hook_than_it_has_are_an_error() -> None:
+    """Where the body of the class is what is wrapped, which cannot take them."""
+
+    class Own:
+        async def call(self, request: str, call_next: Callable[[str], Awaitable[str]]) -> str:
+            return request
+
+    async def call(self: object, request: str, call_next: Any) -> Any:
+        return await call_next(request, request)
+
+    composed: Any = ah.compose(Own, [hook(call=call)], results="wrap")
+    with pytest.raises(TypeError, match="2 positional arguments, but it has 1"):
+        await composed.call("x", nothing)
+
+
 async def test_results_are_not_compared(caplog: pytest.LogCaptureFixture) -> None:
     """Of a method that returns None, of the first of several, alone or beside others that wait."""
 
@@ -434,6 +496,6 @@ async def test_messages_about_functions_have_no_methods() -> None:
             case()
         assert "call." not in str(caught.value)
         assert "method" not in str(caught.value)
-    with pytest.raises(InvalidHookError, match="several hooks returned a result of tags") as caught:
+    with pytest.raises(InvalidHookError, match="tags got the results") as caught:
         await ah.compose_functions([gives, gives], name="tags")("x")
     assert "method" not in str(caught.value)

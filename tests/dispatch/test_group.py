@@ -166,7 +166,7 @@ async def test_answers_where_nothing_says_whether_there_are_any() -> None:
             assert await getattr(ah.compose(Unknown, map(Says, answers)), name)("x") == expected
         with refused(
             ah.errors.InvalidHookError,
-            f"several hooks returned a result of Unknown.{name}",
+            f"Unknown.{name} got the results",
             "[None, 5]",
             f'{{"{name}": "first"}}',
         ):

@@ -381,7 +381,7 @@ async def test_functions_with_answers() -> None:
     assert await ah.compose_functions([around, around], results="wrap")("x", ask) == "<<x>>"
     assert await ah.compose_functions([add("a")])("x") == "xa"
     assert await ah.compose_functions([])("x") is None
-    with refused(InvalidHookError, "result of functions: ['xa', 'xb']", "results="):
+    with refused(InvalidHookError, "functions got the results ['xa', 'xb']", "results="):
         await ah.compose_functions([add("a"), add("b")])("x")
 
 

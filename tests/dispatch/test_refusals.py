@@ -246,7 +246,7 @@ HOOKS: list[Any] = [
     (
         said(Kinds, hook(around=Does.around), background=True),
         "Observer.around is an async generator",
-        "in the background",
+        "background=True",
     ),
     (
         said(Calls, hook(plain=function), timeout=5),

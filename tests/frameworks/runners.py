@@ -41,7 +41,7 @@ def runner(hook: Callable[[Body], object], result: object) -> Callable[[Run], Ru
     return add
 
 
-def hook_with(name: str, base: type[Any] = object) -> Callable[[Body], object]:
+def hook_overriding(name: str, base: type[Any] = object) -> Callable[[Body], object]:
     """Return what makes a hook with one coroutine method of that name, which takes all
     arguments.
     """

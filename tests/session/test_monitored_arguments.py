@@ -43,7 +43,7 @@ class Yielding(ah.SessionRunHook):
         yield
 
 
-def hook_with(**attributes: Any) -> ah.SessionRunHook:
+def hook_overriding(**attributes: Any) -> ah.SessionRunHook:
     made: ah.SessionRunHook = type("Silent", (ah.SessionRunHook,), attributes)()
     return made
 
@@ -68,7 +68,10 @@ HOOKS: dict[str, tuple[Any, tuple[str, ...]]] = {
     ),
     "none": ([Silent(), None], ("None", "not a SessionRunHook")),
     "builtin": ([print], ("print", "not a SessionRunHook")),
-    "function": ([hook_with], ("hook_with", "not a SessionRunHook", '@hook("after_run")')),
+    "function": (
+        [hook_overriding],
+        ("hook_overriding", "not a SessionRunHook", '@hook("after_run")'),
+    ),
     "generator": ([Yielding()], ("Yielding.after_run", "not a coroutine function", "async def")),
     "twice": (
         [TWICE, Silent(), ah.configure(TWICE, order=1)],
@@ -83,7 +86,7 @@ HOOKS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "int": (5, ("hooks is 5", "give a list of hooks")),
     "None": (None, ("hooks is None", "give a list of hooks")),
     "name": (
-        [hook_with(name=5)],
+        [hook_overriding(name=5)],
         ("the name of", "is 5", "give a str"),
     ),  # the key of its state in a checkpoint
     "tensorflow": (
@@ -99,7 +102,7 @@ HOOKS: dict[str, tuple[Any, tuple[str, ...]]] = {
     ),
     **{
         phase: (
-            [hook_with(**{phase: lambda *_: None})],
+            [hook_overriding(**{phase: lambda *_: None})],
             (f"Silent.{phase}", "not a coroutine function", "async def", "BlockingHook"),
         )
         for phase in HOOK_METHODS
@@ -135,7 +138,7 @@ def test_attributes_of_hooks_are_checked(options: dict[str, Any], says: tuple[st
         ah.configure(Silent(), **options)
     assert isinstance(caught.value, ValueError)
     hooks = [HookRegistration(Silent(), **options)]
-    for given in (hooks, hooks if "max_pending" in options else [hook_with(**options)]):
+    for given in (hooks, hooks if "max_pending" in options else [hook_overriding(**options)]):
         with invalid(*says):
             doubling(*given)
 

@@ -33,10 +33,10 @@ from pydantic_ai.capabilities import AbstractCapability
 
 import aiohooks as ah
 from tests.frameworks import test_fastmcp, test_langchain, test_openai_agents, test_pydantic_ai
-from tests.frameworks.runners import function, hook_with, runner
+from tests.frameworks.runners import function, hook_overriding, runner
 
 
-@runner(hook_with("on_tool_start"), "done")
+@runner(hook_overriding("on_tool_start"), "done")
 async def openai_agents(hooks: Sequence[Any]) -> object:
     # composed
     run_hooks = ah.compose(RunHooks, hooks)
@@ -44,7 +44,7 @@ async def openai_agents(hooks: Sequence[Any]) -> object:
 
 
 @runner(
-    hook_with("on_tool_start", test_langchain.Handler),
+    hook_overriding("on_tool_start", test_langchain.Handler),
     ["rain in Bergen for no one", "rain in Rome for no one"],
 )
 async def langchain_core(hooks: Sequence[Any]) -> object:
@@ -53,14 +53,14 @@ async def langchain_core(hooks: Sequence[Any]) -> object:
     return await test_langchain.run(handler)
 
 
-@runner(hook_with("before_run"), "rain in Bergen for no one, rain in Rome for no one")
+@runner(hook_overriding("before_run"), "rain in Bergen for no one, rain in Rome for no one")
 async def pydantic_ai(hooks: Sequence[Any]) -> object:
     # composed
     capability = ah.compose(AbstractCapability[Any], hooks)
     return await test_pydantic_ai.run(capability)
 
 
-@runner(hook_with("check_resource_access"), "Bergen")
+@runner(hook_overriding("check_resource_access"), "Bergen")
 async def fastmcp(hooks: Sequence[Any]) -> object:
     # composed
     middleware = ah.compose(Middleware, hooks)
@@ -86,7 +86,7 @@ class AdkModel(BaseLlm):
         yield LlmResponse(content=types.Content(role="model", parts=[part]))
 
 
-@runner(hook_with("before_tool_callback"), "{'Bergen': 'rain'}")
+@runner(hook_overriding("before_tool_callback"), "{'Bergen': 'rain'}")
 async def google_adk(hooks: Sequence[Any]) -> object:
     async def weather(city: str) -> dict[str, str]:
         """Return the weather of a city."""
@@ -167,7 +167,7 @@ class HaystackModel:
         return self.run(messages)  # type: ignore[no-any-return]
 
 
-@runner(hook_with("run_async"), "rain in Bergen")
+@runner(hook_overriding("run_async"), "rain in Bergen")
 async def haystack_ai(hooks: Sequence[Any]) -> object:
     @haystack_tool
     async def weather(city: str) -> str:

@@ -20,10 +20,10 @@ from taskiq import InMemoryBroker, TaskiqMiddleware
 
 import aiohooks as ah
 from tests.frameworks import test_starlette
-from tests.frameworks.runners import function, hook_with, runner
+from tests.frameworks.runners import function, hook_overriding, runner
 
 
-@runner(hook_with("post_execute"), "rain in Bergen")
+@runner(hook_overriding("post_execute"), "rain in Bergen")
 async def taskiq(hooks: Sequence[Any]) -> object:
     # composed
     middleware = ah.compose(TaskiqMiddleware, hooks, results="chain")
@@ -81,7 +81,7 @@ async def get_page(ran: list[str], **options: Any) -> object:
     return response.text
 
 
-@runner(hook_with("on_request"), "/x for no one")
+@runner(hook_overriding("on_request"), "/x for no one")
 async def starlette(hooks: Sequence[Any]) -> object:
     # composed
     http_hooks = ah.compose(test_starlette.HTTPHooks, hooks)
@@ -125,7 +125,7 @@ class Query:
         return "rain"
 
 
-@runner(hook_with("get_results"), {"weather": "rain"})
+@runner(hook_overriding("get_results"), {"weather": "rain"})
 async def strawberry_graphql(hooks: Sequence[Any]) -> object:
     # composed
     extension = ah.compose(SchemaExtension, hooks, results={"get_results": "merge"})

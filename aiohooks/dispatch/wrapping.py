@@ -1,0 +1,296 @@
+"""Hooks that wrap: each calls the next one, and the last one what is wrapped.
+
+wrapped         calls the hooks that wrap
+call_wrapped    calls what the caller has given as the next
+generator_call  an async generator as a function that wraps
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from asyncio import CancelledError
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+from aiohooks._core.clock import current_clock
+from aiohooks.dispatch.arguments import Keywords, Values
+from aiohooks.dispatch.calls import HookCalls, Method, OrderGroup, RegisteredHook
+from aiohooks.dispatch.ways import Point
+from aiohooks.errors import (
+    HookCancelledError,
+    InvalidArgumentError,
+    InvalidHookError,
+    hook_cancelled_error,
+    raise_unchanged,
+    safe_repr,
+)
+
+Innermost = Callable[[tuple[Any, ...], Keywords], Awaitable[Any]]
+Rest = Callable[[Values], Awaitable[Any]]
+
+
+def wrapped(point: Point, wrappers: Sequence[OrderGroup], innermost: Innermost) -> Rest:
+    """Return a function that calls the first wrapping hook.
+
+    Each hook gets a function that calls the next hook; the last one gets one that calls
+    `innermost`.
+    """
+
+    def call_innermost(values: Values) -> Awaitable[Any]:
+        return innermost(*point.parameters.spread(values))
+
+    rest: Rest = call_innermost
+    for group in reversed(wrappers):
+        rest = functools.partial(_call_wrapper, point, group, rest)
+    return rest
+
+
+async def _call_wrapper(
+    point: Point,
+    group: OrderGroup,
+    rest: Rest,
+    values: Values,
+) -> Any:
+    """Call a wrapping hook, which gets a function that calls the rest.
+
+    If the hook fails and its error is only logged, the rest is not called again: its result, or its
+    error, is that of the call. If the hook has not called the rest, this does.
+    """
+    registered = group.hooks[0]
+    registered.counted += 1
+    if not registered.begin_call():
+        return await rest(values)
+    wrapper = _WrapperCall(group, point, rest, values)
+    try:
+        await wrapper.make()
+        if not wrapper.is_logged:
+            registered.succeeded()
+            return point.value_of(wrapper.results[0])
+        if wrapper.answers:
+            return wrapper.answers[0]
+        if wrapper.errors:
+            raise_unchanged(wrapper.last_error())
+    finally:
+        registered.retry_later()
+        wrapper.errors.clear()  # their tracebacks refer to it
+    return await rest(values)
+
+
+class _WrappedCall(NamedTuple):
+    """What the caller has given as the next, and the arguments that the last hook gives it."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    keywords: Keywords
+
+
+async def call_wrapped(point: Point, args: tuple[Any, ...], keywords: Keywords) -> Any:
+    """Call what the caller has given as the next.
+
+    If no hook says with which arguments, those of the call that it takes.
+
+    Raises:
+        InvalidArgumentError: it cannot be called.
+    """
+    parameters = point.parameters
+    values = parameters.values(args, keywords)
+    given = parameters.chosen_value(values)
+    if isinstance(given, _WrappedCall):
+        result = given.function(*given.args, **given.keywords)
+    elif callable(given):
+        values.pop(parameters.chosen_key(values), None)
+        if isinstance(getattr(given, "__self__", None), _WrapperCall):
+            values = {}  # of a group that has this one as a hook: it takes what is changed
+        args, keywords = parameters.for_function(values, given)
+        result = given(*args, **keywords)
+    else:
+        raise InvalidArgumentError(
+            f"{point.name} got {safe_repr(given)} as the next; give what the last hook calls"
+        )
+    return await result if inspect.isawaitable(result) else result
+
+
+class _WrapperCall(HookCalls):
+    """The call of a hook that wraps others, which are called the rest here.
+
+    The time of the rest does not count towards the time limit of the hook.
+    """
+
+    __slots__ = (
+        "_active",
+        "_point",
+        "_rest",
+        "_secs_left",
+        "_since",
+        "_values",
+        "answers",
+        "errors",
+        "is_logged",
+    )
+
+    def __init__(
+        self,
+        group: OrderGroup,
+        point: Point,
+        rest: Rest,
+        values: Values,
+    ) -> None:
+        super().__init__(group)
+        self._point = point
+        self._rest = rest
+        self._values = values
+        self._active = 0  # calls of the rest that have not ended
+        self._secs_left: float | None = None
+        self._since = 0.0
+        self.answers: list[Any] = []
+        """The last result of the rest, if there is any."""
+        self.errors: list[BaseException] = []
+        """The errors of the rest."""
+        self.is_logged: bool = False
+        """Whether the hook has failed with an error that is only logged."""
+
+    async def make(self) -> None:
+        """Make the call."""
+        call = self._group.current_calls()[0]
+        parameters = self._point.parameters
+        values = self._values
+        if self._point.how == "wrap":
+            values = {**values, parameters.chosen_key(values): self.call_next}
+        args, keywords = parameters.for_hooks(values)
+        if self._point.how != "wrap":
+            args = (functools.partial(self._call_rest, self._values), *args)
+        if call.may_wait:
+            method = functools.partial(call.method, **keywords) if keywords else call.method
+            self.start(0, method, args, call.name, call.secs)
+        else:
+            try:
+                self.results[0] = await call.method(*args, **keywords)
+            except BaseException as error:
+                self.failed(0, error)
+        await self.wait()
+
+    async def call_next(self, /, *args: Any, **keywords: Any) -> Any:
+        """Call the next hook with the arguments of the call, of which some may be changed."""
+        parameters = self._point.parameters
+        does_nothing = self._point.does_nothing
+        values = parameters.changed(self._values, args, keywords, may_drop=does_nothing)
+        if does_nothing and (args or keywords):
+            given = parameters.chosen_value(self._values)
+            if isinstance(given, _WrappedCall):
+                given = given.function
+            values[parameters.chosen_key(values)] = _WrappedCall(given, args, keywords)
+        return await self._call_rest(values)
+
+    async def _call_rest(self, values: Values) -> Any:
+        """Call the rest, and keep its result or its error."""
+        if self.is_logged or self.is_left_behind(0):
+            raise HookCancelledError(
+                f"{self.describe(0)} has failed before this: it cannot call the next hook any more"
+            )
+        self._pause_timer()
+        try:
+            result = await self._rest(values)
+        except BaseException as error:
+            self.errors.append(error)
+            raise
+        finally:
+            self._resume_timer()
+        self.answers = [result]
+        return result
+
+    def _pause_timer(self) -> None:
+        """Stop the time limit of the hook while a call of the rest is active."""
+        self._active += 1
+        if self._secs_left is not None and self._active == 1:
+            self.stop_timer(0)
+            spent_secs = current_clock().now() - self._since
+            self._secs_left = max(0.0, self._secs_left - spent_secs)
+
+    def _resume_timer(self) -> None:
+        self._active -= 1
+        if self._secs_left is not None:
+            self.start_timer(0, self._secs_left)
+
+    def start_timer(self, number: int, secs: float) -> None:
+        """Start the time limit, or only note it if the rest is active."""
+        self._secs_left = secs
+        if not self._active and self.is_running(number):
+            self._since = current_clock().now()
+            super().start_timer(number, secs)
+
+    def last_error(self) -> BaseException:
+        """Return the last error of the rest that is not a cancellation."""
+        errors = [error for error in self.errors if not isinstance(error, CancelledError)]
+        return errors[-1]
+
+    def _passes(self, error: BaseException) -> bool:
+        """Return whether an error of the rest passes through the hook."""
+        return any(error is passed for passed in self.errors)
+
+    def suppresses(self, number: int, error: BaseException) -> bool:
+        if self._passes(error):
+            return False
+        # Without a result or an error of the rest there would be nothing to return.
+        was_cancelled = all(isinstance(error, CancelledError) for error in self.errors)
+        if (self._active or self.errors) and was_cancelled and not self.answers:
+            return False
+        self.is_logged = super().suppresses(number, error)
+        return self.is_logged
+
+    def add_origin(self, number: int, error: BaseException) -> None:
+        if not self._passes(error):
+            super().add_origin(number, error)
+
+    def cancelled_error(self, number: int, cause: BaseException) -> BaseException:
+        if self._passes(cause):
+            return hook_cancelled_error(f"what {self.describe(number)} wraps", cause)
+        return super().cancelled_error(number, cause)
+
+
+def generator_call(registered: RegisteredHook, method: str) -> Method:
+    """Return a hook's async generator as a function that wraps what its first argument calls.
+
+    `contextlib.asynccontextmanager` would set attributes of exceptions that pass through, which
+    some exceptions do not allow, and drop the result of the wrapped call.
+    """
+    function = getattr(registered.hook, method)
+
+    async def call(call_next: Callable[[], Awaitable[Any]], /, *args: Any, **keywords: Any) -> Any:
+        generator = function(*args, **keywords)
+        if not await _reaches_yield(generator):
+            return await call_next()
+        try:
+            result = await call_next()
+        except BaseException as error:
+            try:
+                await generator.athrow(error)
+            except StopAsyncIteration:
+                return None  # it has swallowed the error
+            except RuntimeError as raised:
+                # Python replaces these where they leave a generator.
+                if isinstance(error, StopAsyncIteration) and raised.__cause__ is error:
+                    raise_unchanged(error)
+                raise
+            await _reject_second_yield(generator, registered.call_name(method))
+        try:
+            await generator.asend(result)
+        except StopAsyncIteration:
+            return result
+        return await _reject_second_yield(generator, registered.call_name(method))
+
+    return call
+
+
+async def _reaches_yield(generator: AsyncGenerator[Any, Any]) -> bool:
+    """Return whether a generator reaches its `yield`; one that returns before wraps nothing."""
+    try:
+        await anext(generator)
+    except StopAsyncIteration:
+        return False
+    return True
+
+
+async def _reject_second_yield(generator: AsyncGenerator[Any, Any], who: str) -> NoReturn:
+    await generator.aclose()
+    raise InvalidHookError(f"{who} has yielded twice; a generator that wraps has one `yield`")
