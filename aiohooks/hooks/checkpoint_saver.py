@@ -23,6 +23,7 @@ from aiohooks.errors import (
     InvalidArgumentError,
     add_note,
     hook_cancelled_error,
+    is_clean_end,
     safe_repr,
 )
 from aiohooks.graph.session import Session
@@ -473,7 +474,13 @@ class CheckpointSaverHook(ScheduledHook):
                         else f"a listener requested it after saving step {step}"
                     )
         except Exception as error:
-            self._record_failure(error)
+            if is_clean_end(error):
+                # The input of a listener may end: that is no end of the training.
+                failure = RuntimeError(f"after_save of a listener raised {safe_repr(error)}")
+                failure.__cause__ = error
+                self._record_failure(failure)
+            else:
+                self._record_failure(error)
         except asyncio.CancelledError as error:
             self._record_failure(hook_cancelled_error(f"the save of step {step}", error))
             raise

@@ -728,17 +728,14 @@ class Coordinator(RequestMethods):
         look before: none of them can wake another, and no other code has. Tasks that they start
         meanwhile are part of it. `reason` is the message of the cancellation.
         """
-        family = self._family
         what = f"{self.requests.label}, {occasion}"
 
         def descriptions() -> dict[object, str]:
-            tasks = [task for coordinator in family for task in coordinator._tasks]
-            return {activity.task: str(activity) for activity in background_activities(tasks)}
+            activities = background_activities(self.all_tasks)
+            return {activity.task: str(activity) for activity in activities}
 
         async def have_ended(secs: float) -> bool:
-            return await self._wait_for(
-                lambda: not any(coordinator._tasks for coordinator in family), secs
-            )
+            return await self._wait_for(lambda: not self.all_tasks, secs)
 
         with LongWaitLog(what, descriptions):
             now = current_clock().now
@@ -750,9 +747,7 @@ class Coordinator(RequestMethods):
                     continue  # the loop was blocked, and nothing could use the queues
                 if await have_ended(secs_left):
                     return
-                waits = {
-                    task: queue_wait(task) for coordinator in family for task in coordinator._tasks
-                }
+                waits = {task: queue_wait(task) for task in self.all_tasks}
                 is_idle = None not in waits.values() and waits == waits_before
                 waits_before = waits
                 if is_idle and now() - began_at < stop_grace_secs:
@@ -803,6 +798,7 @@ class Coordinator(RequestMethods):
         tasks.
         """
         for coordinator in self._family:
+            coordinator._closed = True
             coordinator._disowned = coordinator._disowned or reason
             coordinator._ending = coordinator._ending or reason
 

@@ -565,7 +565,6 @@ class Lifecycle(Waiting):
             # The background calls are calls for this session.
             await self.hooks.background.finish(self.grace_secs)
             await self.feeds.stop_reading()
-            coordinator.close()
             coordinator.disown("its session was replaced")
             await coordinator.end_tasks(0, self.grace_secs, reason, "recovering")
             try:
@@ -763,7 +762,11 @@ class Lifecycle(Waiting):
         """
         coordinator = self.coordinator
         error = errors.primary or self.gave_up  # the block may have caught the latter
-        self._close_publisher(errors, error)
+        publisher = self._publisher
+        self._publisher = None
+        if publisher is not None:
+            with errors.collecting():
+                publisher.close(error)
         reason = f"the session has ended, and its grace period of {self.grace_secs} s is over"
         grace_secs = self.grace_secs
         failure = None
@@ -797,13 +800,6 @@ class Lifecycle(Waiting):
         if self._is_closed.is_set():  # it took longer than the grace period after a cancellation
             errors.log_late()
         errors.raise_cancel()
-
-    def _close_publisher(self, errors: EndErrors, error: BaseException | None) -> None:
-        publisher = self._publisher
-        self._publisher = None
-        if publisher is not None:
-            with errors.collecting():
-                publisher.close(error)
 
     def _cancel_tasks(self) -> None:
         self.coordinator.cancel_tasks("the session was cancelled while it was closed")
