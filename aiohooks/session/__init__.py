@@ -11,8 +11,8 @@ only from those above it:
     hook            SessionRunHook, and the arguments and results of its methods
     creators        the sources of a session; Scaffold, and how raw sessions are created and
                     restored
-    _hooks          HookSet: the hooks checked, sorted and called; their requests merged, the
-                    results split
+    merging         the requests of the caller and the hooks merged, the results split
+    hook_set        HookSet: the hooks checked, sorted and called
     feeds           the feeds of the loops: taken ahead, set back by a recovery
     recovery        RecoveryPolicy, its history and the root cause: decisions, nothing waits
     signals         SIGINT and SIGTERM as a drain or a stop

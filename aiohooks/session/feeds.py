@@ -218,10 +218,6 @@ class SessionFeeds:
                 text += f" are undone{', and their feeds come again' if tracked else ''}"
             logger.warning("%s: %s", self.coordinator.requests.label, text)
 
-    def leave_session(self) -> None:
-        """Note that the raw session is closed, and none follows."""
-        self._session = None
-
 
 def _is_loader(value: Any) -> bool:
     """Return whether a tracked object gives elements; a model may be iterable, and is called."""

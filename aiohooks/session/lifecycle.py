@@ -51,7 +51,6 @@ from aiohooks.errors import (
 from aiohooks.graph.graph import Graph, held
 from aiohooks.graph.session import GatheredRun, Monitor, Session, monitored_run
 from aiohooks.session._ending_tasks import LongWaitLog
-from aiohooks.session._hooks import HookSet
 from aiohooks.session.coordinator import Coordinator, Requests
 from aiohooks.session.creators import (
     ChiefSessionCreator,
@@ -62,6 +61,7 @@ from aiohooks.session.creators import (
 )
 from aiohooks.session.feeds import FeedsSetBack, SessionFeeds
 from aiohooks.session.hook import SessionRunHook
+from aiohooks.session.hook_set import HookSet
 from aiohooks.session.recovery import (
     CommittedRun,
     RecoveryHistory,
@@ -458,11 +458,12 @@ class Lifecycle(Waiting):
         self, error: BaseException, committed: CommittedRun | None
     ) -> CommittedRun | None:
         """Replace the raw session after `error`; return the run if the new one has its commit."""
-        step = None
         if committed is not None:
             step = committed.position.step
         elif self.session is not None:
             step = self.session.global_step.latest.step + 1
+        else:
+            step = None  # after a recovery that was cancelled, a creation has failed
         self.recovering_from = error
         what = f"recovery from {type(error).__name__}"
         try:
@@ -785,7 +786,6 @@ class Lifecycle(Waiting):
         coordinator.disown("the session has ended")
         session = self.session
         self.session = None
-        self.feeds.leave_session()
         if session is not None:
             with errors.collecting(), self._log_long_wait("the raw session"):
                 await session.aclose()

@@ -36,12 +36,12 @@ from aiohooks.errors import FetchError, InvalidArgumentError, SessionClosedError
 from aiohooks.graph.graph import A, B, C, D, FeedDict, Four, Graph, Node, Options, Three, Two
 from aiohooks.graph.session import Session
 from aiohooks.graph.variables import Variables
-from aiohooks.session._hooks import new_args
 from aiohooks.session.coordinator import WHY_VARIABLE, Coordinator, Producer, RequestMethods
 from aiohooks.session.creators import Source, creator_of
 from aiohooks.session.feeds import Feeds, FeedsSetBack, source_of
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook
 from aiohooks.session.lifecycle import Lifecycle
+from aiohooks.session.merging import new_args
 from aiohooks.session.recovery import NEVER, RecoveryPolicy
 from aiohooks.session.signals import SignalPolicy, StopOnSignal, policy_of
 from aiohooks.session.status import SessionStatus
@@ -245,9 +245,9 @@ class AsyncMonitoredSession(RequestMethods):
             effect_recorder=lifecycle.effects,
         )
         # Of all hooks, concurrently.
-        asked = await call_groups(hooks.before_run, (context,), step=step, waits=waits)
+        requests = await call_groups(hooks.before_run, (context,), step=step, waits=waits)
         merger = hooks.merger
-        (fetches, feed_dict, options), merged = merger.merge(request, asked)
+        (fetches, feed_dict, options), merged = merger.merge(request, requests)
         context.effects_before_run = len(context.effects)
         metadata: dict[str, Any] | None = None if options is None else {}
         build = None if merged is None else merged.build
@@ -255,7 +255,7 @@ class AsyncMonitoredSession(RequestMethods):
             # All or nothing: it commits at its end.
             values = await lifecycle.run_raw(waits, fetches, feed_dict, options, metadata, build)
         except FetchError as error:
-            merger.name_owners(error, asked)
+            merger.note_owners(error, requests)
             raise
         scope.committed = context.committed = True
         result, parts = (values, ()) if merged is None else values

@@ -15,7 +15,7 @@ from typing import Any
 import aiohooks as ah
 from aiohooks.graph.variables import values_of
 from aiohooks.session import lifecycle
-from aiohooks.session._hooks import HookSet
+from aiohooks.session.hook_set import HookSet
 from aiohooks.stores._protocol import Answer, Leave, Request, Write
 from tests.fuzz._harness import Method, replaced
 from tests.fuzz.explored.checkpoints import CheckpointFixture, WatchedSaver

@@ -122,9 +122,9 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         ),
     ): "a turn is due some time after that, not at it",
     (
-        "aiohooks/session/_hooks.py",
+        "aiohooks/session/merging.py",
         "Merger.merge",
-        "if len(self._known) >= _MOST_MERGES:  =>  if (len(self._known) > _MOST_MERGES):",
+        "if len(self._merged) >= _MOST_MERGES:  =>  if (len(self._merged) > _MOST_MERGES):",
     ): "one more is kept in memory",
     (
         "aiohooks/graph/session.py",

@@ -22,7 +22,7 @@ from aiohooks._core.clock import wake
 from aiohooks.errors import raise_unchanged
 from aiohooks.graph.session import Session
 from aiohooks.graph.variables import Values
-from aiohooks.session._hooks import HookSet
+from aiohooks.session.hook_set import HookSet
 from aiohooks.session.turns import Turns
 from tests.fuzz._harness import Method, replaced
 from tests.fuzz.random_programs import model
