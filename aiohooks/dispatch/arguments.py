@@ -245,15 +245,17 @@ class Parameters:
         the method has keyword-only parameters alone, these are the positions.
         """
         parameters = _parameters(function)
-        positions = self._positions(values, set()) or self._without_place(values, parameters)
+        most = _most_positions(parameters, len(values))
+        positions: list[Key] = []
+        if most:
+            positions = self._positions(values, set()) or self._without_place(values, parameters)
         keywords = {
             key: value
             for key, value in values.items()
             if isinstance(key, str) and key not in positions and _takes_name(parameters, key)
         }
         args = [values[key] for key in positions]
-        excess = len(args) - _most_positions(parameters, len(args))
-        return tuple(args[excess:]), keywords
+        return tuple(args[-most:]), keywords
 
     def _without_place(
         self,
