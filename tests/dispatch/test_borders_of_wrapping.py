@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 import aiohooks as ah
+from aiohooks._core.clock import sleep
 from aiohooks.errors import HookTimeoutError, InvalidHookError
 from aiohooks.testing import ManualClock
 from tests.support.checks import refused
@@ -213,6 +214,31 @@ async def test_cleanup_after_a_time_limit_may_call_the_next_one(
     with pytest.raises(HookTimeoutError):
         await call
     assert cleaned == [calls_next]
+
+
+async def test_the_time_of_the_next_one_does_not_count(clock: ManualClock) -> None:
+    """However often it is called: the limit is for the hook's own time, of all parts together."""
+
+    async def run(self, prompt, call_next):
+        for _ in range(int(prompt)):
+            await sleep(1)
+            await call_next()
+
+    async def model(prompt):
+        await sleep(10)
+
+    group = ah.HookGroup(Wraps, [ah.configure(hook(run=run), timeout=2.5)])
+
+    async def called(times):
+        call = await parked(group.hooks.run(times, model), 5)
+        while not call.done():
+            clock.advance(1)
+            await ticks(10)
+        await call
+
+    await called("2")
+    with pytest.raises(HookTimeoutError):
+        await called("3")
 
 
 async def test_the_grace_period_runs_while_the_next_one_does(clock: ManualClock) -> None:
