@@ -223,6 +223,7 @@ async def test_the_time_of_the_next_one_does_not_count(clock: ManualClock) -> No
         for _ in range(int(prompt)):
             await sleep(1)
             await call_next()
+        await sleep(0.25)
 
     async def model(prompt):
         await sleep(10)
@@ -232,7 +233,7 @@ async def test_the_time_of_the_next_one_does_not_count(clock: ManualClock) -> No
     async def called(times):
         call = await parked(group.hooks.run(times, model), 5)
         while not call.done():
-            clock.advance(1)
+            clock.advance(0.25)
             await ticks(10)
         await call
 
