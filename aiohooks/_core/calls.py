@@ -466,6 +466,10 @@ class Calls(Waiting):
             if timer is not None:
                 timer.cancel()
 
+    def has_timed_out(self, number: int) -> bool:
+        """Return whether a call has exceeded its time limit, and has the grace period to end."""
+        return self._ending is not None and number in self._ending.timeouts
+
     def _expire(self, number: int) -> None:
         ending = self._get_ending()
         task = self._tasks[number]

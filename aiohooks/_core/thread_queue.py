@@ -83,7 +83,8 @@ class ThreadQueue(abc.ABC, Generic[T]):
             if report is not None:
                 report()
             # An idle queue keeps neither the error nor what reports it.
-            error = report = None
+            error = None
+            report = None
             with self._changed:
                 self._reporting = False
                 waiters = self._waiters

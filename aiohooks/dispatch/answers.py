@@ -161,8 +161,8 @@ async def answer(
     if keywords:
         args, keywords = point.parameters.call_for_hooks(args, keywords)
     if point.how == "chain":
-        result = await _chained(target, args, keywords)
-    elif target.until_answered:
+        return await _chained(target, own, args, keywords)
+    if target.until_answered:
         result = await _first_result(target, args, keywords)
     else:
         result = combined(target, await call_groups(target.groups, args, keywords))
@@ -179,15 +179,25 @@ async def all_results(target: Target, args: tuple[Any, ...], keywords: Keywords)
     return await call_groups(target.groups, *given)
 
 
-async def _chained(target: Target, args: tuple[Any, ...], keywords: Keywords) -> Any:
+async def _chained(
+    target: Target,
+    own: Method,
+    args: tuple[Any, ...],
+    keywords: Keywords,
+) -> Any:
+    """Call the hooks of a chain; if none has a result, call `own`, the method of the class."""
     parameters = target.point.parameters
     values = parameters.values(args, keywords)
+    has_result = False
     for group in target.until_answered:
         (result,) = await call_groups((group,), *parameters.for_hooks(values))
         if isinstance(result, ChainEnd):
             return result.value
         if result is not None:
             values[parameters.chosen_key(values)] = result
+            has_result = True
+    if not has_result:
+        return await own(*args, **keywords)
     return parameters.chosen_value(values)
 
 

@@ -116,7 +116,8 @@ class Parameters:
         return self._sorted({**values, **defaults}) if defaults else values
 
     def _sorted(self, values: Values) -> Values:
-        order = (*self._keys, *self.keyword_only)
+        places = sorted(key for key in values if isinstance(key, int))
+        order = dict.fromkeys((*self._keys, *self.keyword_only, *places))
         return {key: values[key] for key in order if key in values} | values
 
     def spread(self, values: Values) -> Arguments:
@@ -164,7 +165,8 @@ class Parameters:
         """Return the key of the chosen argument."""
         if self.chosen is not None:
             return self.by_position.get(self.chosen, self.chosen)
-        return max([key for key in values if isinstance(key, int)], default=0)
+        places = [key for key in values if isinstance(key, int)]
+        return max(places, default=next(reversed(values), 0))
 
     def chosen_value(self, values: Values) -> Any:
         """Return the chosen argument, or its default, or None."""
@@ -182,7 +184,7 @@ class Parameters:
         """Return the values with the changes that a hook makes when it calls the next one.
 
         What is passed by name replaces the value of that name, and what is passed by position the
-        last values, apart from the chosen argument.
+        last positions, apart from the chosen argument.
 
         Args:
             values: the values that the hook was called with.
@@ -193,46 +195,89 @@ class Parameters:
         Raises:
             TypeError: there are such positions, and they must not be dropped.
         """
-        own = {self.chosen_key(values), *keywords}
-        replaced = [key for key in values if key not in own and key not in self.keyword_only]
-        left_out = [key for key in self._keys if key in self._defaults and key not in values]
-        missing = max(len(args) - len(replaced), 0)
-        # The hook passes what its own caller has left out.
-        replaced += [key for key in left_out if key not in own][:missing]
+        changed: Values = dict(values)
+        changed.update(keywords)
+        chosen = self.chosen_key(values)
+        fixed = {chosen, *keywords}
+        replaced = self._positions(values, fixed)
+        for key in self._keys:
+            # The hook passes what its own caller has left out.
+            is_left_out = key not in changed and key in self._defaults
+            if is_left_out and len(replaced) < len(args):
+                replaced.append(key)
         if not replaced:
-            replaced = [key for key in self.keyword_only if key in values and key not in own]
-        if len(args) > len(replaced) and not may_drop:
+            replaced = [key for key in self.keyword_only if key in values and key not in fixed]
+        excess = len(args) - len(replaced)
+        if excess > 0 and self.takes_more_positions:
+            replaced += self._more_places(changed, chosen, excess)
+        elif excess > 0 and not may_drop:
             raise TypeError(
                 f"the next one is called with {len(args)} positional arguments, but it has"
                 f" {len(replaced)} beside the one that calls the next"
             )
         places = [*self._sorted(dict.fromkeys(replaced))]
-        last = dict(zip(reversed(places), reversed(args), strict=False))
-        changed: Values = dict(values)
-        changed.update(keywords)
-        changed.update(last)
+        changed.update(zip(reversed(places), reversed(args), strict=False))
         return self._sorted(changed)
+
+    def _positions(self, values: Values, fixed: set[Key]) -> list[Key]:
+        """Return the keys of values that are passed by position, except those that are fixed."""
+        return [
+            key
+            for key in values
+            if key not in fixed and (isinstance(key, int) or key in self._keys)
+        ]
+
+    def _more_places(self, values: Values, chosen: Key, count: int) -> list[Key]:
+        """Return further places of `*args`; the chosen argument is moved behind them if it is the
+        last.
+        """
+        places = [key for key in values if isinstance(key, int)]
+        first = max(places, default=len(self._keys) - 1) + 1
+        if self.chosen is None:
+            first -= 1
+            values[first + count] = values.pop(chosen)
+        return [*range(first, first + count)]
 
     def for_function(self, values: Values, function: Callable[..., Any]) -> Arguments:
         """Return the positions and the keywords of a call of a function that is no hook.
 
-        It gets the last values by position, as many as it takes; and by name its keyword-only
-        parameters, and what the method has no parameter for.
+        It gets the last positions, as many as it takes, and by name what it has a parameter for. If
+        the method has keyword-only parameters alone, these are the positions.
         """
         parameters = _parameters(function)
-        keyword_only = {
-            parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY
+        most = _most_positions(parameters, len(values))
+        positions: list[Key] = []
+        if most:
+            positions = self._positions(values, set()) or self._without_place(values, parameters)
+        keywords = {
+            key: value
+            for key, value in values.items()
+            if isinstance(key, str) and key not in positions and _takes_name(parameters, key)
         }
-        names = {*self._keys, *self.keyword_only} - keyword_only
-        args: list[Any] = []
-        keywords: dict[str, Any] = {}
-        for key, value in values.items():
-            if isinstance(key, int) or key in names:
-                args.append(value)
-            else:
-                keywords[key] = value
-        excess = len(args) - _most_positions(parameters, len(args))
-        return tuple(args[excess:]), keywords
+        args = [values[key] for key in positions]
+        return tuple(args[-most:]), keywords
+
+    def _without_place(
+        self,
+        values: Values,
+        parameters: Iterable[inspect.Parameter],
+    ) -> list[Key]:
+        """Return keyword-only parameters of the method that a function does not take by name."""
+        return [
+            name
+            for name in self.keyword_only
+            if name in values and not _takes_name(parameters, name)
+        ]
+
+
+def _takes_name(parameters: Iterable[inspect.Parameter], name: str) -> bool:
+    """Return whether a function takes an argument of this name by name."""
+    for parameter in parameters:
+        if parameter.kind is parameter.VAR_KEYWORD:
+            return True
+        if parameter.name == name and parameter.kind is parameter.KEYWORD_ONLY:
+            return True
+    return False
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -224,21 +224,47 @@ class RegisteredHook:
         self._retry_at = None
         return True
 
-    def succeeded(self) -> None:
-        """Note the success of a call. A disabled hook that was tried again is enabled."""
-        self.failures_in_a_row = 0
-        if self.disabled_since is None or self.registration.retry_secs is None:
+    def end_call(self, *, is_retry: bool, has_succeeded: bool) -> None:
+        """Note the end of a call.
+
+        Args:
+            is_retry: whether the hook was disabled when the call began.
+            has_succeeded: whether the call has returned; this enables the hook again if it was the
+                retry, and otherwise there is another retry later.
+        """
+        if has_succeeded:
+            self.failures_in_a_row = 0
+        if not is_retry:
             return
-        if self._retry_at is None:
+        if has_succeeded:
             self.disabled_since = None
             message = "%s has succeeded and is called again, as its retry_secs says"
             logger.warning(message, self.name)
+        else:
+            self._set_retry()
 
-    def retry_later(self) -> None:
-        """Let a call try a disabled hook again after its `retry_secs`, if it has any."""
+    def _set_retry(self) -> None:
         secs = self.registration.retry_secs
-        if self.disabled_since is not None and secs is not None:
+        if secs is not None:
             self._retry_at = monotonic_now()() + secs
+
+    def count_failure(self, error: Exception) -> None:
+        """Count an error of a call."""
+        self.failures += 1
+        self.failures_in_a_row += 1
+        self.last_error = printable(safe_repr(error))
+
+    def disable_if_due(self) -> None:
+        """Disable the hook if it has failed as often in a row as its `disable_after` says."""
+        limit = self.registration.disable_after
+        if limit is None or self.failures_in_a_row < limit or self.disabled_since is not None:
+            return
+        self.disabled_since = time.time()
+        self._set_retry()
+        secs = self.registration.retry_secs
+        period = "any more" if secs is None else f"for {secs:g} s"
+        message = "%s failed %s times in a row and is not called %s, as its disable_after says"
+        logger.warning(message, self.name, limit, period)
 
     def suppresses(self, who: str, error: BaseException) -> bool:
         """Count an error. If it is only logged, log it and return True.
@@ -248,11 +274,9 @@ class RegisteredHook:
         """
         if not isinstance(error, Exception):
             return False
-        self.failures += 1
-        self.last_error = printable(safe_repr(error))
+        self.count_failure(error)
         if self.registration.on_error != "log":
             return False
-        self.failures_in_a_row += 1
         # A method of a session has the step in its name.
         kind_of_error = who.partition(" at step ")[0], type(error)
         if kind_of_error not in self._logged_errors:
@@ -264,18 +288,8 @@ class RegisteredHook:
         elif is_logged(self.failures):
             message = "%s failed for the %sth time; continuing, as its on_error says: %s"
             logger.error(message, who, self.failures, self.last_error)
-        limit = self.registration.disable_after
-        if limit is not None and self.failures_in_a_row >= limit and self.disabled_since is None:
-            self._disable(limit)
+        self.disable_if_due()
         return True
-
-    def _disable(self, failures: int) -> None:
-        self.disabled_since = time.time()
-        self.retry_later()
-        secs = self.registration.retry_secs
-        period = "any more" if secs is None else f"for {secs:g} s"
-        message = "%s failed %s times in a row and is not called %s, as its disable_after says"
-        logger.warning(message, self.name, failures, period)
 
     def __repr__(self) -> str:
         disabled = "" if self.disabled_since is None else ", disabled"
@@ -298,7 +312,7 @@ def bound_method(registered: RegisteredHook, method: str) -> Method:
     if is_coroutine_function(bound) or inspect.isasyncgenfunction(bound):
         return cast("Method", bound)
     if registered.registration.thread:
-        return threaded(bound)
+        return threaded(bound, registered.call_name(method))
     return plain_call(bound, registered.call_name(method))
 
 
@@ -416,14 +430,15 @@ def _hook_call(
 
 def _unless_disabled(method: Method, registered: RegisteredHook) -> Method:
     async def call(*args: Any, **keywords: Any) -> Any:
+        is_retry = registered.disabled_since is not None
         if not registered.begin_call():
             return None
         try:
             result = await method(*args, **keywords)
         except BaseException:
-            registered.retry_later()
+            registered.end_call(is_retry=is_retry, has_succeeded=False)
             raise
-        registered.succeeded()
+        registered.end_call(is_retry=is_retry, has_succeeded=True)
         return result
 
     return call

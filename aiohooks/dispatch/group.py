@@ -574,6 +574,7 @@ class HookGroup(Generic[K]):
     async def _exit_removed(self, registered: RegisteredHook, calls: list[ActiveCalls]) -> None:
         """Exit a removed hook, when the calls that began before it was removed have ended."""
         await wait_done([active.idle() for active in calls], None)
+        await self._background.drain([registered])
         # One hook after another, in order of removal: all exits run in one context.
         exits = [*self._exits]
         earlier_exits = exits[: exits.index(current_task())]
@@ -808,7 +809,8 @@ class _FunctionGroup:
             # Where it is not clear, this is said elsewhere for the first.
             with contextlib.suppress(InvalidHookError):
                 like = Point(object, "__call__", self._method_like(compared), None, None)
-                places.add(like.parameters.chosen_place)
+                if like.parameters.chosen is not None:  # of `*args` it is the last one
+                    places.add(like.parameters.chosen_place)
         if len(places) > 1:
             raise InvalidHookError(
                 f"{function!r} has its arguments in another order than {pattern!r}, which"

@@ -165,15 +165,7 @@ def plain_call(function: Callable[..., Any], who: str) -> Callable[..., Awaitabl
 
     @functools.wraps(function)
     async def call(*args: Any, **keywords: Any) -> Any:
-        result = function(*args, **keywords)
-        if inspect.isawaitable(result):
-            if inspect.iscoroutine(result):
-                result.close()  # or Python warns that it was never awaited
-            raise InvalidHookError(
-                f"{who} is a plain function, and returned {result!r}; write it as `async def`, or"
-                " annotate it"
-            )
-        return result
+        return _plain_result(function(*args, **keywords), who)
 
     @functools.wraps(function)
     async def call_and_wait(*args: Any, **keywords: Any) -> Any:
@@ -181,6 +173,18 @@ def plain_call(function: Callable[..., Any], who: str) -> Callable[..., Awaitabl
         return await result if inspect.isawaitable(result) else result
 
     return call_and_wait if returns_awaitable(function) else call
+
+
+def _plain_result(result: Any, who: str) -> Any:
+    """Return the result of a plain function; raise if it is an awaitable."""
+    if not inspect.isawaitable(result):
+        return result
+    if inspect.iscoroutine(result):
+        result.close()  # or Python warns that it was never awaited
+    raise InvalidHookError(
+        f"{who} is a plain function, and returned {result!r}; write it as `async def`, or annotate"
+        " it"
+    )
 
 
 def returns_awaitable(function: Any) -> bool:
@@ -191,12 +195,12 @@ def returns_awaitable(function: Any) -> bool:
     return awaits != "never"
 
 
-def threaded(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+def threaded(function: Callable[..., Any], who: str) -> Callable[..., Awaitable[Any]]:
     """Return a plain function as a coroutine function that calls it in a worker thread."""
 
     @functools.wraps(function)
     async def call(*args: Any, **keywords: Any) -> Any:
-        return await call_in_thread(function, args, keywords)
+        return _plain_result(await call_in_thread(function, args, keywords), who)
 
     return call
 

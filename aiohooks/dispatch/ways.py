@@ -78,8 +78,9 @@ def point(how: How) -> Callable[[F], F]:
             `"wrap"`: an argument calls the next hook: the one that is annotated as a callable which
             returns an awaitable; or, if it has no annotation, the only one, or the last one of a
             method that is marked with `@point`. The arguments that it is given replace the last
-            ones of the call. The one of the last hook calls the class's own method, or, where that
-            is abstract or does nothing, what the caller gave.
+            ones of the call. The one of the last hook calls the class's own method; or, where that
+            is abstract or does nothing, what the caller gave, with what this hook passes by
+            position, or else with the arguments of the call.
 
     Raises:
         InvalidArgumentError: `how` is something else.
@@ -187,7 +188,10 @@ class Point:
         nexts = [name for name, annotation in arguments.items() if calls_next(annotation)]
         marked = getattr(member, _MARK, None) or getattr(function, _MARK, None)
         asked = given or marked or default
-        problem = self._choose_argument(asked, arguments, result, is_marked=asked is marked)
+        guess: Guess = "last"
+        if asked is not marked:
+            guess = "only" if given else "none"
+        problem = self._choose_argument(asked, arguments, result, guess)
         if problem and (given or marked):
             raise InvalidHookError(f"{self.label} cannot {_way_of(asked)}: {problem}")
         self.how: Way | Literal["none", "any", "one"] = "one"
@@ -237,8 +241,7 @@ class Point:
         asked: How | None,
         arguments: Mapping[str, Any],
         result: Any,
-        *,
-        is_marked: bool,
+        guess: Guess,
     ) -> str:
         """Choose the argument that a way is about.
 
@@ -246,7 +249,7 @@ class Point:
             asked: the way.
             arguments: the annotations of the arguments, by name.
             result: the annotation of the result.
-            is_marked: whether the way is marked on the method.
+            guess: which argument calls the next hook if none is annotated so.
 
         Returns:
             Why the way cannot hold, or an empty text.
@@ -257,7 +260,7 @@ class Point:
         if isinstance(asked, NamedArgument):
             return self._take_argument(asked.argument)
         if way in ("chain", "wrap"):
-            return self._find_argument(way, arguments, result, is_marked=is_marked)
+            return self._find_argument(way, arguments, result, guess)
         return ""
 
     def _take_argument(self, name: str) -> str:
@@ -274,15 +277,14 @@ class Point:
         way: str,
         arguments: Mapping[str, Any],
         result: Any,
-        *,
-        is_marked: bool,
+        guess: Guess,
     ) -> str:
         """Choose the argument that a way is about; return why it is not clear, or an empty text."""
         if not arguments and self.parameters.takes_more_positions:
             return ""
         if way == "wrap":
             does = "calls the next hook"
-            found = _arguments_that_call(arguments, may_be_last=is_marked)
+            found = _arguments_that_call(arguments, guess)
         else:
             does = "takes the result"
             found = [*arguments]
@@ -328,15 +330,18 @@ _ONLY_ASYNC: dict[Way | None, str] = {
 }
 
 
-def _arguments_that_call(arguments: Mapping[str, Any], *, may_be_last: bool) -> list[str]:
-    """Return the arguments that may call the next hook, by their annotations.
+Guess = Literal["none", "only", "last"]
+"""Which argument without an annotation calls the next hook: none, one that is alone, or the last
+one. A way for all methods of a class says nothing of a single one of them.
+"""
 
-    Without annotations it is the only argument, or, if `may_be_last`, the last one.
-    """
+
+def _arguments_that_call(arguments: Mapping[str, Any], guess: Guess) -> list[str]:
+    """Return the arguments that may call the next hook, by their annotations or else by a guess."""
     found = [name for name in arguments if calls_next(arguments[name])]
     if not found:
         found = [name for name in arguments if calls_next(arguments[name], is_unsure=True)]
-    if not found and (may_be_last or len(arguments) == 1):
+    if not found and (guess == "last" or (guess == "only" and len(arguments) == 1)):
         found = [name for name in [*arguments][-1:] if arguments[name] is Any]
     return found
 

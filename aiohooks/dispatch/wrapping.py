@@ -59,26 +59,28 @@ async def _call_wrapper(
     """
     registered = group.hooks[0]
     registered.counted += 1
+    is_retry = registered.disabled_since is not None
     if not registered.begin_call():
         return await rest(values)
     wrapper = _WrapperCall(group, point, rest, values)
+    has_succeeded = False
     try:
         await wrapper.make()
         if not wrapper.is_logged:
-            registered.succeeded()
+            has_succeeded = True
             return point.value_of(wrapper.results[0])
         if wrapper.answers:
             return wrapper.answers[0]
         if wrapper.errors:
             raise_unchanged(wrapper.last_error())
     finally:
-        registered.retry_later()
+        registered.end_call(is_retry=is_retry, has_succeeded=has_succeeded)
         wrapper.errors.clear()  # their tracebacks refer to it
     return await rest(values)
 
 
 class _WrappedCall(NamedTuple):
-    """What the caller has given as the next, and the arguments that the last hook gives it."""
+    """What the caller has given as the next, with what the last hook passes to it."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -88,7 +90,8 @@ class _WrappedCall(NamedTuple):
 async def call_wrapped(point: Point, args: tuple[Any, ...], keywords: Keywords) -> Any:
     """Call what the caller has given as the next.
 
-    If no hook says with which arguments, those of the call that it takes.
+    It gets the positions that the last hook passes, exactly; if there are none, those of the call
+    that it takes. Keywords are those of the call that it takes.
 
     Raises:
         InvalidArgumentError: it cannot be called.
@@ -96,18 +99,23 @@ async def call_wrapped(point: Point, args: tuple[Any, ...], keywords: Keywords) 
     parameters = point.parameters
     values = parameters.values(args, keywords)
     given = parameters.chosen_value(values)
+    values.pop(parameters.chosen_key(values), None)
+    exact = None
     if isinstance(given, _WrappedCall):
-        result = given.function(*given.args, **given.keywords)
-    elif callable(given):
-        values.pop(parameters.chosen_key(values), None)
-        if isinstance(getattr(given, "__self__", None), _WrapperCall):
-            values = {}  # of a group that has this one as a hook: it takes what is changed
-        args, keywords = parameters.for_function(values, given)
-        result = given(*args, **keywords)
-    else:
+        exact = given
+        given = exact.function
+    if not callable(given):
         raise InvalidArgumentError(
             f"{point.name} got {safe_repr(given)} as the next; give what the last hook calls"
         )
+    outer = getattr(given, "__self__", None)
+    if isinstance(outer, _WrapperCall) and exact is None:
+        return await outer.call_next_with(values)
+    args, keywords = parameters.for_function(values, given)
+    if exact is not None:
+        args = exact.args
+        keywords = {**keywords, **exact.keywords}
+    result = given(*args, **keywords)
     return await result if inspect.isawaitable(result) else result
 
 
@@ -176,11 +184,17 @@ class _WrapperCall(HookCalls):
         does_nothing = self._point.does_nothing
         values = parameters.changed(self._values, args, keywords, may_drop=does_nothing)
         if does_nothing and (args or keywords):
-            given = parameters.chosen_value(self._values)
+            given = parameters.chosen_value(values)
             if isinstance(given, _WrappedCall):
                 given = given.function
-            values[parameters.chosen_key(values)] = _WrappedCall(given, args, keywords)
+            if args:
+                given = _WrappedCall(given, args, keywords)
+            values[parameters.chosen_key(values)] = given
         return await self._call_rest(values)
+
+    async def call_next_with(self, values: Values) -> Any:
+        """Call the next hook with these values of a group that a hook calls inside of its own."""
+        return await self._call_rest({**self._values, **values})
 
     async def _call_rest(self, values: Values) -> Any:
         """Call the rest, and keep its result or its error."""
@@ -202,14 +216,14 @@ class _WrapperCall(HookCalls):
     def _pause_timer(self) -> None:
         """Stop the time limit of the hook while a call of the rest is active."""
         self._active += 1
-        if self._secs_left is not None and self._active == 1:
+        if self._secs_left is not None and self._active == 1 and not self.has_timed_out(0):
             self.stop_timer(0)
             spent_secs = current_clock().now() - self._since
             self._secs_left = max(0.0, self._secs_left - spent_secs)
 
     def _resume_timer(self) -> None:
         self._active -= 1
-        if self._secs_left is not None:
+        if self._secs_left is not None and not self.has_timed_out(0):
             self.start_timer(0, self._secs_left)
 
     def start_timer(self, number: int, secs: float) -> None:
@@ -234,6 +248,9 @@ class _WrapperCall(HookCalls):
         # Without a result or an error of the rest there would be nothing to return.
         was_cancelled = all(isinstance(error, CancelledError) for error in self.errors)
         if (self._active or self.errors) and was_cancelled and not self.answers:
+            if isinstance(error, Exception):
+                self._group.hooks[0].count_failure(error)
+                self._group.hooks[0].disable_if_due()
             return False
         self.is_logged = super().suppresses(number, error)
         return self.is_logged

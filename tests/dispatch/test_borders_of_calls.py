@@ -110,6 +110,20 @@ async def test_call_of_a_group_is_refused_in_another_thread() -> None:
     await asyncio.to_thread(in_thread)
 
 
+@pytest.mark.parametrize("keywords", [{}, {"event": "started"}])
+async def test_a_call_of_all_hooks_takes_keywords(keywords) -> None:
+    """Also where no hook can wait, so that the calls are made one after another."""
+
+    class Sees:
+        async def on_event(self, event):
+            return event
+
+    args = () if keywords else ("started",)
+    group = ah.HookGroup(Events, [Sees(), Sees()])
+    for _ in range(2):
+        assert await group.call(Events.on_event, *args, **keywords) == ["started", "started"]
+
+
 async def test_all_results_of_no_hook_are_an_empty_list() -> None:
     """Whatever is annotated; merged, they are empty as annotated."""
 

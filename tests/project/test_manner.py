@@ -10,7 +10,6 @@ import pytest
 from tests.support.source import ROOT, python_files
 
 STILL_TO_BE_REWRITTEN = {
-    "aiohooks/_core/thread_queue.py": "issue 38",
     "aiohooks/dispatch/": "issue 38",
     "aiohooks/_why/": "issue 39",
     "aiohooks/session/": "issue 39",

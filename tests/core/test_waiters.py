@@ -1,0 +1,52 @@
+"""Waits by threshold, and the log line of waits that last."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from aiohooks._core.waiters import ThresholdWaiters
+from aiohooks._core.waits import WaitLog
+from aiohooks.testing import ManualClock
+
+pytestmark = pytest.mark.every_python
+
+
+async def test_the_lowest_threshold_is_that_of_a_wait_that_is_left() -> None:
+    """Also after the wait for the lowest one has been discarded, and after all have."""
+    loop = asyncio.get_running_loop()
+    waiters: ThresholdWaiters[int] = ThresholdWaiters(none=100)
+    futures = {threshold: loop.create_future() for threshold in (3, 5, 7)}
+    for threshold, future in futures.items():
+        waiters.park(threshold, future)
+    assert waiters.lowest == 3
+    assert waiters.discard(3, futures[3])
+    assert waiters.lowest == 5
+    assert not waiters.discard(3, futures[3])
+    waiters.wake(5)
+    assert (await futures[5], waiters.lowest, waiters.count) == (5, 7, 1)
+    assert waiters.discard(7, futures[7])
+    assert (waiters.lowest, waiters.count) == (100, 0)
+
+
+def test_a_wait_is_logged_once_a_minute(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also if the oldest wait has ended, and a younger one had begun before the last line."""
+    log = WaitLog(logging.getLogger("aiohooks.waits"), clock, lambda: "somewhere")
+    with caplog.at_level("INFO", "aiohooks.waits"):
+        log.begin("first")
+        clock.advance(30)
+        log.begin("second")
+        clock.advance(30)
+        assert [record.getMessage() for record in caplog.records] == ["somewhere, for 60 s now"]
+        log.end("first")
+        clock.advance(59)
+        assert len(caplog.records) == 1
+        clock.advance(1)
+        assert caplog.records[1].getMessage() == "somewhere, for 90 s now"
+        log.end("second")
+        clock.advance(600)
+    assert len(caplog.records) == 2

@@ -1,0 +1,354 @@
+"""Borders of hooks that wrap, of chains, and of what becomes of a hook beside its calls."""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
+# mypy: disable-error-code="empty-body, var-annotated"
+# Annotations say how results are combined, and most classes here have none.
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+import aiohooks as ah
+from aiohooks._core.clock import sleep
+from aiohooks.errors import HookTimeoutError, InvalidHookError
+from aiohooks.testing import ManualClock
+from tests.support.checks import refused
+from tests.support.waiting import forever, parked, ticks
+
+pytestmark = pytest.mark.every_python
+
+
+def hook(**methods):
+    """Return an object of a class with these methods."""
+    return type("Observer", (), methods)()
+
+
+class Wraps:
+    """Methods without a body, so that what the caller gives is wrapped."""
+
+    @ah.point(ah.wrap(argument="call_next"))
+    async def ask(self, prompt, call_next, **options): ...
+
+    @ah.point(ah.wrap(argument="call_next"))
+    async def send(self, call_next, *parts, flag=False): ...
+
+    @ah.point(ah.wrap(argument="call_next"))
+    async def get(self, request, call_next, *, timeout=3): ...
+
+    @ah.point("wrap")
+    async def run(self, prompt, call_next): ...
+
+
+class Own:
+    @ah.point("wrap")
+    async def run(self, prompt, call_next):
+        return await call_next(prompt)
+
+
+async def echo(*args, **keywords):
+    return args, keywords
+
+
+# -- arguments
+
+
+async def test_positions_replace_no_keyword_of_the_caller() -> None:
+    """What the method has no parameter for stays as it is."""
+
+    async def ask(self, prompt, call_next, **options):
+        return await call_next(prompt.strip())
+
+    async def sees(self, prompt, call_next, **options):
+        seen.append((prompt, options))
+        return await call_next()
+
+    seen: list[object] = []
+    hooks = ah.compose(Wraps, [hook(ask=ask), hook(ask=sees)])
+    assert await hooks.ask(" hi ", echo, trace=True) == (("hi",), {"trace": True})
+    assert seen == [("hi", {"trace": True})]
+
+
+async def test_more_positions_are_passed_on_where_any_are_taken() -> None:
+    """All of them replace those of the caller, in order."""
+
+    async def send(self, call_next, *parts, flag=False):
+        return await call_next("a", "b", "c")
+
+    async def sees(self, call_next, *parts, flag=False):
+        seen.append((parts, flag))
+        return await call_next()
+
+    seen: list[object] = []
+    hooks = ah.compose(Wraps, [hook(send=send), hook(send=sees)])
+    assert await hooks.send(echo, "x", "y", flag=True) == (("a", "b", "c"), {"flag": True})
+    assert seen == [(("a", "b", "c"), True)]
+
+    async def star(*args):
+        return await args[-1]("a", "b", "c")
+
+    async def inner(*args):
+        seen.append(args[:-1])
+        return await args[-1]()
+
+    assert await ah.compose_functions([star, inner], results="wrap")("x", echo) == (
+        ("a", "b", "c"),
+        {},
+    )
+    assert seen[-1] == ("a", "b", "c")
+
+
+async def test_keyword_only_parameters_become_no_positions() -> None:
+    """What is wrapped gets them by name, if it takes that."""
+
+    async def only(request):
+        return request
+
+    hooks = ah.compose(Wraps, [])
+    assert await hooks.send(echo, "a", "b", flag=True) == (("a", "b"), {"flag": True})
+    assert await hooks.get("request", only, timeout=5) == "request"
+
+
+@pytest.mark.parametrize("kind", [Wraps, Own])
+@pytest.mark.parametrize("passes", [None, "passes", "fails"])
+async def test_a_group_in_a_hook_keeps_what_the_hook_has_changed(kind, passes) -> None:
+    """Whatever its own hooks do: none, one that passes nothing, one whose error is only logged."""
+
+    async def through(self, prompt, call_next):
+        if passes == "fails":
+            raise OSError
+        return await call_next()
+
+    async def outer(self, prompt, call_next):
+        return await inner.run(f"{prompt}+", call_next)
+
+    async def model(prompt):
+        return prompt
+
+    inner_hooks = [ah.configure(hook(run=through), on_error="log")] if passes else []
+    inner = ah.compose(kind, inner_hooks)
+    assert await ah.compose(kind, [hook(run=outer)]).run("p", model) == "p+"
+
+
+def test_a_way_for_all_methods_does_not_guess() -> None:
+    """A method with one argument and no annotation may have nothing to do with wrapping."""
+
+    class App:
+        async def handle(self, request, call_next: Callable[..., Awaitable[str]]) -> str: ...
+
+        async def setup(self, config): ...
+
+    async def setup(self, config): ...
+
+    ah.compose(App, [hook(setup=setup)], results="wrap")
+    with refused(InvalidHookError, "#1.setup and Observer#2.setup both return a result"):
+        ah.compose(App, [hook(setup=setup), hook(setup=setup)], results="wrap")
+
+
+async def test_a_chain_without_a_result_calls_the_method_of_the_class() -> None:
+    """None that ends a chain is a result, and the last argument otherwise is none."""
+
+    class Text:
+        @ah.point("chain")
+        async def clean(self, text):
+            return f"own {text}"
+
+    async def none(self, text): ...
+
+    async def ends(self, text):
+        return ah.dispatch.end_chain(None)
+
+    async def strips(self, text):
+        return text.strip()
+
+    assert await ah.compose(Text, [hook(clean=none)]).clean("x") == "own x"
+    assert await ah.compose(Text, [hook(clean=ends)]).clean("x") is None
+    assert await ah.compose(Text, [hook(clean=strips)]).clean(" x ") == "x"
+
+
+async def test_functions_of_any_arguments_stand_beside_others() -> None:
+    """Their last argument is the one that counts; also if there is no function at all."""
+
+    async def named(request, call_next):
+        return await call_next(f"{request}+")
+
+    async def star(*args):
+        return await args[-1](*args[:-1])
+
+    async def tool(request):
+        return request
+
+    for functions in ([named, star], [star, named]):
+        assert await ah.compose_functions(functions, results="wrap")("x", tool) == "x+"
+    nothing = ah.compose_functions([], results="chain")
+    assert await nothing("x") == await nothing(text="x") == "x"
+
+
+# -- time limits and failures
+
+
+@pytest.mark.parametrize("calls_next", [False, True])
+async def test_cleanup_after_a_time_limit_may_call_the_next_one(
+    clock: ManualClock, calls_next: bool
+) -> None:
+    """It is cancelled once, and has the grace period."""
+
+    async def run(self, prompt, call_next):
+        try:
+            await forever()
+        finally:
+            if calls_next:
+                await call_next("release")
+            await asyncio.sleep(0)
+            cleaned.append(calls_next)
+
+    async def model(prompt):
+        await asyncio.sleep(0)
+
+    cleaned: list[bool] = []
+    group = ah.HookGroup(Wraps, [ah.configure(hook(run=run), timeout=2)])
+    call = await parked(group.hooks.run("p", model), 5)
+    clock.advance(2)
+    with pytest.raises(HookTimeoutError):
+        await call
+    assert cleaned == [calls_next]
+
+
+async def test_the_time_of_the_next_one_does_not_count(clock: ManualClock) -> None:
+    """However often it is called: the limit is for the hook's own time, of all parts together."""
+
+    async def run(self, prompt, call_next):
+        for _ in range(int(prompt)):
+            await sleep(1)
+            await call_next()
+        await sleep(0.25)
+
+    async def model(prompt):
+        await sleep(10)
+
+    group = ah.HookGroup(Wraps, [ah.configure(hook(run=run), timeout=2.5)])
+
+    async def called(times):
+        call = await parked(group.hooks.run(times, model), 5)
+        while not call.done():
+            clock.advance(0.25)
+            await ticks(10)
+        await call
+
+    await called("2")
+    with pytest.raises(HookTimeoutError):
+        await called("3")
+
+
+async def test_the_grace_period_runs_while_the_next_one_does(clock: ManualClock) -> None:
+    """A hook that ignores its time limit, and calls what never ends, is left behind."""
+
+    async def run(self, prompt, call_next):
+        try:
+            await forever()
+        except asyncio.CancelledError:
+            await call_next()
+
+    gate = asyncio.Event()
+    group = ah.HookGroup(Wraps, [ah.configure(hook(run=run), timeout=2)], grace_secs=5)
+    call = await parked(group.hooks.run("p", lambda prompt: gate.wait()), 5)
+    clock.advance(2)
+    await ticks()
+    clock.advance(5)
+    with pytest.raises(HookTimeoutError):
+        await call
+    gate.set()
+    await ticks()
+
+
+@pytest.mark.parametrize("wraps", [False, True])
+async def test_a_retry_that_succeeds_enables_the_hook(clock: ManualClock, wraps: bool) -> None:
+    """Also if an older call of the hook fails meanwhile."""
+
+    class Both:
+        async def on(self, name) -> None: ...
+
+        @ah.point("wrap")
+        async def around(self, name, call_next): ...
+
+    async def on(self, name, call_next=None):
+        if name == "bad":
+            raise ValueError
+        await gates[name].wait()
+        if name == "old":
+            raise OSError
+
+    async def nothing(name): ...
+
+    gates = {"old": asyncio.Event(), "retry": asyncio.Event()}
+    retried = ah.configure(hook(on=on, around=on), on_error="log", disable_after=1, retry_secs=5)
+    group = ah.HookGroup(Both, [retried])
+
+    def called(name):
+        return group.hooks.around(name, nothing) if wraps else group.hooks.on(name)
+
+    old = await parked(called("old"), 5)
+    await called("bad")
+    clock.advance(5)
+    retry = await parked(called("retry"), 5)
+    gates["old"].set()
+    await old
+    assert group.status()[0].disabled
+    gates["retry"].set()
+    await retry
+    assert not group.status()[0].disabled
+
+
+async def test_a_hook_that_ends_what_it_wraps_has_failed(caplog: pytest.LogCaptureFixture) -> None:
+    """Its error is raised, as there is no result; it is counted, and disables the hook."""
+
+    async def run(self, prompt, call_next):
+        async with asyncio.timeout(0):
+            return await call_next()
+
+    limited = ah.configure(hook(run=run), on_error="log", disable_after=1)
+    group = ah.HookGroup(Wraps, [limited])
+    with pytest.raises(TimeoutError):
+        await group.hooks.run("p", lambda prompt: forever())
+    status = group.status()[0]
+    assert (status.failures, status.last_error, status.disabled) == (1, "TimeoutError()", True)
+    assert "is not called any more, as its disable_after says" in caplog.text
+
+
+async def test_a_plain_function_in_a_thread_returns_no_coroutine() -> None:
+    """It would never be awaited, and what is wrapped would not run."""
+
+    def run(self, prompt, call_next):
+        return call_next(prompt)
+
+    group = ah.HookGroup(Wraps, [ah.configure(hook(run=run), thread=True)])
+    with refused(InvalidHookError, "Observer.run is a plain function, and returned <coroutine"):
+        await group.hooks.run("p", echo)
+
+
+async def test_a_removed_hook_is_left_after_its_background_calls() -> None:
+    """They were made before it was removed."""
+
+    class Events:
+        async def on(self, name) -> None: ...
+
+    class Logs:
+        async def __aenter__(self):
+            notes.append("enter")
+
+        async def __aexit__(self, *_):
+            notes.append("exit")
+
+        async def on(self, name):
+            await asyncio.sleep(0)
+            notes.append(name)
+
+    notes: list[object] = []
+    logs = Logs()
+    async with ah.HookGroup(Events, [ah.configure(logs, background=True)]) as group:
+        for name in "abc":
+            await group.hooks.on(name)
+        group.remove(logs)
+    assert notes == ["enter", "a", "b", "c", "exit"]
