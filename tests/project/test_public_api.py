@@ -283,10 +283,7 @@ SIGNATURES: dict[str, str | None] = {
     "SessionRunHook.close": "async (self, exc, /)",
     "SessionRunValues": "(results, options, run_metadata)",
     "session.SessionStatus": None,
-    "SignalPolicy": (
-        "(*, signals=<tuple>, step_secs=None, grace_secs=None, drain_secs=None, pause=None,"
-        " resume=None)"
-    ),
+    "SignalPolicy": ("(*, signals=<tuple>, step_secs=None, grace_secs=None, drain_secs=None)"),
     "hooks.Stall": None,
     "WatchdogHook": (
         "(step_secs, *, first_step_secs=None, hook_secs=None, save_secs=None, evaluation_secs=None,"

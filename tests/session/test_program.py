@@ -250,8 +250,7 @@ def test_a_healthy_program_logs_no_warning(
             creator = ah.ChiefSessionCreator(
                 counting_graph(), checkpoint_dir=tmp_path / "checkpoints", global_step=store
             )
-            policy = ah.SignalPolicy(pause=signal.SIGUSR1, resume=signal.SIGUSR2)
-            async with ah.AsyncMonitoredSession(creator, hooks, handle_signals=policy) as session:
+            async with ah.AsyncMonitoredSession(creator, hooks, handle_signals=True) as session:
                 async for _ in session.steps(["train", "total"], feeds=[{"x": 1}] * 9):
                     pass
 
