@@ -14,7 +14,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.adapters.trackers import TrackerHook
 from aiohooks.adapters.trackers.tensorboard import TensorBoardTracker
-from aiohooks.session import program
+from aiohooks.session import run as run_module
 from tests.support.checks import invalid, refused
 from tests.support.sessions import counting_graph, do_nothing, doubling
 from tests.support.waiting import HANG_SECS, forever
@@ -193,8 +193,8 @@ def test_an_interrupt_in_the_last_iteration_of_a_loop(
     closed.
     """
     loop = _InterruptedLoop()
-    monkeypatch.setattr(program, "_new_event_loop", lambda: loop)
-    monkeypatch.setattr(program, "stopped_by", lambda _: signal.SIGINT if stopped else None)
+    monkeypatch.setattr(run_module, "_new_event_loop", lambda: loop)
+    monkeypatch.setattr(run_module, "stopped_by", lambda _: signal.SIGINT if stopped else None)
     try:
         with pytest.raises(SystemExit if stopped else KeyboardInterrupt) as caught:
             ah.run(do_nothing)
