@@ -3,7 +3,7 @@
 A source gives the next element, and takes back what a run has not used; `source_of` chooses it.
 
     PlainFeeds     an iterable, asked when a step begins
-    QueueFeeds     a queue, perhaps in batches
+    QueueFeeds     a queue
     FeedsAhead     read by a task of the session: ahead of the runs, async, in a worker thread, or
                    with a state of their own
     SessionFeeds   those of all loops of a session: what is set back by a recovery, and what is lost
@@ -30,11 +30,10 @@ from weakref import WeakSet
 
 from aiohooks._core.calls import Wait
 from aiohooks._core.cancel import current_task, to_thread, wait_done
-from aiohooks._core.clock import current_clock
 from aiohooks._core.coroutines import close_unawaited
 from aiohooks._core.observers import observing
 from aiohooks._core.reports import Waiting, logger
-from aiohooks._core.validate import check_secs, checked_int
+from aiohooks._core.validate import checked_int
 from aiohooks._core.waiters import Waiters
 from aiohooks.checkpoint.stateful import Stateful, is_stateful
 from aiohooks.errors import (
@@ -61,7 +60,7 @@ Feeds: TypeAlias = AsyncIterable[Any] | Iterable[Any] | asyncio.Queue[Any]
 """What the runs of a loop are fed with, one element each."""
 WaitForFeed = Callable[..., Awaitable[None]]
 """Calls and awaits what gives the next element, until a stop, a failure, the end of its producers,
-a drain or a time limit.
+or a drain.
 """
 
 
@@ -216,16 +215,12 @@ def source_of(
     producer: Producer | None,
     prefetch: int,
     thread: bool,
-    batch: int | None,
-    max_wait_secs: float | None,
 ) -> PlainFeeds | QueueFeeds | FeedsAhead | None:
     """Return the source of a loop with these options of `AsyncMonitoredSession.steps`; None if it
     is not fed.
     """
     producers = checked_producers(producer)
     prefetch = checked_int(prefetch, "prefetch")
-    batch = checked_int(batch, "batch", 1, optional=True)
-    check_secs(max_wait_secs, "max_wait_secs", optional=True)
     what: Any = feeds
     is_iterable = isinstance(feeds, (AsyncIterable, Iterable)) and not isinstance(
         feeds, (Mapping, str, bytes)
@@ -238,20 +233,15 @@ def source_of(
                 " holds what its producer puts in ahead of the runs"
             )
     elif isinstance(feeds, asyncio.Queue):
-        if max_wait_secs is not None and batch is None:
-            raise InvalidArgumentError(
-                f"max_wait_secs is {max_wait_secs}, the wait for a whole batch; give batch= as well"
-            )
-        return QueueFeeds(session, feeds, session.earlier(feeds), producers, batch, max_wait_secs)
-    for name, given in (("producer", producer), ("batch", batch), ("max_wait_secs", max_wait_secs)):
-        if given is not None:
-            # What a generator does besides waiting for its producer, with an element that it has
-            # taken, must not be cut off.
-            raise InvalidArgumentError(
-                f"{name} is {safe_repr(given)}, and feeds is {safe_repr(what)}; it is for an"
-                " asyncio.Queue: an async generator gives batches itself, and waits with `await"
-                " session.until(queue.get(), producer=...)`"
-            )
+        return QueueFeeds(session, feeds, session.earlier(feeds), producers)
+    if producer is not None:
+        # What a generator does besides waiting for its producer, with an element that it has
+        # taken, must not be cut off.
+        raise InvalidArgumentError(
+            f"producer is {safe_repr(producer)}, and feeds is {safe_repr(what)}; it is for an"
+            " asyncio.Queue: an async generator waits with `await session.until(queue.get(),"
+            " producer=...)`"
+        )
     if feeds is None:
         return None
     if not is_iterable:
@@ -382,9 +372,7 @@ class PlainFeeds(Source):
 
 
 class QueueFeeds(Source):
-    """A queue, of which each step gets an element, or with `batch` a list of up to so many; counts
-    in it what was used.
-    """
+    """A queue; counts in it the elements that were used."""
 
     def __init__(
         self,
@@ -392,44 +380,28 @@ class QueueFeeds(Source):
         queue: asyncio.Queue[Any],
         earlier: Source | None,
         producers: Producers | None,
-        batch: int | None,
-        max_wait_secs: float | None,
     ) -> None:
         super().__init__(session, queue, earlier)
         self._producers = producers
-        self._batch = batch
-        self._max_wait_secs = max_wait_secs
         self._ended = False
 
     async def wait_ready(self, wait_for: WaitForFeed) -> None:
-        """Wait until there is an element, and then for the rest of its batch. What was taken stays
-        here if this is cancelled.
-        """
-        state, ends_at = self._state, None
-        while len(self.left) < (self._batch or 1) and not self._ended:
+        """Wait until there is an element, which stays here if this is cancelled."""
+        state = self._state
+        while not (self.left or self._ended):
             if not self.feeds.empty():
                 self.left.append(self.feeds.get_nowait())
-                continue
-            now = current_clock().now()
-            if self.left and ends_at is None and self._max_wait_secs is not None:
-                ends_at = now + self._max_wait_secs
-            if ends_at is not None and now >= ends_at:
-                break
+                return
             # Without its producers, a queue ends in a drain when it is empty.
-            drains = self._producers is None and state.drain_reason is None
-            producers = self._producers or (None if state.drain_reason is None else ())
+            producers = self._producers
+            ends_at_drain = producers is None and state.drain_reason is None
+            if producers is None and not ends_at_drain:
+                producers = ()
             try:
-                await wait_for(
-                    self._get,
-                    producers,
-                    drain=drains,
-                    secs=None if ends_at is None else ends_at - now,
-                )
+                await wait_for(self._get, producers, drain=ends_at_drain)
             except StopRequestedError:
-                if state.whole.should_stop() or not (drains or self.left):
+                if state.whole.should_stop() or not ends_at_drain:
                     raise
-                if not drains:
-                    break  # the rest of the batch is not to come
 
     async def _get(self) -> None:
         try:
@@ -440,18 +412,12 @@ class QueueFeeds(Source):
     def take(self) -> Any:
         if not self.left:
             raise StopAsyncIteration
-        if self._batch is None:
-            return self.left.popleft()
-        return [self.left.popleft() for _ in range(min(self._batch, len(self.left)))]
-
-    def put_back(self, element: Any) -> None:
-        self.left.extendleft([element] if self._batch is None else reversed(element))
+        return self.left.popleft()
 
     def use(self, element: Any) -> None:
         super().use(element)
         try:
-            for _ in range(1 if self._batch is None else len(element)):
-                self.feeds.task_done()
+            self.feeds.task_done()
         except ValueError as error:
             add_note(
                 error,

@@ -77,8 +77,6 @@ class StepsOptions(TypedDict, total=False):
     producer: Producer | None
     prefetch: int
     thread: bool
-    batch: int | None
-    max_wait_secs: float | None
 
 
 class SessionOptions(TypedDict, total=False):
@@ -358,8 +356,6 @@ class AsyncMonitoredSession(Requests):
         producer: Producer | None = None,
         prefetch: int = 0,
         thread: bool = False,
-        batch: int | None = None,
-        max_wait_secs: float | None = None,
     ) -> Steps[Any]:
         """Run again and again: `async for values in session.steps("loss", feeds=batches)`.
 
@@ -385,19 +381,15 @@ class AsyncMonitoredSession(Requests):
                 loop over the same iterator gets it first.
             thread: whether a worker thread takes the elements, of an iterable that blocks. A stop
                 waits for the thread, for at most the grace period.
-            batch: of a queue, how many elements make the list that a step is fed with; the last one
-                has the rest.
-            max_wait_secs: how long the first element of a batch waits for the others: 0 takes what
-                is there, None, the default, waits for a whole batch.
 
         Raises:
             InvalidArgumentError: feeds that cannot be iterated over, or taken ahead; or a producer
-                or a batch without a queue. In an async generator, wait with
+                without a queue. In an async generator, wait with
                 `session.until(queue.get(), producer=...)`.
         """
         if self._state.phase == "new":
             self._run_lock.check_entered()
-        source = source_of(self._feeds, feeds, producer, prefetch, thread, batch, max_wait_secs)
+        source = source_of(self._feeds, feeds, producer, prefetch, thread)
         return Steps(self, self._run_lock, self._feeds, source, fetches)
 
     # -- entering and leaving

@@ -8,9 +8,7 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
-from aiohooks._core.calls import Calls
 from aiohooks._core.cancel import current_task
-from aiohooks._core.clock import call_later
 from aiohooks._core.observers import observing
 from aiohooks._core.reports import logger
 from aiohooks._core.validate import call_error, check_callable
@@ -225,28 +223,21 @@ class Steps(Generic[T_co]):
         producers: Producers | None = None,
         *,
         drain: bool = False,
-        secs: float | None = None,
     ) -> None:
         """Wait for the next feed. A recovery may run beside the wait, as cancelling it would end a
         generator of feeds.
         """
         state = self._state
         feed_wait = FeedWait(state, self._start_recovery)
-        late = StopRequestedError(f"the rest of the batch did not come in {secs} s")
-        timer = call_later(secs, lambda: Calls.end(feed_wait, late))
-        try:
-            # Nothing reads feeds during a recovery, nor after one that was cancelled; and all waits
-            # end then.
-            if state.session is None or (
-                state.current.errors and state.recovers(state.current.errors[0])
-            ):
-                await self._session.run_step_fn(_do_nothing)
-            with observing(state.observers, "feed", "next feed"):
-                await self._run_lock.wait_between_runs(
-                    state.current.until(feed_wait, wait(), producers, drain=drain)
-                )
-        finally:
-            timer.cancel()
+        # Nothing reads feeds during a recovery, nor after one that was cancelled; and all waits end
+        # then.
+        errors = state.current.errors
+        if state.session is None or (errors and state.recovers(errors[0])):
+            await self._session.run_step_fn(_do_nothing)
+        with observing(state.observers, "feed", "next feed"):
+            await self._run_lock.wait_between_runs(
+                state.current.until(feed_wait, wait(), producers, drain=drain)
+            )
 
     def _start_recovery(self) -> None:
         """Start a task that does what the next run would do before it begins."""

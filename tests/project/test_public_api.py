@@ -69,8 +69,7 @@ SIGNATURES: dict[str, str | None] = {
     "AsyncMonitoredSession.run": "async (self, fetches, feed_dict=None, options=None)",
     "AsyncMonitoredSession.run_step_fn": "async (self, fn)",
     "AsyncMonitoredSession.steps": (
-        "(self, fetches=(), *, feeds=None, producer=None, prefetch=0, thread=False, batch=None,"
-        " max_wait_secs=None)"
+        "(self, fetches=(), *, feeds=None, producer=None, prefetch=0, thread=False)"
     ),
     "AsyncMonitoredSession.should_stop": "(self)",
     "AsyncMonitoredSession.request_stop": "(self, reason=None)",

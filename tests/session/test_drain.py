@@ -83,10 +83,9 @@ async def do_nothing_step() -> None:
 
 
 @pytest.mark.parametrize("waiting", [0, 1, 3])
-@pytest.mark.parametrize("batch", [None, 2, 20])
-async def test_a_queue_is_used_up(waiting: int, batch: int | None) -> None:
+async def test_a_queue_is_used_up(waiting: int) -> None:
     """With what producers are about to put in, who wait for room; none of these is known to the
-    loop. No batch waits for more.
+    loop.
     """
     queue, used, gate = asyncio.Queue[int](maxsize=2), list[Any](), asyncio.Event()
 
@@ -98,19 +97,17 @@ async def test_a_queue_is_used_up(waiting: int, batch: int | None) -> None:
         queue.put_nowait(0)
         queue.put_nowait(1)
         puts = [await parked(queue.put(2 + number)) for number in range(waiting)]
-        loop = await parked(use_up(session.steps("step", feeds=queue, batch=batch), used))
+        loop = await parked(use_up(session.steps("step", feeds=queue), used))
         session.request_drain()
         gate.set()
         await loop
         await asyncio.gather(*puts)
-    assert (used if batch is None else [number for one in used for number in one]) == list(
-        range(2 + waiting)
-    )
+    assert used == list(range(2 + waiting))
     assert (queue.empty(), session.stop_reason) == (True, "a drain was requested")
 
 
 @pytest.mark.parametrize("thread", [False, True], ids=["by the loop", "by a thread"])
-@pytest.mark.parametrize("kind", ["queue", "batches", "generator", "generator, taken ahead"])
+@pytest.mark.parametrize("kind", ["queue", "generator", "generator, taken ahead"])
 async def test_an_idle_loop_ends(kind: str, thread: bool) -> None:
     """Nothing is under way that it could know of: the request is seen immediately, and wakes those
     who wait.
@@ -121,8 +118,9 @@ async def test_an_idle_loop_ends(kind: str, thread: bool) -> None:
 
     async with ah.AsyncMonitoredSession(same) as session:
         feeds: Any = received() if "generator" in kind else asyncio.Queue[int]()
-        options: Any = {"prefetch": int("ahead" in kind), "batch": 3 if kind == "batches" else None}
-        loop = await parked(use_up(session.steps("same", feeds=feeds, **options)))
+        loop = await parked(
+            use_up(session.steps("same", feeds=feeds, prefetch=int("ahead" in kind)))
+        )
         await ticks(20)
         if thread:
             requesting = threading.Thread(target=session.request_drain, args=("idle",))
