@@ -47,7 +47,7 @@ from aiohooks.session._shutdown import Shutdown, swallows
 from aiohooks.session._state import WHY_VARIABLE, Producer, SessionState
 from aiohooks.session.coordinator import Coordinator, Requests, owner_of
 from aiohooks.session.creators import Source, WorkerSessionCreator, creator_of, warn_if_not_saved
-from aiohooks.session.feeds import Feeds, FeedsSetBack, SessionFeeds, source_of
+from aiohooks.session.feeds import Feeds, SessionFeeds
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook
 from aiohooks.session.recovery import NEVER, RecoveryPolicy, SessionSupervisor
 from aiohooks.session.signals import SignalPolicy, StopOnSignal, policy_of
@@ -245,8 +245,8 @@ class AsyncMonitoredSession(Requests):
         session = state.session
         if session is None or state.current.errors:
             session = await supervisor.session_of_run(waits)
-        if self._feeds.set_back and current_task() in self._feeds.set_back:
-            raise FeedsSetBack
+        if self._feeds.went_back:
+            self._feeds.raise_if_element_went_back()
         step = session.global_step.latest.step + 1
         if hooks.in_runs:
             context = scope.attempt = SessionRunContext(
@@ -389,7 +389,7 @@ class AsyncMonitoredSession(Requests):
         """
         if self._state.phase == "new":
             self._run_lock.check_entered()
-        source = source_of(self._feeds, feeds, producer, prefetch, thread)
+        source = self._feeds.source_for(feeds, producer, prefetch, thread=thread)
         return Steps(self, self._run_lock, self._feeds, source, fetches)
 
     # -- entering and leaving
@@ -637,7 +637,7 @@ def session_status(
     failure = state.recovery_error or next(iter(state.failures()), None)
     now = None if state.waits.now is None or state.phase == "closed" else state.waits.now()
     saver = None if state.session is None else state.session.saver
-    readers = [one.own_reader for one in feeds.ahead]
+    readers = [reader.own_reader for reader in feeds.readers]
     tasks = [
         task for owner in reversed(state.owners) for task in owner.tasks if task not in readers
     ]

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, cast
 
 from aiohooks._core.calls import RunWaits, Wait
-from aiohooks._core.cancel import current_task, shielded
+from aiohooks._core.cancel import shielded
 from aiohooks._core.clock import secs_text
 from aiohooks._core.observers import observing
 from aiohooks._core.reports import Awaited, Waiting, logger
@@ -37,7 +37,7 @@ from aiohooks.session._hooks import HookSet
 from aiohooks.session._state import SessionState, end_tasks
 from aiohooks.session.coordinator import Coordinator, coordinator_of
 from aiohooks.session.creators import ChiefSessionCreator, SessionCreator, restore_hooks
-from aiohooks.session.feeds import FeedsSetBack, SessionFeeds
+from aiohooks.session.feeds import FeedsWentBack, SessionFeeds
 from aiohooks.stores._protocol import Position
 
 
@@ -221,10 +221,7 @@ class SessionSupervisor(Waiting):
         """Note that a run is failing after it had been committed, for a policy that returns its
         result.
         """
-        feeds = self._feeds
-        uses_tracked = any(
-            self.state.runner in one.in_use and feeds.are_tracked(one) for one in feeds.ahead
-        )
+        uses_tracked = self._feeds.uses_tracked_feeds(self.state.runner)
         if self._policy.after_commit == "return" or uses_tracked:
             epoch = session.global_step.latest.epoch
             self.committed = CommittedRun(result, Position(epoch, session.committed_step))
@@ -249,7 +246,7 @@ class SessionSupervisor(Waiting):
             cause = waits.cause
             waits.reset()
             is_failure = any(error is one for one in state.failures())
-            if isinstance(error, (asyncio.CancelledError, FeedsSetBack)) or (
+            if isinstance(error, (asyncio.CancelledError, FeedsWentBack)) or (
                 error is cause and not is_failure
             ):
                 raise_unchanged(
@@ -272,9 +269,7 @@ class SessionSupervisor(Waiting):
                 )
             if committed is None or not self._has_commit(committed.position):
                 return None
-            self._feeds.set_back.discard(
-                current_task()
-            )  # the checkpoint has the step, and the feeds behind it
+            self._feeds.keep_element_of_run()
             return committed
         finally:
             del error  # the traceback of what is raised has this frame
@@ -326,7 +321,7 @@ class SessionSupervisor(Waiting):
                     error, step = again, None
         except BaseException as raised:
             self.state.mark_raised(raised)
-            self._feeds.recover_for_waits()
+            self._feeds.end_waits_without_session()
             raise
         finally:
             del error  # the traceback of what is raised has this frame
@@ -435,7 +430,7 @@ class SessionSupervisor(Waiting):
         try:
             return await self._new_session(waits)
         except BaseException:
-            self._feeds.recover_for_waits()
+            self._feeds.end_waits_without_session()
             raise
 
     async def _new_session(self, waits: RunWaits | None) -> Session:

@@ -11,6 +11,7 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 from aiohooks._core.cancel import current_task
 from aiohooks._core.observers import observing
 from aiohooks._core.reports import logger
+from aiohooks._core.scope import RunScope
 from aiohooks._core.validate import call_error, check_callable
 from aiohooks.errors import InvalidArgumentError, SessionClosedError, StopRequestedError, safe_repr
 from aiohooks.graph.graph import Graph, Placeholder, T_co
@@ -18,13 +19,12 @@ from aiohooks.graph.session import Session
 from aiohooks.session._run_lock import FifoLock, RunLock
 from aiohooks.session._state import Producers, SessionState
 from aiohooks.session.feeds import (
-    FeedsAhead,
-    FeedsSetBack,
+    FeedsWentBack,
     FeedWait,
-    PlainFeeds,
-    QueueFeeds,
+    Outcome,
     SessionFeeds,
     Source,
+    outcome_of,
 )
 from aiohooks.session.hook import SessionRunArgs
 
@@ -126,7 +126,7 @@ class Steps(Generic[T_co]):
         session: Runner,
         run_lock: RunLock,
         feeds: SessionFeeds,
-        source: PlainFeeds | QueueFeeds | FeedsAhead | None,
+        source: Source | None,
         fetches: Any,
     ) -> None:
         self._session = session
@@ -161,45 +161,46 @@ class Steps(Generic[T_co]):
                 await lock.give_turn()  # before the next feed, which a stop would lose
             if self._session.should_stop():
                 raise StopAsyncIteration
-            element = fed = None
-            if source is not None:
-                if not isinstance(source, PlainFeeds):
+            if source is None:
+                if state.drain_reason is not None:
+                    raise StopAsyncIteration
+                element = fed = None
+            else:
+                if not source.is_ready:
                     await source.wait_ready(self._wait_for_feed)
                 element = source.take()
                 fed = self._feed_dict(element)
-            elif state.drain_reason is not None:
-                raise StopAsyncIteration
             before = state.waits.scope
             try:
                 values: T_co = await self._session.run(self._fetches, fed)
             except BaseException as error:
-                if isinstance(
-                    error, StopAsyncIteration
-                ):  # the `async for` ends as if the feeds had
-                    state.record_end(f"a run ended with {safe_repr(error)}")
-                    logger.info(
-                        "%s: a run ended with %s, and with it the loop",
-                        state.label,
-                        safe_repr(error),
-                    )
                 if source is not None:
-                    scope = state.waits.scope
-                    made = (
-                        scope is not None
-                        and scope is not before
-                        and scope.runner == id(current_task())
-                        and scope.committed
-                    )
-                    (source.use if made else source.put_back)(element)
-                if isinstance(error, FeedsSetBack):
+                    self._settle_failed(source, element, before)
+                if isinstance(error, FeedsWentBack):
                     continue
+                if isinstance(error, StopAsyncIteration):
+                    self._note_end(error)
                 raise
-            finally:
-                if self._feeds.set_back:
-                    self._feeds.set_back.discard(current_task())
             if source is not None:
-                source.use(element)
+                source.settle(element, Outcome.USED)
             return values
+
+    def _settle_failed(self, source: Source, element: Any, before: RunScope | None) -> None:
+        """Settle the element of a run that has raised; `before` it was the latest run's scope."""
+        task = current_task()
+        scope = self._state.waits.scope
+        committed = False
+        if scope is not None and scope is not before and scope.runner == id(task):
+            committed = scope.committed
+        went_back = task in self._feeds.went_back
+        self._feeds.went_back.discard(task)
+        source.settle(element, outcome_of(committed=committed, went_back=went_back))
+
+    def _note_end(self, error: StopAsyncIteration) -> None:
+        """Note that a run has raised what ends an `async for`, as if the feeds had ended."""
+        state = self._state
+        state.record_end(f"a run ended with {safe_repr(error)}")
+        logger.info("%s: a run ended with %s, and with it the loop", state.label, safe_repr(error))
 
     def _feed_dict(self, element: Any) -> Any:
         """Return what a run is fed with: the argument of a step function, or a mapping."""
@@ -264,7 +265,6 @@ class _Loop(AsyncIterator[T_co]):
         except BaseException as error:
             if self._source is not None:
                 self._feeds.keep(self._source)
-                self._source.loop_ended()
             if not isinstance(error, (StopAsyncIteration, StopRequestedError)):
                 raise
             state, loops = self._feeds.state, self._feeds.loops

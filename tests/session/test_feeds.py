@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks._core.clock import sleep
+from aiohooks.session.feeds import Outcome, outcome_of
 from aiohooks.testing import ManualClock, RecordingHook, explore
 from tests.support.checks import invalid
 from tests.support.hooks import PhaseHook
@@ -610,6 +612,64 @@ async def test_feeds_that_fail_after_a_stop_end_the_session_as_usual(
     assert record.exc_info is not None
     assert record.exc_info[1] is error
     assert "failed after the stop" in record.getMessage()
+
+
+@pytest.mark.parametrize("thread", [False, True])
+@pytest.mark.parametrize("continues", [False, True])
+async def test_a_prefetched_error_outlives_the_loop_that_has_not_got_it(
+    thread: bool, continues: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another loop over the same feeds gets it, and only once; without one the end logs it."""
+    error = OSError("the disk is gone")
+
+    def numbers() -> Generator[int]:
+        yield 1
+        raise error
+
+    async with ah.AsyncMonitoredSession(same) as session:
+        feeds = numbers()
+        async for _ in session.steps("batch", feeds=feeds, prefetch=3, thread=thread):
+            break
+        await until_true(lambda: inspect.getgeneratorstate(feeds) == inspect.GEN_CLOSED)
+        await ticks(20)
+        if continues:
+            with pytest.raises(OSError, match="the disk is gone"):
+                await use_up(session.steps("batch", feeds=feeds, prefetch=3, thread=thread))
+            await until_true(lambda: not session.status().background)
+            with invalid("which has ended"):
+                session.steps("batch", feeds=feeds, prefetch=3)
+    logged = [record.exc_info for record in caplog.records if record.levelname == "ERROR"]
+    assert [info and info[1] for info in logged] == ([] if continues else [error])
+
+
+@pytest.mark.parametrize("thread", [False, True])
+async def test_an_error_of_prefetched_feeds_is_raised_once(thread: bool) -> None:
+    """A loop gets it while a thread still closes the iterator; the next one ends."""
+
+    def numbers() -> Iterator[int]:
+        yield 1
+        raise OSError("the disk is gone")
+
+    async with ah.AsyncMonitoredSession(same) as session:
+        steps = session.steps("batch", feeds=numbers(), prefetch=1, thread=thread)
+        with pytest.raises(OSError, match="the disk is gone"):
+            await use_up(steps)
+        await until_true(lambda: not session.status().background)
+        await use_up(steps)
+
+
+@pytest.mark.parametrize(
+    ("committed", "went_back", "outcome"),
+    [
+        (False, False, Outcome.RETURNED),
+        (True, False, Outcome.USED),
+        (False, True, Outcome.REPLAYED),
+        (True, True, Outcome.REPLAYED),
+    ],
+)
+def test_an_element_has_one_outcome(committed: bool, went_back: bool, outcome: Outcome) -> None:
+    """Restored feeds give it again, whatever its run has done; otherwise the commit decides."""
+    assert outcome_of(committed=committed, went_back=went_back) is outcome
 
 
 async def test_feeds_around_a_tracked_loader_are_not_prefetched(tmp_path: Path) -> None:
