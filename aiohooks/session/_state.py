@@ -352,6 +352,15 @@ class SessionState:
             if ends_at_drain:
                 wait.end(self.stop_error())
 
+    def end_producers(self, producers: Producers) -> None:
+        """Cancel the producers, and those of all waits in `until`, that do not end by themselves in
+        a drain.
+        """
+        for task in {*producers}.union(*(owner.producers for owner in self.owners)):
+            if task not in _ending_in_drains:
+                _ending_in_drains.add(task)
+                task.cancel(f"a drain ends this producer: {self.drain_reason}")
+
     def _limit_drain(self) -> None:
         while (
             self._drain_limits and not self.stopped
@@ -436,6 +445,8 @@ class TaskOwner:
         """The failures so far, in the order of their occurrence."""
         self.raised: bool = False
         """Whether a failure that ends the session has been raised."""
+        self.producers: WeakSet[asyncio.Task[Any]] = WeakSet()
+        """The tasks that waits in `until` have named as their producers."""
         self.joined: bool = False
         self.closed: bool = False
         """Whether its session is ending, or was replaced."""
@@ -668,6 +679,17 @@ class TaskOwner:
             f"<Coordinator {doing}, tasks:"
             f" {', '.join(task.get_name() for task in self.tasks) or 'none'}>"
         )
+
+
+_ending_in_drains: WeakSet[asyncio.Task[Any]] = WeakSet()
+"""The tasks that look for a drain, or depend on producers, and so end by themselves in one."""
+
+
+def note_own_end_in_drain() -> None:
+    """Note that the current task ends by itself in a drain."""
+    task = None if running_loop() is None else asyncio.current_task()
+    if task is not None:
+        _ending_in_drains.add(task)
 
 
 async def end_tasks(

@@ -17,7 +17,14 @@ from aiohooks._core.observers import Observer, observing
 from aiohooks._core.validate import check_callable, check_secs
 from aiohooks._why.tasks import describe_awaitable
 from aiohooks.errors import InvalidArgumentError, NestedRunError
-from aiohooks.session._state import Producer, SessionState, TaskOwner, checked_producers, end_tasks
+from aiohooks.session._state import (
+    Producer,
+    SessionState,
+    TaskOwner,
+    checked_producers,
+    end_tasks,
+    note_own_end_in_drain,
+)
 from aiohooks.session.status import SessionStatus
 
 T = TypeVar("T")
@@ -50,7 +57,8 @@ class Requests(abc.ABC):
         from any thread.
 
         Loops over `session.steps` use the elements that were taken ahead, or are in their queue,
-        and take no others; when all of them have ended, a stop is requested. A loop of your own
+        and take no others; when all of them have ended, a stop is requested. Producers that do not
+        look for a drain are cancelled, after they have put what they waited to put. A loop of yours
         looks at `should_drain()`. Waits in `until(..., drain=True)` end. A background task that
         ends cleanly stops no other. A pause ends. The first reason is kept, and of several time
         limits the one that is reached first; after a stop nothing changes.
@@ -66,6 +74,7 @@ class Requests(abc.ABC):
         """Return whether nothing new is to be begun: a drain or a stop was requested. Never waits,
         never raises.
         """
+        note_own_end_in_drain()
         return self._state.drain_reason is not None or self.should_stop()
 
     @property
@@ -171,7 +180,11 @@ class Coordinator(Requests):
         """Wait until a drain or a stop is requested, at most `timeout` seconds; return whether it
         was.
         """
-        return await self._owner.wait_for(self.should_drain, timeout)
+        state = self._state
+        note_own_end_in_drain()
+        return await self._owner.wait_for(
+            lambda: state.drain_reason is not None or self.should_stop(), timeout
+        )
 
     async def wait_for_resume(self) -> None:
         """Wait while there is a pause, as a run does before it begins: also for tasks that prepare
@@ -218,6 +231,9 @@ class Coordinator(Requests):
         except InvalidArgumentError:
             close_unawaited(awaitable)
             raise
+        if drain or producers:
+            note_own_end_in_drain()
+            self._owner.producers.update(producers or ())
         what = describe_awaitable(awaitable) if self.observers else ""
         with observing(self.observers, "wait", what):
             return await self._owner.until(

@@ -456,6 +456,8 @@ class QueueSource(Source):
         super().__init__(session, queue, earlier)
         self._producers = producers
         self._ended = False
+        self._due: int | None = None
+        """In a drain, how many elements may have been put, or waited for room, when it began."""
 
     @property
     def is_ready(self) -> bool:  # type: ignore[override]
@@ -464,19 +466,40 @@ class QueueSource(Source):
     async def wait_ready(self, wait_for: WaitForFeed) -> None:
         state = self._state
         while not self.is_ready:
+            is_draining = state.drain_reason is not None
+            if is_draining:
+                self._end_producers()
+            if self._ended:
+                return
             if not self.feeds.empty():
                 self.left.append(self.feeds.get_nowait())
                 return
-            # Without its producers, a queue ends in a drain when it is empty.
             producers = self._producers
-            ends_at_drain = producers is None and state.drain_reason is None
-            if producers is None and not ends_at_drain:
-                producers = ()
+            if is_draining and producers is None:
+                producers = ()  # whoever they are, the queue ends when it is empty
             try:
-                await wait_for(self._get, producers, drain=ends_at_drain)
+                await wait_for(self._get, producers, drain=not is_draining)
             except StopRequestedError:
-                if state.whole.should_stop() or not ends_at_drain:
+                if is_draining or state.whole.should_stop() or state.drain_reason is None:
                     raise
+
+    def _end_producers(self) -> None:
+        """In a drain, end the producers when they have put what they waited to put.
+
+        Producers that are not named cannot be ended: no more is taken than tasks may have waited to
+        put.
+        """
+        due = self._due
+        if due is None and self._producers is None:
+            due = self.feeds.qsize() + len(asyncio.all_tasks())
+        elif due is None:
+            due = len(self._producers or ())
+        self._due = due
+        if due > 0 and not self.feeds.empty():
+            return
+        self._state.end_producers(self._producers or ())
+        if self._producers is None and not self.feeds.empty():
+            self._ended = self._is_draining(self.feeds)
 
     async def _get(self) -> None:
         try:
@@ -487,6 +510,8 @@ class QueueSource(Source):
     def take(self) -> Any:
         if not self.left:
             raise StopAsyncIteration
+        if self._due is not None:
+            self._due -= 1
         return self.left.popleft()
 
     def settle(self, element: Any, outcome: Outcome) -> None:

@@ -17,7 +17,7 @@ from aiohooks.errors import InvalidArgumentError, SessionClosedError, StopReques
 from aiohooks.graph.graph import Graph, Placeholder, T_co
 from aiohooks.graph.session import Session
 from aiohooks.session._run_lock import FifoLock, RunLock
-from aiohooks.session._state import Producers, SessionState
+from aiohooks.session._state import Producers, SessionState, note_own_end_in_drain
 from aiohooks.session.feeds import (
     FeedsWentBack,
     FeedWait,
@@ -232,6 +232,7 @@ class Steps(Generic[T_co]):
         feed_wait = FeedWait(state, self._start_recovery)
         # Nothing reads feeds during a recovery, nor after one that was cancelled; and all waits end
         # then.
+        note_own_end_in_drain()
         errors = state.current.errors
         if state.session is None or (errors and state.recovers(errors[0])):
             await self._session.run_step_fn(_do_nothing)

@@ -166,6 +166,43 @@ async def test_producers_finish_what_they_have_taken() -> None:
     assert (len(used), taken, source.qsize(), session.stop_reason) == (2, [0, 1], 3, "enough")
 
 
+@pytest.mark.parametrize("kind", ["put", "idle", "until", "pipeline", "unnamed"])
+async def test_a_drain_ends_producers_that_do_not_look_for_it(kind: str) -> None:
+    """They are endless: what they waited to put is used, in order, and they are cancelled then. Of
+    producers that are not named, no more is taken.
+    """
+    raw, ready, used = asyncio.Queue[int](2), asyncio.Queue[int](2), list[int]()
+
+    async def produce(queue: asyncio.Queue[int]) -> None:
+        for number in range(10**9):
+            if kind == "idle" and number == 6:
+                await forever()
+            elif kind == "until":
+                await session.until(queue.put(number))
+            else:
+                await queue.put(number)
+
+    async def convert(reader: asyncio.Task[None]) -> None:
+        while True:
+            number = await session.until(raw.get(), producer=reader)
+            await ticks(3)
+            await ready.put(number)
+
+    async with ah.AsyncMonitoredSession(same) as session:
+        producer = session.start_soon(produce, raw if kind == "pipeline" else ready)
+        if kind == "pipeline":
+            producer = session.start_soon(convert, producer)
+        named = None if kind == "unnamed" else producer
+        async for number in session.steps("same", feeds=ready, producer=named):
+            used.append(number)
+            if number == 4:
+                session.request_drain("enough")
+                waiting = 4 + ready.qsize() + raw.qsize()
+        assert (producer.done(), session.stop_reason) == (kind != "unnamed", "enough")
+    assert used == [*range(len(used))]
+    assert waiting <= used[-1] < 30
+
+
 async def test_a_generator_ends_where_it_waits_for_something_new() -> None:
     """Where it does anything else with an element that it has taken, it is not cut off."""
     messages, used = asyncio.Queue[int](), list[int]()
@@ -198,7 +235,8 @@ async def test_every_loop_finishes_before_the_stop() -> None:
     )
 
     async def produce() -> None:
-        await gate.wait()
+        await session.coord.wait_for_drain()
+        await gate.wait()  # what it has under way
         queues[1].put_nowait(1)
 
     queues[0].put_nowait(0)
