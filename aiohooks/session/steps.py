@@ -19,9 +19,9 @@ from aiohooks.graph.session import Session
 from aiohooks.session._run_lock import FifoLock, RunLock
 from aiohooks.session._state import Producers, SessionState, note_own_end_in_drain
 from aiohooks.session.feeds import (
+    USED,
     FeedsWentBack,
     FeedWait,
-    Outcome,
     SessionFeeds,
     Source,
     outcome_of,
@@ -166,7 +166,7 @@ class Steps(Generic[T_co]):
                     raise StopAsyncIteration
                 element = fed = None
             else:
-                if not source.is_ready:
+                if source.waits:
                     await source.wait_ready(self._wait_for_feed)
                 element = source.take()
                 fed = self._feed_dict(element)
@@ -182,7 +182,7 @@ class Steps(Generic[T_co]):
                     self._note_end(error)
                 raise
             if source is not None:
-                source.settle(element, Outcome.USED)
+                source.settle(element, USED)
             return values
 
     def _settle_failed(self, source: Source, element: Any, before: RunScope | None) -> None:

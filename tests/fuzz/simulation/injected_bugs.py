@@ -219,7 +219,7 @@ async def what_was_read_ahead_is_not_set_back(stop_reading: Method, self: Reader
     """After a recovery, steps are fed with what was taken before."""
 
 
-@bug(SessionFeeds, "_report_lost_feeds", scenario=training)
+@bug(SessionFeeds, "_report_undone_steps", scenario=training)
 def lost_feeds_are_not_said(report: Method, self: SessionFeeds, *args: Any) -> None:
     """A recovery goes back, and the feeds of the steps since are gone without a word."""
 
