@@ -412,7 +412,7 @@ class Source(abc.ABC):
         if not self._state.whole.should_stop():
             raise_unchanged(error)
         logger.error(
-            "%s: the feeds %s failed after the stop, which ends the session as usual: %s",
+            "%s: the feeds %s failed, and the session, which stops, ends as usual: %s",
             self._state.label,
             safe_repr(self.feeds),
             safe_repr(error),
