@@ -109,8 +109,8 @@ if TYPE_CHECKING:
         effect,
     )
     from aiohooks.session.monitored import AsyncMonitoredSession, AsyncSingularMonitoredSession
-    from aiohooks.session.program import run
     from aiohooks.session.recovery import RecoveryPolicy
+    from aiohooks.session.run import run
     from aiohooks.session.signals import SignalPolicy
     from aiohooks.stores import MemoryStepStore, StepStore, open_step_store
     from aiohooks.training import monitored_training_session
@@ -221,7 +221,7 @@ if not TYPE_CHECKING:
                 "AsyncMonitoredSession",
                 "AsyncSingularMonitoredSession",
             ),
-            "aiohooks.session.program": ("run",),
+            "aiohooks.session.run": ("run",),
             "aiohooks.session.recovery": ("RecoveryPolicy",),
             "aiohooks.session.signals": ("SignalPolicy",),
             "aiohooks.stores": ("MemoryStepStore", "StepStore", "open_step_store"),

@@ -15,7 +15,7 @@ from aiohooks._core.validate import is_coroutine_function
 from aiohooks.distributed.local import run_processes
 from aiohooks.distributed.task import task_name
 from aiohooks.errors import InvalidArgumentError, did_you_mean, flattened, notes_of, safe_str
-from aiohooks.session.program import run as run_program
+from aiohooks.session.run import run as run_program
 from aiohooks.stores import open_step_store
 
 Main = Callable[..., Coroutine[Any, Any, Any]]

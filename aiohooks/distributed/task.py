@@ -39,7 +39,7 @@ from aiohooks.errors import (
     safe_str,
 )
 from aiohooks.session.coordinator import Coordinator
-from aiohooks.session.program import run
+from aiohooks.session.run import run
 from aiohooks.session.signals import SignalPolicy, StopOnSignal, may_handle
 from aiohooks.stores import StepStore, open_step_store
 from aiohooks.stores.open import RUN_VARIABLE, URL_VARIABLE

@@ -18,7 +18,7 @@ import inspect
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from typing import Any, Protocol, TypeAlias, TypeVar, TypeVarTuple, cast
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from aiohooks._core.calls import Calls, Wait
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, current_task, new_task, running_loop
@@ -263,7 +263,8 @@ class RequestMethods(abc.ABC):
         from any thread.
 
         Loops over `session.steps` use the elements that were taken ahead, or are in their queue,
-        and take no others; when all of them have ended, a stop is requested. A loop of your own
+        and take no others; when all of them have ended, a stop is requested. Producers that do not
+        look for a drain are cancelled, after they have put what they waited to put. A loop of yours
         looks at `should_drain()`. Waits in `until(..., drain=True)` end. A background task that
         ends cleanly stops no other. A pause ends. The first reason is kept, and of several time
         limits the one that is reached first; after a stop nothing changes.
@@ -279,6 +280,7 @@ class RequestMethods(abc.ABC):
         """Return whether nothing new is to be begun: a drain or a stop was requested. Never waits,
         never raises.
         """
+        note_own_end_in_drain()
         return self.requests.drain_reason is not None or self.should_stop()
 
     @property
@@ -389,6 +391,8 @@ class Coordinator(RequestMethods):
         """The tasks that have not ended, in the order of their start, and whether they were
         cancelled from here.
         """
+        self._producers: WeakSet[asyncio.Task[Any]] = WeakSet()
+        """The tasks that waits in `until` have named as their producers."""
         self._joined = False
         self._closed = False
         """Whether its session is ending, or was replaced."""
@@ -465,7 +469,20 @@ class Coordinator(RequestMethods):
         """Wait until a drain or a stop is requested, at most `timeout` seconds; return whether it
         was.
         """
-        return await self._wait_for(self.should_drain, timeout)
+        note_own_end_in_drain()
+        return await self._wait_for(
+            lambda: self.drain_reason is not None or self.should_stop(), timeout
+        )
+
+    def end_producers(self, producers: Producers) -> None:
+        """Cancel the producers, and those of all waits in `until`, that do not end by themselves in
+        a drain.
+        """
+        named = [task for coordinator in self._family for task in coordinator._producers]
+        for task in {*producers, *named}:
+            if task not in _ending_in_drains:
+                _ending_in_drains.add(task)
+                task.cancel(f"a drain ends this producer: {self.drain_reason}")
 
     async def wait_for_resume(self) -> None:
         """Wait while there is a pause, as a run does before it begins: also for tasks that prepare
@@ -517,6 +534,9 @@ class Coordinator(RequestMethods):
         except InvalidArgumentError:
             close_unawaited(awaitable)
             raise
+        if drain or producers:
+            note_own_end_in_drain()
+            self._producers.update(producers or ())
         what = ""
         if self.observers:
             what = describe_awaitable(awaitable)
@@ -939,6 +959,17 @@ class Coordinator(RequestMethods):
 
 
 # -- the producers of a wait: tasks without which it would never end
+
+_ending_in_drains: WeakSet[asyncio.Task[Any]] = WeakSet()
+"""The tasks that look for a drain, or depend on producers, and so end by themselves in one."""
+
+
+def note_own_end_in_drain() -> None:
+    """Note that the current task ends by itself in a drain."""
+    task = None if running_loop() is None else asyncio.current_task()
+    if task is not None:
+        _ending_in_drains.add(task)
+
 
 _MOST_PASSES = 5  # of the loop: a notified waiter may have to wake another one, or to take a lock
 

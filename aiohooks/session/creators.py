@@ -65,28 +65,31 @@ async def restore_session(
 
     The step store is set by `set_step`, which is given what was `seen` of it before.
     """
-    what, step = f"checkpoint {restored.checkpoint.path}", restored.checkpoint.step
-    variables, tracked, hooks = (
-        _state_part(restored.state, name, what) for name in ("variables", "tracked", "hooks")
-    )
+    what = f"checkpoint {restored.checkpoint.path}"
+    step = restored.checkpoint.step
     values = values_of(session.variables).by_name
     own = {variable.name: values[variable.name] for variable in session.graph.variables}
-    _check_names(what, "variable", own, variables)
-    _check_names(what, "tracked object", session.tracked, tracked)
+    variables = _saved_part(restored, "variables", "variable", own)
+    tracked = _saved_part(restored, "tracked", "tracked object", session.tracked)
+    hooks = _saved_part(restored, "hooks")
     for name in sorted(own):
-        shapes = getattr(own[name], "shape", None), getattr(variables[name], "shape", None)
-        if (
-            shapes[0] is not None and shapes[0] != shapes[1]
-        ):  # a step written for one would fail later, or broadcast
+        shape = getattr(own[name], "shape", None)
+        saved_shape = getattr(variables[name], "shape", None)
+        # A step written for the other shape would fail later, or broadcast.
+        if shape is not None and shape != saved_shape:
             raise CheckpointMismatchError(
-                f"{what} has variable {name!r} with shape {shapes[1]}; here it has shape"
-                f" {shapes[0]}. Was the model changed?"
+                f"{what} has variable {name!r} with shape {saved_shape}; here it has shape"
+                f" {shape}. Was the model changed?"
             )
     await set_step(session.global_step, step, seen)
     session.variables.assign({name: variables[name] for name in own})
     session.committed_step = step
-    for name, one in session.tracked.items():
-        _load_state(one, tracked[name], f"{what}: loading the state of the tracked object {name!r}")
+    for name, tracked_object in session.tracked.items():
+        _load_state(
+            tracked_object,
+            tracked[name],
+            f"{what}: loading the state of the tracked object {name!r}",
+        )
     # Without the values, which would stay in memory as long as the session.
     session.restored = dataclasses.replace(restored, state={"hooks": hooks})
 
@@ -99,7 +102,8 @@ def restore_hooks(session: Session) -> None:
     if restored is None:
         return
     what = f"checkpoint {restored.checkpoint.path}"
-    states, hooks = _state_part(restored.state, "hooks", what), session.stateful_hooks()
+    states = _saved_part(restored, "hooks")
+    hooks = session.stateful_hooks()
     for name, hook in hooks.items():
         if name in states:
             _load_state(hook, states[name], f"{what}: loading the state of the hook {name}")
@@ -107,33 +111,30 @@ def restore_hooks(session: Session) -> None:
             level = logging.INFO if is_numbered(hook) else logging.WARNING
             logger.log(level, "%s has no state of the hook %s, which starts anew", what, name)
     for name in sorted(states.keys() - hooks.keys()):
-        # What a hook has still to deliver: effects, records, metrics.
-        state, saver, lost, level = states[name], session.saver, "", logging.INFO
-        pending = (
-            len(states[name]["pending"])
-            if isinstance(state, dict) and isinstance(states[name].get("pending"), list)
-            else 0
+        _log_state_without_hook(session, f"{what} has the state of a hook {name}", states[name])
+
+
+def _log_state_without_hook(session: Session, what: str, state: Any) -> None:
+    """Log that a saved state has no hook; warn if it has entries that the next save loses."""
+    saver = session.saver
+    # What a hook has still to deliver: effects, records, metrics.
+    pending: Any = isinstance(state, dict) and cast("dict[str, Any]", state).get("pending")
+    if isinstance(pending, list) and pending and saver is not None and not saver.read_only:
+        logger.warning(
+            "%s, which is not in this session, with %s pending entries, which the next checkpoint"
+            " forgets; add it again",
+            what,
+            len(cast("list[object]", pending)),
         )
-        if pending and saver is not None and not saver.read_only:
-            lost, level = (
-                (
-                    f", with {pending} pending entries, which the next checkpoint forgets; add it"
-                    " again"
-                ),
-                logging.WARNING,
-            )
-        logger.log(
-            level, "%s has the state of a hook %s, which is not in this session%s", what, name, lost
-        )
+        return
+    logger.info("%s, which is not in this session", what)
 
 
 def warn_if_not_saved(session: object, graph: Graph) -> None:
     """Log that a session with a checkpoint directory trains, and no hook saves it."""
-    saver = (
-        session.saver
-        if isinstance(session, Session) and not session.saved and graph.trains
-        else None
-    )
+    if not isinstance(session, Session) or session.saved or not graph.trains:
+        return
+    saver = session.saver
     if saver is not None and not saver.read_only:
         logger.warning(
             "no checkpoint will be saved in %s, from which this session restores; add"
@@ -143,38 +144,42 @@ def warn_if_not_saved(session: object, graph: Graph) -> None:
         )
 
 
-def _load_state(one: Stateful, state: Any, what: str) -> None:
+def _load_state(stateful: Stateful, state: Any, what: str) -> None:
     try:
-        one.load_state_dict(state)
+        stateful.load_state_dict(state)
     except Exception as error:
         add_note(error, what)
         raise
 
 
-def _state_part(state: Mapping[str, Any], name: str, what: str) -> Mapping[str, Any]:
-    part: object = state.get(name)
+def _saved_part(
+    restored: Restored, name: str, kind: str = "", wanted: Mapping[str, Any] | None = None
+) -> Mapping[str, Any]:
+    """Return a part of a saved state; with `wanted` it must have just these names of a `kind`."""
+    what = f"checkpoint {restored.checkpoint.path}"
+    part: Any = restored.state.get(name)
     if not isinstance(part, dict):
         raise CheckpointMismatchError(
             f"{what} has no {name!r}; was it written by CheckpointSaverHook?"
         )
-    return cast("Mapping[str, Any]", part)
-
-
-def _check_names(what: str, kind: str, wanted: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    missing = [name for name in wanted if name not in saved]
+    saved = cast("Mapping[str, Any]", part)
+    if wanted is None:
+        return saved
+    missing = [key for key in wanted if key not in saved]
     if missing:
-        known = "; ".join(f"{name!r}: {did_you_mean(name, saved)}" for name in missing)
+        similar = "; ".join(f"{key!r}: {did_you_mean(key, saved)}" for key in missing)
         raise CheckpointMismatchError(
-            f"{what} has no {kind} {known}. Use the graph it was saved from, or start in another"
+            f"{what} has no {kind} {similar}. Use the graph it was saved from, or start in another"
             " directory"
         )
-    unknown = [name for name in saved if name not in wanted]
+    unknown = [key for key in saved if key not in wanted]
     if unknown:
         raise CheckpointMismatchError(
             f"{what} has the {kind} {', '.join(map(repr, unknown))}, which would be lost: there is"
             " none of that name now. Use the graph and scaffold it was saved from, or start in"
             " another directory"
         )
+    return saved
 
 
 class SessionCreator(Protocol):
@@ -200,7 +205,7 @@ _FUNCTIONS = ("init_fn", "ready_for_local_init_fn", "local_init_fn", "ready_fn")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Scaffold:
-    """How a session of a graph is initialised, when it is ready, and what is saved besides its
+    """How a session of a graph is initialized, when it is ready, and what is saved besides its
     variables.
 
     The functions are coroutine functions that take the raw session. The two `ready` functions
@@ -241,11 +246,11 @@ class Scaffold:
         if self.tracked is None and other is not None:
             object.__setattr__(self, "tracked", other.tracked)
         check_mapping(self.tracked, "tracked", optional=True)
-        for name, one in (self.tracked or {}).items():
-            if not isinstance(name, str) or not is_stateful(one):
+        for name, value in (self.tracked or {}).items():
+            if not isinstance(name, str) or not is_stateful(value):
                 raise InvalidArgumentError(
-                    f"tracked[{name!r}] is {one!r}; give a name and an object with state_dict() and"
-                    " load_state_dict(state), such as checkpoint.RandomState(generator) for a"
+                    f"tracked[{name!r}] is {value!r}; give a name and an object with state_dict()"
+                    " and load_state_dict(state), such as checkpoint.RandomState(generator) for a"
                     " random generator"
                 )
 
@@ -265,8 +270,8 @@ async def _check_ready(ready_fn: SessionFn | None, session: Session, message: st
         raise NotReadyError(f"{message}; missing, as {ready_fn!r} says: {missing or 'something'}")
 
 
-class _Creator:
-    """What creators of both kinds have."""
+class _SessionParts:
+    """The parts that all sessions of a creator have."""
 
     def __init__(
         self,
@@ -276,6 +281,7 @@ class _Creator:
         variables: Variables | None,
         session_factory: Callable[..., Session],
     ) -> None:
+        """Check the arguments of a creator; parts that are None are made."""
         check_callable(session_factory, "session_factory")
         if is_coroutine_function(session_factory):
             raise InvalidArgumentError(
@@ -287,53 +293,51 @@ class _Creator:
         check_instance(variables, Variables, "variables", optional=True)
         self.graph: Graph = graph_of(graph)
         self.global_step: StepStore = MemoryStepStore() if global_step is None else global_step
-        self._scaffold = Scaffold() if scaffold is None else scaffold
-        self._variables = Variables() if variables is None else variables
+        self.scaffold: Scaffold = Scaffold() if scaffold is None else scaffold
+        self.variables: Variables = Variables() if variables is None else variables
         self._session_factory = session_factory
 
-    async def _new_session(
-        self, what: str, initialise: Callable[[Session], Awaitable[None]] | None = None
+    async def new_session(
+        self, what: str, initialize: Callable[[Session], Awaitable[None]] | None = None
     ) -> Session:
-        """Make a session, let it be initialised, and check that it is ready after `what`; close it
+        """Make a session, let it be initialized, and check that it is ready after `what`; close it
         again if that fails.
         """
         factory = self._session_factory
-        made: object = factory(self.graph, global_step=self.global_step, variables=self._variables)
-        if not isinstance(made, Session):
+        session: object = factory(
+            self.graph, global_step=self.global_step, variables=self.variables
+        )
+        if not isinstance(session, Session):
             raise InvalidArgumentError(
-                f"session_factory={factory!r} returned {made!r}; return a Session, or give a"
+                f"session_factory={factory!r} returned {session!r}; return a Session, or give a"
                 " subclass of it"
             )
         try:
-            for name, part in {
-                "graph": self.graph,
-                "global_step": self.global_step,
-                "variables": self._variables,
-            }.items():
-                if getattr(made, name) is not part:
+            for name in ("graph", "global_step", "variables"):
+                if getattr(session, name) is not getattr(self, name):
                     raise InvalidArgumentError(
                         f"session_factory={factory!r} returned a session with another {name} than"
                         " it was given; pass it to Session"
                     )
-            if initialise is not None:
-                await initialise(made)
-            scaffold = self._scaffold
+            if initialize is not None:
+                await initialize(session)
+            scaffold = self.scaffold
             await _check_ready(
                 scaffold.ready_for_local_init_fn,
-                made,
+                session,
                 f"{what} did not make the model ready for local_init",
             )
             if scaffold.local_init_fn is not None:
-                await scaffold.local_init_fn(made)
-            await _check_ready(scaffold.ready_fn, made, f"{what} did not make the model ready")
+                await scaffold.local_init_fn(session)
+            await _check_ready(scaffold.ready_fn, session, f"{what} did not make the model ready")
         except BaseException:
-            await made.aclose()
+            await session.aclose()
             raise
-        return made
+        return session
 
 
-class ChiefSessionCreator(_Creator):
-    """Creates sessions that initialise or restore the variables, unless they are initialised
+class ChiefSessionCreator:
+    """Creates sessions that initialize or restore the variables, unless they are initialized
     already.
 
     With a checkpoint directory, the first session is restored from the newest intact checkpoint, as
@@ -341,7 +345,7 @@ class ChiefSessionCreator(_Creator):
     current variables and step.
 
     With a step store for several processes it leads the run (`StepStore.lead`) while the monitored
-    session is open, and notifies the workers when everything is initialised. A second chief of the
+    session is open, and notifies the workers when everything is initialized. A second chief of the
     run waits until the first one has ended.
     """
 
@@ -360,7 +364,7 @@ class ChiefSessionCreator(_Creator):
 
         Args:
             graph: the graph of the sessions, or a coroutine function that is the step.
-            scaffold: how they are initialised.
+            scaffold: how they are initialized.
             checkpoint_dir: the directory from which they are restored, or its `Saver`.
                 `CheckpointSaverHook()` without a directory of its own writes there.
             global_step: the store of the global step; by default a new one, shared by all its
@@ -371,13 +375,15 @@ class ChiefSessionCreator(_Creator):
             session_factory: a subclass of `Session`, or a plain function that returns a session,
                 called once for each: `session_factory(graph, global_step=..., variables=...)`.
         """
-        super().__init__(graph, scaffold, global_step, variables, session_factory)
+        self._parts = _SessionParts(graph, scaffold, global_step, variables, session_factory)
+        self.graph: Graph = self._parts.graph
+        self.global_step: StepStore = self._parts.global_step
         self._saver: checkpoint.Saver | None
         if checkpoint_dir is None or isinstance(checkpoint_dir, checkpoint.Saver):
             self._saver = checkpoint_dir
         else:
             self._saver = checkpoint.Saver(checkpoint_dir)
-        self._own_saver = self._saver is not checkpoint_dir
+        self._owns_saver = self._saver is not checkpoint_dir
         self._latest: Session | None = None
         self.restores_again: bool = True
         """Whether a session that replaces one is restored; set by the monitored session, as
@@ -401,7 +407,7 @@ class ChiefSessionCreator(_Creator):
             InvalidArgumentError: the `session_factory` returned something else than a session of
                 this graph, store and variables.
         """
-        values = values_of(self._variables)
+        values = values_of(self._parts.variables)
         if self._leads and self._lead is None:
             lead = self.global_step.lead()
             await lead.__aenter__()
@@ -411,20 +417,24 @@ class ChiefSessionCreator(_Creator):
         first = await values.claim()
         latest = self._latest
 
-        async def initialise(session: Session) -> None:
-            session.tracked = self._scaffold.tracked or {}
+        async def initialize(session: Session) -> None:
+            session.tracked = self._parts.scaffold.tracked or {}
             session.saver = self._saver
             if self._saver is not None and (first or (latest is not None and self.restores_again)):
                 restored = await self._saver.restore(missing_ok=True)
                 if restored is not None:
                     await restore_session(session, restored, seen)
-            if loss is not None and latest is not None and session.restored is None:
-                await self._reset_to_own_step(session, latest.committed_step, seen)
-            if first and session.restored is None and self._scaffold.init_fn is not None:
-                await self._scaffold.init_fn(session)
+            if session.restored is not None:
+                return
+            if loss is not None and latest is not None and seen.step < latest.committed_step:
+                # The store has lost steps that the variables in memory have.
+                await self.global_step.reset(latest.committed_step)
+                session.committed_step = latest.committed_step
+            if first and self._parts.scaffold.init_fn is not None:
+                await self._parts.scaffold.init_fn(session)
 
         try:
-            session = await self._new_session("initialisation", initialise)
+            session = await self._parts.new_session("initialization", initialize)
         except BaseException:
             if first:
                 values.discard()
@@ -436,12 +446,6 @@ class ChiefSessionCreator(_Creator):
             await self.global_step.mark_initialised()
         return session
 
-    async def _reset_to_own_step(self, session: Session, step: int, seen: Position) -> None:
-        """Reset a store that has lost steps to `step`, the step of the variables in memory."""
-        if seen.step < step:
-            await self.global_step.reset(step)
-            session.committed_step = step
-
     async def aclose(self, *, grace_secs: float = DEFAULT_GRACE_SECS) -> None:
         """Release the checkpoint directory and the lead; called by the monitored session at its
         end, with its grace period.
@@ -449,14 +453,14 @@ class ChiefSessionCreator(_Creator):
         A given `Saver` is not closed; what it has not copied to its mirror yet is waited for, at
         most `grace_secs`.
         """
-        lead, self._lead = self._lead, None
+        lead = self._lead
+        self._lead = None
         try:
             if self._saver is not None:
-                await (
-                    self._saver.aclose(grace_secs=grace_secs)
-                    if self._own_saver
-                    else self._saver.flush_mirror(grace_secs)
-                )
+                if self._owns_saver:
+                    await self._saver.aclose(grace_secs=grace_secs)
+                else:
+                    await self._saver.flush_mirror(grace_secs)
         finally:
             if lead is not None:
                 await lead.__aexit__(None, None, None)
@@ -465,14 +469,14 @@ class ChiefSessionCreator(_Creator):
         """End the waits of the workers for the variables; called by the monitored session when it
         ends with `error`.
         """
-        values_of(self._variables).fail(error)
+        values_of(self._parts.variables).fail(error)
 
 
-class WorkerSessionCreator(_Creator):
-    """Creates sessions that wait until a chief has initialised the shared variables.
+class WorkerSessionCreator:
+    """Creates sessions that wait until a chief has initialized the shared variables.
 
     A worker in another process than the chief has its own variables and a step store for several
-    processes: it waits until the chief has initialised the run, and starts with the initial values
+    processes: it waits until the chief has initialized the run, and starts with the initial values
     of the graph.
     """
 
@@ -495,7 +499,9 @@ class WorkerSessionCreator(_Creator):
             InvalidArgumentError: there are neither shared variables nor a store for several
                 processes.
         """
-        super().__init__(graph, scaffold, global_step, variables, session_factory)
+        self._parts = _SessionParts(graph, scaffold, global_step, variables, session_factory)
+        self.graph: Graph = self._parts.graph
+        self.global_step: StepStore = self._parts.global_step
         if variables is None and (global_step is None or global_step.inline):
             raise InvalidArgumentError(
                 "a worker waits for a chief's variables: give both the same Variables(); or, in"
@@ -519,13 +525,13 @@ class WorkerSessionCreator(_Creator):
         """
         finished = None
         if self._shares_variables:
-            await self._variables.wait_ready(self._max_wait_secs)
-            missing = values_of(self._variables).missing(
+            await self._parts.variables.wait_ready(self._max_wait_secs)
+            missing = values_of(self._parts.variables).missing(
                 variable.name for variable in self.graph.variables
             )
             if missing:
                 raise NotReadyError(
-                    f"the chief has not initialised {', '.join(missing)}; its graph must have the"
+                    f"the chief has not initialized {', '.join(missing)}; its graph must have the"
                     " same variables"
                 )
         else:
@@ -535,7 +541,7 @@ class WorkerSessionCreator(_Creator):
             except PublisherFinishedError as error:
                 finished = error
         await self.global_step.value()  # so that the latest position is known
-        session = await self._new_session("the chief's initialisation")
+        session = await self._parts.new_session("the chief's initialization")
         session.finished = finished
         return session
 

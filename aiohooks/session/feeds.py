@@ -1,18 +1,20 @@
-"""Where the feeds of a loop come from, and what becomes of them over recoveries.
+"""The feeds of the loops of a session: where elements come from, and what becomes of each.
 
-A source gives the next element, and takes back what a run has not used; `source_of` chooses it.
+    IterableSource   an iterable, asked when a step begins
+    QueueSource      a queue
+    ReaderSource     read by a task of the session: async, prefetched, in a worker thread, or with
+                     a state of their own
+    SessionFeeds     the sources of all loops of a session, over its recoveries
 
-    PlainFeeds     an iterable, asked when a step begins
-    QueueFeeds     a queue, perhaps in batches
-    FeedsAhead     read by a task of the session: ahead of the runs, async, in a worker thread, or
-                   with a state of their own
-    SessionFeeds   those of all loops of a session: what is set back by a recovery, and what is lost
+Each element that is taken has one `Outcome`, which `outcome_of` decides.
 """
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import copy
+import enum
 from collections import deque
 from collections.abc import (
     AsyncGenerator,
@@ -30,11 +32,10 @@ from weakref import WeakSet
 
 from aiohooks._core.calls import Wait
 from aiohooks._core.cancel import current_task, to_thread, wait_done
-from aiohooks._core.clock import current_clock
 from aiohooks._core.coroutines import close_unawaited
 from aiohooks._core.observers import observing
 from aiohooks._core.reports import Waiting, logger
-from aiohooks._core.validate import check_secs, checked_int
+from aiohooks._core.validate import checked_int
 from aiohooks._core.waiters import Waiters
 from aiohooks.checkpoint.stateful import Stateful, is_stateful
 from aiohooks.errors import (
@@ -50,122 +51,197 @@ from aiohooks.session.coordinator import Coordinator, Producer, Producers, check
 from aiohooks.session.turns import Turns
 
 _END: Any = object()
-_QueueShutDown: type[Exception] | tuple[()] = getattr(
-    asyncio, "QueueShutDown", ()
-)  # since Python 3.13
-_GONE = (
-    ", and with them their feeds, are gone; give the loop feeds with a state_dict, and track them"
-    " in the Scaffold; or, where nothing but variables changes, use"
-    ' RecoveryPolicy(restore="memory")'
+# Since Python 3.13.
+_QueueShutDown: type[Exception] | tuple[()] = getattr(asyncio, "QueueShutDown", ())
+_HOW_TO_KEEP_FEEDS = (
+    "give the loop feeds with a state_dict, and track them in the Scaffold; or, where nothing but"
+    ' variables changes, use RecoveryPolicy(restore="memory")'
 )
 
 Feeds: TypeAlias = AsyncIterable[Any] | Iterable[Any] | asyncio.Queue[Any]
 """What the runs of a loop are fed with, one element each."""
 WaitForFeed = Callable[..., Awaitable[None]]
-"""Calls and awaits what gives the next element, until a stop, a failure, the end of its producers,
-a drain or a time limit.
+"""Calls and awaits what gives the next element, until a stop, a failure, the end of its producers
+or a drain.
 """
 
 
+class FeedsWentBack(BaseException):
+    """Ends a run whose feeds a recovery has restored: its element comes again, behind those that
+    were used before it.
+    """
+
+
+class Outcome(enum.Enum):
+    """What becomes of an element that a loop has taken."""
+
+    USED = "its run is committed"
+    RETURNED = "its run changed nothing, so it is the next element again"
+    REPLAYED = "its feeds were restored, and give it again themselves"
+
+
+# In Python 3.11 each access to a member of an enum takes 0.2 µs, which a step would pay twice.
+USED = Outcome.USED
+
+
+def outcome_of(*, committed: bool, went_back: bool) -> Outcome:
+    """Return the outcome of an element whose run has ended."""
+    if went_back:
+        return Outcome.REPLAYED
+    return USED if committed else Outcome.RETURNED
+
+
 class SessionFeeds:
-    """The feeds of all loops of one session, over its recoveries."""
+    """The sources of all loops of one session, over its recoveries."""
 
     def __init__(self, coordinator: Coordinator, turns: Turns) -> None:
         self.coordinator: Coordinator = coordinator
         self.turns: Turns = turns
-        self._session: Session | None = None
+        self.session: Session | None = None
         """The raw session, unless it is being replaced."""
-        self.sources: WeakSet[Source] = WeakSet()
-        """All sources that are referred to."""
-        self.kept: set[Source] = set()
-        """Those that a loop has left with elements for another loop over the same feeds."""
-        self.ahead: list[FeedsAhead] = []
-        """The feeds that a task reads."""
-        self.set_back: set[asyncio.Task[Any]] = set()
-        """The tasks whose element a recovery has taken back, until their run has ended."""
         self.loops: WeakSet[object] = WeakSet()
         """The loops of steps that have begun and not ended; one that was left is not referred to
         any more.
         """
-        self.lost_step: int = 0
+        self.readers: list[ReaderSource] = []
+        """The sources that a task reads."""
+        self.sources: WeakSet[Source] = WeakSet()
+        self._kept: set[Source] = set()
+        """The sources with elements that loops have left for another loop over the same feeds."""
+        self.went_back: set[asyncio.Task[Any]] = set()
+        """The tasks whose element a recovery has taken back, until their run has ended."""
+        self.lost_step = 0
         """The last step that used an element which does not come again."""
         self._reached = -1
         """The last step before a recovery, or -1."""
 
-    def earlier(self, feeds: object) -> Source | None:
+    # -- the sources
+
+    def source_for(
+        self, feeds: Feeds | None, producer: Producer | None, prefetch: int, *, thread: bool
+    ) -> Source | None:
+        """Return the source of a loop with these options of `AsyncMonitoredSession.steps`; None if
+        it is not fed.
+        """
+        producers = checked_producers(producer)
+        prefetch = checked_int(prefetch, "prefetch")
+        _check_options(feeds, producer, prefetch, thread=thread)
+        if feeds is None:
+            return None
+        earlier = self._earlier(feeds)
+        if isinstance(feeds, asyncio.Queue):
+            return QueueSource(self, feeds, earlier, producers)
+        if _has_ended(feeds) and not (earlier and earlier.has_rest):
+            raise InvalidArgumentError(
+                f"feeds is {feeds!r}, which has ended; a generator gives its elements once: make a"
+                " new one"
+            )
+        if isinstance(earlier, ReaderSource):
+            earlier.set_options(prefetch, thread=thread)
+            return earlier
+        has_state = is_stateful(feeds)
+        if isinstance(feeds, Iterable) and not (prefetch or thread or has_state):
+            return IterableSource(self, feeds, earlier)
+        if prefetch and not has_state:
+            self._check_prefetched(feeds, prefetch)
+        if earlier and earlier.unused:
+            raise InvalidArgumentError(
+                f"feeds is {safe_repr(feeds)}, of which a loop without prefetch= and thread= has"
+                f" taken {len(earlier.left)} that no step has used: use them first, in another loop"
+                " without"
+            )
+        return ReaderSource(self, feeds, prefetch, thread=thread)
+
+    def _earlier(self, feeds: object) -> Source | None:
         """Return the source of another loop over feeds that continue where it has left them: they
         do not begin with each loop.
         """
         if isinstance(feeds, (asyncio.Queue, Iterator, AsyncIterator)) or is_stateful(feeds):
-            return next(
-                (one for one in self.sources if one.feeds is feeds and not one.is_used_up), None
-            )
+            for source in self.sources:
+                if source.feeds is feeds and not source.is_used_up:
+                    return source
         return None
+
+    def _check_prefetched(self, feeds: object, prefetch: int) -> None:
+        """Raise if feeds without a state may take elements from a tracked object."""
+        own = [feeds, *(source.feeds for source in self.sources)]
+        loaders = [
+            name
+            for name, value in self._tracked().items()
+            if _is_loader(value) and not _is_among(value, own)
+        ]
+        if loaders:
+            raise InvalidArgumentError(
+                f"prefetch is {prefetch}, and feeds is {safe_repr(feeds)}, which has no state,"
+                f" while {', '.join(map(repr, loaders))} is tracked and iterable: elements that the"
+                " feeds have taken ahead of it would be skipped when the run is resumed; give the"
+                " tracked object itself as feeds=, or leave prefetch= out"
+            )
 
     def keep(self, source: Source) -> None:
         """Keep the elements of a loop that has ended, for another one over the same feeds."""
-        self.kept = {one for one in (*self.kept, source) if one.unused}
+        self._kept = {kept for kept in (*self._kept, source) if kept.has_rest}
 
     @property
     def unused(self) -> int:
         """The number of elements that were taken and not used."""
-        return sum({id(one.left): len(one.left) for one in self.sources}.values())
+        return sum({id(source.left): len(source.left) for source in self.sources}.values())
 
-    def are_tracked(self, one: FeedsAhead) -> bool:
-        """Return whether a recovery that restores the session sets these feeds back."""
-        return any(each is one.feeds for each in self._tracked.values())
-
-    def uses_tracked(self, runner: asyncio.Task[Any] | None) -> bool:
-        """Return whether the run of this task uses an element of such feeds."""
-        return any(runner in one.in_use and self.are_tracked(one) for one in self.ahead)
-
-    @property
     def _tracked(self) -> Mapping[str, object]:
-        return {} if self._session is None else self._session.tracked
+        return {} if self.session is None else self.session.tracked
 
-    @property
-    def committed_step(self) -> int | None:
-        """The step that the raw session has committed; None while it is replaced."""
-        return None if self._session is None else self._session.committed_step
+    def is_tracked(self, source: Source) -> bool:
+        """Return whether a recovery that restores the session restores these feeds."""
+        return _is_among(source.feeds, self._tracked().values())
 
-    def tracked_loaders(self, feeds: object) -> list[str]:
-        """Return the names of tracked objects that other feeds may take elements from."""
-        own = [feeds, *(source.feeds for source in self.sources)]
-        return [
-            name
-            for name, value in self._tracked.items()
-            if _is_loader(value) and not any(value is used for used in own)
-        ]
-
-    def state_of(self, one: Stateful) -> Any:
-        """Return the state of a tracked object: of feeds that are taken ahead, the one behind what
+    def state_of(self, stateful: Stateful) -> Any:
+        """Return the state of a tracked object: of feeds that are prefetched, the one behind what
         was used.
         """
-        known = next((feeds for feeds in self.ahead if feeds.knows_state_of(one)), None)
-        return one.state_dict() if known is None else known.used_state()
+        for reader in self.readers:
+            if reader.knows_state_of(stateful):
+                return reader.used_state()
+        return stateful.state_dict()
+
+    # -- the element of a run
+
+    def uses_tracked_feeds(self, task: asyncio.Task[Any] | None) -> bool:
+        """Return whether the run of a task has an element of tracked feeds."""
+        return any(task in reader.in_use and self.is_tracked(reader) for reader in self.readers)
+
+    def raise_if_element_went_back(self) -> None:
+        """Raise `FeedsWentBack` if a recovery by another task has restored the feeds of the run."""
+        if current_task() in self.went_back:
+            raise FeedsWentBack
+
+    def keep_element_of_run(self) -> None:
+        """Count the element of the run as used: the restored checkpoint has its step."""
+        self.went_back.discard(current_task())
+
+    # -- recoveries
 
     def note_loss(self, session: object, step: int) -> None:
         """Note how far a session has come that is about to be replaced."""
         self._reached = max(self._reached, step)
-        if was_fed(session) and not any(map(self.are_tracked, self.ahead)):
+        if was_fed(session) and not any(map(self.is_tracked, self.readers)):
             self.lost_step = self._reached  # fed by hand, or by a hook
-        self._session = None
+        self.session = None
 
     async def stop_reading(self) -> None:
         """Stop reading those whose state is about to be restored; they are read on after
         `continue_reading`.
         """
-        for feeds in tuple(self.ahead):
-            await feeds.stop_reading()
+        for reader in tuple(self.readers):
+            await reader.stop_reading()
 
     def continue_reading(self) -> None:
         """Read on for those who wait, from the state that the feeds have now."""
-        for feeds in self.ahead:
-            feeds.continue_reading()
+        for reader in self.readers:
+            reader.continue_reading()
 
-    def recover_for_waits(self) -> None:
-        """Let those recover, or fail, who wait for feeds, which nothing reads: a recovery was
-        cancelled, or has given up.
+    def end_waits_without_session(self) -> None:
+        """Let the waits for feeds, which nothing reads, recover or fail: a recovery was cancelled,
+        or has given up.
         """
         for wait in tuple(self.coordinator.requests.waits):
             if isinstance(wait, FeedWait):
@@ -177,46 +253,54 @@ class SessionFeeds:
         on_lost_feeds: Literal["log", "raise"],
         recovering_from: BaseException | None,
     ) -> None:
-        """Take back what is in use if the feeds were restored; say what was undone, and what a
-        session in memory has kept.
+        """Take back what is in use if the feeds were restored; report the steps that are undone,
+        and what a session in memory has kept.
         """
-        self._session = session
-        restored, tracked = session.restored, [one for one in self.ahead if self.are_tracked(one)]
+        self.session = session
+        restored = session.restored
+        tracked = [reader for reader in self.readers if self.is_tracked(reader)]
         if restored is not None:
-            for feeds in tracked:
-                feeds.note_restored()
+            for reader in tracked:
+                self.went_back.update(reader.go_back())
         if self._reached < 0:
             return  # the first session
         if restored is None:
-            fed: list[object] = [one.feeds for one in self.ahead]
-            kept = [
-                name
-                for name, one in session.tracked.items()
-                if all(one is not each for each in fed)
-            ]
-            if kept:
-                text = (
-                    f"continues with the tracked objects {', '.join(map(repr, kept))} as the failed"
-                    " run has left them"
-                )
-                logger.warning("%s: %s", self.coordinator.requests.label, text)
+            self._report_kept_objects(session)
             return
-        step, reached, lost = restored.checkpoint.step, self._reached, self.lost_step
-        self._reached, self.lost_step = step, min(lost, step)
-        if step < reached:
-            steps = f"{reached - step} step{'s' if reached - step > 1 else ''}"
-            text = (
-                f"went back from step {reached} to step {step}, that of {restored.checkpoint.path}:"
-                f" {steps}"
+        step = restored.checkpoint.step
+        undone = self._reached - step
+        are_lost = self.lost_step > step
+        text = (
+            f"went back from step {self._reached} to step {step}, that of"
+            f" {restored.checkpoint.path}: {undone} step{'s' if undone > 1 else ''}"
+        )
+        self._reached = step
+        self.lost_step = min(self.lost_step, step)
+        if undone <= 0:
+            return
+        if are_lost:
+            text += f", and with them their feeds, are gone; {_HOW_TO_KEEP_FEEDS}"
+            if on_lost_feeds == "raise":
+                raise FeedsLostError(f"the recovery {text}") from recovering_from
+        elif tracked:
+            text += " are undone, and their feeds come again"
+        else:
+            text += " are undone"
+        logger.warning("%s: %s", self.coordinator.requests.label, text)
+
+    def _report_kept_objects(self, session: Session) -> None:
+        fed = [reader.feeds for reader in self.readers]
+        kept = [repr(name) for name, value in session.tracked.items() if not _is_among(value, fed)]
+        if kept:
+            logger.warning(
+                "%s: continues with the tracked objects %s as the failed run has left them",
+                self.coordinator.requests.label,
+                ", ".join(kept),
             )
-            if on_lost_feeds == "raise" and lost > step:
-                lost_text = f"the recovery {text}{_GONE}"
-                raise FeedsLostError(lost_text) from recovering_from
-            if lost > step:
-                text += _GONE
-            else:
-                text += f" are undone{', and their feeds come again' if tracked else ''}"
-            logger.warning("%s: %s", self.coordinator.requests.label, text)
+
+
+def _is_among(value: object, objects: Iterable[object]) -> bool:
+    return any(value is other for other in objects)
 
 
 def _is_loader(value: Any) -> bool:
@@ -226,94 +310,52 @@ def _is_loader(value: Any) -> bool:
     return isinstance(value, (AsyncIterable, Iterable))
 
 
-def source_of(
-    session: SessionFeeds,
-    feeds: Feeds | None,
-    producer: Producer | None,
-    prefetch: int,
-    thread: bool,
-    batch: int | None,
-    max_wait_secs: float | None,
-) -> PlainFeeds | QueueFeeds | FeedsAhead | None:
-    """Return the source of a loop with these options of `AsyncMonitoredSession.steps`; None if it
-    is not fed.
-    """
-    producers = checked_producers(producer)
-    prefetch = checked_int(prefetch, "prefetch")
-    batch = checked_int(batch, "batch", 1, optional=True)
-    check_secs(max_wait_secs, "max_wait_secs", optional=True)
-    what: Any = feeds
-    is_iterable = isinstance(feeds, (AsyncIterable, Iterable)) and not isinstance(
-        feeds, (Mapping, str, bytes)
-    )
-    if prefetch or thread:
-        if not is_iterable or (thread and isinstance(feeds, AsyncIterable)):
-            raise InvalidArgumentError(
-                f"prefetch is {prefetch}, thread is {thread}, and feeds is {safe_repr(what)};"
-                " prefetch is for feeds to iterate over, thread=True for those that block; a queue"
-                " holds what its producer puts in ahead of the runs"
-            )
-    elif isinstance(feeds, asyncio.Queue):
-        if max_wait_secs is not None and batch is None:
-            raise InvalidArgumentError(
-                f"max_wait_secs is {max_wait_secs}, the wait for a whole batch; give batch= as well"
-            )
-        return QueueFeeds(session, feeds, session.earlier(feeds), producers, batch, max_wait_secs)
-    for name, given in (("producer", producer), ("batch", batch), ("max_wait_secs", max_wait_secs)):
-        if given is not None:
-            # What a generator does besides waiting for its producer, with an element that it has
-            # taken, must not be cut off.
-            raise InvalidArgumentError(
-                f"{name} is {safe_repr(given)}, and feeds is {safe_repr(what)}; it is for an"
-                " asyncio.Queue: an async generator gives batches itself, and waits with `await"
-                " session.until(queue.get(), producer=...)`"
-            )
-    if feeds is None:
-        return None
-    if not is_iterable:
-        close_unawaited(what)
+def _is_iterable(feeds: object) -> bool:
+    """Return whether feeds give several elements: a mapping is one element."""
+    if isinstance(feeds, (Mapping, str, bytes)):
+        return False
+    return isinstance(feeds, (AsyncIterable, Iterable))
+
+
+def _has_ended(feeds: Any) -> bool:
+    """Return whether the feeds are a generator that has ended."""
+    return getattr(feeds, "gi_frame", feeds) is None or getattr(feeds, "ag_frame", feeds) is None
+
+
+def _check_options(
+    feeds: Feeds | None, producer: Producer | None, prefetch: int, *, thread: bool
+) -> None:
+    """Raise `InvalidArgumentError` for feeds, or options, that make no sense."""
+    is_queue = isinstance(feeds, asyncio.Queue)
+    is_async = isinstance(feeds, AsyncIterable)
+    is_iterable = _is_iterable(feeds)
+    if (prefetch or thread) and (not is_iterable or (thread and is_async)):
         raise InvalidArgumentError(
-            f"feeds is {safe_repr(what)}; give something to iterate over, sync or async, that has"
+            f"prefetch is {prefetch}, thread is {thread}, and feeds is {safe_repr(feeds)};"
+            " prefetch is for feeds to iterate over, thread=True for those that block; a queue"
+            " holds what its producer puts in ahead of the runs"
+        )
+    if producer is not None and not is_queue:
+        # What a generator does besides waiting for its producer, with an element that it has
+        # taken, must not be cut off.
+        raise InvalidArgumentError(
+            f"producer is {safe_repr(producer)}, and feeds is {safe_repr(feeds)}; it is for an"
+            " asyncio.Queue: an async generator waits with `await session.until(queue.get(),"
+            " producer=...)`"
+        )
+    if not (is_iterable or is_queue or feeds is None):
+        close_unawaited(feeds)
+        raise InvalidArgumentError(
+            f"feeds is {safe_repr(feeds)}; give something to iterate over, sync or async, that has"
             " an element for each step, or an asyncio.Queue"
         )
-    earlier = session.earlier(what)
-    has_ended = getattr(what, "gi_frame", what) is None or getattr(what, "ag_frame", what) is None
-    if has_ended and not (earlier and earlier.unused):
-        raise InvalidArgumentError(
-            f"feeds is {what!r}, which has ended; a generator gives its elements once: make a"
-            " new one"
-        )
-    if isinstance(earlier, FeedsAhead):
-        earlier.set_options(prefetch, thread=thread)
-        return earlier
-    if not (isinstance(feeds, AsyncIterable) or prefetch or thread or is_stateful(what)):
-        return PlainFeeds(session, what, earlier)
-    loaders = [] if is_stateful(what) or not prefetch else session.tracked_loaders(what)
-    if loaders:
-        raise InvalidArgumentError(
-            f"prefetch is {prefetch}, and feeds is {safe_repr(what)}, which has no state, while"
-            f" {', '.join(map(repr, loaders))} is tracked and iterable: elements that the feeds"
-            " have taken ahead of it would be skipped when the run is resumed; give the tracked"
-            " object itself as feeds=, or leave prefetch= out"
-        )
-    if earlier and earlier.unused:
-        raise InvalidArgumentError(
-            f"feeds is {safe_repr(what)}, of which a loop without prefetch= and thread= has taken"
-            f" {len(earlier.left)} that no step has used: use them first, in another loop without"
-        )
-    return FeedsAhead(session, what, prefetch, thread=thread)
 
 
-class FeedsSetBack(BaseException):
-    """Ends a run whose feeds a recovery has set back: its element comes again, behind those that
-    were used before it.
-    """
+class Source(abc.ABC):
+    """Where the elements of a loop come from."""
 
-
-class Source:
-    """What each source has: the elements that were taken and not used, and a note of those that
-    made steps.
-    """
+    waits: bool = True
+    """Whether `wait_ready` is to be called before `take`."""
 
     def __init__(self, session: SessionFeeds, feeds: object, earlier: Source | None = None) -> None:
         self.feeds: Any = feeds
@@ -326,6 +368,25 @@ class Source:
         """
         session.sources.add(self)
 
+    async def wait_ready(self, wait_for: WaitForFeed) -> None:
+        """Wait until `take` has a result. No element is lost if this wait is cancelled."""
+        raise NotImplementedError
+
+    @abc.abstractmethod
+    def take(self) -> Any:
+        """Return the next element; raise `StopAsyncIteration` at the end, or the error of the
+        feeds.
+        """
+
+    def settle(self, element: Any, outcome: Outcome) -> None:
+        """Record what has become of an element."""
+        if outcome is not USED:
+            self.left.appendleft(element)
+            return
+        session = self._session.session
+        if session is not None:
+            self._session.lost_step = session.committed_step
+
     @property
     def is_used_up(self) -> bool:
         """Whether another loop over the same feeds begins anew."""
@@ -335,6 +396,11 @@ class Source:
     def unused(self) -> list[Any]:
         """The elements that were taken and not used, in order."""
         return [*self.left]
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether another loop over the same feeds gets something that this source has kept."""
+        return bool(self.left)
 
     def _is_draining(self, feeds: object) -> bool:
         if self._requests.drain_reason is None:
@@ -353,29 +419,18 @@ class Source:
         if not self._coordinator.should_stop():
             raise_unchanged(error)
         logger.error(
-            "%s: the feeds %s failed after the stop, which ends the session as usual: %s",
+            "%s: the feeds %s failed, and the session, which stops, ends as usual: %s",
             self._requests.label,
             safe_repr(self.feeds),
             safe_repr(error),
             exc_info=error,
         )
 
-    def loop_ended(self) -> None:
-        """Called when a loop over the feeds has ended."""
 
-    def put_back(self, element: Any) -> None:
-        """Make an element the next one again: the run that got it has changed nothing."""
-        self.left.appendleft(element)
-
-    def use(self, element: Any) -> None:
-        """Count an element as used: its run is complete."""
-        step = self._session.committed_step
-        if step is not None:
-            self._session.lost_step = step
-
-
-class PlainFeeds(Source):
+class IterableSource(Source):
     """An iterable, which is asked for an element when a step begins, and in a drain no more."""
+
+    waits = False
 
     def __init__(self, session: SessionFeeds, feeds: Iterable[Any], earlier: Source | None) -> None:
         super().__init__(session, feeds, earlier)
@@ -398,10 +453,8 @@ class PlainFeeds(Source):
             raise StopAsyncIteration from None
 
 
-class QueueFeeds(Source):
-    """A queue, of which each step gets an element, or with `batch` a list of up to so many; counts
-    in it what was used.
-    """
+class QueueSource(Source):
+    """A queue; counts in it the elements that were used."""
 
     def __init__(
         self,
@@ -409,45 +462,53 @@ class QueueFeeds(Source):
         queue: asyncio.Queue[Any],
         earlier: Source | None,
         producers: Producers | None,
-        batch: int | None,
-        max_wait_secs: float | None,
     ) -> None:
         super().__init__(session, queue, earlier)
         self._producers = producers
-        self._batch = batch
-        self._max_wait_secs = max_wait_secs
         self._ended = False
+        self._due: int | None = None
+        """In a drain, how many elements may have been put, or waited for room, when it began."""
+
+    @property
+    def is_ready(self) -> bool:
+        return bool(self.left) or self._ended
 
     async def wait_ready(self, wait_for: WaitForFeed) -> None:
-        """Wait until there is an element, and then for the rest of its batch. What was taken stays
-        here if this is cancelled.
-        """
         requests = self._requests
-        ends_at = None
-        while len(self.left) < (self._batch or 1) and not self._ended:
+        while not self.is_ready:
+            is_draining = requests.drain_reason is not None
+            if is_draining:
+                self._end_producers()
+            if self._ended:
+                return
             if not self.feeds.empty():
                 self.left.append(self.feeds.get_nowait())
-                continue
-            now = current_clock().now()
-            if self.left and ends_at is None and self._max_wait_secs is not None:
-                ends_at = now + self._max_wait_secs
-            if ends_at is not None and now >= ends_at:
-                break
-            # Without its producers, a queue ends in a drain when it is empty.
-            drains = self._producers is None and requests.drain_reason is None
-            producers = self._producers or (None if requests.drain_reason is None else ())
+                return
+            producers = self._producers
+            if is_draining and producers is None:
+                producers = ()  # whoever they are, the queue ends when it is empty
             try:
-                await wait_for(
-                    self._get,
-                    producers,
-                    drain=drains,
-                    secs=None if ends_at is None else ends_at - now,
-                )
+                await wait_for(self._get, producers, drain=not is_draining)
             except StopRequestedError:
-                if self._coordinator.should_stop() or not (drains or self.left):
+                if is_draining or requests.stopped or requests.drain_reason is None:
                     raise
-                if not drains:
-                    break  # the rest of the batch is not to come
+
+    def _end_producers(self) -> None:
+        """In a drain, end the producers when they have put what they waited to put.
+
+        Producers that are not named cannot be ended: no more is taken than tasks may have waited to
+        put.
+        """
+        due = self._due
+        if due is None:
+            waiting = self._producers or asyncio.all_tasks()
+            due = len(waiting) + (0 if self._producers else self.feeds.qsize())
+            self._due = due
+        if due > 0 and not self.feeds.empty():
+            return
+        self._coordinator.end_producers(self._producers or ())
+        if self._producers is None and not self.feeds.empty():
+            self._ended = self._is_draining(self.feeds)
 
     async def _get(self) -> None:
         try:
@@ -458,18 +519,16 @@ class QueueFeeds(Source):
     def take(self) -> Any:
         if not self.left:
             raise StopAsyncIteration
-        if self._batch is None:
-            return self.left.popleft()
-        return [self.left.popleft() for _ in range(min(self._batch, len(self.left)))]
+        if self._due is not None:
+            self._due -= 1
+        return self.left.popleft()
 
-    def put_back(self, element: Any) -> None:
-        self.left.extendleft([element] if self._batch is None else reversed(element))
-
-    def use(self, element: Any) -> None:
-        super().use(element)
+    def settle(self, element: Any, outcome: Outcome) -> None:
+        super().settle(element, outcome)
+        if outcome is not USED:
+            return
         try:
-            for _ in range(1 if self._batch is None else len(element)):
-                self.feeds.task_done()
+            self.feeds.task_done()
         except ValueError as error:
             add_note(
                 error,
@@ -489,7 +548,7 @@ class _Taken(NamedTuple):
     number: int
 
 
-class FeedsAhead(Source, Waiting):
+class ReaderSource(Source, Waiting):
     """Reads feeds in one task of the session, in order, up to `ahead` elements further than was
     asked for.
 
@@ -500,6 +559,9 @@ class FeedsAhead(Source, Waiting):
     restores these feeds, too: what was taken before then is not used, as it comes again.
     """
 
+    feeds: AsyncIterable[Any] | Iterable[Any]
+    left: deque[_Taken]
+
     def __init__(
         self,
         session: SessionFeeds,
@@ -509,11 +571,9 @@ class FeedsAhead(Source, Waiting):
         thread: bool,
     ) -> None:
         super().__init__(session, feeds)
-        self.feeds: AsyncIterable[Any] | Iterable[Any]
         self._stateful = cast("Stateful", feeds) if is_stateful(feeds) else None
         self._ahead = ahead
         self._thread = thread
-        self.left: deque[_Taken]
         self._read_state: Any = None
         """The state of the feeds behind the element that was read last."""
         self._number = 0
@@ -521,10 +581,10 @@ class FeedsAhead(Source, Waiting):
         self.in_use: dict[asyncio.Task[Any], _Taken] = {}
         """The elements that runs of these tasks use, or are about to."""
         self._failure: Exception | None = None
+        """The error of the feeds, until a loop gets it."""
         self._ended = False
         self._restoring = False
-        self._taking = False
-        """Whether a thread takes an element."""
+        self._thread_reads = False
         self._reader: asyncio.Task[None] | None = None
         self._asking = 0
         """How many wait for the next element."""
@@ -535,16 +595,21 @@ class FeedsAhead(Source, Waiting):
 
     def set_options(self, ahead: int, *, thread: bool) -> None:
         """Read on as another loop over the same feeds asks for."""
-        self._ahead, self._thread = ahead, thread
+        self._ahead = ahead
+        self._thread = thread
         self._changes.wake()
 
     @property
     def is_used_up(self) -> bool:
-        return self._ended and not self.left and not self.in_use
+        return self._ended and not self.has_rest and not self.in_use
+
+    @property
+    def has_rest(self) -> bool:
+        return bool(self.left) or self._failure is not None
 
     @property
     def unused(self) -> list[Any]:
-        return [one.element for one in self.left]
+        return [taken.element for taken in self.left]
 
     @property
     def own_reader(self) -> asyncio.Task[None] | None:
@@ -554,19 +619,16 @@ class FeedsAhead(Source, Waiting):
         return None if self._ahead or self._thread else self._reader
 
     def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> asyncio.Task[Any] | None:
-        return (
-            self._reader
-            if method == "_wait_ready" and self._reader is not None and not self._reader.done()
-            else None
-        )
+        reader = self._reader
+        if method != "_wait_ready" or reader is None or reader.done():
+            return None
+        return reader
 
     @property
     def is_ready(self) -> bool:
-        """Whether `take` has a result: an element, a failure or the end."""
-        return bool(self.left) or self._failure is not None or self._ended
+        return self.has_rest or self._ended
 
     async def wait_ready(self, wait_for: WaitForFeed) -> None:
-        """Wait until `take` has a result. No element is lost with this wait."""
         while not self.is_ready:  # another task may be faster
             await wait_for(self._wait_ready)
 
@@ -577,59 +639,53 @@ class FeedsAhead(Source, Waiting):
             while not self.is_ready:
                 if self._reader is None and not self._restoring:
                     self._read_state = self._feeds_state()
-                    if self not in self._session.ahead:
-                        self._session.ahead.append(self)
+                    if self not in self._session.readers:
+                        self._session.readers.append(self)
                     self._reader = self._coordinator.start_soon(self._read, name="feeds")
                 await self._changes.wait()
         finally:
             self._asking -= 1
 
     def take(self) -> Any:
-        """Return the next element, for a run of the current task."""
-        if not self.left and self._failure is not None:
-            error, self._failure = self._failure, None
-            self.log_after_stop(error)
         if not self.left:
-            if not self.in_use and self in self._session.ahead:
-                self._session.ahead.remove(
-                    self
-                )  # not before: a recovery may restore feeds that have been read to the end
+            self._changes.wake()
+            if self._failure is not None:
+                error = self._failure
+                self._failure = None
+                self.log_after_stop(error)
+            # Not before: a recovery may restore feeds that have been read to the end.
+            if not self.in_use and self in self._session.readers:
+                self._session.readers.remove(self)
             raise StopAsyncIteration
-        taken = self.in_use[current_task()] = self.left.popleft()
+        taken = self.left.popleft()
+        self.in_use[current_task()] = taken
         self._changes.wake()
         return taken.element
 
-    def loop_ended(self) -> None:
-        error = self._failure
-        # Without a stop, another loop over the same feeds gets it.
-        if error is not None and self._coordinator.should_stop():
-            self._failure = None
-            self.log_after_stop(error)
-
-    def put_back(self, element: Any) -> None:
+    def settle(self, element: Any, outcome: Outcome) -> None:
         taken = self.in_use.pop(current_task(), None)
-        if taken is None:
-            return  # these feeds were restored meanwhile
+        if outcome is USED:
+            if not self._session.is_tracked(self):
+                super().settle(element, outcome)
+        elif outcome is Outcome.RETURNED and taken is not None:
+            self._return(taken)
+
+    def _return(self, taken: _Taken) -> None:
         if self._reader is not None or self._stateful is None:
-            self.left.insert(sum(one.number < taken.number for one in self.left), taken)
-        elif taken.number < self._number:  # else another loop has put an earlier one back
+            self.left.insert(sum(other.number < taken.number for other in self.left), taken)
+        elif taken.number < self._number:  # else another loop has returned an earlier one
             self._stateful.load_state_dict(taken.before)
-            self._number, self._ended, self._failure = (
-                taken.number,
-                False,
-                None,
-            )  # what is behind the element comes again
+            self._number = taken.number
+            self._read_again()
 
-    def use(self, element: Any) -> None:
-        self.in_use.pop(current_task(), None)
-        if not self._session.are_tracked(self):
-            super().use(element)
+    def _read_again(self) -> None:
+        """Read what is behind the state that the feeds have now."""
+        self._ended = False
+        self._failure = None
 
-    def knows_state_of(self, one: object) -> bool:
-        """Return whether `one` are these feeds, and their own state may be ahead of what was
-        used.
-        """
-        return one is self.feeds and (self._reader is not None or bool(self.in_use))
+    def knows_state_of(self, stateful: object) -> bool:
+        """Return whether these are the feeds, and their own state may be ahead of what was used."""
+        return stateful is self.feeds and (self._reader is not None or bool(self.in_use))
 
     def used_state(self) -> Any:
         """Return the state of the feeds behind what committed runs have used."""
@@ -653,20 +709,23 @@ class FeedsAhead(Source, Waiting):
         if self._stateful is None:
             return
         self._restoring = True
-        if (reader := self._reader) is not None:
-            reader.cancel()
-            await wait_done([reader], self._coordinator.owner.grace_secs)
-            if reader.done():
-                self._reader = None  # also if it was cancelled before it began
-            self._ended, self._failure = False, None
+        reader = self._reader
+        if reader is None:
+            return
+        reader.cancel()
+        await wait_done([reader], self._coordinator.owner.grace_secs)
+        if reader.done():
+            self._reader = None  # also if it was cancelled before it began
+        self._read_again()
 
-    def note_restored(self) -> None:
-        """Note that the feeds were given the state of a checkpoint: what is in use comes again."""
-        # if not restored, it stays at the end: many feeds begin another pass when they are read
-        # there
+    def go_back(self) -> list[asyncio.Task[Any]]:
+        """Note that the feeds were restored; return the tasks whose elements come again."""
+        # Feeds that were not restored stay at their end: many begin another pass when they are
+        # read there.
         self._ended = False
-        self._session.set_back.update(self.in_use)
+        tasks = [*self.in_use]
         self.in_use.clear()
+        return tasks
 
     def continue_reading(self) -> None:
         """Read on for those who wait, from the state that the feeds have now."""
@@ -680,21 +739,25 @@ class FeedsAhead(Source, Waiting):
         try:
             # A stop ends it, but no failure from which the session recovers.
             await self._coordinator.wait_until_ended(
-                FeedWait(self._coordinator, lambda: None), self._take_all()
+                FeedWait(self._coordinator, lambda: None), self._read_all()
             )
             used = True
         except StopRequestedError:
             pass  # the loop that asks for elements gets it as well
         finally:
             self._reader = None
-            self.loop_ended()
+            error = self._failure
+            if error is not None and self._coordinator.should_stop():
+                self._failure = None
+                self.log_after_stop(error)
             if not used and self._stateful is not None:
                 self._stateful.load_state_dict(self._asked_state)
-                self._number = self.left[0].number if self.left else self._number
+                if self.left:
+                    self._number = self.left[0].number
                 self.left.clear()
 
-    async def _take_all(self) -> None:
-        """Take the elements in one task: what a generator has around its `yield`, such as a time
+    async def _read_all(self) -> None:
+        """Read the elements in one task: what a generator has around its `yield`, such as a time
         limit, belongs to a task.
         """
         iterator: Any = (
@@ -702,70 +765,76 @@ class FeedsAhead(Source, Waiting):
         )
         try:
             try:
-                while await self._take_next(iterator):
+                while await self._read_next(iterator):
                     pass
             finally:
                 await self._close(iterator)
         except Exception as error:
-            self._failure = error
+            self._note_failure(error)
         self._ended = True
         self._changes.wake()
-        while self.left:  # their states are known until they are used
+        # The states of the elements are known until they are used, and an error until it is raised.
+        while self.has_rest:
             await self._changes.wait()
 
-    async def _take_next(self, iterator: Any) -> bool:
-        """Take the next element when there is room for it; return whether there was one."""
+    def _note_failure(self, error: Exception) -> None:
+        if self._failure is None:
+            self._failure = error
+        else:
+            add_note(self._failure, f"then {safe_repr(error)}")
+
+    async def _read_next(self, iterator: Any) -> bool:
+        """Read the next element when there is room for it; return whether there was one."""
         while len(self.left) >= max(self._ahead, bool(self._asking)):
             await self._changes.wait()
         if self._is_draining(self.feeds):
             return False
-        taken: list[tuple[Any, Any]] = []
+        read: list[tuple[Any, Any]] = []
+        failures: list[Exception] = []
 
-        def note(element: Any) -> None:
-            taken.append((element, self._feeds_state()))
-
-        def take() -> None:
-            self._taking = True
+        def read_sync() -> None:
+            self._thread_reads = self._thread
             try:
-                note(next(iterator, _END))
+                read.append((next(iterator, _END), self._feeds_state()))
             except Exception as error:
-                self._failure = error  # the wait for a thread may have been cancelled
-                raise
+                failures.append(error)
             finally:
-                self._taking = False
+                self._thread_reads = False
 
         try:
             observers = self._coordinator.observers if self._ahead or self._thread else ()
             with observing(observers, "prefetch", "take a feed"):
                 if isinstance(self.feeds, AsyncIterable):
-                    note(await anext(iterator, _END))
+                    read.append((await anext(iterator, _END), self._feeds_state()))
                 elif self._thread:
-                    await to_thread(take, grace_secs=self._coordinator.owner.grace_secs)
+                    await to_thread(read_sync, grace_secs=self._coordinator.owner.grace_secs)
                 else:
-                    take()
-        finally:  # a thread ends with its element, also after a cancel
-            for element, behind in taken:
+                    read_sync()
+        finally:  # a thread ends with its element or its error, also after a cancel
+            for element, behind in read:
                 if element is not _END:
                     self.left.append(_Taken(element, self._read_state, self._number))
-                    self._read_state, self._number = behind, self._number + 1
+                    self._read_state = behind
+                    self._number += 1
+            for error in failures:
+                self._note_failure(error)
             self._changes.wake()
-        return taken[0][0] is not _END
+        return bool(read) and read[0][0] is not _END
 
     async def _close(self, iterator: Any) -> None:
         """Close what was made for this loop, and generators; a thread that has hung still uses its
         iterator.
         """
         is_generator = isinstance(self.feeds, Generator | AsyncGenerator)
-        if self._taking or (iterator is self.feeds and not is_generator):
+        if self._thread_reads or (iterator is self.feeds and not is_generator):
             return
         if hasattr(iterator, "aclose"):
             await iterator.aclose()
         elif hasattr(iterator, "close"):
-            (
+            if self._thread:
                 await to_thread(iterator.close, grace_secs=self._coordinator.owner.grace_secs)
-                if self._thread
-                else iterator.close()
-            )
+            else:
+                iterator.close()
 
     def _feeds_state(self) -> Any:
         return None if self._stateful is None else copy.deepcopy(self._stateful.state_dict())

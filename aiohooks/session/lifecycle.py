@@ -59,7 +59,7 @@ from aiohooks.session.creators import (
     restore_hooks,
     warn_if_not_saved,
 )
-from aiohooks.session.feeds import FeedsSetBack, SessionFeeds
+from aiohooks.session.feeds import FeedsWentBack, SessionFeeds
 from aiohooks.session.hook import SessionRunHook
 from aiohooks.session.hook_set import HookSet
 from aiohooks.session.recovery import (
@@ -355,14 +355,14 @@ class Lifecycle(Waiting):
         try:
             return await self._create_session_in_run()
         except BaseException:
-            self.feeds.recover_for_waits()
+            self.feeds.end_waits_without_session()
             raise
 
     def note_commit(self, session: Session, result: Any) -> None:
         """Note that a run is failing after it had been committed: where its feeds are tracked, its
         result is returned, as each of their elements counts once.
         """
-        if self.feeds.uses_tracked(self.turns.runner):
+        if self.feeds.uses_tracked_feeds(self.turns.runner):
             epoch = session.global_step.latest.epoch
             self.committed = CommittedRun(result, Position(epoch, session.committed_step))
 
@@ -407,7 +407,7 @@ class Lifecycle(Waiting):
         """Return whether the caller was cancelled, or a signal, the end of the session or a restore
         ended the run.
         """
-        if isinstance(error, (asyncio.CancelledError, FeedsSetBack)):
+        if isinstance(error, (asyncio.CancelledError, FeedsWentBack)):
             return True
         return error is cause and all(error is not other for other in self.coordinator.failures)
 
@@ -474,8 +474,7 @@ class Lifecycle(Waiting):
             del error  # the traceback of what is raised has this frame
         if committed is None or not has_commit(self.session, committed.position):
             return None
-        # The checkpoint has the step, and the feeds behind it.
-        self.feeds.set_back.discard(current_task())
+        self.feeds.keep_element_of_run()
         return committed
 
     async def _replace_session(self, error: BaseException, step: int | None) -> None:
@@ -507,7 +506,7 @@ class Lifecycle(Waiting):
                     step = None
         except BaseException as raised:
             coordinator.note_delivery(raised)
-            self.feeds.recover_for_waits()
+            self.feeds.end_waits_without_session()
             raise
         finally:
             del error  # the traceback of what is raised has this frame
@@ -909,7 +908,7 @@ class Lifecycle(Waiting):
         if self.waits.now is not None and self.phase != "closed":
             now = self.waits.now()
         saver = None if self.session is None else self.session.saver
-        readers = [source.own_reader for source in self.feeds.ahead]
+        readers = [reader.own_reader for reader in self.feeds.readers]
         return SessionStatus(
             state=self.phase,
             global_step=None if self.store is None else self.store.latest.step,

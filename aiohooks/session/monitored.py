@@ -26,7 +26,7 @@ from typing import (
 )
 
 from aiohooks._core.calls import Wait
-from aiohooks._core.cancel import DEFAULT_GRACE_SECS, current_task
+from aiohooks._core.cancel import DEFAULT_GRACE_SECS
 from aiohooks._core.coroutines import close_unawaited
 from aiohooks._core.scope import RunScope
 from aiohooks._core.validate import check_instance, check_mapping, check_secs
@@ -38,7 +38,7 @@ from aiohooks.graph.session import Session
 from aiohooks.graph.variables import Variables
 from aiohooks.session.coordinator import WHY_VARIABLE, Coordinator, Producer, RequestMethods
 from aiohooks.session.creators import Source, creator_of
-from aiohooks.session.feeds import Feeds, FeedsSetBack, source_of
+from aiohooks.session.feeds import Feeds
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook
 from aiohooks.session.lifecycle import Lifecycle
 from aiohooks.session.merging import new_args
@@ -63,8 +63,6 @@ class StepsOptions(TypedDict, total=False):
     producer: Producer | None
     prefetch: int
     thread: bool
-    batch: int | None
-    max_wait_secs: float | None
 
 
 class SessionOptions(TypedDict, total=False):
@@ -226,9 +224,8 @@ class AsyncMonitoredSession(RequestMethods):
         session = lifecycle.session
         if session is None or lifecycle.raw_coordinator.errors:
             session = await lifecycle.session_for_run()
-        set_back = lifecycle.feeds.set_back
-        if set_back and current_task() in set_back:
-            raise FeedsSetBack
+        if lifecycle.feeds.went_back:
+            lifecycle.feeds.raise_if_element_went_back()
         step = session.global_step.latest.step + 1
         if not hooks.in_runs:
             result = await lifecycle.run_raw(waits, *request, None if options is None else {})
@@ -337,8 +334,6 @@ class AsyncMonitoredSession(RequestMethods):
         producer: Producer | None = None,
         prefetch: int = 0,
         thread: bool = False,
-        batch: int | None = None,
-        max_wait_secs: float | None = None,
     ) -> Steps[Any]:
         """Run again and again: `async for values in session.steps("loss", feeds=batches)`.
 
@@ -364,20 +359,16 @@ class AsyncMonitoredSession(RequestMethods):
                 loop over the same iterator gets it first.
             thread: whether a worker thread takes the elements, of an iterable that blocks. A stop
                 waits for the thread, for at most the grace period.
-            batch: of a queue, how many elements make the list that a step is fed with; the last one
-                has the rest.
-            max_wait_secs: how long the first element of a batch waits for the others: 0 takes what
-                is there, None, the default, waits for a whole batch.
 
         Raises:
             InvalidArgumentError: feeds that cannot be iterated over, or taken ahead; or a producer
-                or a batch without a queue. In an async generator, wait with
+                without a queue. In an async generator, wait with
                 `session.until(queue.get(), producer=...)`.
         """
         lifecycle = self._lifecycle
         if lifecycle.phase == "new":
             lifecycle.raise_if_not_entered()
-        source = source_of(lifecycle.feeds, feeds, producer, prefetch, thread, batch, max_wait_secs)
+        source = lifecycle.feeds.source_for(feeds, producer, prefetch, thread=thread)
         return Steps(self, lifecycle, source, fetches)
 
     # -- entering and leaving

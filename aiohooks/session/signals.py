@@ -1,4 +1,4 @@
-"""Draining and stopping sessions on SIGINT, SIGTERM or other signals, and pausing them.
+"""Draining, stopping and cancelling sessions on SIGINT, SIGTERM or other signals.
 
 The handlers are installed with `signal.signal` and not with the loop's `add_signal_handler`: they
 run between two instructions, so the third signal ends a process whose loop is blocked, and handlers
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import dataclasses
+import enum
 import functools
 import os
 import signal
@@ -27,12 +28,29 @@ from aiohooks._core.validate import check_secs
 from aiohooks.errors import InvalidArgumentError, StopRequestedError
 from aiohooks.session.coordinator import Coordinator, Requests
 
-_NOTICE_SECS, _MOST_SHOWN = 1.0, 3
+_NOTICE_SECS = 1.0
+_MOST_SHOWN = 3
+
+
+class Escalation(enum.IntEnum):
+    """What a signal leads to; each signal, and the end of a time limit, is one step further."""
+
+    DRAIN = 1
+    STOP = 2
+    CANCEL = 3
+    EXIT = 4
+
+
+def next_escalation(current: Escalation | None, *, can_drain: bool) -> Escalation:
+    """Return what follows `current`; None before the first signal."""
+    if current is None:
+        return Escalation.DRAIN if can_drain else Escalation.STOP
+    return Escalation(min(current + 1, Escalation.EXIT))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SignalPolicy:
-    """Which signals stop a session, how long it may take to end, and which signals pause it.
+    """Which signals stop a session, and how long it may take to end.
 
     The first signal requests a stop: the current step is finished and the session ends cleanly,
     with the last save if a hook makes one. The second signal cancels the session: no `end`, no
@@ -48,17 +66,12 @@ class SignalPolicy:
         drain_secs: how long the session may finish what it has under way. The first signal begins a
             drain then, as `AsyncMonitoredSession.request_drain` does; a second one, or the end of
             this time, is what the first one is without it, and so on. None: no drain.
-        pause: the signal that pauses the session, such as `signal.SIGUSR1`: the current step is
-            finished, and no other begins.
-        resume: the signal that ends the pause, such as `signal.SIGUSR2`.
     """
 
     signals: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)
     step_secs: float | None = None
     grace_secs: float | None = None
     drain_secs: float | None = None
-    pause: signal.Signals | None = None
-    resume: signal.Signals | None = None
 
     def __post_init__(self) -> None:
         given = self.signals
@@ -67,20 +80,8 @@ class SignalPolicy:
                 f"signals is {given!r}; give a tuple of signals that can be handled:"
                 " (signal.SIGTERM,)"
             )
-        for name in ("pause", "resume"):
-            one: Any = getattr(self, name)
-            if one is not None and not (_can_be_handled(one) and self.handled.count(one) == 1):
-                raise InvalidArgumentError(
-                    f"{name} is {one!r}; give a signal of its own that can be handled:"
-                    " signal.SIGUSR1"
-                )
         for name in ("step_secs", "grace_secs", "drain_secs"):
             check_secs(getattr(self, name), name, optional=True)
-
-    @property
-    def handled(self) -> tuple[signal.Signals, ...]:
-        """All of the signals."""
-        return (*self.signals, *(one for one in (self.pause, self.resume) if one is not None))
 
 
 def _can_be_handled(number: object) -> bool:
@@ -109,9 +110,7 @@ def may_handle(number: signal.Signals) -> bool:
     program otherwise.
     """
     handler = signal.getsignal(number)
-    free = handler is signal.SIG_DFL or isinstance(
-        getattr(handler, "__self__", None), _SignalHandlers
-    )
+    free = handler is signal.SIG_DFL or isinstance(getattr(handler, "__self__", None), LoopSignals)
     return free and threading.current_thread() is threading.main_thread()
 
 
@@ -121,13 +120,14 @@ class StopOnSignal:
     def __init__(self, policy: SignalPolicy, coordinator: Coordinator) -> None:
         """Take the coordinator of the session that it stops."""
         self.policy: SignalPolicy = policy
-        self.state: Requests = coordinator.requests
+        self.requests: Requests = coordinator.requests
         self._coordinator = coordinator
         self.task: asyncio.Task[Any]
         """The task that entered the session; the second signal cancels it."""
         self.number: signal.Signals | None = None
         """The signal that is the reason of the stop or the drain, if it is one."""
-        self._drains: bool | None = None  # once it has begun to drain or, if false, to stop
+        self._begun: Escalation | None = None
+        """What has begun: a drain or a stop."""
         self.timers: list[TimerHandle] = []
 
     def install(self) -> Callable[[], None]:
@@ -136,62 +136,69 @@ class StopOnSignal:
             logger.warning(
                 "%s: handle_signals has no effect outside the main thread, the only one that gets"
                 " signals; leave it out, and call request_stop() of the session from there",
-                self.state.label,
+                self.requests.label,
             )
             return lambda: None
         self.task = current_task()
         loop = asyncio.get_running_loop()
-        if (handlers := _handlers_of_loops.get(loop)) is None:
-            handlers = _handlers_of_loops[loop] = _SignalHandlers(loop)
+        handlers = _handlers_of_loops.get(loop)
+        if handlers is None:
+            handlers = LoopSignals(loop)
+            _handlers_of_loops[loop] = handlers
         handlers.add_session(self)
         return functools.partial(handlers.remove_session, self)
 
     @property
     def can_drain(self) -> bool:
         """Whether the first signal begins a drain."""
-        return self.policy.drain_secs is not None and not self.state.stopped
+        return self.policy.drain_secs is not None and not self.requests.stopped
 
-    def record(self, number: signal.Signals, drain: bool) -> None:
-        """Record the drain, or a stop if the session cannot drain; harmless in a signal handler,
-        and a second time.
+    def record(self, number: signal.Signals, escalation: Escalation) -> Escalation:
+        """Record the drain, or a stop if the session cannot drain, and return which it was.
+
+        Harmless in a signal handler, and a second time.
         """
-        state, drains = self.state, drain and self.can_drain
-        known, record = (
-            (state.drain_reason, state.record_drain)
-            if drains
-            else (state.stop_reason, state.record_stop)
-        )
-        if known is None:
+        requests = self.requests
+        if escalation is Escalation.DRAIN and self.can_drain:
+            if requests.drain_reason is None:
+                self.number = number
+            requests.record_drain(f"{number.name} received")
+            return Escalation.DRAIN
+        if requests.stop_reason is None:
             self.number = number
-        record(f"{number.name} received")
+        requests.record_stop(f"{number.name} received")
+        return Escalation.STOP
 
-    def begin(self, number: signal.Signals, drain: bool, handlers: _SignalHandlers) -> None:
+    def begin(self, number: signal.Signals, escalation: Escalation, handlers: LoopSignals) -> None:
         """Begin the drain or the stop in the loop; `handlers` are called when the time for it is
         over.
         """
-        self.record(number, drain)
-        drain = drain and self.can_drain
-        if self._drains is drain:  # it was opened between the signal and this call
+        recorded = self.record(number, escalation)
+        if self._begun is recorded:  # it was opened between the signal and this call
             return
-        self._drains = drain
+        self._begun = recorded
         policy = self.policy
-        if drain:
-            self.state.begin_drain()
+        if recorded is Escalation.DRAIN:
+            self.requests.begin_drain()
             self._start_timer(policy.drain_secs, handlers.end_drain_period)
-        else:
-            self.state.end_waits()
-            self._start_timer(_NOTICE_SECS, functools.partial(self._say_what_lasts, number))
-            abandoned = StopRequestedError(
-                f"{number.name} received, and the step took longer than {policy.step_secs} s more"
-            )
-            self._start_timer(policy.step_secs, lambda: self._coordinator.owner.end_run(abandoned))
-            self._start_timer(policy.grace_secs, handlers.end_grace_period)
+            return
+        self.requests.end_waits()
+        abandoned = StopRequestedError(
+            f"{number.name} received, and the step took longer than {policy.step_secs} s more"
+        )
+        self._start_timer(_NOTICE_SECS, functools.partial(self._say_what_lasts, number))
+        self._start_timer(
+            policy.step_secs, functools.partial(self._coordinator.owner.end_run, abandoned)
+        )
+        self._start_timer(policy.grace_secs, handlers.end_grace_period)
 
     def _say_what_lasts(self, number: signal.Signals) -> None:
-        again = f"; another {number.name} cancels that" if number in self.policy.signals else ""
+        again = ""
+        if number in self.policy.signals:
+            again = f"; another {number.name} cancels that"
         logger.warning(
             "%s: %s received; it ends after %s%s",
-            self.state.label,
+            self.requests.label,
             number.name,
             self.doing(),
             again,
@@ -200,15 +207,17 @@ class StopOnSignal:
     def doing(self) -> str:
         """Return what the session is doing, and where it waits."""
         status = self._coordinator.status()
-        doing = () if status is None else status.doing[:_MOST_SHOWN]
-        return "; ".join(map(str, doing)) or "what its block does"
+        if status is None:
+            return "what its block does"
+        activities = status.doing[:_MOST_SHOWN]
+        return "; ".join(map(str, activities)) or "what its block does"
 
     def _start_timer(self, secs: float | None, callback: Callable[[], None]) -> None:
         if secs is not None:
             self.timers.append(current_clock().call_later(secs, callback))
 
 
-class _SignalHandlers:
+class LoopSignals:
     """The signal handlers of one loop, shared by its sessions: the first signal stops all of
     them.
     """
@@ -218,38 +227,35 @@ class _SignalHandlers:
         self._context = contextvars.copy_context()
         self._previous: dict[signal.Signals, Any] = {}
         self._sessions: list[StopOnSignal] = []
-        self._first: tuple[signal.Signals, bool] | None = None
-        """The signal that has begun a drain (true) or, after that or without it, a stop."""
-        self._second: signal.Signals | None = None
-        """The one after the stop."""
-        self._cancelled_by: signal.Signals | None = None
-        self._end: BaseException | None = (
-            None  # of the program, raised when the sessions are closed
-        )
+        self._escalation: Escalation | None = None
+        self._number: signal.Signals
+        """The signal that has led to it."""
+        self._is_cancelled = False
+        self._end: BaseException | None = None
+        """The end of the program, raised when the sessions are closed."""
         self._wakeup = _Wakeup(loop)
         call_after_fork(self)
 
     def add_session(self, session: StopOnSignal) -> None:
-        for number in session.policy.handled:
+        for number in session.policy.signals:
             if number not in self._previous:
-                self._install(number, session.state.label)
+                self._install(number, session.requests.label)
         self._sessions.append(session)
-        if (
-            self._first is not None
-        ):  # it is opened while the others end because of a signal, which it has missed
-            session.begin(*self._first, self)
-        if self._cancelled_by is not None:
-            self._loop.call_soon(session.task.cancel, f"{self._cancelled_by.name} received")
+        if self._escalation is not None:
+            # It is opened while the others end because of a signal, which it has missed.
+            session.begin(self._number, self._escalation, self)
+        if self._is_cancelled:
+            self._loop.call_soon(session.task.cancel, f"{self._number.name} received")
 
     def remove_session(self, session: StopOnSignal) -> None:
-        if self._second is not None:  # and its callback may not have run yet
-            self._cancel_sessions(self._second)
+        if self._escalation is Escalation.CANCEL:
+            self._cancel_sessions()  # the callback of the signal may not have run yet
         self._sessions.remove(session)
         for timer in session.timers:
             timer.cancel()
         if session.number is not None:
             _last_signals[self._loop] = session.number
-        wanted = {number for other in self._sessions for number in other.policy.handled}
+        wanted = {number for other in self._sessions for number in other.policy.signals}
         self._restore(number for number in self._previous if number not in wanted)
         if not self._sessions:
             self._wakeup.close()
@@ -303,8 +309,6 @@ class _SignalHandlers:
                 not self._sessions
             ):  # the last one has just been removed: it is for the previous handler
                 self._call_soon(signal.raise_signal, received)
-            elif not any(received in session.policy.signals for session in self._sessions):
-                self._call_soon(self._pause_or_resume, received)
             else:
                 self._advance(received)
         except RuntimeError:  # the loop was closed, and its sessions never were
@@ -317,62 +321,57 @@ class _SignalHandlers:
         self._loop.call_soon_threadsafe(callback, *args, context=self._context)
 
     def _advance(self, received: signal.Signals) -> None:
-        """Record what the next signal is for: a drain if a session can, then a stop, a
-        cancellation, the end of the process.
-        """
-        first = self._first
-        if first is None or first[1]:
-            drain = first is None and any(session.can_drain for session in self._sessions)
-            self._first = received, drain
-            for session in self._sessions:
-                session.record(received, drain)
-            self._call_soon(self._begin, received, drain)
-        elif self._second is None:
-            self._second = received
-            self._call_soon(self._cancel_sessions, received)
-        else:
+        """Record what the next signal leads to, and let the loop begin it; or end the process."""
+        can_drain = any(session.can_drain for session in self._sessions)
+        escalation = next_escalation(self._escalation, can_drain=can_drain)
+        if escalation is Escalation.EXIT:
             _kill_process(received)
-
-    def _begin(self, received: signal.Signals, drain: bool) -> None:
+        self._number = received
+        self._escalation = escalation
+        if escalation is Escalation.CANCEL:
+            self._call_soon(self._cancel_sessions)
+            return
         for session in self._sessions:
-            session.begin(received, drain, self)
+            session.record(received, escalation)
+        self._call_soon(self._begin, received, escalation)
 
-    def _pause_or_resume(self, received: signal.Signals) -> None:
+    def _begin(self, received: signal.Signals, escalation: Escalation) -> None:
         for session in self._sessions:
-            if received == session.policy.pause:
-                session.state.pause(f"{received.name} received")
-            elif received == session.policy.resume:
-                session.state.resume()
+            session.begin(received, escalation, self)
 
     def end_drain_period(self) -> None:
         """Stop the sessions, if no signal has done that."""
-        if self._first is not None and self._first[1]:
-            if labels := ", ".join(
-                session.state.label for session in self._sessions if session.can_drain
-            ):
-                logger.warning(
-                    "the time for the drain after %s is over; stopping %s",
-                    self._first[0].name,
-                    labels,
-                )
-            self._advance(self._first[0])
+        if self._escalation is not Escalation.DRAIN:
+            return
+        labels = [session.requests.label for session in self._sessions if session.can_drain]
+        if labels:
+            logger.warning(
+                "the time for the drain after %s is over; stopping %s",
+                self._number.name,
+                ", ".join(labels),
+            )
+        self._advance(self._number)
 
     def end_grace_period(self) -> None:
         """Cancel the sessions, if no signal has done that."""
-        if self._first is not None and self._cancelled_by is None and self._sessions:
-            labels = ", ".join(session.state.label for session in self._sessions)
-            logger.warning(
-                "the grace period after %s is over; cancelling %s", self._first[0].name, labels
-            )
-            self._cancel_sessions(self._first[0])
-
-    def _cancel_sessions(self, number: signal.Signals) -> None:
-        """Cancel the sessions, and let the previous handler of the signal decide what else ends."""
-        if self._cancelled_by is not None:
+        if self._escalation is Escalation.CANCEL or not self._sessions:
             return
-        self._cancelled_by = _last_signals[self._loop] = number
+        self._escalation = Escalation.CANCEL
+        labels = ", ".join(session.requests.label for session in self._sessions)
+        logger.warning(
+            "the grace period after %s is over; cancelling %s", self._number.name, labels
+        )
+        self._cancel_sessions()
+
+    def _cancel_sessions(self) -> None:
+        """Cancel the sessions, and let the previous handler of the signal decide what else ends."""
+        if self._is_cancelled:
+            return
+        self._is_cancelled = True
+        number = self._number
+        _last_signals[self._loop] = number
         for session in self._sessions:
-            logger.warning("cancelling %s, which is in %s", session.state.label, session.doing())
+            logger.warning("cancelling %s, which is in %s", session.requests.label, session.doing())
         tasks = {session.task: session.task.cancelling() for session in self._sessions}
         previous: Any = self._previous.get(number, signal.getsignal(number))
         owner = _owner_of(previous)
@@ -402,7 +401,7 @@ class _SignalHandlers:
             signal.set_wakeup_fd(-1)
 
 
-_handlers_of_loops: dict[asyncio.AbstractEventLoop, _SignalHandlers] = {}
+_handlers_of_loops: dict[asyncio.AbstractEventLoop, LoopSignals] = {}
 
 
 class _Wakeup:
@@ -449,7 +448,7 @@ def _owner_of(handler: Any) -> Literal["system", "Python", "runner", "loop", "pr
     """Return whose the handler is; the system's ends the process, as does a signal for which `why`
     has one that only prints.
     """
-    module, bound_to = getattr(handler, "__module__", None), getattr(handler, "__self__", None)
+    module = getattr(handler, "__module__", None)
     if handler == signal.SIG_DFL or module == "aiohooks.session.why":
         return "system"
     if not callable(handler) or handler is signal.default_int_handler:
@@ -459,11 +458,10 @@ def _owner_of(handler: Any) -> Literal["system", "Python", "runner", "loop", "pr
     if isinstance(getattr(getattr(handler, "func", None), "__self__", None), asyncio.Runner):
         return "runner"
     # The loop, uvloop's or asyncio's, calls what was added to it whatever handler is installed.
-    return (
-        "loop"
-        if module == "asyncio.unix_events" or isinstance(bound_to, asyncio.AbstractEventLoop)
-        else "program"
-    )
+    bound_to = getattr(handler, "__self__", None)
+    if module == "asyncio.unix_events" or isinstance(bound_to, asyncio.AbstractEventLoop):
+        return "loop"
+    return "program"
 
 
 def _exit(end: BaseException, task: asyncio.Task[Any]) -> None:

@@ -8,24 +8,22 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
-from aiohooks._core.calls import Calls
 from aiohooks._core.cancel import current_task
-from aiohooks._core.clock import call_later
 from aiohooks._core.observers import observing
 from aiohooks._core.reports import logger
+from aiohooks._core.scope import RunScope
 from aiohooks._core.validate import call_error, check_callable
 from aiohooks.errors import InvalidArgumentError, SessionClosedError, StopRequestedError, safe_repr
 from aiohooks.graph.graph import Graph, Placeholder, T_co
 from aiohooks.graph.session import Session
-from aiohooks.session.coordinator import Producers
+from aiohooks.session.coordinator import Producers, note_own_end_in_drain
 from aiohooks.session.feeds import (
-    FeedsAhead,
-    FeedsSetBack,
+    USED,
+    FeedsWentBack,
     FeedWait,
-    PlainFeeds,
-    QueueFeeds,
     SessionFeeds,
     Source,
+    outcome_of,
 )
 from aiohooks.session.hook import SessionRunArgs
 from aiohooks.session.lifecycle import Lifecycle
@@ -125,7 +123,7 @@ class Steps(Generic[T_co]):
         self,
         session: Runner,
         lifecycle: Lifecycle,
-        source: PlainFeeds | QueueFeeds | FeedsAhead | None,
+        source: Source | None,
         fetches: Any,
     ) -> None:
         self._session = session
@@ -154,52 +152,53 @@ class Steps(Generic[T_co]):
     async def _next_values(self) -> T_co:
         """Make the next run, and return what it fetched."""
         lifecycle = self._lifecycle
-        requests = lifecycle.requests
         source = self._source
         while True:
             if lifecycle.is_loop_turn_due:
                 await lifecycle.give_loop_turn()  # before the next feed, which a stop would lose
             if self._session.should_stop():
                 raise StopAsyncIteration
-            element = fed = None
-            if source is not None:
-                if not isinstance(source, PlainFeeds):
+            if source is None:
+                if lifecycle.requests.drain_reason is not None:
+                    raise StopAsyncIteration
+                element = fed = None
+            else:
+                if source.waits:
                     await source.wait_ready(self._wait_for_feed)
                 element = source.take()
                 fed = self._feed_dict(element)
-            elif requests.drain_reason is not None:
-                raise StopAsyncIteration
             before = lifecycle.waits.scope
             try:
                 values: T_co = await self._session.run(self._fetches, fed)
             except BaseException as error:
-                if isinstance(
-                    error, StopAsyncIteration
-                ):  # the `async for` ends as if the feeds had
-                    requests.record_end(f"a run ended with {safe_repr(error)}")
-                    logger.info(
-                        "%s: a run ended with %s, and with it the loop",
-                        requests.label,
-                        safe_repr(error),
-                    )
                 if source is not None:
-                    scope = lifecycle.waits.scope
-                    made = (
-                        scope is not None
-                        and scope is not before
-                        and scope.runner == id(current_task())
-                        and scope.committed
-                    )
-                    (source.use if made else source.put_back)(element)
-                if isinstance(error, FeedsSetBack):
+                    self._settle_failed(source, element, before)
+                if isinstance(error, FeedsWentBack):
                     continue
+                if isinstance(error, StopAsyncIteration):
+                    self._note_end(error)
                 raise
-            finally:
-                if self._feeds.set_back:
-                    self._feeds.set_back.discard(current_task())
             if source is not None:
-                source.use(element)
+                source.settle(element, USED)
             return values
+
+    def _settle_failed(self, source: Source, element: Any, before: RunScope | None) -> None:
+        """Settle the element of a run that has raised; `before` it was the latest run's scope."""
+        task = current_task()
+        scope = self._lifecycle.waits.scope
+        committed = False
+        if scope is not None and scope is not before and scope.runner == id(task):
+            committed = scope.committed
+        went_back = task in self._feeds.went_back
+        self._feeds.went_back.discard(task)
+        source.settle(element, outcome_of(committed=committed, went_back=went_back))
+
+    def _note_end(self, error: StopAsyncIteration) -> None:
+        """Note that a run has raised what ends an `async for`, as if the feeds had ended."""
+        requests = self._lifecycle.requests
+        what = f"a run ended with {safe_repr(error)}"
+        requests.record_end(what)
+        logger.info("%s: %s, and with it the loop", requests.label, what)
 
     def _feed_dict(self, element: Any) -> Any:
         """Return what a run is fed with: the argument of a step function, or a mapping."""
@@ -223,30 +222,25 @@ class Steps(Generic[T_co]):
         producers: Producers | None = None,
         *,
         drain: bool = False,
-        secs: float | None = None,
     ) -> None:
         """Wait for the next feed. A recovery may run beside the wait, as cancelling it would end a
         generator of feeds.
         """
         lifecycle = self._lifecycle
+        feed_wait = FeedWait(lifecycle.coordinator, self._start_recovery)
+        # Nothing reads feeds during a recovery, nor after one that was cancelled; and all waits end
+        # then.
+        note_own_end_in_drain()
+        errors = lifecycle.raw_coordinator.errors
+        if lifecycle.session is None or (
+            errors and lifecycle.coordinator.is_recoverable(errors[0])
+        ):
+            await self._session.run_step_fn(_do_nothing)
         coordinator = lifecycle.raw_coordinator
-        feed_wait = FeedWait(coordinator, self._start_recovery)
-        late = StopRequestedError(f"the rest of the batch did not come in {secs} s")
-        timer = call_later(secs, lambda: Calls.end(feed_wait, late))
-        try:
-            # Nothing reads feeds during a recovery, nor after one that was cancelled; and all waits
-            # end then.
-            if lifecycle.session is None or (
-                coordinator.errors and coordinator.is_recoverable(coordinator.errors[0])
-            ):
-                await self._session.run_step_fn(_do_nothing)
-            coordinator = lifecycle.raw_coordinator
-            with observing(coordinator.observers, "feed", "next feed"):
-                await lifecycle.wait_between_runs(
-                    coordinator.wait_until_ended(feed_wait, wait(), producers, drain=drain)
-                )
-        finally:
-            timer.cancel()
+        with observing(coordinator.observers, "feed", "next feed"):
+            await lifecycle.wait_between_runs(
+                coordinator.wait_until_ended(feed_wait, wait(), producers, drain=drain)
+            )
 
     def _start_recovery(self) -> None:
         """Start a task that does what the next run would do before it begins."""
@@ -276,7 +270,6 @@ class _Loop(AsyncIterator[T_co]):
         except BaseException as error:
             if self._source is not None:
                 self._feeds.keep(self._source)
-                self._source.loop_ended()
             if not isinstance(error, (StopAsyncIteration, StopRequestedError)):
                 raise
             requests = self._feeds.coordinator.requests

@@ -30,7 +30,7 @@ LOOPS = installed_loops()
 PROGRAM = """
     import asyncio, logging, os, signal, sys, threading
     import aiohooks as ah
-    from aiohooks.session import program
+    from aiohooks.session import run as run_module
 
     logging.disable()
 
@@ -60,11 +60,11 @@ PROGRAM = """
         return RESULT
 
     if LOOP == "asyncio":
-        program._new_event_loop = asyncio.new_event_loop
+        run_module._new_event_loop = asyncio.new_event_loop
     RUN
 """
 AH_RUN = "ah.run(main)"
-RUNNER = "asyncio.Runner(loop_factory=program._new_event_loop).run(main())"
+RUNNER = "asyncio.Runner(loop_factory=run_module._new_event_loop).run(main())"
 
 
 WAITS = """
@@ -174,7 +174,7 @@ def test_the_second_interrupt_of_asyncio_run(loop: str) -> None:
 ENDS = """
     import asyncio, logging, signal
     import aiohooks as ah
-    from aiohooks.session import program
+    from aiohooks.session import run as run_module
 
     logging.disable()  # the runner cancels tasks of the library as well, which logs that
 
@@ -202,7 +202,7 @@ ENDS = """
             asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGINT)
 
     if LOOP == "asyncio":
-        program._new_event_loop = asyncio.new_event_loop
+        run_module._new_event_loop = asyncio.new_event_loop
     ah.run(main)
 """
 

@@ -53,7 +53,7 @@ KNOWN_TO_HOOKS = {"session", "session.hook", "session.coordinator", "session.sta
 
 # What an extra brings (by the name it is imported as), and the modules that may import it.
 EXTRAS: dict[str, str] = {
-    "uvloop": "aiohooks.session.program",
+    "uvloop": "aiohooks.session.run",
     "numpy": "aiohooks.checkpoint._encoding",
     "msgspec": "aiohooks.checkpoint._encoding",
     "torch": "aiohooks.checkpoint._torch",

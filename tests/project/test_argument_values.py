@@ -214,10 +214,6 @@ VALUES = [
         value(step_secs=-1),
         value(grace_secs="30"),
         value(drain_secs=-2),
-        value("give a signal of its own", pause=signal.SIGTERM),
-        other("give a signal of its own", pause=signal.SIGKILL),
-        value("give a signal of its own", resume=10),
-        other("give a signal of its own", pause=signal.SIGUSR1, resume=signal.SIGUSR1),
     ),
     *refusals(
         partial(ah.monitored_training_session, GRAPH),

@@ -69,8 +69,7 @@ SIGNATURES: dict[str, str | None] = {
     "AsyncMonitoredSession.run": "async (self, fetches, feed_dict=None, options=None)",
     "AsyncMonitoredSession.run_step_fn": "async (self, fn)",
     "AsyncMonitoredSession.steps": (
-        "(self, fetches=(), *, feeds=None, producer=None, prefetch=0, thread=False, batch=None,"
-        " max_wait_secs=None)"
+        "(self, fetches=(), *, feeds=None, producer=None, prefetch=0, thread=False)"
     ),
     "AsyncMonitoredSession.should_stop": "(self)",
     "AsyncMonitoredSession.request_stop": "(self, reason=None)",
@@ -283,10 +282,7 @@ SIGNATURES: dict[str, str | None] = {
     "SessionRunHook.close": "async (self, exc, /)",
     "SessionRunValues": "(results, options, run_metadata)",
     "session.SessionStatus": None,
-    "SignalPolicy": (
-        "(*, signals=<tuple>, step_secs=None, grace_secs=None, drain_secs=None, pause=None,"
-        " resume=None)"
-    ),
+    "SignalPolicy": ("(*, signals=<tuple>, step_secs=None, grace_secs=None, drain_secs=None)"),
     "hooks.Stall": None,
     "WatchdogHook": (
         "(step_secs, *, first_step_secs=None, hook_secs=None, save_secs=None, evaluation_secs=None,"

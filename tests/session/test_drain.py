@@ -83,10 +83,9 @@ async def do_nothing_step() -> None:
 
 
 @pytest.mark.parametrize("waiting", [0, 1, 3])
-@pytest.mark.parametrize("batch", [None, 2, 20])
-async def test_a_queue_is_used_up(waiting: int, batch: int | None) -> None:
+async def test_a_queue_is_used_up(waiting: int) -> None:
     """With what producers are about to put in, who wait for room; none of these is known to the
-    loop. No batch waits for more.
+    loop.
     """
     queue, used, gate = asyncio.Queue[int](maxsize=2), list[Any](), asyncio.Event()
 
@@ -98,19 +97,17 @@ async def test_a_queue_is_used_up(waiting: int, batch: int | None) -> None:
         queue.put_nowait(0)
         queue.put_nowait(1)
         puts = [await parked(queue.put(2 + number)) for number in range(waiting)]
-        loop = await parked(use_up(session.steps("step", feeds=queue, batch=batch), used))
+        loop = await parked(use_up(session.steps("step", feeds=queue), used))
         session.request_drain()
         gate.set()
         await loop
         await asyncio.gather(*puts)
-    assert (used if batch is None else [number for one in used for number in one]) == list(
-        range(2 + waiting)
-    )
+    assert used == list(range(2 + waiting))
     assert (queue.empty(), session.stop_reason) == (True, "a drain was requested")
 
 
 @pytest.mark.parametrize("thread", [False, True], ids=["by the loop", "by a thread"])
-@pytest.mark.parametrize("kind", ["queue", "batches", "generator", "generator, taken ahead"])
+@pytest.mark.parametrize("kind", ["queue", "generator", "generator, taken ahead"])
 async def test_an_idle_loop_ends(kind: str, thread: bool) -> None:
     """Nothing is under way that it could know of: the request is seen immediately, and wakes those
     who wait.
@@ -121,8 +118,9 @@ async def test_an_idle_loop_ends(kind: str, thread: bool) -> None:
 
     async with ah.AsyncMonitoredSession(same) as session:
         feeds: Any = received() if "generator" in kind else asyncio.Queue[int]()
-        options: Any = {"prefetch": int("ahead" in kind), "batch": 3 if kind == "batches" else None}
-        loop = await parked(use_up(session.steps("same", feeds=feeds, **options)))
+        loop = await parked(
+            use_up(session.steps("same", feeds=feeds, prefetch=int("ahead" in kind)))
+        )
         await ticks(20)
         if thread:
             requesting = threading.Thread(target=session.request_drain, args=("idle",))
@@ -168,6 +166,43 @@ async def test_producers_finish_what_they_have_taken() -> None:
     assert (len(used), taken, source.qsize(), session.stop_reason) == (2, [0, 1], 3, "enough")
 
 
+@pytest.mark.parametrize("kind", ["put", "idle", "until", "pipeline", "unnamed"])
+async def test_a_drain_ends_producers_that_do_not_look_for_it(kind: str) -> None:
+    """They are endless: what they waited to put is used, in order, and they are cancelled then. Of
+    producers that are not named, no more is taken.
+    """
+    raw, ready, used = asyncio.Queue[int](2), asyncio.Queue[int](2), list[int]()
+
+    async def produce(queue: asyncio.Queue[int]) -> None:
+        for number in range(10**9):
+            if kind == "idle" and number == 6:
+                await forever()
+            elif kind == "until":
+                await session.until(queue.put(number))
+            else:
+                await queue.put(number)
+
+    async def convert(reader: asyncio.Task[None]) -> None:
+        while True:
+            number = await session.until(raw.get(), producer=reader)
+            await ticks(3)
+            await ready.put(number)
+
+    async with ah.AsyncMonitoredSession(same) as session:
+        producer = session.start_soon(produce, raw if kind == "pipeline" else ready)
+        if kind == "pipeline":
+            producer = session.start_soon(convert, producer)
+        named = None if kind == "unnamed" else producer
+        async for number in session.steps("same", feeds=ready, producer=named):
+            used.append(number)
+            if number == 4:
+                session.request_drain("enough")
+                waiting = 4 + ready.qsize() + raw.qsize()
+        assert (producer.done(), session.stop_reason) == (kind != "unnamed", "enough")
+    assert used == [*range(len(used))]
+    assert waiting <= used[-1] < 30
+
+
 async def test_a_generator_ends_where_it_waits_for_something_new() -> None:
     """Where it does anything else with an element that it has taken, it is not cut off."""
     messages, used = asyncio.Queue[int](), list[int]()
@@ -200,7 +235,8 @@ async def test_every_loop_finishes_before_the_stop() -> None:
     )
 
     async def produce() -> None:
-        await gate.wait()
+        await session.coord.wait_for_drain()
+        await gate.wait()  # what it has under way
         queues[1].put_nowait(1)
 
     queues[0].put_nowait(0)

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks._core.clock import sleep
+from aiohooks.session.feeds import Outcome, outcome_of
 from aiohooks.testing import ManualClock, RecordingHook, explore
 from tests.support.checks import invalid
 from tests.support.hooks import PhaseHook
@@ -112,8 +114,6 @@ def queue_of(count: int) -> asyncio.Queue[int]:
     ("make", "options"),
     [
         (queue_of, {}),
-        (queue_of, {"batch": 2}),
-        (queue_of, {"batch": 3, "max_wait_secs": 0.2}),
         (lambda count: iter(range(count)), {}),
         (lambda count: iter(range(count)), {"prefetch": 2}),
         (lambda count: Source(count).numbers(), {}),
@@ -141,7 +141,7 @@ async def test_another_loop_over_the_same_feeds_continues_with_them(
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(1.0):
                         async for numbers in session.steps("used", feeds=feeds, **options):
-                            used += numbers if isinstance(numbers, list) else [numbers]
+                            used.append(numbers)
         assert used == [*range(12)]
 
     await explore(program, seeds=20, disturb=["order"])
@@ -534,11 +534,6 @@ def test_only_blocking_functions_go_into_a_thread() -> None:
         ({"feeds": object()}, "feeds is <object object"),
         ({"feeds": {"batch": 1}}, "feeds is {'batch': 1}; give something to iterate over"),
         ({"feeds": "rows"}, "feeds is 'rows'; give something to iterate over"),
-        ({"feeds": [1], "batch": 2}, "batch is 2"),
-        ({"feeds": [1], "max_wait_secs": 2}, "max_wait_secs is 2"),
-        ({"feeds": asyncio.Queue(), "max_wait_secs": 2}, "give batch= as well"),
-        ({"feeds": asyncio.Queue(), "batch": 0}, "batch is 0"),
-        ({"feeds": asyncio.Queue(), "batch": 2, "max_wait_secs": -1}, "max_wait_secs is -1"),
         ({"prefetch": -1, "feeds": [1]}, "prefetch is -1"),
         ({"prefetch": True, "feeds": [1]}, "prefetch is True"),
         ({"prefetch": 1}, "feeds is None"),
@@ -552,9 +547,7 @@ def test_only_blocking_functions_go_into_a_thread() -> None:
     ],
 )
 async def test_what_makes_no_sense_is_refused(options: dict[str, Any], says: str) -> None:
-    """The error has the values and says what to do: a mapping is one element and not many, batches
-    are for queues.
-    """
+    """The error has the values and says what to do: a mapping is one element and not many."""
     async with counting() as session:
         if "producer" in options:
             options = {**options, "producer": session.start_soon(ticks)}
@@ -618,7 +611,65 @@ async def test_feeds_that_fail_after_a_stop_end_the_session_as_usual(
     (record,) = [one for one in caplog.records if one.levelname == "ERROR"]
     assert record.exc_info is not None
     assert record.exc_info[1] is error
-    assert "failed after the stop" in record.getMessage()
+    assert "which stops, ends as usual" in record.getMessage()
+
+
+@pytest.mark.parametrize("thread", [False, True])
+@pytest.mark.parametrize("continues", [False, True])
+async def test_a_prefetched_error_outlives_the_loop_that_has_not_got_it(
+    thread: bool, continues: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another loop over the same feeds gets it, and only once; without one the end logs it."""
+    error = OSError("the disk is gone")
+
+    def numbers() -> Generator[int]:
+        yield 1
+        raise error
+
+    async with ah.AsyncMonitoredSession(same) as session:
+        feeds = numbers()
+        async for _ in session.steps("batch", feeds=feeds, prefetch=3, thread=thread):
+            break
+        await until_true(lambda: inspect.getgeneratorstate(feeds) == inspect.GEN_CLOSED)
+        await ticks(20)
+        if continues:
+            with pytest.raises(OSError, match="the disk is gone"):
+                await use_up(session.steps("batch", feeds=feeds, prefetch=3, thread=thread))
+            await until_true(lambda: not session.status().background)
+            with invalid("which has ended"):
+                session.steps("batch", feeds=feeds, prefetch=3)
+    logged = [record.exc_info for record in caplog.records if record.levelname == "ERROR"]
+    assert [info and info[1] for info in logged] == ([] if continues else [error])
+
+
+@pytest.mark.parametrize("thread", [False, True])
+async def test_an_error_of_prefetched_feeds_is_raised_once(thread: bool) -> None:
+    """A loop gets it while a thread still closes the iterator; the next one ends."""
+
+    def numbers() -> Iterator[int]:
+        yield 1
+        raise OSError("the disk is gone")
+
+    async with ah.AsyncMonitoredSession(same) as session:
+        steps = session.steps("batch", feeds=numbers(), prefetch=1, thread=thread)
+        with pytest.raises(OSError, match="the disk is gone"):
+            await use_up(steps)
+        await until_true(lambda: not session.status().background)
+        await use_up(steps)
+
+
+@pytest.mark.parametrize(
+    ("committed", "went_back", "outcome"),
+    [
+        (False, False, Outcome.RETURNED),
+        (True, False, Outcome.USED),
+        (False, True, Outcome.REPLAYED),
+        (True, True, Outcome.REPLAYED),
+    ],
+)
+def test_an_element_has_one_outcome(committed: bool, went_back: bool, outcome: Outcome) -> None:
+    """Restored feeds give it again, whatever its run has done; otherwise the commit decides."""
+    assert outcome_of(committed=committed, went_back=went_back) is outcome
 
 
 async def test_feeds_around_a_tracked_loader_are_not_prefetched(tmp_path: Path) -> None:

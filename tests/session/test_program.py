@@ -14,7 +14,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.adapters.trackers import TrackerHook
 from aiohooks.adapters.trackers.tensorboard import TensorBoardTracker
-from aiohooks.session import program
+from aiohooks.session import run as run_module
 from tests.support.checks import invalid, refused
 from tests.support.sessions import counting_graph, do_nothing, doubling
 from tests.support.waiting import HANG_SECS, forever
@@ -193,8 +193,8 @@ def test_an_interrupt_in_the_last_iteration_of_a_loop(
     closed.
     """
     loop = _InterruptedLoop()
-    monkeypatch.setattr(program, "_new_event_loop", lambda: loop)
-    monkeypatch.setattr(program, "stopped_by", lambda _: signal.SIGINT if stopped else None)
+    monkeypatch.setattr(run_module, "_new_event_loop", lambda: loop)
+    monkeypatch.setattr(run_module, "stopped_by", lambda _: signal.SIGINT if stopped else None)
     try:
         with pytest.raises(SystemExit if stopped else KeyboardInterrupt) as caught:
             ah.run(do_nothing)
@@ -250,8 +250,7 @@ def test_a_healthy_program_logs_no_warning(
             creator = ah.ChiefSessionCreator(
                 counting_graph(), checkpoint_dir=tmp_path / "checkpoints", global_step=store
             )
-            policy = ah.SignalPolicy(pause=signal.SIGUSR1, resume=signal.SIGUSR2)
-            async with ah.AsyncMonitoredSession(creator, hooks, handle_signals=policy) as session:
+            async with ah.AsyncMonitoredSession(creator, hooks, handle_signals=True) as session:
                 async for _ in session.steps(["train", "total"], feeds=[{"x": 1}] * 9):
                     pass
 

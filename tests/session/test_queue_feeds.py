@@ -1,4 +1,4 @@
-"""Feeds out of a queue: batches, what is counted as done, the end by producers or a shutdown;
+"""Feeds out of a queue: what is counted as done, the end by producers or a shutdown;
 nothing accepted stays behind.
 """
 
@@ -13,11 +13,10 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.errors import notes_of
-from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import NO_BACKOFF, do_nothing, put, same, use_up
-from tests.support.waiting import advance_clock, cancel_and_wait, parked, ticks, until_true
+from tests.support.waiting import cancel_and_wait, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -28,68 +27,6 @@ def filled(*elements: Any) -> asyncio.Queue[Any]:
     for one in elements:
         queue.put_nowait(one)
     return queue
-
-
-@pytest.mark.parametrize(("batch", "sizes"), [(1, [1] * 7), (3, [3, 3, 1]), (7, [7]), (20, [7])])
-@pytest.mark.parametrize("max_wait_secs", [None, 0, 5])
-async def test_batches_are_lists_of_up_to_so_many(
-    batch: int, sizes: list[int], max_wait_secs: float | None
-) -> None:
-    """In order; the last one has what is left."""
-    batches: list[list[int]] = []
-    async with ah.AsyncMonitoredSession(same) as session:
-        options: Any = {
-            "producer": session.start_soon(do_nothing),
-            "batch": batch,
-            "max_wait_secs": max_wait_secs,
-        }
-        await use_up(session.steps("same", feeds=filled(*range(7)), **options), batches)
-    assert [len(one) for one in batches] == sizes
-    assert [element for one in batches for element in one] == [*range(7)]
-
-
-async def test_the_first_element_waits_for_the_others_only_so_long(clock: ManualClock) -> None:
-    """The time begins with the first element; 0 waits for none, None for all."""
-    queue = filled()
-    async with ah.AsyncMonitoredSession(same) as session:
-        next_one = await parked(anext(session.steps("same", feeds=queue, batch=3, max_wait_secs=2)))
-        clock.advance(100)
-        queue.put_nowait(1)
-        await ticks()
-        clock.advance(1.5)
-        queue.put_nowait(2)
-        await ticks()
-        assert not next_one.done()
-        clock.advance(0.5)
-        assert await next_one == [1, 2]
-        first, whole = (
-            session.steps("same", feeds=queue, batch=2, max_wait_secs=secs) for secs in (0, None)
-        )
-        queue.put_nowait(3)
-        assert await anext(first) == [3]
-        queue.put_nowait(4)
-        next_one = await parked(anext(whole))
-        await advance_clock(clock, 1000)
-        assert not next_one.done()
-        queue.put_nowait(5)
-        assert await next_one == [4, 5]
-
-
-async def test_a_stop_and_a_cancel_keep_a_part_of_a_batch() -> None:
-    """What was taken out of the queue is unused, and the next loop begins with it."""
-    queue = filled(1, 2)
-    async with ah.AsyncMonitoredSession(same) as session:
-        steps = session.steps("same", feeds=queue, batch=3)
-        waiting = await parked(anext(steps))
-        await cancel_and_wait(waiting)
-        assert steps.unused == [1, 2]
-        queue.put_nowait(3)
-        assert await anext(steps) == [1, 2, 3]
-        queue.put_nowait(4)
-        ending = await parked(anext(steps, None))
-        session.request_stop("enough")
-        assert await ending is None
-    assert steps.unused == [4]
 
 
 async def test_an_element_that_comes_with_the_cancel_is_kept() -> None:
@@ -113,32 +50,29 @@ async def test_an_element_that_comes_with_the_cancel_is_kept() -> None:
             assert (await loop() if waiting.cancelled() else waiting.result()) == passes
 
 
-@pytest.mark.parametrize("batch", [None, 2])
-async def test_an_element_is_done_when_its_step_is(batch: int | None) -> None:
+async def test_an_element_is_done_when_its_step_is() -> None:
     """`queue.join()` waits for the steps: not for an element that was only taken, nor for one whose
     run has failed.
     """
     queue, held, failed = filled(1, 2), asyncio.Event(), list[Any]()
 
-    async def step(batch: Any) -> None:
+    async def step(number: int) -> None:
         await held.wait()
-        if batch in (2, [1, 2]) and not failed:
-            failed.append(batch)
+        if number == 2 and not failed:
+            failed.append(number)
             raise OSError("not yet")
 
     async with ah.AsyncMonitoredSession(step) as session:
-        steps = session.steps(feeds=queue, batch=batch)
+        steps = session.steps(feeds=queue)
         joining = asyncio.create_task(queue.join())
         running = await parked(anext(steps))
         held.set()
-        if batch is None:
-            await running
-            running = asyncio.ensure_future(anext(steps))
+        await running
         with pytest.raises(OSError, match="not yet"):
-            await running
+            await anext(steps)
         await ticks()
         assert not joining.done()
-        assert steps.unused == ([2] if batch is None else [1, 2])
+        assert steps.unused == [2]
         await anext(steps)
         await joining
 
@@ -179,20 +113,19 @@ async def test_a_program_that_counts_what_is_done_as_well_is_an_error() -> None:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 13), reason="queues have a shutdown since 3.13")
-@pytest.mark.parametrize("batch", [None, 2])
 @pytest.mark.parametrize("when", ["before", "during"])
-async def test_the_shutdown_of_the_queue_is_its_end(batch: int | None, when: str) -> None:
+async def test_the_shutdown_of_the_queue_is_its_end(when: str) -> None:
     """What is in it is used first; the same error of anything else is a failure."""
     queue, used = filled(1, 2, 3), list[Any]()
     async with ah.AsyncMonitoredSession(same) as session:
         if when == "before":
             queue.shutdown()  # type: ignore[attr-defined,unused-ignore]
-        loop = asyncio.ensure_future(use_up(session.steps("same", feeds=queue, batch=batch), used))
+        loop = asyncio.ensure_future(use_up(session.steps("same", feeds=queue), used))
         await until_true(lambda: queue.empty())
         queue.shutdown()  # type: ignore[attr-defined,unused-ignore]
         await loop
         await queue.join()
-    assert used == ([1, 2, 3] if batch is None else [[1, 2], [3]])
+    assert used == [1, 2, 3]
     assert session.stop_reason is None
     with pytest.raises(asyncio.QueueShutDown):  # type: ignore[attr-defined,unused-ignore]
         async with ah.AsyncMonitoredSession(same) as session:

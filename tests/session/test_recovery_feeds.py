@@ -330,14 +330,14 @@ async def test_a_loop_uses_each_element_once_beside_recoveries_of_other_tasks() 
     await explore(train_beside_requests, seeds=50, disturb=["order", "choice"])
 
 
-async def test_a_batch_is_waited_for_over_a_recovery() -> None:
-    """A recovery of another task while a queue has a part of a batch does not end the loop."""
-    queue, used = asyncio.Queue[int](), list[list[int]]()
+async def test_a_queue_is_waited_for_over_a_recovery() -> None:
+    """A recovery of another task while a loop waits for a queue does not end the loop."""
+    queue, used = asyncio.Queue[int](), list[int]()
 
-    async def step(batch: list[int]) -> None:
-        if not batch and queue.empty():
+    async def step(number: int) -> None:
+        if not number and queue.empty():
             raise ah.AbortedError("lost")
-        used.append(batch)
+        used.append(number)
 
     async def put_when_closed() -> None:
         try:
@@ -349,22 +349,21 @@ async def test_a_batch_is_waited_for_over_a_recovery() -> None:
 
     async def connect(session: ah.Session, coord: ah.Coordinator) -> None:
         if not used:
-            used.append([])
+            used.append(0)
             coord.start_soon(put_when_closed)
 
     hooks = [ah.LambdaHook(after_create_session=connect)]
     async with ah.AsyncMonitoredSession(
         step, hooks, recovery=recovery_policy(backoff=ah.Backoff(0))
     ) as session:
-        queue.put_nowait(1)
-        loop = asyncio.create_task(use_up(session.steps((), feeds=queue, batch=3)))
+        loop = asyncio.create_task(use_up(session.steps((), feeds=queue)))
         await ticks()
-        await session.run((), {"batch": []})
+        await session.run((), {"number": 0})
         await ticks(20)
         assert not loop.done()
         loop.cancel()
         await asyncio.wait([loop])
-    assert sorted(used) == [[], [], [1, 2, 3]]
+    assert sorted(used) == [0, 0, 2, 3]
 
 
 async def test_waits_end_when_recovery_gives_up() -> None:

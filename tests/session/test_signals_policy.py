@@ -437,3 +437,13 @@ def test_request_stop_in_a_handler_of_ones_own_wakes_the_loop() -> None:
     ) as runner:
         runner.run(main())
     assert woken == [True]
+
+
+@pytest.mark.parametrize("can_drain", [False, True])
+def test_an_escalation_ends_the_process_at_last(can_drain: bool) -> None:
+    """Each signal leads one step further: a drain where there is one, a stop, a cancel, the end."""
+    reached = [signals.next_escalation(None, can_drain=can_drain)]
+    for _ in range(4):
+        reached.append(signals.next_escalation(reached[-1], can_drain=can_drain))
+    expected = [*signals.Escalation, signals.Escalation.EXIT, signals.Escalation.EXIT]
+    assert reached == expected[not can_drain :][:5]

@@ -148,9 +148,9 @@ async def test_a_worker_initialises_what_is_its_own() -> None:
     [
         (
             "ready_for_local_init_fn",
-            "the chief's initialisation did not make the model ready for local_init",
+            "the chief's initialization did not make the model ready for local_init",
         ),
-        ("ready_fn", "the chief's initialisation did not make the model ready"),
+        ("ready_fn", "the chief's initialization did not make the model ready"),
     ],
 )
 async def test_a_worker_that_is_not_ready_fails(part: str, says: str) -> None:

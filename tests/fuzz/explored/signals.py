@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohooks as ah
-from aiohooks.session.signals import StopOnSignal, _SignalHandlers, _Wakeup
+from aiohooks.session.signals import Escalation, LoopSignals, StopOnSignal, _Wakeup
 from aiohooks.testing import choose, may_happen
 from tests.fuzz._harness import Method, replaced
 from tests.support.hooks import EveryPhaseHook
@@ -423,10 +423,13 @@ SCENARIOS = (
 # -- bugs that must be found in them
 
 
-def _without_reason(
-    record: Method, session: StopOnSignal, number: signal.Signals, drain: bool
-) -> None:
-    session.state.record_stop("stopped")
+def _without_reason(record: Method, session: StopOnSignal, *args: Any) -> Escalation:
+    session.requests.record_stop("stopped")
+    return Escalation.STOP
+
+
+def _not_recorded(record: Method, *args: Any) -> Escalation:
+    return Escalation.STOP
 
 
 def _nothing(original: Method, *args: Any) -> None:
@@ -434,7 +437,7 @@ def _nothing(original: Method, *args: Any) -> None:
 
 
 BUGS: dict[str, tuple[Any, str, Method, Callable[[Fixture], Awaitable[None]], str]] = {
-    "signal_does_not_stop": (StopOnSignal, "record", _nothing, plain, "stopped because: "),
+    "signal_does_not_stop": (StopOnSignal, "record", _not_recorded, plain, "stopped because: "),
     "stop_without_its_reason": (
         StopOnSignal,
         "record",
@@ -443,14 +446,14 @@ BUGS: dict[str, tuple[Any, str, Method, Callable[[Fixture], Awaitable[None]], st
         "stopped because: stopped",
     ),
     "second_signal_is_ignored": (
-        _SignalHandlers,
+        LoopSignals,
         "_cancel_sessions",
         _nothing,
         plain,
         "ended with None",
     ),
     "handlers_stay_installed": (
-        _SignalHandlers,
+        LoopSignals,
         "_restore",
         _nothing,
         plain,

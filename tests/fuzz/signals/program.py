@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohooks as ah
-from aiohooks.session import program
+from aiohooks.session import run as run_module
 from tests.support.hooks import EveryPhaseHook
 
 LAST_STEP = 6
@@ -132,11 +132,11 @@ if __name__ == "__main__":
     given = parser.parse_args()
     logging.disable()
     if given.loop == "asyncio":
-        program._new_event_loop = asyncio.new_event_loop
+        run_module._new_event_loop = asyncio.new_event_loop
     if given.run == "aiohooks":
         ah.run(main, given)
     else:
         with asyncio.Runner(
-            loop_factory=program._new_event_loop
+            loop_factory=run_module._new_event_loop
         ) as loop_runner:  # as asyncio.run does
             loop_runner.run(main(given))

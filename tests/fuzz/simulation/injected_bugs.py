@@ -15,7 +15,7 @@ from typing import Any
 
 from aiohooks.checkpoint import _format
 from aiohooks.session import creators
-from aiohooks.session.feeds import FeedsAhead, SessionFeeds
+from aiohooks.session.feeds import ReaderSource, SessionFeeds
 from aiohooks.stores._connection import Writes
 from aiohooks.stores._membership import Membership
 from aiohooks.stores._protocol import Member, Position, Snapshot
@@ -200,29 +200,27 @@ def the_oldest_checkpoint_is_restored(checkpoint_names: Method, names: Any) -> A
     return checkpoint_names(names)[::-1]
 
 
-@bug(FeedsAhead, "note_restored", scenario=training)
-def an_interrupted_element_is_repeated(note_restored: Method, self: FeedsAhead) -> None:
+@bug(SessionFeeds, "raise_if_element_went_back", scenario=training)
+def an_interrupted_element_is_repeated(raise_if: Method, self: SessionFeeds) -> None:
     """The run of an element is repeated before those that come again, and the element comes once
     more.
     """
-    note_restored(self)
-    self._session.set_back.clear()
 
 
-@bug(FeedsAhead, "used_state", scenario=training)
-def a_position_is_saved_too_far(used_state: Method, self: FeedsAhead) -> Any:
+@bug(ReaderSource, "used_state", scenario=training)
+def a_position_is_saved_too_far(used_state: Method, self: ReaderSource) -> Any:
     """The state in a checkpoint counts what was read ahead, and has made no step."""
     used_state(self)
     return self._feeds_state()
 
 
-@bug(FeedsAhead, "stop_reading", scenario=training)
-async def what_was_read_ahead_is_not_set_back(stop_reading: Method, self: FeedsAhead) -> None:
+@bug(ReaderSource, "stop_reading", scenario=training)
+async def what_was_read_ahead_is_not_set_back(stop_reading: Method, self: ReaderSource) -> None:
     """After a recovery, steps are fed with what was taken before."""
 
 
-@bug(SessionFeeds, "_say_what_is_undone", scenario=training)
-def lost_feeds_are_not_said(say: Method, self: SessionFeeds, *args: Any) -> None:
+@bug(SessionFeeds, "_report_undone_steps", scenario=training)
+def lost_feeds_are_not_said(report: Method, self: SessionFeeds, *args: Any) -> None:
     """A recovery goes back, and the feeds of the steps since are gone without a word."""
 
 

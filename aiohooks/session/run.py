@@ -27,10 +27,8 @@ else:
 
 T = TypeVar("T")
 
-if sys.version_info < (
-    3,
-    12,
-):  # before, a StopIteration out of `asyncio.to_thread` never arrived: whoever waited hung
+if sys.version_info < (3, 12):
+    # A StopIteration out of `asyncio.to_thread` never arrived: whoever waited hung.
     from concurrent.futures import ThreadPoolExecutor
 
     class _Executor(ThreadPoolExecutor):
@@ -82,7 +80,10 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any, why: bool = Fal
     if why or WHY_VARIABLE in os.environ:
         from aiohooks.session.why import enable_if_asked, enable_why  # seldom needed
 
-        (enable_why if why else enable_if_asked)()
+        if why:
+            enable_why()
+        else:
+            enable_if_asked()
     loop: asyncio.AbstractEventLoop | None = None
     end: BaseException | None = None
     try:
@@ -108,9 +109,9 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any, why: bool = Fal
         number = None if loop is None else stopped_by(loop)
         if number is None or not isinstance(error, (KeyboardInterrupt, StopRequestedError)):
             raise error
-        _exit_by_signal(
-            signal.SIGINT if isinstance(error, KeyboardInterrupt) else number
-        )  # else no session was opened
+        if isinstance(error, KeyboardInterrupt):
+            number = signal.SIGINT
+        _exit_by_signal(number)
     number = stopped_by(loop)
     if number is not None and result is None:
         _exit_by_signal(number)
