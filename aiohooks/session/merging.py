@@ -16,9 +16,8 @@ from aiohooks.graph.graph import Graph, Node
 from aiohooks.graph.plan import LEAF_TYPES, Build, Leaves, Take, canonical_feeds, taking
 from aiohooks.session.hook import SessionRunArgs, SessionRunValues
 
-_NO_REQUEST = {type(None)}
 _REQUEST_OR_NOTHING = {SessionRunArgs, type(None)}
-_LEAF_OR_NOTHING = LEAF_TYPES | _NO_REQUEST
+_LEAF_OR_NOTHING = LEAF_TYPES | {type(None)}
 _MOST_MERGES = 1024
 _NOTHING = SessionRunValues(None, None, None)
 # Half the price of calling the class: a NamedTuple's own `__new__` is written in Python.
@@ -82,7 +81,11 @@ class Merger:
         """Merge the caller's request with those of the hooks; return the merged one, and what
         splits its values.
         """
-        if _NO_REQUEST.issuperset(map(type, requests)):
+        # Not `requests.count(None)`, which compares: arrays, for example, do so in their own way.
+        for added in requests:
+            if added is not None:
+                break
+        else:
             return request, None
         key = (request[0], *requests)
         # A plain tuple is equal to a request, and yet rejected.

@@ -152,9 +152,11 @@ class Steps(Generic[T_co]):
     async def _next_values(self) -> T_co:
         """Make the next run, and return what it fetched."""
         lifecycle = self._lifecycle
+        turns = lifecycle.turns
         source = self._source
         while True:
-            if lifecycle.is_loop_turn_due:
+            # Not `is_loop_turn_due`: it would cost each step of a loop a call.
+            if lifecycle.requests.pause_reason or turns.now() > turns.loop_turn_due:
                 await lifecycle.give_loop_turn()  # before the next feed, which a stop would lose
             if self._session.should_stop():
                 raise StopAsyncIteration
