@@ -1,7 +1,7 @@
 """Step stores: where a global step is kept, advanced and waited for. They work without any session.
 
-    _protocol       what stores, engines and users exchange: Position, RunReport, Snapshot, requests
-                    and answers
+    _protocol       what stores, engines and users exchange: Position, Snapshot, requests and
+                    answers
     _run_state      RunState: the effect of each request on the state of a run, without I/O
     publishers      Publisher: what may advance a store, which of them still could, how the last one
                     left
@@ -32,10 +32,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from aiohooks.stores._protocol import (
-        ExitReport,
         Position,
-        PublisherReport,
-        RunReport,
         StoreStatistics,
         Term,
     )
@@ -51,12 +48,9 @@ __all__ = [
     "Changes",
     "Engine",
     "EngineLink",
-    "ExitReport",
     "MemoryStepStore",
     "Position",
     "Publisher",
-    "PublisherReport",
-    "RunReport",
     "SharedStepStore",
     "StepStore",
     "StoreStatistics",
@@ -72,10 +66,7 @@ if not TYPE_CHECKING:  # a session of one process needs no more than the memory 
         __name__,
         {
             "aiohooks.stores._protocol": (
-                "ExitReport",
                 "Position",
-                "PublisherReport",
-                "RunReport",
                 "StoreStatistics",
                 "Term",
             ),

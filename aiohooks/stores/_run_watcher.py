@@ -261,7 +261,7 @@ class RunWatcher:
         failure = snapshot.failure
         if failure is not None and failure != before.failure:
             self._waits.fail(AiohooksError(failure.error), failure.position)
-        self._waits.set_initialised(snapshot.is_initialised)
+        self._waits.observe_term(snapshot.term, is_initialised=snapshot.is_initialised)
         self._observe_loss(before)
         self._report()
         if snapshot.losses:

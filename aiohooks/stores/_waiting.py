@@ -124,6 +124,8 @@ class WaitRegistry:
         """
         self.steps_waited: int = 0
         """The number of waits for a step so far that did not end immediately."""
+        self.term: int = 0
+        """The number of the latest term."""
         self.is_initialised: bool = False
         """Whether the chief has initialised what the workers need."""
         self.waiting_since: float | None = None
@@ -306,9 +308,11 @@ class WaitRegistry:
             self._update_scheduled = True
             self._loop.call_soon(self._update_threshold)
 
-    def set_initialised(self, ready: bool) -> None:
-        self.is_initialised = ready
-        if ready:
+    def observe_term(self, term: int, *, is_initialised: bool) -> None:
+        """Take note of the latest term, and whether its chief has initialised the run."""
+        self.term = term
+        self.is_initialised = is_initialised
+        if is_initialised:
             for waiter in self._ready_waiters:
                 wake(waiter, 0)
 

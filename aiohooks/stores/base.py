@@ -22,7 +22,6 @@ from aiohooks.stores._protocol import (
     MAX_STEP,
     Member,
     Position,
-    RunReport,
     StoreStatistics,
     Term,
     checked_step,
@@ -99,17 +98,6 @@ class StepStore(Waiting):
         """Begin a new epoch at `step`, which may be lower or higher than the current step.
 
         Waiters for a step above it keep waiting, or get `StepResetError` if they asked for that.
-        """
-
-    @abc.abstractmethod
-    async def inspect(self) -> RunReport | None:
-        """Read what the engine has of the run, for someone who looks at it from outside.
-
-        This changes nothing: it does not open the store, makes no run, and registers nothing that
-        others would notice.
-
-        Returns:
-            The run; None if there is none of this name.
         """
 
     @abc.abstractmethod
@@ -319,6 +307,7 @@ class StepStore(Waiting):
         waits = self._waits
         return StoreStatistics(
             latest=waits.latest,
+            term=waits.term,
             waiting=waits.waiting_for_steps,
             wanted=waits.wanted,
             watching=waits.watching,

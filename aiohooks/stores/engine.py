@@ -15,7 +15,6 @@ from aiohooks.stores._protocol import (
     EngineError,
     Position,
     Request,
-    RunReport,
     Snapshot,
 )
 from aiohooks.stores._waiting import WaitRegistry
@@ -88,13 +87,6 @@ class Engine(abc.ABC):
         """Report from `step` on, the lowest one with a waiter.
 
         It is 0 for any change, and None without a waiter.
-        """
-
-    @abc.abstractmethod
-    async def inspect(self) -> RunReport | None:
-        """Read the run, also without `connect`, and change nothing.
-
-        Release all that this takes. Return None if there is no run.
         """
 
     @abc.abstractmethod

@@ -25,7 +25,6 @@ from aiohooks.stores._protocol import (
     Lead,
     Member,
     Position,
-    RunReport,
     Term,
     checked_step,
     logger,
@@ -175,16 +174,6 @@ class SharedStepStore(StepStore):
         step = checked_step(step, "reset to step")
         self._check_loop()
         return await self._writes.write("reset", step)
-
-    async def inspect(self) -> RunReport | None:
-        """See `StepStore.inspect`.
-
-        Raises:
-            StoreUnavailableError: the engine is unavailable or refuses.
-            StoreDamagedError: what is there is no run.
-        """
-        self._check_loop()
-        return await self._engine.inspect()
 
     def acknowledge_loss(self) -> StoreResetError | None:
         loss = self._writes.loss

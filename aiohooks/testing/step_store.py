@@ -504,75 +504,6 @@ async def stays_in_its_process(a: StepStore, b: StepStore, run: Run) -> None:
         assert "open_step_store" in str(error)
 
 
-async def is_inspected(a: StepStore, b: StepStore, run: Run) -> None:
-    """A store that was never opened says what the engine has of the run, and nothing is changed by
-    that.
-    """
-    outside = run.make()
-    other = run._make(f"{run.name} elsewhere")  # pyright: ignore[reportPrivateUsage]
-    if outside is not a:
-        assert await other.inspect() is None
-        assert await other.inspect() is None  # the first look has not made it
-    await other.aclose()
-    await a.reset(3)
-    found = await outside.inspect()
-    assert found is not None
-    assert (found.run, found.epoch, found.step, found.term, found.publishers) == (
-        run.name,
-        2,
-        3,
-        0,
-        (),
-    )
-    assert (found.chief, found.last_exit, found.failure, found.initialised) == (
-        None,
-        None,
-        None,
-        False,
-    )
-    async with a.lead() as term:
-        trainer, second = a.publisher("trainer"), a.publisher("second")
-        await a.mark_initialised()
-        await a.advance(4)
-        await a.flush()
-        found = await outside.inspect()
-        assert found is not None
-        assert (found.epoch, found.step, found.term, found.initialised) == (2, 7, term.number, True)
-        assert [each.name for each in found.publishers] == ["trainer", "second"]
-        assert found.chief == found.publishers[0].process
-        wait = await parked(a, a.wait_for(9))
-        found = await outside.inspect()
-        assert found is not None
-        assert found.waiting in (None, (9,)), found.waiting
-        wait.cancel()
-        await asyncio.gather(wait, return_exceptions=True)
-        trainer.close(ZeroDivisionError("a bad batch"))
-        await a.flush()
-        found = await outside.inspect()
-        assert found is not None
-        assert [each.name for each in found.publishers] == ["second"]
-        left = found.last_exit
-        assert left is not None
-        assert (left.name, left.step, left.error, left.lost) == (
-            "trainer",
-            7,
-            "ZeroDivisionError: a bad batch",
-            False,
-        )
-        second.close()
-        await a.flush()
-    a.fail(ValueError("no more data"))
-    await a.flush()
-    found = await outside.inspect()
-    assert found is not None
-    assert found.chief is None
-    assert found.last_exit is not None
-    assert (found.last_exit.name, found.last_exit.error) == ("second", None)
-    if outside is not a:
-        assert found.failure == "ValueError: no more data"
-        assert outside.statistics().latest == Position(1, 0)  # it was not opened
-
-
 async def forgets(a: StepStore, b: StepStore, run: Run) -> None:
     """A forgotten run begins again at its first position, also if its chief forgets it; the store
     is closed then.
@@ -719,7 +650,7 @@ _CHECKS: dict[str, _Check] = by_name(
         keeps_runs_apart,
         advances_for_threads,
     ),
-    *(is_inspected, stays_in_its_process, forgets),
+    *(stays_in_its_process, forgets),
 )
 _LOSSES: dict[str, _Check] = by_name(
     *(

@@ -5,7 +5,6 @@ connections, outages.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -106,22 +105,6 @@ async def test_it_is_opened_by_its_url(server: Server, run: str) -> None:
         await store.flush()
         await store.forget()
     assert await contents(server) == before
-
-
-async def test_a_look_from_outside_leaves_no_trace(server: Server, run: str) -> None:
-    """`inspect` writes nothing, of a run that is there and of one that is not, and its connection
-    is closed.
-    """
-    async with store_of(server, run=run) as store:
-        await store.advance(2)
-        before = await contents(server)
-        for name, step in ((run, 2), (f"{run} missing", None)):
-            async with contextlib.aclosing(store_of(server, run=name)) as outside:
-                found = await outside.inspect()
-            assert (found and (found.run, found.step, found.waiting)) == (
-                step and (name, step, None)
-            )
-        assert await contents(server) == before
 
 
 async def test_runs_of_strange_names_never_meet(server: Server) -> None:

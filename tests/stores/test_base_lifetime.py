@@ -33,7 +33,6 @@ def asynchronous_calls(store: MemoryStepStore) -> list[Coroutine[Any, Any, objec
         store.wait_for(1),
         store.wait_initialised(),
         store.mark_initialised(),
-        store.inspect(),
         enter(store.lead()),
     ]
 
@@ -169,6 +168,7 @@ async def test_statistics_count() -> None:
     assert statistics.waiting_secs is not None
     assert dataclasses.replace(statistics, waiting_secs=None) == StoreStatistics(
         latest=Position(1, 4),
+        term=0,
         waiting=1,
         wanted=6,
         watching=0,

@@ -12,7 +12,7 @@ from typing import Any
 
 from aiohooks.errors import StoreDamagedError, StoreUnavailableError
 from aiohooks.stores import Engine, SharedStepStore
-from aiohooks.stores._protocol import Answer, Request, RunReport, Snapshot, report_of
+from aiohooks.stores._protocol import Answer, Request, Snapshot
 from aiohooks.stores._run_state import RunState
 
 
@@ -159,12 +159,6 @@ class FakeConnection(Engine):
         await asyncio.sleep(0)
         with self._reconnecting():
             return self._read()
-
-    async def inspect(self) -> RunReport | None:
-        await asyncio.sleep(0)
-        self.server.check()
-        run = self.link.run
-        return report_of(run, self.server.run(run).snapshot()) if run in self.server.runs else None
 
     @property
     def is_current(self) -> bool:

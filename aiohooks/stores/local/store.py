@@ -29,7 +29,6 @@ from aiohooks.stores._protocol import (
     EngineError,
     Position,
     Request,
-    RunReport,
     Snapshot,
     logger,
 )
@@ -39,7 +38,6 @@ from aiohooks.stores.local._database import (
     RunDatabase,
     delete_run,
     explain,
-    inspect_run,
     make_files,
 )
 from aiohooks.stores.local._directory import (
@@ -145,12 +143,6 @@ class LocalEngine(Engine):
         try:
             await to_thread(delete_run, self.directory)
         except OSError as error:
-            raise self._explain(error) from error
-
-    async def inspect(self) -> RunReport | None:
-        try:
-            return await submit(partial(inspect_run, self.directory, self.link.run))
-        except SYSTEM_ERRORS as error:
             raise self._explain(error) from error
 
     # Requests.

@@ -213,18 +213,16 @@ if request == 'write' then
   return write()
 elseif request == 'swap' then
   return swap()
-elseif request == 'read' or request == 'inspect' then
+elseif request == 'read' then
   local change = redis.call('XREVRANGE', changes_key, '+', '-', 'COUNT', 1)[1]  -- fails unless it is a stream
   if change and run_id ~= '' and whole_number(string.match(change[1], '^%d+'), 'a change') > version then
     foreign('a change, which is later than the version ' .. integer(version) .. ',', change[1])
   end
-  if request == 'read' then
-    if run_id ~= '' then
-      -- Fails where no write is accepted, on a replica or without memory: no lease could be renewed there, so none may run out.
-      redis.call('HSET', answers_key, 'run', run_id)
-    end
-    renew_expiry()
+  if run_id ~= '' then
+    -- Fails where no write is accepted, on a replica or without memory: no lease could be renewed there, so none may run out.
+    redis.call('HSET', answers_key, 'run', run_id)
   end
+  renew_expiry()
   local fields = redis.call('HMGET', state_key, 'data', 'failed_at')
   local failed_at = {}
   if fields[2] then

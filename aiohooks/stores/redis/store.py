@@ -28,11 +28,9 @@ from aiohooks.stores._protocol import (
     EngineError,
     Position,
     Request,
-    RunReport,
     Snapshot,
     Write,
     damaged_error,
-    report_of,
 )
 from aiohooks.stores._run_state import RunState
 from aiohooks.stores.engine import Engine, EngineLink
@@ -204,7 +202,7 @@ class RedisEngine(Engine):
         # The id of the run that has what this process knows, empty if it knows nothing.
         informed_id = self._run.run_id
         for attempt in range(1, _MOST_ROUNDS + 1):
-            found = await self._read_state(self._requests)
+            found = await self._read_state()
             is_lost = not found.run_id or self._is_older(found)
             if not is_lost and informed_id in ("", found.run_id):
                 return found
@@ -302,7 +300,7 @@ class RedisEngine(Engine):
         # By an entry in a stream that it reads: CLIENT UNBLOCK could arrive before the read, and
         # would do nothing.
         try:
-            await self._call_script(self._requests, "wake")
+            await self._call_script("wake")
         except StoreUnavailableError as error:
             self._lose(str(error))
 
@@ -310,7 +308,7 @@ class RedisEngine(Engine):
 
     async def request(self, request: Request) -> Answer:
         if isinstance(request, Write):
-            reply = await self._call_script(self._requests, "write", write_argument(request))
+            reply = await self._call_script("write", write_argument(request))
             answer = parse_answer(reply)
             if answer.status == "lost":
                 raise self._lose(_DATA_LOST)
@@ -332,7 +330,7 @@ class RedisEngine(Engine):
     async def _read_known(self) -> FoundRun:
         """Read the run that this process knows."""
         newest_version = self._newest_version
-        found = await self._read_state(self._requests)
+        found = await self._read_state()
         if found.run_id != self._run.run_id or found.version < newest_version:
             raise self._lose(_DATA_LOST)
         self._newest_version = max(self._newest_version, found.version)
@@ -344,36 +342,31 @@ class RedisEngine(Engine):
         Return whether no other process was faster.
         """
         arguments = swap_arguments(found, run_id, state)
-        version: int = await self._call_script(self._requests, "swap", *arguments)
+        version: int = await self._call_script("swap", *arguments)
         self._newest_version = max(self._newest_version, version)
         return version > 0
-
-    async def inspect(self) -> RunReport | None:
-        async with contextlib.aclosing(self._new_client()) as client:
-            found = await self._read_state(client, "inspect")
-        return report_of(self.link.run, found.state.snapshot()) if found.run_id else None
 
     async def delete(self) -> None:
         async with contextlib.aclosing(self._new_client()) as client:
             await self._execute(client, self._answer_timeout, "DEL", *self._keys)
 
-    async def _read_state(self, client: Any, request: str = "read") -> FoundRun:
+    async def _read_state(self) -> FoundRun:
         """Read the run, whichever it is."""
-        reply = await self._call_script(client, request)
+        reply = await self._call_script("read")
         try:
             return parse_read(reply)
         except Exception as error:  # whatever is wrong: the reply comes from outside
             raise self._explain(error, "") from error
 
-    async def _call_script(self, client: Any, request: str, *arguments: Any) -> Any:
+    async def _call_script(self, request: str, *arguments: Any) -> Any:
         # redis-py takes 2 µs for each argument.
         head = f"{request} {self._expire_secs or ''} {self._run.run_id}"
         command = (len(self._keys), *self._keys, head, *arguments)
         within = self._answer_timeout
         try:
-            return await self._execute(client, within, "EVALSHA", _SCRIPT_SHA, *command)
+            return await self._execute(self._requests, within, "EVALSHA", _SCRIPT_SHA, *command)
         except NoScriptError:  # the server is new, or has lost the script
-            return await self._execute(client, within, "EVAL", SCRIPT, *command)
+            return await self._execute(self._requests, within, "EVAL", SCRIPT, *command)
 
     async def _execute(self, client: Any, within: float, *command: Any) -> Any:
         """Return the reply to a command.
@@ -513,7 +506,7 @@ def parse_answer(reply: Any) -> Answer:
 
 
 def parse_read(reply: Any) -> FoundRun:
-    """Read the script's reply to "read" or "inspect"."""
+    """Read the script's reply to "read"."""
     run_id, version, data, epoch, step, term, leader, failed_at = reply
     state = RunState.load(data.encode()) if data else RunState()
     state.position = Position(epoch, step)
