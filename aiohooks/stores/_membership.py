@@ -73,17 +73,10 @@ class Membership:
         self.put(member)
 
     def update(self, publisher: Publisher) -> None:
-        """Announce the step that a publisher waits for itself, and its trace.
-
-        A trace changes at every step. So the first one is sent, and later ones only along with
-        another step to wait for.
-        """
+        """Announce the step that a publisher waits for itself."""
         member = self.here.get(publisher.member_id)
-        if member is None:
-            return
-        is_first_trace = bool(publisher.trace) and not member.trace
-        if publisher.waits_for != member.waits_for or is_first_trace:
-            self.put(member._replace(waits_for=publisher.waits_for, trace=publisher.trace))
+        if member is not None and member.waits_for != publisher.waits_for:
+            self.put(member._replace(waits_for=publisher.waits_for))
 
     def leave(self, member_id: str, name: str, step: int, exc: BaseException | None) -> None:
         """Announce that a member has left at `step`, and the error that it failed with.

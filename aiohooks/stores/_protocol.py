@@ -86,10 +86,6 @@ class Member(NamedTuple):
     """Whether that chief has initialised what the workers need."""
     heartbeat: int = 0
     """How often it has been renewed."""
-    trace: str = ""
-    """A span of it, as a W3C `traceparent`, for the telemetry of the others; empty if it has
-    none.
-    """
 
     @property
     def process(self) -> str:

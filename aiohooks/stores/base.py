@@ -170,7 +170,7 @@ class StepStore(Waiting):
         """
 
     def _on_publisher_changed(self, publisher: Publisher) -> None:
-        """Called when a publisher has begun or ended a wait, or has its first trace."""
+        """Called when a publisher has begun or ended a wait."""
 
     def _on_unreachable(self) -> None:
         """Called when there are waits and none can succeed, as far as is known here.
@@ -254,8 +254,7 @@ class StepStore(Waiting):
         """
         name = _checked_name(name, "publisher ")
         self._check_loop()
-        on_held_up = self._waits.publishers.on_held_up
-        publisher = Publisher(name, self._leave, on_held_up, self._on_publisher_changed)
+        publisher = Publisher(name, self._leave, self._waits.publishers.on_held_up)
         self._waits.join(publisher)
         return publisher
 

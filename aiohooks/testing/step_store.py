@@ -22,7 +22,6 @@ from aiohooks.errors import (
     StoreResetError,
 )
 from aiohooks.stores import Position, Publisher, SharedStepStore, StepStore
-from aiohooks.stores.base import publishers_of
 from aiohooks.testing._checks import by_name, run_checks
 
 E = TypeVar("E", bound=BaseException)
@@ -364,29 +363,6 @@ async def _wait_as(publisher: Publisher, store: StepStore, step: int) -> int:
         publisher.close()
 
 
-async def announces_traces(a: StepStore, b: StepStore, run: Run) -> None:
-    """The first span of a publisher is known to all processes, and its latest one from its next
-    wait on.
-    """
-    first, second = a.publisher("first"), b.publisher("second")
-
-    async def known_to_second() -> dict[str, str]:
-        await a.flush()
-        await b.value()
-        return publishers_of(b).traces(without=second)
-
-    assert not await known_to_second()
-    first.set_trace("00-aa-01-01")
-    second.set_trace("00-bb-01-01")
-    assert await known_to_second() == {"00-aa-01-01": "first"}
-    first.set_trace("00-aa-02-01")
-    wait = await parked(a, _wait_as(first, a, 10))
-    assert await known_to_second() == {"00-aa-02-01": "first"}
-    await b.advance(10)
-    assert await wait == 10
-    assert not await known_to_second()
-
-
 async def fails(a: StepStore, b: StepStore, run: Run) -> None:
     """`fail` ends the waits of all processes."""
     wait = await parked(b, b.wait_for(5))
@@ -640,7 +616,7 @@ _CHECKS: dict[str, _Check] = by_name(
         resets,
     ),
     *(reports_changes, times_out, reports_the_last_finished, reports_the_last_failed, bounds_texts),
-    *(announces_before_it_is_used, waits_while_one_can_advance, announces_traces),
+    *(announces_before_it_is_used, waits_while_one_can_advance),
     *(
         fails,
         leads,
