@@ -30,7 +30,6 @@ _SHARED_OPTIONS = (
     "lease_secs",
     "heartbeat",
     "connect_timeout",
-    "max_outage_secs",
 )
 
 

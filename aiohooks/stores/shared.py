@@ -37,7 +37,7 @@ from aiohooks.stores.publishers import Publisher
 _CLOSE_SECS = 5.0
 """How long closing waits for the engine; leases that could not be given back run out."""
 
-_NO_CONNECTION = (10.0, 15.0, None, None)
+_NO_CONNECTION = (10.0, 15.0, None)
 """The options of a connection, where they are left out."""
 
 
@@ -51,11 +51,10 @@ class SharedStepStore(StepStore):
     dies, the waiters of all processes are notified.
 
     A lost connection is made again, after growing pauses with jitter; waits continue meanwhile, and
-    requests are repeated until they are answered: each takes effect exactly once. `max_outage_secs`
-    bounds both.
+    requests are repeated until they are answered: each takes effect exactly once.
     """
 
-    def __init__(  # noqa: PLR0913 - options of users, by keyword
+    def __init__(
         self,
         engine: Engine,
         *,
@@ -65,7 +64,6 @@ class SharedStepStore(StepStore):
         lease_secs: float = 10.0,
         heartbeat: float = 15.0,
         connect_timeout: float | None = None,
-        max_outage_secs: float | None = None,
     ) -> None:
         """Check the options; connect later.
 
@@ -86,8 +84,6 @@ class SharedStepStore(StepStore):
                 one that is dead without a signal is detected within this time and a second more.
             connect_timeout: how many seconds the first connection may take, with all its attempts;
                 10 by default, 60 on Ray.
-            max_outage_secs: after how long an outage waits and writes end with
-                `StoreUnavailableError`; None: they continue.
         """
         super().__init__(Position(1, 0), run=run)
         check_choice(on_lost, "on_lost", "raise", "keep")
@@ -95,12 +91,11 @@ class SharedStepStore(StepStore):
         check_secs(lease_secs, "lease_secs", positive=True)
         check_secs(heartbeat, "heartbeat", positive=True)
         check_secs(connect_timeout, "connect_timeout", optional=True, positive=True)
-        check_secs(max_outage_secs, "max_outage_secs", optional=True, positive=True)
         if not engine.remote:
-            if (lease_secs, heartbeat, connect_timeout, max_outage_secs) != _NO_CONNECTION:
+            if (lease_secs, heartbeat, connect_timeout) != _NO_CONNECTION:
                 raise InvalidArgumentError(
-                    "lease_secs, heartbeat, connect_timeout and max_outage_secs are for an engine"
-                    f" behind a connection: leave them out for {engine!r}"
+                    "lease_secs, heartbeat and connect_timeout are for an engine behind a"
+                    f" connection: leave them out for {engine!r}"
                 )
             lease_secs = math.inf  # it finds the dead by itself
         process = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
@@ -112,7 +107,6 @@ class SharedStepStore(StepStore):
             self._tasks,
             connect=self._connect,
             lease_secs=lease_secs,
-            max_outage_secs=max_outage_secs,
         )
         link = EngineLink(
             run=self.run,

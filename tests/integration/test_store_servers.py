@@ -24,7 +24,7 @@ from aiohooks.testing import check_step_store, step_store_checks
 from tests.support.redis_servers import KINDS, execute
 from tests.support.store_proxy import FAULTS, Proxy
 from tests.support.store_servers import Server, free_port, running
-from tests.support.waiting import HANG_SECS, parked, parked_wait, ticks, until_true
+from tests.support.waiting import HANG_SECS, parked, parked_wait, ticks
 
 pytestmark = pytest.mark.usefixtures("streams")
 
@@ -181,23 +181,6 @@ async def test_a_broken_connection_is_replaced(server: Server, fault: str, run: 
         proxy.heal()
         assert await wait in (5, 6)
         assert await advance in (3, 6)
-
-
-async def test_an_outage_longer_than_max_outage_secs(own_server: Server) -> None:
-    """It ends waits and writes with the typed error; they work again when the server does. Without
-    a server, opening ends so.
-    """
-    async with store_of(own_server, max_outage_secs=0.3) as store:
-        wait = asyncio.ensure_future(store.wait_for(5))
-        assert await store.advance() == 1
-        await asyncio.to_thread(own_server.kill)
-        for call in (store.advance(), wait):
-            with pytest.raises(StoreUnavailableError, match=r"no connection for 0\.3 s"):
-                await call
-        await asyncio.to_thread(own_server.start)
-        await until_true(lambda: store.outage_secs is None)
-        assert await store.advance() == 2
-    await asyncio.to_thread(own_server.kill)
 
 
 async def test_no_server() -> None:

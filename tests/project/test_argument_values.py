@@ -466,7 +466,6 @@ VALUES = [
         other("join_grace_secs", join_grace_secs=-1),
         other("heartbeat", heartbeat=0),
         other("connect_timeout", connect_timeout="x"),
-        other("max_outage_secs", max_outage_secs=-3),
         other("run=", run=""),
     ),
     *refusals(

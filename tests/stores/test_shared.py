@@ -313,7 +313,7 @@ def test_options_of_a_connection_need_one() -> None:
     class Near(FakeConnection):
         remote = False
 
-    for option in ("lease_secs", "heartbeat", "connect_timeout", "max_outage_secs"):
+    for option in ("lease_secs", "heartbeat", "connect_timeout"):
         options: dict[str, Any] = {option: 3.0}
         with pytest.raises(ah.errors.InvalidArgumentError, match=r"leave them out for .*Near"):
             SharedStepStore(Near(FakeEngine()), **options)
