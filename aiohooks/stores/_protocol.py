@@ -118,7 +118,7 @@ class Snapshot(NamedTuple):
     position: Position
     term: int = 0
     leader: str = ""
-    """The process that the term was granted to; empty where that is not known."""
+    """The process that the term was granted to."""
     ready: bool = False
     revision: int = 0
     """Grows with every change of a field other than the position."""
@@ -127,8 +127,6 @@ class Snapshot(NamedTuple):
     failure: Failure | None = None
     run_id: str = ""
     """A random word made with the run; with another one the engine has lost the run meanwhile."""
-    losses: int = 0
-    """How often a process has found that the engine had lost data."""
 
     @property
     def chief(self) -> Member | None:

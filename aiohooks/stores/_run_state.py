@@ -50,7 +50,6 @@ class RunState:
         self.leader: str = ""  # the process that the term was granted to
         self.ready: int = 0  # the latest term whose chief has initialised the run
         self.revision: int = 0
-        self.losses: int = 0
         self.members: dict[str, Member] = {}
         self.last_exit: LastExit | None = None
         self.exits: int = 0
@@ -75,22 +74,21 @@ class RunState:
                 self.revision += 1
         return self._answer("ok")
 
-    def succeed(self, lost: Snapshot) -> None:
-        """Take the place of a run that the engine has lost, and of which a process knew this much.
+    def follow(self, lost: Position, term: int, leader: str) -> None:
+        """Follow a run that the engine has lost, and that a process knew up to here.
 
-        Each process that knew it calls this once, in any order. The epoch becomes later than any
-        of the lost run, so that no step falls within an epoch. The chief of the latest term leads
-        on, and has to initialise the run again. The first process decides on the step: a chief may
-        have restored an earlier one before others come.
+        The epoch is later than any of the lost run, so that no step falls within an epoch. The
+        first process that knew it decides on the step, unless a chief has decided on it before. The
+        chief of the latest term may lead on, and no other one.
         """
-        before = self.position, self.term
-        step = lost.position.step if self.position == _START else self.position.step
-        if self.position.epoch <= lost.position.epoch:
-            self.position = Position(lost.position.epoch + 1, step)
-        if self.term < lost.term:
-            self._begin_term(lost.term, lost.chief)
-        if (self.position, self.term) != before:
-            self.losses += 1
+        epoch, step = self.position
+        if self.position == _START and (self.term < term or not self.term):
+            step = lost.step
+        self.position = Position(max(epoch, lost.epoch + 1), step)
+        if self.term < term:
+            self.term = term
+            self.leader = leader
+            self.members = {id: member for id, member in self.members.items() if not member.term}
             self.revision += 1
 
     def snapshot(self, run_id: str = "") -> Snapshot:
@@ -104,7 +102,6 @@ class RunState:
             self.last_exit,
             self.failure,
             run_id,
-            self.losses,
         )
 
     def _answer(self, status: Any) -> Answer:
@@ -185,20 +182,12 @@ class RunState:
     def _lead(self, member: Member) -> Answer:
         if any(other.term and other.id != member.id for other in self.members.values()):
             return self._answer("busy")
-        known = self.members.get(member.id)
-        if (
-            known is None or not known.term
-        ):  # otherwise it is the same request, repeated because its answer was lost
-            self._begin_term(self.term + 1, member)
+        if member.id not in self.members:  # otherwise its answer was lost, and it is sent again
+            self.term += 1
+            self.leader = member.process
+            self.members[member.id] = member._replace(term=self.term)
             self.revision += 1
         return self._answer("ok")
-
-    def _begin_term(self, term: int, chief: Member | None) -> None:
-        self.term = term
-        self.leader = "" if chief is None else chief.process
-        self.members = {id: member for id, member in self.members.items() if not member.term}
-        if chief is not None:
-            self.members[chief.id] = chief._replace(term=term, ready=False)
 
     def _is_term_over(self, term: int, process: str) -> bool:
         """Return whether this process leads no more in a term that it had; 0 is none."""
@@ -217,7 +206,7 @@ class RunState:
         state = cls()
         try:
             fields = json.loads(data)
-            for name in ("position", "term", "leader", "ready", "revision", "losses", "exits"):
+            for name in ("position", "term", "leader", "ready", "revision", "exits"):
                 default: Any = getattr(state, name)
                 setattr(state, name, _decoded(type(default), fields[name]))
             members = [_decoded(Member, member) for member in fields["members"]]

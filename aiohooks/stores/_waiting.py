@@ -126,6 +126,8 @@ class WaitRegistry:
         """The number of waits for a step so far that did not end immediately."""
         self.term: int = 0
         """The number of the latest term."""
+        self.leader: str = ""
+        """The process that it was granted to; empty in the store of one process."""
         self.is_initialised: bool = False
         """Whether the chief has initialised what the workers need."""
         self.waiting_since: float | None = None
@@ -308,9 +310,11 @@ class WaitRegistry:
             self._update_scheduled = True
             self._loop.call_soon(self._update_threshold)
 
-    def observe_term(self, term: int, *, is_initialised: bool) -> None:
-        """Take note of the latest term, and whether its chief has initialised the run."""
-        self.term = term
+    def observe_term(self, term: int, leader: str, *, is_initialised: bool) -> None:
+        """Take note of a term, and whether its chief has initialised the run."""
+        if term > self.term:
+            self.term = term
+            self.leader = leader
         self.is_initialised = is_initialised
         if is_initialised:
             for waiter in self._ready_waiters:

@@ -50,16 +50,16 @@ class Engine(abc.ABC):
         self.link = link
 
     @abc.abstractmethod
-    async def connect(self, known: Snapshot) -> Snapshot:
+    async def connect(self) -> Snapshot:
         """Connect, subscribe, and then read the run; make the run if it is not there.
 
         Report from then on.
 
         If there is no run any more, another one than before (`Snapshot.run_id`), or an older copy,
-        the engine has lost data: the run gets `known`, which is how far this process knows it to
-        have come, by `RunState.succeed`, and has another id from then on. Requests and reports of a
-        run with another id than that must fail, and end the connection; so must a request that
-        `RunState` has answered with "lost".
+        the engine has lost data. Then it applies `RunState.follow` with what this process knows
+        (`EngineLink.waits`), and the run has another id than the lost one. Requests and reports of
+        a run with another id than the known one must fail, and end the connection; so must a
+        request that `RunState` has answered with "lost".
         """
 
     async def watch(self) -> None:  # noqa: B027 - only if it is `remote`

@@ -54,14 +54,14 @@ class MemoryStepStore(StepStore):
         self._check_loop()
         async with self._lead:
             term = self._waits.term + 1
-            self._waits.observe_term(term, is_initialised=False)
+            self._waits.observe_term(term, "", is_initialised=False)
             yield Term(term)
 
     async def mark_initialised(self) -> None:
         self._check_loop()
         if not self._lead.locked():
             raise self._not_leading_error()
-        self._waits.observe_term(self._waits.term, is_initialised=True)
+        self._waits.observe_term(self._waits.term, "", is_initialised=True)
 
     def advance_nowait(self, by: int = 1) -> int:
         # Once per step of every session: written to be quick.

@@ -463,7 +463,6 @@ VALUES = [
         remote_store,
         value(on_lost="ask"),
         other("lease_secs", lease_secs=0),
-        other("join_grace_secs", join_grace_secs=-1),
         other("heartbeat", heartbeat=0),
         other("connect_timeout", connect_timeout="x"),
         other("run=", run=""),

@@ -37,7 +37,7 @@ async def make_run(directory: Path) -> Path:
 
 async def open_run(directory: Path) -> Position:
     """Open the run and advance it; return the position before that."""
-    async with local_store(directory, join_grace_secs=0) as store:
+    async with local_store(directory) as store:
         position = await store.value()
         assert await store.advance() == position.step + 1
         return position

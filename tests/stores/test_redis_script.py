@@ -20,7 +20,6 @@ from aiohooks.stores._protocol import (
     Member,
     Position,
     Request,
-    Snapshot,
     Write,
 )
 from aiohooks.stores._run_state import RunState
@@ -147,7 +146,7 @@ def test_a_run_that_has_lost_a_key_is_lost(client: redis.Redis, lost: int) -> No
     assert scripted.write(second).status == "lost"
     assert not scripted.swap(before, before.state)
     state = RunState()
-    state.succeed(Snapshot(before.state.position, 0))
+    state.follow(before.state.position, 0, "")
     assert scripted.swap(found, state, "another")
     again = scripted.read()
     assert (again.run_id, again.state.position, again.version) == ("another", Position(2, 5), 1)

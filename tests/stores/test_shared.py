@@ -195,7 +195,7 @@ async def test_a_publisher_is_announced_no_more_where_access_is_refused(
     connections = 0
 
     class Refused(FakeConnection):
-        async def connect(self, known: Snapshot) -> Snapshot:
+        async def connect(self) -> Snapshot:
             nonlocal connections
             connections += 1
             raise ah.errors.StoreRefusedError("wrong password")

@@ -104,7 +104,7 @@ class FakeConnection(Engine):
         self._reported: Snapshot | None = None
         self._notified: asyncio.Future[None] | None = None
 
-    async def connect(self, known: Snapshot) -> Snapshot:
+    async def connect(self) -> Snapshot:
         await asyncio.sleep(0)
         server, before = self.server, self._run_id
         server.check()
@@ -115,7 +115,8 @@ class FakeConnection(Engine):
             state = server.run(self.link.run)
         self._run_id = server.run_ids[self.link.run]
         if before not in ("", self._run_id):
-            state.succeed(known)
+            waits = self.link.waits
+            state.follow(waits.latest, waits.term, waits.leader)
             server.notify()
         self._reported = self._read()
         return self._reported

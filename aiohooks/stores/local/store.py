@@ -95,7 +95,7 @@ class LocalEngine(Engine):
 
     # Opening and closing.
 
-    async def connect(self, known: Snapshot) -> Snapshot:
+    async def connect(self) -> Snapshot:
         await self.disconnect()
         try:
             self._run = run = await to_thread(self._open_files, grace_secs=5.0)
@@ -107,7 +107,7 @@ class LocalEngine(Engine):
         except SYSTEM_ERRORS as error:
             raise self._explain(error) from error
         if run.is_gone():  # it was deleted meanwhile
-            return await self.connect(known)
+            return await self.connect()
         loop = asyncio.get_running_loop()
         loop.add_reader(self._inotify.fd, self._on_inotify, run, self._inotify)
         return snapshot

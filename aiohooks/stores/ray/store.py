@@ -70,11 +70,12 @@ class RayEngine(Engine):
 
     # The connection.
 
-    async def connect(self, known: Snapshot) -> Snapshot:
+    async def connect(self) -> Snapshot:
         actor = await to_thread(self._find_actor, grace_secs=_GRACE_SECS)
+        waits = self.link.waits
         found: object
         try:
-            call = actor.connect.remote(self._incarnation, known)
+            call = actor.connect.remote(self._incarnation, waits.latest, waits.term, waits.leader)
         except (AttributeError, TypeError) as error:  # Ray compares the arguments here
             found = error
         else:

@@ -180,7 +180,7 @@ class RedisEngine(Engine):
 
     # The connections.
 
-    async def connect(self, known: Snapshot) -> Snapshot:
+    async def connect(self) -> Snapshot:
         try:
             self._requests = self._new_client()
             self._reads = self._new_client()
@@ -190,27 +190,30 @@ class RedisEngine(Engine):
         secs = min(self._answer_timeout, self.link.connect_timeout)
         # A user without the right to read is rejected now, not at the first wait.
         await self._execute(self._reads, secs, "XREAD", "STREAMS", self._keys.positions, "$")
-        self._run = await self._find_run(known)
+        self._run = await self._find_run()
         self._newest_version = self._run.version
         return self._run.state.snapshot(self._run.run_id)
 
-    async def _find_run(self, known: Snapshot) -> FoundRun:
-        """Read the run, after making it if it is not there.
-
-        Also make it again if the server has lost what this process knows of it.
-        """
-        # The id of the run that has what this process knows, empty if it knows nothing.
-        informed_id = self._run.run_id
+    async def _find_run(self) -> FoundRun:
+        """Read the run, or make one if there is none, or an older copy than this process knows."""
+        waits = self.link.waits
         for attempt in range(1, _MOST_ROUNDS + 1):
             found = await self._read_state()
-            is_lost = not found.run_id or self._is_older(found)
-            if not is_lost and informed_id in ("", found.run_id):
+            run_id = found.run_id
+            state = copy.deepcopy(found.state)
+            if not run_id or self._is_older(found):
+                run_id = secrets.token_hex(8)
+                state = RunState()
+            elif self._run.run_id in ("", run_id):
                 return found
-            run_id = secrets.token_hex(8) if is_lost else found.run_id
-            if await self._swap(found, run_id, self._successor(found, known, is_lost)):
-                informed_id = informed_id and run_id
-            else:
-                await sleep(_RACE_BACKOFF.pause_secs(attempt), self.link.clock)
+            if self._run.run_id:
+                state.follow(waits.latest, waits.term, waits.leader)
+            if run_id != found.run_id and found.state.position > RunState().position:
+                # A part of a run may be left, which this process does not know.
+                state.follow(found.state.position, found.state.term, found.state.leader)
+            if version := await self._swap(found, run_id, state):
+                return FoundRun(run_id, version, state)
+            await sleep(_RACE_BACKOFF.pause_secs(attempt), self.link.clock)
         raise StoreUnavailableError(f"{self._address}: the run does not stay as it was written")
 
     def _is_older(self, found: FoundRun) -> bool:
@@ -218,17 +221,6 @@ class RedisEngine(Engine):
         return found.run_id == self._run.run_id and (
             found.version < self._newest_version or found.state.position < self.link.waits.latest
         )
-
-    def _successor(self, found: FoundRun, known: Snapshot, is_lost: bool) -> RunState:
-        """Return the state of the run that has what this process knows, and what is left."""
-        state = RunState() if is_lost else copy.deepcopy(found.state)
-        if self._run.run_id:
-            state.succeed(known)
-        # A part of the run may be left, which this process does not know.
-        left = found.state.snapshot()
-        if is_lost and (left.position, left.term) != (state.position, state.term):
-            state.succeed(left)
-        return state
 
     def _lose(self, reason: str) -> StoreUnavailableError:
         """End all calls, and with them `watch`: the store connects again."""
@@ -336,15 +328,15 @@ class RedisEngine(Engine):
         self._newest_version = max(self._newest_version, found.version)
         return found
 
-    async def _swap(self, found: FoundRun, run_id: str, state: RunState) -> bool:
+    async def _swap(self, found: FoundRun, run_id: str, state: RunState) -> int:
         """Replace the state of the run that was found.
 
-        Return whether no other process was faster.
+        Return its new version, or 0 if another process was faster.
         """
         arguments = swap_arguments(found, run_id, state)
         version: int = await self._call_script("swap", *arguments)
         self._newest_version = max(self._newest_version, version)
-        return version > 0
+        return version
 
     async def delete(self) -> None:
         async with contextlib.aclosing(self._new_client()) as client:
