@@ -5,9 +5,8 @@
     _run_state      RunState: the effect of each request on the state of a run, without I/O
     publishers      Publisher: what may advance a store, which of them still could, how the last one
                     left
-    _waiting        WaitRegistry: waiters by threshold, Changes, how waits end, one log line a
-                    minute
-    base            StepStore: the contract, and what is the same on every engine
+    base            StepStore: the contract, and what is the same on every engine; WaitRegistry:
+                    waiters by threshold, and how waits end
     memory          MemoryStepStore, for one process
     engine          Engine: what an engine provides, and EngineLink: what its store offers to it
     _connection     Connection: outages, repeated calls; Writes: combined advances
@@ -36,8 +35,7 @@ if TYPE_CHECKING:
         StoreStatistics,
         Term,
     )
-    from aiohooks.stores._waiting import Changes
-    from aiohooks.stores.base import StepStore
+    from aiohooks.stores.base import Changes, StepStore
     from aiohooks.stores.engine import Engine, EngineLink
     from aiohooks.stores.memory import MemoryStepStore
     from aiohooks.stores.open import open_step_store
@@ -70,8 +68,7 @@ if not TYPE_CHECKING:  # a session of one process needs no more than the memory 
                 "StoreStatistics",
                 "Term",
             ),
-            "aiohooks.stores._waiting": ("Changes",),
-            "aiohooks.stores.base": ("StepStore",),
+            "aiohooks.stores.base": ("Changes", "StepStore"),
             "aiohooks.stores.engine": ("Engine", "EngineLink"),
             "aiohooks.stores.memory": ("MemoryStepStore",),
             "aiohooks.stores.open": ("open_step_store",),

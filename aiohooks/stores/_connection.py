@@ -6,16 +6,17 @@ Calls outlast its loss; writes are sent one after the other.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 from asyncio import get_running_loop
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
 from aiohooks._core.cancel import new_task, wait_done
 from aiohooks._core.clock import sleep, wake
 from aiohooks._core.waiters import Waiters
-from aiohooks._core.waits import Backoff, wait_for_others
+from aiohooks._core.waits import Backoff, is_opening, wait_for_others
 from aiohooks.errors import (
     AiohooksError,
     StaleTermError,
@@ -25,7 +26,6 @@ from aiohooks.errors import (
     StoreUnavailableError,
     copy_error,
 )
-from aiohooks.stores._outages import Outages
 from aiohooks.stores._protocol import (
     MAX_STEP,
     Answer,
@@ -80,6 +80,42 @@ class StoreTasks:
         for task in late:
             task.cancel()
         await wait_done(late, secs)
+
+
+class Outages:
+    """The outages of an engine.
+
+    A session that opens may wait for what a task of its store requests. From an outage on, a stop
+    ends this wait.
+    """
+
+    def __init__(self) -> None:
+        self._current = 0
+        self._waiters = Waiters()
+
+    @contextlib.contextmanager
+    def outage(self) -> Generator[None]:
+        """Mark the time of this block as an outage, in which the engine does not answer."""
+        self._current += 1
+        self._waiters.wake()
+        try:
+            yield
+        finally:
+            self._current -= 1
+
+    async def wait_in_opening(self, answer: asyncio.Future[Any]) -> None:
+        """Wait until `answer` is done, if a session is being opened by this code.
+
+        A session whose engine answers is opened even after a stop, and its hooks see the end. So
+        this waits like `wait_for_others` only from an outage on.
+        """
+        if not is_opening():
+            return
+        if not self._current:
+            with self._waiters.added() as outage:
+                await asyncio.wait([answer, outage], return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            await wait_for_others(wait_done([answer], None))
 
 
 class Connection:

@@ -17,7 +17,7 @@ from aiohooks.stores._protocol import (
     Request,
     Snapshot,
 )
-from aiohooks.stores._waiting import WaitRegistry
+from aiohooks.stores.base import WaitRegistry
 
 
 class Engine(abc.ABC):

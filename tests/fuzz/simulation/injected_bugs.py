@@ -21,7 +21,7 @@ from aiohooks.stores._membership import Membership
 from aiohooks.stores._protocol import Member, Position
 from aiohooks.stores._run_state import RunState
 from aiohooks.stores._run_watcher import RunWatcher, Silence
-from aiohooks.stores._waiting import WaitRegistry
+from aiohooks.stores.base import WaitRegistry
 from aiohooks.stores.shared import SharedStepStore
 from aiohooks.version_gate.tickets import Ticket
 from tests.fuzz._harness import Method, replaced
