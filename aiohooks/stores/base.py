@@ -76,43 +76,25 @@ class Changes:
     Created by `StepStore.changes`.
     """
 
-    __slots__ = ("_closed", "_next_position", "_seen", "_wake")
+    __slots__ = ("_next_position", "_seen")
 
-    def __init__(
-        self,
-        next_position: Callable[[Position | None], Awaitable[Position]],
-        wake: Callable[[], None],
-    ) -> None:
+    def __init__(self, next_position: Callable[[Position | None], Awaitable[Position]]) -> None:
         self._next_position = next_position
-        self._wake = wake
         self._seen: Position | None = None
-        self._closed = False
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Position:
-        # A local copy: while this task waits, another one may take the next position.
-        seen = self._seen
-        while not self._closed:
-            try:
-                position = await self._next_position(seen)
-            except PublisherFinishedError:
-                self._closed = True
-                break
-            is_new = position != seen  # otherwise `aclose` of some iterator has woken it
-            if is_new and not self._closed:
-                self._seen = position
-                return position
-        raise StopAsyncIteration
-
-    async def aclose(self) -> None:
-        """End the iteration, also for a task that is waiting on it; harmless when called twice."""
-        self._closed = True
-        self._wake()
+        try:
+            position = await self._next_position(self._seen)
+        except PublisherFinishedError:
+            raise StopAsyncIteration from None
+        self._seen = position
+        return position
 
     def __repr__(self) -> str:
-        return f"<Changes after {self._seen}{', closed' if self._closed else ''}>"
+        return f"<Changes after {self._seen}>"
 
 
 class _Failure(NamedTuple):
@@ -728,7 +710,7 @@ class StepStore(Waiting):
 
         Positions in between are skipped.
         """
-        return Changes(self._next_position, self._waits.wake)
+        return Changes(self._next_position)
 
     async def _next_position(self, seen: Position | None) -> Position:
         self._check_loop()

@@ -63,25 +63,6 @@ async def test_iterations_of_changes_are_independent() -> None:
     assert await anext(second) == Position(1, 2)
 
 
-async def test_changes_end_by_aclose() -> None:
-    """`aclose` of an iteration ends it, also for a task that waits on it; other iterations
-    continue.
-    """
-    async with no_leaks():
-        store = MemoryStepStore()
-        changes, other = store.changes(), store.changes()
-        await anext(changes)
-        await anext(other)
-        waiting, others = await parked(anext(changes, None)), await parked(anext(other))
-        await changes.aclose()
-        await changes.aclose()
-        assert await waiting is None
-        assert [position async for position in changes] == []
-        assert "closed" in repr(changes)
-        await store.advance()
-        assert await others == Position(1, 1)
-
-
 # --- loops and threads
 
 
@@ -212,7 +193,3 @@ async def test_an_engine_is_notified_of_the_next_threshold() -> None:
     change = await parked(anext(changes))
     await cancel_and_wait(change)
     assert subscribed[6:] == [0, None]
-    change = await parked(anext(changes))
-    await changes.aclose()
-    await asyncio.gather(change, return_exceptions=True)
-    assert subscribed[8:] == [0, None]
