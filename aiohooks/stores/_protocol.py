@@ -105,13 +105,6 @@ class LastExit(NamedTuple):
     """Whether it was found dead instead of leaving by itself."""
 
 
-class Failure(NamedTuple):
-    """A call of `fail`, and the position at which it ended all waits."""
-
-    error: str
-    position: Position
-
-
 class Snapshot(NamedTuple):
     """The state of a run."""
 
@@ -124,7 +117,6 @@ class Snapshot(NamedTuple):
     """Grows with every change of a field other than the position."""
     members: tuple[Member, ...] = ()
     last_exit: LastExit | None = None
-    failure: Failure | None = None
     run_id: str = ""
     """A random word made with the run; with another one the engine has lost the run meanwhile."""
 
@@ -229,24 +221,13 @@ class Leave(NamedTuple):
     error: str = ""
     writer: str = ""
     seq: int = 0
-    """Numbers the writer's exits and failures, as that of a `Write`; 0: this request is not
-    repeated.
-    """
+    """Numbers the writer's exits, as that of a `Write`."""
 
 
 class Lead(NamedTuple):
     """Makes the member the chief, in a new term, if there is no chief."""
 
     member: Member
-
-
-class Fail(NamedTuple):
-    """Ends all waits in all processes."""
-
-    error: str
-    writer: str = ""
-    seq: int = 0
-    """As that of a `Leave`."""
 
 
 class Expire(NamedTuple):
@@ -259,7 +240,7 @@ class Expire(NamedTuple):
     heartbeat: int
 
 
-Request = Write | Join | Leave | Lead | Fail | Expire
+Request = Write | Join | Leave | Lead | Expire
 
 
 class Answer(NamedTuple):

@@ -13,8 +13,6 @@ from aiohooks.stores._protocol import (
     MAX_STEP,
     Answer,
     Expire,
-    Fail,
-    Failure,
     Join,
     LastExit,
     Lead,
@@ -32,7 +30,7 @@ _MOST_WRITERS = 1024  # whose last answers are kept; the least recent one is dro
 
 
 class LastAnswer(NamedTuple):
-    """The number of a writer's last write, exit or failure, and where that led to."""
+    """The number of a writer's last write or exit, and where that led to."""
 
     seq: int
     position: Position
@@ -53,7 +51,6 @@ class RunState:
         self.members: dict[str, Member] = {}
         self.last_exit: LastExit | None = None
         self.exits: int = 0
-        self.failure: Failure | None = None
         self.answers: dict[str, LastAnswer] = {}
 
     def apply(self, request: Request) -> Answer:
@@ -66,12 +63,8 @@ class RunState:
             return self._lead(request.member)
         elif isinstance(request, Expire):
             self._expire(request)
-        elif self._begin_or_skip(request):
-            if isinstance(request, Leave):
-                self._leave(request)
-            else:
-                self.failure = Failure(request.error, self.position)
-                self.revision += 1
+        else:
+            self._leave(request)
         return self._answer("ok")
 
     def follow(self, lost: Position, term: int, leader: str) -> None:
@@ -100,7 +93,6 @@ class RunState:
             self.revision,
             tuple(self.members.values()),
             self.last_exit,
-            self.failure,
             run_id,
         )
 
@@ -121,19 +113,6 @@ class RunState:
         self.position = Position(epoch, step)
         self._remember(write.writer, write.seq)
         return self._answer("ok")
-
-    def _begin_or_skip(self, request: Leave | Fail) -> bool:
-        """Return whether to apply a request, and remember that it is applied.
-
-        A writer sends a request again if its answer is lost. The numbers of a writer only grow.
-        """
-        if request.seq == 0:
-            return True  # requests without a number are never sent again
-        last = self._last_answer(request.writer)
-        if last is not None and last.seq >= request.seq:
-            return False
-        self._remember(request.writer, request.seq)
-        return True
 
     def _last_answer(self, writer: str) -> LastAnswer | None:
         last = self.answers.pop(writer, None)
@@ -162,6 +141,10 @@ class RunState:
             self.revision += 1
 
     def _leave(self, leave: Leave) -> None:
+        last = self._last_answer(leave.writer)
+        if last is not None and last.seq >= leave.seq:
+            return  # its answer was lost, and it was sent again
+        self._remember(leave.writer, leave.seq)
         known = self.members.pop(leave.id, None)
         if leave.name:
             self._record_exit(leave.name, leave.step, leave.error, lost=False)
@@ -213,8 +196,6 @@ class RunState:
             state.members = {member.id: member for member in members}
             if fields["last_exit"] is not None:
                 state.last_exit = _decoded(LastExit, fields["last_exit"])
-            if fields["failure"] is not None:
-                state.failure = _decoded(Failure, fields["failure"])
             for writer, answer in fields["answers"].items():
                 state.answers[writer] = _decoded(LastAnswer, answer)
         except Exception as error:  # whatever is wrong: `data` comes from outside

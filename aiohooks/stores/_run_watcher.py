@@ -233,9 +233,6 @@ class RunWatcher:
         is_first = not self._observed
         self._observed = True
         self.snapshot = snapshot
-        failure = snapshot.failure
-        if failure is not None and failure != before.failure and not is_first:
-            self._waits.fail(AiohooksError(failure.error), failure.position)
         is_initialised = snapshot.is_initialised
         self._waits.observe_term(snapshot.term, snapshot.leader, is_initialised=is_initialised)
         if is_first:

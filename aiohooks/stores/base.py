@@ -9,7 +9,7 @@ import functools
 import socket
 from asyncio import get_running_loop
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from aiohooks._core.clock import call_later, current_clock, monotonic_now, wake
 from aiohooks._core.reports import Awaited, Waiting
@@ -97,13 +97,6 @@ class Changes:
         return f"<Changes after {self._seen}>"
 
 
-class _Failure(NamedTuple):
-    """Why all waits end until the run moves."""
-
-    error: AiohooksError
-    position: Position
-
-
 class WaitRegistry:
     """The latest position, the waits and the publishers of a store; ends each wait once.
 
@@ -154,7 +147,6 @@ class WaitRegistry:
         # Without it, advances of one turn that each wake a waiter schedule as many updates, and
         # cost 1.8 times as much.
         self._update_scheduled = False
-        self._failure: _Failure | None = None
         self._warned_at: Position | None = None
 
     def after_fork(self) -> None:
@@ -339,33 +331,14 @@ class WaitRegistry:
         A publisher that was `lost` without an exit is expected back: all exits are forgotten.
         """
         publishers = self.publishers
-        # By their ids: a renewed lease, or another step that it waits for, is no new publisher.
-        if not {member.id for member in members} <= {member.id for member in publishers.others}:
-            self._failure = None
         publishers.others = members
         if last_exit is not None or lost:
             publishers.last_exit = last_exit
         self._check_reachable()
 
-    def join(self, publisher: Publisher) -> None:
-        self.publishers.join(publisher)
-        self._failure = None
-
     def leave(self, publisher: Publisher, exc: BaseException | None) -> None:
         self.publishers.leave(publisher, self.latest.step, exc)
         self._check_reachable()
-
-    def fail(self, exc: BaseException, position: Position | None = None) -> None:
-        """Fail all waits, and later ones until there is a new position.
-
-        `position` is where the failure was reported, by default the latest one.
-        """
-        if position is None:
-            position = self.latest
-        error = PublisherFailedError(f"the publisher of {self.run} failed at step {position.step}")
-        error.__cause__ = exc
-        self._failure = _Failure(error, position)
-        self.fail_unreachable()
 
     def close(self) -> None:
         """End all waits for good."""
@@ -382,8 +355,6 @@ class WaitRegistry:
         """
         if self.closed:
             return closed_error(self.run)
-        if self._failure is not None and self._failure.position == self.latest:
-            return self._failure.error
         left = self.publishers.last_exit
         if left is None or self.registration_open:  # a publisher may still register
             return None
@@ -686,7 +657,7 @@ class StepStore(Waiting):
             StepTimeoutError: the time is up.
             PublisherFinishedError: no publisher is left that could reach it; the last one finished.
                 A clean end of a session.
-            PublisherFailedError: no publisher is left, the last one failed; or `fail` was called.
+            PublisherFailedError: no publisher is left, and the last one failed.
                 Caused by that error.
             StepResetError: the step was reset, and `on_reset="raise"`.
             StoreClosedError: the store was closed.
@@ -728,25 +699,13 @@ class StepStore(Waiting):
         name = _checked_name(name, "publisher ")
         self._check_loop()
         publisher = Publisher(name, self._leave, self._waits.publishers.on_held_up)
-        self._waits.join(publisher)
+        self._waits.publishers.join(publisher)
         return publisher
 
     def _leave(self, publisher: Publisher, exc: BaseException | None) -> None:
         if not self._waits.closed:
             self._check_loop()
         self._waits.leave(publisher, exc)
-
-    def fail(self, exc: BaseException) -> None:
-        """End all waits with `PublisherFailedError`, caused by `exc`.
-
-        Also those that begin later, until a publisher registers or the step moves.
-        """
-        if not isinstance(exc, BaseException):
-            raise InvalidArgumentError(
-                f"fail({exc!r}): give the exception that the publisher failed with"
-            )
-        self._check_loop()
-        self._waits.fail(exc)
 
     # Lifetime.
 

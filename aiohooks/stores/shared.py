@@ -214,10 +214,6 @@ class SharedStepStore(StepStore):
     def _on_publisher_changed(self, publisher: Publisher) -> None:
         self._members.update(publisher)
 
-    def fail(self, exc: BaseException) -> None:
-        super().fail(exc)
-        self._members.fail(exc)
-
     async def flush(self, timeout: float | None = None) -> None:
         await self._members.flush(timeout)
 

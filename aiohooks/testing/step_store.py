@@ -363,16 +363,6 @@ async def _wait_as(publisher: Publisher, store: StepStore, step: int) -> int:
         publisher.close()
 
 
-async def fails(a: StepStore, b: StepStore, run: Run) -> None:
-    """`fail` ends the waits of all processes."""
-    wait = await parked(b, b.wait_for(5))
-    a.fail(ValueError("no more data"))
-    error = await raises(PublisherFailedError, wait)
-    assert "no more data" in str(error.__cause__)
-    await a.advance()
-    await b.wait_for(1)
-
-
 async def leads(a: StepStore, b: StepStore, run: Run) -> None:
     """There is one chief at a time, each in a newer term; the next one waits until the lead is
     free.
@@ -618,7 +608,6 @@ _CHECKS: dict[str, _Check] = by_name(
     *(reports_changes, times_out, reports_the_last_finished, reports_the_last_failed, bounds_texts),
     *(announces_before_it_is_used, waits_while_one_can_advance),
     *(
-        fails,
         leads,
         reports_the_exit_of_a_chief_once,
         initialises,

@@ -310,7 +310,6 @@ SIGNATURES: dict[str, str | None] = {
     "StepStore.wait_for": "async (self, step, *, timeout=None, on_reset='keep')",
     "StepStore.changes": "(self)",
     "StepStore.reset": "async (self, step)",
-    "StepStore.fail": "(self, exc)",
     "StepStore.publisher": "(self, name)",
     "StepStore.statistics": "(self)",
     "StepStore.aclose": "async (self)",

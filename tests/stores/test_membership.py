@@ -373,30 +373,11 @@ async def test_a_text_that_fits_is_whole(engine: FakeEngine, length: int, cut: b
     async with FakeStepStore(engine) as a, FakeStepStore(engine) as b:
         waiting = await parked(b.wait_for(1))
         await ticks(40)
-        a.fail(error)
+        a.publisher("trainer").close(error)
         with pytest.raises(ah.PublisherFailedError) as raised:
             await waiting
     assert ("1 more characters were cut off" in str(raised.value.__cause__)) is cut
     assert ("cut off" in str(raised.value.__cause__)) is cut
-
-
-async def test_a_failure_outlasts_the_renewal_of_a_lease(
-    clock: ManualClock, engine: FakeEngine
-) -> None:
-    """Waits that begin later fail, too, until a publisher registers; one that says that it is alive
-    is no new one.
-    """
-    async with FakeStepStore(engine, lease_secs=10) as a, FakeStepStore(engine, lease_secs=10) as b:
-        a.publisher("trainer")
-        a.fail(ValueError("no more data"))
-        for _ in range(3):
-            with pytest.raises(ah.PublisherFailedError, match="failed at step 0, wanted 5"):
-                await b.wait_for(5)
-            await advance_clock(clock, 3, 40)
-        b.publisher("successor")
-        wait = await parked_wait(a, 5)
-        await b.advance(5)
-        assert await wait == 5
 
 
 async def test_a_lease_that_was_given_back_leaves_no_timer(

@@ -13,8 +13,6 @@ import redis
 
 from aiohooks.stores._protocol import (
     Answer,
-    Fail,
-    Failure,
     Join,
     Leave,
     Member,
@@ -115,19 +113,6 @@ def test_a_state_is_not_replaced_after_a_reset(client: redis.Redis) -> None:
     scripted.apply(Write("reset", 4, Position(1, 0), 0, "chief", 1))
     assert not scripted.swap(found, state)
     assert scripted.read().state.position == Position(2, 4)
-
-
-def test_a_failure_has_the_position_of_the_server(client: redis.Redis) -> None:
-    """A process that reports a failure may not know the latest position; waiters compare it with
-    theirs.
-    """
-    scripted = Scripted(client)
-    found = scripted.read()
-    failed = copy.deepcopy(found.state)
-    failed.apply(Fail("no more data"))
-    scripted.apply(FIRST)
-    assert scripted.swap(found, failed)
-    assert scripted.read().state.failure == Failure("no more data", Position(1, 5))
 
 
 @pytest.mark.parametrize("lost", [0, 2, 3])

@@ -9,7 +9,6 @@ import pytest
 
 from aiohooks.stores._protocol import (
     Expire,
-    Fail,
     Join,
     Lead,
     Leave,
@@ -34,7 +33,6 @@ def test_state_as_text_is_the_same() -> None:
         Join(member._replace(id="p/2", term=1, ready=True)),
         Write("reset", 1, Position(1, 3), 1, "p", 2),
         Leave("p/1", "näme", 1, "ValueError: x"),
-        Fail("no more"),
     ]
     for request in requests:
         state.apply(request)
@@ -96,7 +94,6 @@ def test_a_repeated_request_changes_nothing(seed: int) -> None:
                 f"{process}/",
                 number,
             ),
-            Fail(f"{number}", f"{process}/", number),
         ]
         request = draw.choice(requests)
         last[process] = request
@@ -170,7 +167,7 @@ def test_a_chief_with_a_lower_term_than_that_of_a_lost_run_leads_no_more(lost_te
     """It was granted its term before anybody said that there had been later ones."""
     state = RunState()
     for number in (1, 2):
-        state.apply(Leave("new/1"))
+        state.apply(Leave("new/1", seq=number))
         state.apply(Lead(Member(f"new/{number}", "chief", 1.0)))
     state.apply(Join(Member("new/0", "trainer", 1.0)))
     state.follow(Position(1, 9), lost_term, "old")

@@ -487,7 +487,6 @@ def swap_arguments(found: FoundRun, run_id: str, state: RunState) -> tuple[Any, 
         state.term,
         state.leader,
         int(state.revision != found.state.revision),
-        int(state.failure != found.state.failure),
     )
 
 
@@ -499,11 +498,9 @@ def parse_answer(reply: Any) -> Answer:
 
 def parse_read(reply: Any) -> FoundRun:
     """Read the script's reply to "read"."""
-    run_id, version, data, epoch, step, term, leader, failed_at = reply
+    run_id, version, data, epoch, step, term, leader = reply
     state = RunState.load(data.encode()) if data else RunState()
     state.position = Position(epoch, step)
     state.term = term
     state.leader = leader
-    if state.failure is not None and failed_at:
-        state.failure = state.failure._replace(position=Position(*failed_at))
     return FoundRun(run_id, version, state)
