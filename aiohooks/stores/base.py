@@ -749,14 +749,10 @@ class StepStore(Waiting):
 
     def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> Awaited | None:
         """Return what a call waits for, for status and the notes of errors."""
-        if method == "wait_for":
-            return self.awaited_step(arguments["step"])
-        if method == "_next_position":
-            return self.awaited_step(self.latest.step + 1)._replace(name=f"a change of {self.run}")
+        if method in ("wait_for", "_next_position"):
+            return self.awaited_step(arguments.get("step", self.latest.step + 1))
         if method == "wait_initialised":
-            return self.awaited_step(0)._replace(
-                name=f"the chief of {self.run}, which initialises it", key=None
-            )
+            return self.awaited_step(0)._replace(name=f"the chief of {self.run}", key=None)
         return None
 
     def awaited_step(self, step: int) -> Awaited:
