@@ -218,3 +218,34 @@ async def test_what_is_wrapped_is_named_if_other_code_has_cancelled_it() -> None
 
     with pytest.raises(HookCancelledError, match=r"what Observer\.run wraps was cancelled"):
         await ah.compose(Wraps, [hook(run=run)]).run("p", model)
+
+
+async def test_a_call_that_cancels_its_own_task_at_its_end_has_failed() -> None:
+    """Also beside a call whose error is only logged."""
+
+    async def fails(self, name):
+        await asyncio.sleep(0)
+        raise OSError
+
+    async def cancels(self, name):
+        await ticks(3)
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+
+    logged = ah.configure(hook(on=fails), on_error="log")
+    with pytest.raises(HookCancelledError, match=r"Observer#2\.on was cancelled"):
+        await ah.compose(Events, [logged, hook(on=cancels)]).on("x")
+
+
+async def test_a_call_that_cannot_wait_and_raises_a_cancel_has_failed() -> None:
+    """Beside one that waits, which is ended."""
+
+    async def cancels(self, name):
+        raise asyncio.CancelledError
+
+    async def waits(self, name):
+        await asyncio.get_running_loop().create_future()
+
+    with pytest.raises(HookCancelledError, match=r"Observer#2\.on was cancelled"):
+        await ah.compose(Events, [hook(on=waits), hook(on=cancels)]).on("x")
