@@ -54,23 +54,6 @@ exit codes:
   2    the arguments are invalid
 """
 
-_STEPS = """\
-show a run in a step store: step, chief, publishers, waiters, last exit
-
-The run is read from outside: nothing is registered, created or changed. A dead member is shown
-until another process of the run notices that its lease has expired. local:// shows only
-living members.
-
-example:
-  %(prog)s local:///tmp/steps --run digits
-  %(prog)s redis://127.0.0.1:6379 --run digits --json
-
-exit codes:
-  0    the run exists
-  1    it does not exist, or the store cannot be read
-  2    the arguments are invalid
-"""
-
 _WHY = """\
 show why a process waits: for which task, hook, lock, queue, step or process, at which line, and
 since when
@@ -114,8 +97,7 @@ def _parse_pid(text: str) -> int:
     if text.isdecimal():
         return int(text)
     raise argparse.ArgumentTypeError(
-        "give the PID of a process. For a run, `aiohooks steps URL` shows processes as"
-        " HOST:PID:ID. For a service, open its page, or GET /why"
+        "give the PID of a process. For a service, open its page, or GET /why"
     )
 
 
@@ -211,20 +193,6 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
         "directory",
         help="the directory, or the URL of a mirror; a session may write to it meanwhile",
     )
-
-    add = _add_command(commands, "steps", "_command_line.steps:print_run", _STEPS)
-    add(
-        "url",
-        metavar="URL",
-        help="of the step store: local:///directory, redis://, ray://namespace",
-    )
-    add("--run", metavar="NAME", help="the name of the run (default: $AIOHOOKS_RUN, or `default`)")
-    add(
-        "--address",
-        metavar="HOST:PORT",
-        help="of the cluster of a ray:// URL (default: $RAY_ADDRESS, or that of this machine)",
-    )
-    add("--json", dest="as_json", action="store_true", help="print it as JSON")
 
     add = _add_command(commands, "why", "_command_line.why:print_why", _WHY)
     add("pid", metavar="PID", type=_parse_pid, help="the ID of the process")

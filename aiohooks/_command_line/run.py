@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import sys
@@ -78,8 +77,9 @@ def run_function(
         if store is not None:
             # This raises the error of an unavailable store or a damaged run only once. Otherwise
             # every process would raise it.
-            async with contextlib.aclosing(open_step_store(store, run=run)) as opened:
-                await opened.inspect()
+            async with open_step_store(store, run=run or f"check {os.getpid()}") as opened:
+                if run is None:
+                    await opened.forget()
         return await run_processes(main, store=store, run=run, **options)
 
     try:

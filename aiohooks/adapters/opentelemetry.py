@@ -3,15 +3,13 @@
     session = AsyncMonitoredSession(step, [OpenTelemetryHook(), ...], name="trainer")
 
 The span of the run is the current span in the hooks and in the step, so their spans and log records
-belong to it. It has links to spans of the other publishers of its step store, also of publishers in
-other processes. docs/guides/telemetry.md lists the attributes and metrics.
+belong to it. docs/guides/telemetry.md lists the attributes and metrics.
 """
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
 from aiohooks._core.observers import Kind
@@ -20,18 +18,13 @@ from aiohooks.errors import is_clean_end, missing_extra
 from aiohooks.graph.session import Session
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook
-from aiohooks.stores.base import publishers_of
-from aiohooks.stores.publishers import Publishers, current_publisher
 
 try:
     from opentelemetry import context, metrics, trace
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError as _missing:
     raise missing_extra("aiohooks.adapters.opentelemetry", "opentelemetry") from _missing
 
 __all__ = ["OpenTelemetryHook"]
-
-_PROPAGATOR = TraceContextTextMapPropagator()
 
 
 class OpenTelemetryHook(SessionRunHook):
@@ -42,10 +35,6 @@ class OpenTelemetryHook(SessionRunHook):
     order, and ends with the attempt. A hook's method or an operation that suspends has a child span
     from its first suspension to its end. The span of an attempt that fails records the error,
     unless the error is a clean end.
-
-    If the span is sampled, the session announces it to the sessions that share its step store, and
-    their runs link to it. The first span is announced immediately. Other processes get later spans
-    when the session begins or ends a wait.
     """
 
     order: ClassVar[int] = -1000
@@ -78,13 +67,11 @@ class OpenTelemetryHook(SessionRunHook):
         )
         # The attributes of the session, which all spans and metrics have.
         self._attributes: dict[str, str] = {}
-        self._publishers: Publishers | None = None
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Read the name of the session and, if processes share its step store, of the run."""
         status = coord.status()
         steps = session.global_step
-        self._publishers = publishers_of(steps)
         self._attributes = {}
         if status is not None and status.name is not None:
             self._attributes["aiohooks.session"] = status.name
@@ -96,21 +83,7 @@ class OpenTelemetryHook(SessionRunHook):
         scope = current_run()
         if scope is None:
             return None
-        publisher = current_publisher()
-        links: list[trace.Link] = []
-        if self._publishers is not None:
-            traces = self._publishers.traces(without=publisher)
-            links = [_link_to(traceparent, name) for traceparent, name in traces.items()]
-        span = _RunSpan(
-            self._instruments,
-            self._attributes,
-            run_context,
-            links,
-        )
-        scope.observers += (span,)
-        # Do not announce a span that is not sampled: a link to it would lead to nothing.
-        if publisher is not None and (traceparent := span.traceparent):
-            publisher.set_trace(traceparent)
+        scope.observers += (_RunSpan(self._instruments, self._attributes, run_context),)
         return None
 
 
@@ -130,7 +103,6 @@ class _RunSpan:
         instruments: _Instruments,
         session_attributes: Mapping[str, str],
         run_context: SessionRunContext,
-        links: Sequence[trace.Link],
     ) -> None:
         self._instruments = instruments
         self._session_attributes = session_attributes
@@ -142,20 +114,11 @@ class _RunSpan:
                 "aiohooks.step": run_context.global_step,
                 "aiohooks.attempt": run_context.attempt,
             },
-            links=links,
         )
         self._outer_context = context.get_current()
         self._inner_context = trace.set_span_in_context(self._span, self._outer_context)
         self._wait_spans: dict[trace.Span, None] = {}
         context.attach(self._inner_context)
-
-    @property
-    def traceparent(self) -> str:
-        """The W3C header for links to the span; empty if the span is not sampled."""
-        carrier: dict[str, str] = {}
-        if self._span.get_span_context().trace_flags.sampled:
-            _PROPAGATOR.inject(carrier, self._inner_context)
-        return carrier.get("traceparent", "")
 
     def started(self, kind: Kind, what: str) -> _Wait:
         """Observe a call, which gets a span only if it suspends."""
@@ -222,15 +185,6 @@ class _Wait:
                 secs,
                 error,
             )
-
-
-# The cache saves work, because each run links to the same spans until others are announced.
-@functools.lru_cache(maxsize=1024)
-def _link_to(traceparent: str, publisher: str) -> trace.Link:
-    """Return a link to the span of a publisher, which may be in another process."""
-    remote_context = _PROPAGATOR.extract({"traceparent": traceparent})
-    span = trace.get_current_span(remote_context)
-    return trace.Link(span.get_span_context(), {"aiohooks.publisher": publisher})
 
 
 def _end_span(span: trace.Span, error: BaseException | None) -> None:

@@ -102,8 +102,6 @@ def make_target(
         )
     elif point.how == "race":
         until_answered = groups
-        for group in groups:
-            group.in_turn = False  # a call that has a result ends the others
     bind_wrapper = bound_method if point.how == "wrap" else generator_call
     once = tuple(registered for registered in hooks if registered.registration.once)
     all_calls = OrderGroup(point.name, callees, grace_secs, bind=bind)

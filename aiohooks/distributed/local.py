@@ -74,7 +74,7 @@ async def run_tasks(
     """
     spec = make_spec(main, args, num_workers, run, checkpoint_dir)
     async with MemoryStepStore(run=run) as store:
-        return await supervise(lambda task_spec: task_spec.call(store), spec, store)
+        return await supervise(lambda task_spec: task_spec.call(store), spec)
 
 
 async def run_processes(  # noqa: PLR0913 - options of users, by keyword

@@ -269,7 +269,7 @@ async def launch(
     """
     async with contextlib.aclosing(store):
         try:
-            return await supervise(run_attempt, spec, store)
+            return await supervise(run_attempt, spec)
         finally:
             if forgets:
                 await _forget_run(store, spec.stop_grace_secs)
@@ -287,7 +287,7 @@ async def _forget_run(store: StepStore, grace_secs: float) -> None:
 
 
 async def supervise(
-    run_attempt: Callable[[TaskSpec], Coroutine[Any, Any, T]], spec: TaskSpec, store: StepStore
+    run_attempt: Callable[[TaskSpec], Coroutine[Any, Any, T]], spec: TaskSpec
 ) -> list[T]:
     """Run the chief and all workers, restart tasks that die, and return the results in order.
 
@@ -297,8 +297,7 @@ async def supervise(
     Args:
         run_attempt: runs one attempt of a task. It raises `TaskDiedError` if the process of the
             task ends without a result. If it is cancelled, it ends that process.
-        spec: the spec of all tasks.
-        store: the store of the run, which shows whether a dead chief has a successor.
+        spec: the spec of all tasks. Its store shows whether a dead chief has a successor.
 
     Raises:
         ExceptionGroup: of the errors of the tasks that failed.
@@ -309,7 +308,7 @@ async def supervise(
         """Return whether the chief has died and has no successor yet."""
         if not term_of_dead_chief or tasks[0].done():
             return False
-        return await _last_term(store) <= term_of_dead_chief
+        return await _last_term(spec) <= term_of_dead_chief
 
     async def run_with_restarts(task_id: int) -> T:
         """Run a task until it ends, and restart it after a death.
@@ -339,7 +338,7 @@ async def supervise(
                     raise
                 reason = str(error)
                 if task_id == 0:
-                    term_of_dead_chief = await _last_term(store)
+                    term_of_dead_chief = await _last_term(spec)
             except Exception as error:
                 # An earlier attempt of this worker has returned. This attempt has only found that
                 # the next chief has finished as well.
@@ -397,14 +396,14 @@ async def _wait_ended_or_failed(tasks: Sequence[asyncio.Task[Any]], grace_secs: 
         )
 
 
-async def _last_term(store: StepStore) -> int:
+async def _last_term(spec: TaskSpec) -> int:
     """Return the term of the run's last chief, or 0 if there was none or the store is down."""
     try:
-        report = await store.inspect()
+        async with spec.open_store() as store:
+            return store.statistics().term
     except StoreUnavailableError as error:
         logger.warning("cannot read whether the chief has a successor: %s", error)
         return 0
-    return 0 if report is None else report.term
 
 
 async def until_sigterm(running: Coroutine[Any, Any, T], label: str) -> T:

@@ -1,13 +1,12 @@
 """Step stores: where a global step is kept, advanced and waited for. They work without any session.
 
-    _protocol       what stores, engines and users exchange: Position, RunReport, Snapshot, requests
-                    and answers
+    _protocol       what stores, engines and users exchange: Position, Snapshot, requests and
+                    answers
     _run_state      RunState: the effect of each request on the state of a run, without I/O
     publishers      Publisher: what may advance a store, which of them still could, how the last one
                     left
-    _waiting        WaitRegistry: waiters by threshold, Changes, how waits end, one log line a
-                    minute
-    base            StepStore: the contract, and what is the same on every engine
+    base            StepStore: the contract, and what is the same on every engine; WaitRegistry:
+                    waiters by threshold, and how waits end
     memory          MemoryStepStore, for one process
     engine          Engine: what an engine provides, and EngineLink: what its store offers to it
     _connection     Connection: outages, repeated calls; Writes: combined advances
@@ -32,15 +31,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from aiohooks.stores._protocol import (
-        ExitReport,
         Position,
-        PublisherReport,
-        RunReport,
         StoreStatistics,
         Term,
     )
-    from aiohooks.stores._waiting import Changes
-    from aiohooks.stores.base import StepStore
+    from aiohooks.stores.base import Changes, StepStore
     from aiohooks.stores.engine import Engine, EngineLink
     from aiohooks.stores.memory import MemoryStepStore
     from aiohooks.stores.open import open_step_store
@@ -51,12 +46,9 @@ __all__ = [
     "Changes",
     "Engine",
     "EngineLink",
-    "ExitReport",
     "MemoryStepStore",
     "Position",
     "Publisher",
-    "PublisherReport",
-    "RunReport",
     "SharedStepStore",
     "StepStore",
     "StoreStatistics",
@@ -72,15 +64,11 @@ if not TYPE_CHECKING:  # a session of one process needs no more than the memory 
         __name__,
         {
             "aiohooks.stores._protocol": (
-                "ExitReport",
                 "Position",
-                "PublisherReport",
-                "RunReport",
                 "StoreStatistics",
                 "Term",
             ),
-            "aiohooks.stores._waiting": ("Changes",),
-            "aiohooks.stores.base": ("StepStore",),
+            "aiohooks.stores.base": ("Changes", "StepStore"),
             "aiohooks.stores.engine": ("Engine", "EngineLink"),
             "aiohooks.stores.memory": ("MemoryStepStore",),
             "aiohooks.stores.open": ("open_step_store",),

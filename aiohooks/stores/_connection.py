@@ -6,17 +6,17 @@ Calls outlast its loss; writes are sent one after the other.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
-import math
 from asyncio import get_running_loop
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
 from aiohooks._core.cancel import new_task, wait_done
-from aiohooks._core.clock import NO_TIMER, sleep, wake
+from aiohooks._core.clock import sleep, wake
 from aiohooks._core.waiters import Waiters
-from aiohooks._core.waits import Backoff, wait_for_others
+from aiohooks._core.waits import Backoff, is_opening, wait_for_others
 from aiohooks.errors import (
     AiohooksError,
     StaleTermError,
@@ -26,7 +26,6 @@ from aiohooks.errors import (
     StoreUnavailableError,
     copy_error,
 )
-from aiohooks.stores._outages import Outages
 from aiohooks.stores._protocol import (
     MAX_STEP,
     Answer,
@@ -83,6 +82,42 @@ class StoreTasks:
         await wait_done(late, secs)
 
 
+class Outages:
+    """The outages of an engine.
+
+    A session that opens may wait for what a task of its store requests. From an outage on, a stop
+    ends this wait.
+    """
+
+    def __init__(self) -> None:
+        self._current = 0
+        self._waiters = Waiters()
+
+    @contextlib.contextmanager
+    def outage(self) -> Generator[None]:
+        """Mark the time of this block as an outage, in which the engine does not answer."""
+        self._current += 1
+        self._waiters.wake()
+        try:
+            yield
+        finally:
+            self._current -= 1
+
+    async def wait_in_opening(self, answer: asyncio.Future[Any]) -> None:
+        """Wait until `answer` is done, if a session is being opened by this code.
+
+        A session whose engine answers is opened even after a stop, and its hooks see the end. So
+        this waits like `wait_for_others` only from an outage on.
+        """
+        if not is_opening():
+            return
+        if not self._current:
+            with self._waiters.added() as outage:
+                await asyncio.wait([answer, outage], return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            await wait_for_others(wait_done([answer], None))
+
+
 class Connection:
     """Connects an engine when it is first needed, and again whenever the connection is lost.
 
@@ -97,7 +132,6 @@ class Connection:
         *,
         connect: Callable[[], Awaitable[None]],
         lease_secs: float,
-        max_outage_secs: float | None,
     ) -> None:
         """Connect later.
 
@@ -106,7 +140,6 @@ class Connection:
             tasks: starts the task that keeps the connection.
             connect: connects the engine, and processes its first snapshot.
             lease_secs: the time in which leases run out unless there is a connection.
-            max_outage_secs: after how long an outage ends calls and waits; None for no limit.
         """
         self.engine: Engine = engine
         self.tasks: StoreTasks = tasks
@@ -118,11 +151,9 @@ class Connection:
         self.lost_at: float | None = None
         """Since when the connection has been lost; None while it is there."""
         self._connect = connect
-        self._max_outage_secs = max_outage_secs
         # No lease runs out in a pause.
-        max_pause_secs = min(_MAX_PAUSE_SECS, lease_secs / 4, max_outage_secs or math.inf)
+        max_pause_secs = min(_MAX_PAUSE_SECS, lease_secs / 4)
         self._backoff = Backoff(initial_secs=0.05, max_secs=max_pause_secs)
-        self._outage_limit = NO_TIMER
         self._keeping: asyncio.Task[None] | None = None
         # What callers wait for: pending while a connection is made. Its result is None when the
         # connection is there, and otherwise the error that ends the calls. A new one takes its
@@ -233,7 +264,6 @@ class Connection:
             secs = link.clock.now() - self.lost_at
             logger.info("run %s: connected again after %.1f s", link.run, secs)
         self.lost_at = None
-        self._outage_limit.cancel()
         self._settle(None)
         return None
 
@@ -267,18 +297,8 @@ class Connection:
         logger.warning("run %s: the connection is lost, trying again: %s", link.run, error)
         self.lost_at = link.clock.now()
         self._ready = get_running_loop().create_future()
-        if self._max_outage_secs is not None:
-            self._outage_limit = link.clock.call_later(self._max_outage_secs, self._end_calls)
 
     # The end.
-
-    def _end_calls(self) -> None:
-        """End all calls and waits, as the outage has lasted too long; reconnecting continues."""
-        error = StoreUnavailableError(
-            f"run {self.engine.link.run}: no connection for {self._max_outage_secs} s"
-        )
-        self._settle(error)
-        self.engine.link.waits.abort(error)
 
     def fail(self, error: EngineError) -> None:
         """End all calls and waits with an error, for good."""
@@ -300,7 +320,6 @@ class Connection:
             self._keeping.cancel()
             self._keeping = None
         self.lost_at = None
-        self._outage_limit.cancel()
         self._settle(error)
 
 

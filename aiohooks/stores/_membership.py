@@ -12,7 +12,6 @@ from aiohooks.errors import StoreDamagedError, StoreRefusedError, is_clean_end
 from aiohooks.stores._connection import Connection
 from aiohooks.stores._protocol import (
     Answer,
-    Fail,
     Join,
     Leave,
     Member,
@@ -28,8 +27,8 @@ _BACKOFF = Backoff(initial_secs=0.1, max_secs=5.0)
 class Membership:
     """The members in this process, and the task that announces them to the engine.
 
-    A member is sent when it has changed, and again to renew its lease. An exit or a failure is sent
-    until it is answered, and counts once.
+    A member is sent when it has changed, and again to renew its lease. An exit is sent until
+    it is answered, and counts once.
     """
 
     def __init__(self, connection: Connection, lease_secs: float) -> None:
@@ -43,7 +42,7 @@ class Membership:
         self._engine = connection.engine
         self._numbers = 0
         self._sent: dict[str, Member] = {}  # as the engine knows them
-        self._once: list[Leave | Fail] = []  # what the engine has not answered yet
+        self._once: list[Leave] = []  # what the engine has not answered yet
         self._seq = 0
         self._sending: asyncio.Task[None] | None = None
         self._stopped = False
@@ -73,17 +72,10 @@ class Membership:
         self.put(member)
 
     def update(self, publisher: Publisher) -> None:
-        """Announce the step that a publisher waits for itself, and its trace.
-
-        A trace changes at every step. So the first one is sent, and later ones only along with
-        another step to wait for.
-        """
+        """Announce the step that a publisher waits for itself."""
         member = self.here.get(publisher.member_id)
-        if member is None:
-            return
-        is_first_trace = bool(publisher.trace) and not member.trace
-        if publisher.waits_for != member.waits_for or is_first_trace:
-            self.put(member._replace(waits_for=publisher.waits_for, trace=publisher.trace))
+        if member is not None and member.waits_for != publisher.waits_for:
+            self.put(member._replace(waits_for=publisher.waits_for))
 
     def leave(self, member_id: str, name: str, step: int, exc: BaseException | None) -> None:
         """Announce that a member has left at `step`, and the error that it failed with.
@@ -92,16 +84,9 @@ class Membership:
         """
         self.here.pop(member_id, None)
         error = "" if exc is None or is_clean_end(exc) else error_text(exc)
-        self._send_once(Leave(member_id, name, step, error))
-
-    def fail(self, exc: BaseException) -> None:
-        """Announce that all waits are to fail."""
-        self._send_once(Fail(error_text(exc)))
-
-    def _send_once(self, request: Leave | Fail) -> None:
         self._seq += 1
         # Another writer than that of the writes of this process, as the numbers of both begin at 1.
-        self._once.append(request._replace(writer=f"{self.process}/", seq=self._seq))
+        self._once.append(Leave(member_id, name, step, error, f"{self.process}/", self._seq))
         self._send_soon()
 
     def _unsent(self) -> list[Request]:
@@ -117,10 +102,9 @@ class Membership:
         """Take note that the engine has answered one of them."""
         if isinstance(request, Join):
             self._sent[request.member.id] = request.member
-        elif isinstance(request, (Leave, Fail)):
+        elif isinstance(request, Leave):
             self._once.remove(request)
-            if isinstance(request, Leave):
-                self._sent.pop(request.id, None)
+            self._sent.pop(request.id, None)
 
     # Announcing them.
 

@@ -86,10 +86,6 @@ class Member(NamedTuple):
     """Whether that chief has initialised what the workers need."""
     heartbeat: int = 0
     """How often it has been renewed."""
-    trace: str = ""
-    """A span of it, as a W3C `traceparent`, for the telemetry of the others; empty if it has
-    none.
-    """
 
     @property
     def process(self) -> str:
@@ -109,30 +105,20 @@ class LastExit(NamedTuple):
     """Whether it was found dead instead of leaving by itself."""
 
 
-class Failure(NamedTuple):
-    """A call of `fail`, and the position at which it ended all waits."""
-
-    error: str
-    position: Position
-
-
 class Snapshot(NamedTuple):
     """The state of a run."""
 
     position: Position
     term: int = 0
     leader: str = ""
-    """The process that the term was granted to; empty where that is not known."""
+    """The process that the term was granted to."""
     ready: bool = False
     revision: int = 0
     """Grows with every change of a field other than the position."""
     members: tuple[Member, ...] = ()
     last_exit: LastExit | None = None
-    failure: Failure | None = None
     run_id: str = ""
     """A random word made with the run; with another one the engine has lost the run meanwhile."""
-    losses: int = 0
-    """How often a process has found that the engine had lost data."""
 
     @property
     def chief(self) -> Member | None:
@@ -156,6 +142,7 @@ class StoreStatistics:
 
     Attributes:
         latest: the latest known position.
+        term: the number of the latest known term; 0 before the first one.
         waiting: how many `wait_for` are parked.
         wanted: the lowest step one of them waits for; None if there is none.
         watching: how many iterations of `changes` wait for the next position.
@@ -166,6 +153,7 @@ class StoreStatistics:
     """
 
     latest: Position
+    term: int
     waiting: int
     wanted: int | None
     watching: int
@@ -185,110 +173,6 @@ class Term:
     """
 
     number: int
-
-
-@dataclass(frozen=True, slots=True)
-class PublisherReport:
-    """A publisher of a run.
-
-    Attributes:
-        name: its name.
-        process: its process, as `host:pid:word`.
-        waits_for: the step that it waits for itself, and cannot advance until then; None while it
-            does not wait.
-        lease_secs: for how long after its last renewal it counts as alive; None where the engine
-            finds the dead by itself.
-        renewals: how often its lease was renewed, or what it waits for has changed.
-    """
-
-    name: str
-    process: str
-    waits_for: int | None
-    lease_secs: float | None
-    renewals: int
-
-
-@dataclass(frozen=True, slots=True)
-class ExitReport:
-    """How the last publisher or chief of a run left.
-
-    Attributes:
-        name: its name.
-        step: the step at which it left.
-        error: what it failed with; None if it finished.
-        lost: whether it was found dead instead of leaving by itself.
-    """
-
-    name: str
-    step: int
-    error: str | None
-    lost: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RunReport:
-    """A run as its engine has it.
-
-    Created by `StepStore.inspect`.
-
-    Attributes:
-        run: the name of the run.
-        epoch: the epoch; each reset begins a new one.
-        step: the step.
-        term: the number of the latest term; 0 before the first one.
-        chief: the process of the chief; None if there is none.
-        initialised: whether the chief has initialised what the workers need.
-        publishers: the registered publishers.
-        last_exit: how the last one left; None if none has left.
-        failure: the error that ended all waits at this step; None if there is none.
-        waiting: the lowest step that each waiting process waits for, in order, 0 for any change;
-            None if the engine does not know the waiters.
-    """
-
-    run: str
-    epoch: int
-    step: int
-    term: int = 0
-    chief: str | None = None
-    initialised: bool = False
-    publishers: tuple[PublisherReport, ...] = ()
-    last_exit: ExitReport | None = None
-    failure: str | None = None
-    waiting: tuple[int, ...] | None = None
-
-
-def report_of(run: str, snapshot: Snapshot, waiting: tuple[int, ...] | None = None) -> RunReport:
-    """Return the report of a run that an engine has read."""
-    publishers = tuple(
-        PublisherReport(
-            member.name,
-            member.process,
-            member.waits_for or None,
-            member.ttl if math.isfinite(member.ttl) else None,
-            member.heartbeat,
-        )
-        for member in snapshot.members
-        if not member.term
-    )
-    chief = snapshot.chief
-    left = snapshot.last_exit
-    last_exit = None
-    if left is not None:
-        last_exit = ExitReport(left.name, left.step, left.error or None, left.lost)
-    failure = None
-    if snapshot.failure is not None and snapshot.failure.position == snapshot.position:
-        failure = snapshot.failure.error
-    return RunReport(
-        run,
-        *snapshot.position,
-        snapshot.term,
-        None if chief is None else chief.process,
-        snapshot.is_initialised,
-        publishers,
-        last_exit,
-        failure,
-        waiting,
-    )
 
 
 # What an engine is asked for.
@@ -337,24 +221,13 @@ class Leave(NamedTuple):
     error: str = ""
     writer: str = ""
     seq: int = 0
-    """Numbers the writer's exits and failures, as that of a `Write`; 0: this request is not
-    repeated.
-    """
+    """Numbers the writer's exits, as that of a `Write`."""
 
 
 class Lead(NamedTuple):
     """Makes the member the chief, in a new term, if there is no chief."""
 
     member: Member
-
-
-class Fail(NamedTuple):
-    """Ends all waits in all processes."""
-
-    error: str
-    writer: str = ""
-    seq: int = 0
-    """As that of a `Leave`."""
 
 
 class Expire(NamedTuple):
@@ -367,7 +240,7 @@ class Expire(NamedTuple):
     heartbeat: int
 
 
-Request = Write | Join | Leave | Lead | Fail | Expire
+Request = Write | Join | Leave | Lead | Expire
 
 
 class Answer(NamedTuple):

@@ -13,8 +13,6 @@ from aiohooks.stores._protocol import (
     MAX_STEP,
     Answer,
     Expire,
-    Fail,
-    Failure,
     Join,
     LastExit,
     Lead,
@@ -32,7 +30,7 @@ _MOST_WRITERS = 1024  # whose last answers are kept; the least recent one is dro
 
 
 class LastAnswer(NamedTuple):
-    """The number of a writer's last write, exit or failure, and where that led to."""
+    """The number of a writer's last write or exit, and where that led to."""
 
     seq: int
     position: Position
@@ -50,11 +48,9 @@ class RunState:
         self.leader: str = ""  # the process that the term was granted to
         self.ready: int = 0  # the latest term whose chief has initialised the run
         self.revision: int = 0
-        self.losses: int = 0
         self.members: dict[str, Member] = {}
         self.last_exit: LastExit | None = None
         self.exits: int = 0
-        self.failure: Failure | None = None
         self.answers: dict[str, LastAnswer] = {}
 
     def apply(self, request: Request) -> Answer:
@@ -67,30 +63,25 @@ class RunState:
             return self._lead(request.member)
         elif isinstance(request, Expire):
             self._expire(request)
-        elif self._begin_or_skip(request):
-            if isinstance(request, Leave):
-                self._leave(request)
-            else:
-                self.failure = Failure(request.error, self.position)
-                self.revision += 1
+        else:
+            self._leave(request)
         return self._answer("ok")
 
-    def succeed(self, lost: Snapshot) -> None:
-        """Take the place of a run that the engine has lost, and of which a process knew this much.
+    def follow(self, lost: Position, term: int, leader: str) -> None:
+        """Follow a run that the engine has lost, and that a process knew up to here.
 
-        Each process that knew it calls this once, in any order. The epoch becomes later than any
-        of the lost run, so that no step falls within an epoch. The chief of the latest term leads
-        on, and has to initialise the run again. The first process decides on the step: a chief may
-        have restored an earlier one before others come.
+        The epoch is later than any of the lost run, so that no step falls within an epoch. The
+        first process that knew it decides on the step, unless a chief has decided on it before. The
+        chief of the latest term may lead on, and no other one.
         """
-        before = self.position, self.term
-        step = lost.position.step if self.position == _START else self.position.step
-        if self.position.epoch <= lost.position.epoch:
-            self.position = Position(lost.position.epoch + 1, step)
-        if self.term < lost.term:
-            self._begin_term(lost.term, lost.chief)
-        if (self.position, self.term) != before:
-            self.losses += 1
+        epoch, step = self.position
+        if self.position == _START and (self.term < term or not self.term):
+            step = lost.step
+        self.position = Position(max(epoch, lost.epoch + 1), step)
+        if self.term < term:
+            self.term = term
+            self.leader = leader
+            self.members = {id: member for id, member in self.members.items() if not member.term}
             self.revision += 1
 
     def snapshot(self, run_id: str = "") -> Snapshot:
@@ -102,9 +93,7 @@ class RunState:
             self.revision,
             tuple(self.members.values()),
             self.last_exit,
-            self.failure,
             run_id,
-            self.losses,
         )
 
     def _answer(self, status: Any) -> Answer:
@@ -124,19 +113,6 @@ class RunState:
         self.position = Position(epoch, step)
         self._remember(write.writer, write.seq)
         return self._answer("ok")
-
-    def _begin_or_skip(self, request: Leave | Fail) -> bool:
-        """Return whether to apply a request, and remember that it is applied.
-
-        A writer sends a request again if its answer is lost. The numbers of a writer only grow.
-        """
-        if request.seq == 0:
-            return True  # requests without a number are never sent again
-        last = self._last_answer(request.writer)
-        if last is not None and last.seq >= request.seq:
-            return False
-        self._remember(request.writer, request.seq)
-        return True
 
     def _last_answer(self, writer: str) -> LastAnswer | None:
         last = self.answers.pop(writer, None)
@@ -165,6 +141,10 @@ class RunState:
             self.revision += 1
 
     def _leave(self, leave: Leave) -> None:
+        last = self._last_answer(leave.writer)
+        if last is not None and last.seq >= leave.seq:
+            return  # its answer was lost, and it was sent again
+        self._remember(leave.writer, leave.seq)
         known = self.members.pop(leave.id, None)
         if leave.name:
             self._record_exit(leave.name, leave.step, leave.error, lost=False)
@@ -185,20 +165,12 @@ class RunState:
     def _lead(self, member: Member) -> Answer:
         if any(other.term and other.id != member.id for other in self.members.values()):
             return self._answer("busy")
-        known = self.members.get(member.id)
-        if (
-            known is None or not known.term
-        ):  # otherwise it is the same request, repeated because its answer was lost
-            self._begin_term(self.term + 1, member)
+        if member.id not in self.members:  # otherwise its answer was lost, and it is sent again
+            self.term += 1
+            self.leader = member.process
+            self.members[member.id] = member._replace(term=self.term)
             self.revision += 1
         return self._answer("ok")
-
-    def _begin_term(self, term: int, chief: Member | None) -> None:
-        self.term = term
-        self.leader = "" if chief is None else chief.process
-        self.members = {id: member for id, member in self.members.items() if not member.term}
-        if chief is not None:
-            self.members[chief.id] = chief._replace(term=term, ready=False)
 
     def _is_term_over(self, term: int, process: str) -> bool:
         """Return whether this process leads no more in a term that it had; 0 is none."""
@@ -217,15 +189,13 @@ class RunState:
         state = cls()
         try:
             fields = json.loads(data)
-            for name in ("position", "term", "leader", "ready", "revision", "losses", "exits"):
+            for name in ("position", "term", "leader", "ready", "revision", "exits"):
                 default: Any = getattr(state, name)
                 setattr(state, name, _decoded(type(default), fields[name]))
             members = [_decoded(Member, member) for member in fields["members"]]
             state.members = {member.id: member for member in members}
             if fields["last_exit"] is not None:
                 state.last_exit = _decoded(LastExit, fields["last_exit"])
-            if fields["failure"] is not None:
-                state.failure = _decoded(Failure, fields["failure"])
             for writer, answer in fields["answers"].items():
                 state.answers[writer] = _decoded(LastAnswer, answer)
         except Exception as error:  # whatever is wrong: `data` comes from outside

@@ -112,9 +112,17 @@ class RunWatcher:
         members: Membership,
         *,
         on_lost: OnLost,
-        join_grace_secs: float,
+        return_secs: float,
     ) -> None:
-        """The options are those of `SharedStepStore`."""
+        """Watch the run of a store.
+
+        Args:
+            connection: the connection to the engine.
+            members: the members of this process.
+            on_lost: as for `SharedStepStore`.
+            return_secs: the time in which a publisher may have a successor, or register again after
+                the engine has lost its data.
+        """
         self.snapshot: Snapshot = Snapshot(Position(1, 0))
         """The latest one."""
         self._connection = connection
@@ -122,31 +130,20 @@ class RunWatcher:
         self._waits = connection.engine.link.waits
         self._members = members
         self._waits_for_successors = on_lost == "keep"
-        self._grace_secs = join_grace_secs
+        # The time of a registration passes as that of a lease does: while the run is read.
+        self._registration = Member("", "registration", return_secs)
         self._refreshing: asyncio.Task[None] | None = None
         self._refresh_wanted = False  # since the latest read began
         self.leases: LeaseWatch = LeaseWatch(self._engine.link.clock, members.process)
         self._next_read = NO_TIMER
         self._observed = False  # whether there has been a snapshot
-        self._grace = NO_TIMER
-        self._registration = NO_TIMER
-        self._chief_may_return = False  # which this process need not have known
-        # The members of a lost run that have not registered again yet.
-        self._missing: dict[str, Member] = {}
+        # Whether the chief of a lost run, which another process is, may register again.
+        self._lead_is_reserved = False
+        # The members of lost runs in other processes, which may register again.
+        self._missing: tuple[Member, ...] = ()
         self._seen_exit = 0  # the number of the latest exit that the registry knows
 
-    @property
-    def known(self) -> Snapshot:
-        """How far this process knows the run to have come."""
-        known = self.snapshot._replace(position=self._waits.latest)
-        chief = self._members.chief
-        if chief is None or chief.term < known.term:
-            return known
-        return known._replace(term=chief.term, members=(chief,))
-
     def stop(self) -> None:
-        self._grace.cancel()
-        self._close_registration()
         self._next_read.cancel()
 
     # Reading.
@@ -157,7 +154,7 @@ class RunWatcher:
 
     async def _read_living(self) -> Snapshot:
         snapshot = await self._engine.read()
-        self.leases.observe(snapshot.members)
+        self._observe_leases(snapshot)
         expired = self.leases.expired()
         if not expired:
             return snapshot
@@ -208,25 +205,16 @@ class RunWatcher:
             self._next_read = self._engine.link.clock.call_later(secs, self.refresh)
 
     @property
-    def may_lead(self) -> bool:
-        """Whether there may be no chief but this process."""
-        chief = self.snapshot.chief
-        if chief is None:
-            return not self._chief_may_return
-        candidate = self._members.candidate
-        return candidate is not None and candidate.id == chief.id
+    def is_vacant(self) -> bool:
+        """Whether this process may request the lead: there is no chief, as far as is known here."""
+        return self.snapshot.chief is None and not self._lead_is_reserved
 
     async def wait_vacancy(self) -> None:
-        """Wait until this process may request the lead, or until the store is closed.
-
-        After a loss of data the previous chief has the time of a lease to register again.
-        """
+        """Wait until this process may request the lead, or until the store is closed."""
         self.observe(await self.read())
-        if self.may_lead:
+        if self.is_vacant:
             return
-        chief = self.snapshot.chief
-        chief_name = "the previous chief" if chief is None else chief.name
-        logger.info("run %s: waiting for the lead, which %s has", self._waits.run, chief_name)
+        logger.info("run %s: waiting for the lead", self._waits.run)
         try:
             with self._waits.vacancies.added() as vacancy:
                 self.schedule_read()  # the lease of the chief may run out
@@ -236,12 +224,6 @@ class RunWatcher:
 
     # Snapshots.
 
-    def restart_times(self) -> None:
-        """Begin all times again after an outage, in which no member could be seen or register."""
-        self.leases.restart()
-        if self._waits.registration_open:
-            self._open_registration()
-
     def observe(self, snapshot: Snapshot) -> None:
         """Take note of a snapshot, also of one that is out of date."""
         self._waits.observe(snapshot.position)
@@ -249,99 +231,58 @@ class RunWatcher:
         if snapshot.run_id == before.run_id and snapshot.revision < before.revision:
             return  # a read that a newer report has overtaken
         is_first = not self._observed
-        if is_first:  # another failure or run than none is nothing new
-            before = before._replace(failure=snapshot.failure, run_id=snapshot.run_id)
         self._observed = True
         self.snapshot = snapshot
-        self.leases.observe(snapshot.members)
+        is_initialised = snapshot.is_initialised
+        self._waits.observe_term(snapshot.term, snapshot.leader, is_initialised=is_initialised)
         if is_first:
-            self._begin_grace()
-        elif snapshot.members:
-            self._grace.cancel()
-        failure = snapshot.failure
-        if failure is not None and failure != before.failure:
-            self._waits.fail(AiohooksError(failure.error), failure.position)
-        self._waits.set_initialised(snapshot.is_initialised)
-        self._observe_loss(before)
+            self._await_successor()
+        elif snapshot.run_id != before.run_id:
+            self._await_members(before.members)
+        self._observe_leases(snapshot)
         self._report()
-        if snapshot.losses:
-            self._remove_ghost(snapshot.chief)
-        if snapshot.chief is None and not self._chief_may_return:
+        if self.is_vacant:
             self._waits.vacancies.wake()
         self.schedule_read()
 
-    def _remove_ghost(self, chief: Member | None) -> None:
-        """Remove a chief of this process that has left already.
+    # No wait ends for want of a publisher while one may still register.
 
-        After a loss of data, another process may have restored it without knowing that.
-        """
-        if chief is None or chief.process != self._members.process:
-            return
-        # The candidate is the only chief of this process that has not left.
-        candidate = self._members.candidate
-        is_live = candidate is not None and candidate.id == chief.id
-        if not is_live:
-            self._members.leave(chief.id, "", 0, None)
-
-    # If the last publisher had failed or died before this store was opened, its successor may come.
-
-    def _begin_grace(self) -> None:
-        """Ignore the last exit for a while, if it was from before and not a normal one."""
+    def _await_successor(self) -> None:
+        """Let the publisher that failed before this store was opened have a successor."""
         left = self.snapshot.last_exit
-        if left is None or self.snapshot.members or not self._grace_secs:
-            return
-        if left.error or left.lost:
+        if left is not None and not self.snapshot.members and (left.error or left.lost):
             self._seen_exit = left.number
-            self._grace = self._engine.link.clock.call_later(self._grace_secs, self._end_grace)
+            self._waits.registration_open = True
 
-    def _end_grace(self) -> None:
+    def _await_members(self, lost: tuple[Member, ...]) -> None:
+        """Let the members of a run that the engine has lost register again."""
+        here = self._members.process
+        self._missing += tuple(member for member in lost if member.process != here)
         self._seen_exit = 0
-        self._report()
-
-    # After a loss of data, publishers have the time of a lease to register again. No wait ends
-    # meanwhile for want of a publisher.
-
-    def _observe_loss(self, before: Snapshot) -> None:
-        """Open the registration if the engine has lost the run since the snapshot `before`."""
-        is_another_run = self.snapshot.run_id != before.run_id
-        if is_another_run:
-            self._seen_exit = 0
-            self._chief_may_return = True
-            for member in before.members:
-                if member.process != self._members.process:
-                    self._missing[member.id] = member
-        if is_another_run or self.snapshot.losses > before.losses:
-            self._open_registration()
-        for member in self.snapshot.members:
-            self._missing.pop(member.id, None)
-
-    def _open_registration(self) -> None:
-        self._close_registration()
-        secs = max([self._members.lease_secs, *(member.ttl for member in self._missing.values())])
-        self._registration = self._engine.link.clock.call_later(secs, self._end_registration)
         self._waits.registration_open = True
+        self._lead_is_reserved = self._waits.leader != here
+
+    def _observe_leases(self, snapshot: Snapshot) -> None:
+        """Note which members were renewed, and end the registration when its time is up."""
+        registration = (self._registration,) * self._waits.registration_open
+        self.leases.observe((*snapshot.members, *registration))
+        if Expire(self._registration.id, 0) in self.leases.expired():
+            self._end_registration()
 
     def _end_registration(self) -> None:
-        """Count the publishers that have not registered again as dead."""
-        if self._connection.lost_at is not None:
-            return  # they could not: `restart_times` begins the time again
-        self._close_registration()
-        self._chief_may_return = False
-        self._waits.vacancies.wake()
-        missing = tuple(self._missing.values())
-        self._missing.clear()
-        if not missing or self.snapshot.last_exit is not None:
-            self._report()
-            return
-        # The run as it is now never knew them, so that nothing else reports their death. One exit
-        # is enough to end the waits.
-        last = missing[-1]
-        step = self._waits.latest.step
-        self._report_exit(LastExit(self._seen_exit, last.name, step, error="", lost=True))
-
-    def _close_registration(self) -> None:
-        self._registration.cancel()
+        """Count the processes that have not registered again as dead."""
         self._waits.registration_open = False
+        self._lead_is_reserved = False
+        members = self.snapshot.members
+        returned = {member.process for member in members}
+        missing = [member for member in self._missing if member.process not in returned]
+        self._missing = ()
+        if not members:
+            self._seen_exit = 0
+        if missing and self.snapshot.last_exit is None:
+            # The run as it is now never knew it, so that nothing else reports its death.
+            step = self._waits.latest.step
+            self._report_exit(LastExit(0, missing[-1].name, step, error="", lost=True))
 
     # The publishers of other processes, and how the last one left.
 

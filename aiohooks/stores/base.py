@@ -1,35 +1,55 @@
-"""The contract of a step store, and what is the same on every engine."""
+"""The contract of a step store, its waits, and what is the same on every engine."""
 
 from __future__ import annotations
 
 import abc
 import asyncio
 import contextlib
+import functools
 import socket
 from asyncio import get_running_loop
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
+from aiohooks._core.clock import call_later, current_clock, monotonic_now, wake
 from aiohooks._core.reports import Awaited, Waiting
+from aiohooks._core.scope import RunScope, current_run
+from aiohooks._core.waiters import ANY_CHANGE, ThresholdWaiters, Waiters
+from aiohooks._core.waits import wait_for_others
 from aiohooks._why.processes import process_state
 from aiohooks.errors import (
+    AiohooksError,
     InvalidArgumentError,
+    PublisherFailedError,
+    PublisherFinishedError,
+    SessionNotReadyError,
+    StepResetError,
+    StepTimeoutError,
     StoreClosedError,
     StoreResetError,
     WrongLoopError,
+    add_note,
+    copy_error,
 )
 from aiohooks.stores._protocol import (
     MAX_STEP,
     Member,
     Position,
-    RunReport,
     StoreStatistics,
     Term,
     checked_step,
     checked_timeout,
+    closed_error,
+    logger,
 )
-from aiohooks.stores._waiting import Changes, WaitRegistry
-from aiohooks.stores.publishers import Publisher, Publishers, publisher_summary
+from aiohooks.stores.publishers import (
+    Publisher,
+    PublisherExit,
+    Publishers,
+    publisher_summary,
+    publishers_held_up,
+    shortened,
+)
 
 _ON_RESET = ("keep", "raise")
 _THREADS = "; from a thread give the coroutine to asyncio.run_coroutine_threadsafe()"
@@ -37,6 +57,429 @@ OPEN_BY_URL = (
     "open one in the other process by its URL: open_step_store(url, run=...), or"
     " AIOHOOKS_STEP_STORE and AIOHOOKS_RUN"
 )
+
+E = TypeVar("E", bound=BaseException)
+
+# An error that ends a wait is a result of its future, too: a future's exception that is never
+# fetched, because the task was cancelled in the same tick, would be reported as never retrieved.
+Waiter = asyncio.Future[int | AiohooksError]
+
+
+class Changes:
+    """An iterator over a store's positions, from the current one to the newest.
+
+    Positions that came and went between two steps of the iteration are left out; there is never a
+    backlog. It ends when the publishers have finished and no change can follow; when they failed,
+    or the store was closed, it raises what a `wait_for` would raise. It holds nothing while no task
+    waits on it, so it may be dropped at any time.
+
+    Created by `StepStore.changes`.
+    """
+
+    __slots__ = ("_next_position", "_seen")
+
+    def __init__(self, next_position: Callable[[Position | None], Awaitable[Position]]) -> None:
+        self._next_position = next_position
+        self._seen: Position | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Position:
+        try:
+            position = await self._next_position(self._seen)
+        except PublisherFinishedError:
+            raise StopAsyncIteration from None
+        self._seen = position
+        return position
+
+    def __repr__(self) -> str:
+        return f"<Changes after {self._seen}>"
+
+
+class WaitRegistry:
+    """The latest position, the waits and the publishers of a store; ends each wait once.
+
+    Nothing here calls user code: ending a wait only makes its task runnable.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        position: Position,
+        subscribe: Callable[[int | None], None],
+        on_publisher_changed: Callable[[Publisher], None],
+        on_unreachable: Callable[[], None],
+    ) -> None:
+        """Start with no waits; the callbacks are the methods of these names of `StepStore`."""
+        self.run: str = run
+        self.latest: Position = position
+        self.waiters: ThresholdWaiters[AiohooksError] = ThresholdWaiters(none=MAX_STEP + 1)
+        """The waits for a step, and those for any change."""
+        self.publishers: Publishers = Publishers()
+        self.closed: bool = False
+        self.forked: bool = False
+        """Whether the store came into this process by a fork."""
+        self.registration_open: bool = False
+        """Whether publishers that are not known here may still register: no wait ends for want of
+        one.
+        """
+        self.steps_waited: int = 0
+        """The number of waits for a step so far that did not end immediately."""
+        self.term: int = 0
+        """The number of the latest term."""
+        self.leader: str = ""
+        """The process that it was granted to; empty in the store of one process."""
+        self.is_initialised: bool = False
+        """Whether the chief has initialised what the workers need."""
+        self.waiting_since: float | None = None
+        """Since when there has been a wait for a step, without a break."""
+        self._clock = current_clock()
+        self._subscribe = subscribe
+        self._on_publisher_changed = on_publisher_changed
+        self._on_unreachable = on_unreachable
+        self.vacancies: Waiters = Waiters()
+        """The waits for the lead."""
+        self._ready_waiters: dict[Waiter, None] = {}  # waits for the chief to be ready
+        self._reset_waiters: dict[Waiter, None] = {}  # waits for a step that a reset ends
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._subscribed = self.waiters.lowest  # the threshold that the store was notified of
+        # Without it, advances of one turn that each wake a waiter schedule as many updates, and
+        # cost 1.8 times as much.
+        self._update_scheduled = False
+        self._warned_at: Position | None = None
+
+    def after_fork(self) -> None:
+        """Note that the store is in a forked child; see `call_after_fork`."""
+        self.forked = True
+
+    # Waiting.
+
+    async def wait(
+        self, threshold: int, secs: float | None = None, *, raise_on_reset: bool = False
+    ) -> int:
+        """Wait until a step that is not reached yet, or for `ANY_CHANGE`.
+
+        Args:
+            threshold: the step, or `ANY_CHANGE`.
+            secs: how long at most; None for no limit.
+            raise_on_reset: whether a reset ends the wait with `StepResetError`.
+
+        Returns:
+            The step seen.
+        """
+        wanted: int | None = threshold
+        blocked_step = threshold
+        if threshold == ANY_CHANGE:
+            wanted = None
+            blocked_step = self.latest.step + 1
+        else:
+            self.steps_waited += 1
+        waiter = self._new_waiter(wanted)
+        if secs == 0:
+            raise self._timeout_error(threshold, 0.0)
+        self.waiters.park(threshold, waiter)
+        if raise_on_reset:
+            self._reset_waiters[waiter] = None
+        # While it waits in a run of a session, the publisher of that run cannot advance.
+        run = current_run()
+        publishers = [] if run is None else self._park_publishers(waiter, blocked_step, run)
+        timer = None
+        try:
+            self._update_threshold()
+            if secs is not None:
+                on_timeout = functools.partial(self._time_out, threshold, waiter, self._clock.now())
+                timer = self._clock.call_later(secs, on_timeout)
+            if publishers:
+                self._check_reachable()
+            session = None if run is None else run.session
+            # A stop of the session ends the wait. The waiter is parked by now, so that no advance
+            # is missed.
+            result = await (waiter if session is None else session.until(waiter))
+        finally:
+            # Many waits may end at the same time, so each skips the cleanup that it does not need.
+            if timer is not None:
+                timer.cancel()
+            if publishers:
+                self._unpark_publishers(publishers, waiter)
+            if raise_on_reset:
+                del self._reset_waiters[waiter]
+            if self.waiters.discard(threshold, waiter):
+                self._update_threshold()
+        if isinstance(result, int):
+            return result
+        raise result  # an error is a result of a waiter, see `Waiter`
+
+    async def next_position(self, seen: Position | None) -> Position:
+        """Return the latest position, if it is `seen` after a wait for another one."""
+        if self.latest == seen:
+            await self.wait(ANY_CHANGE)
+        return self.latest
+
+    async def wait_initialised(self, secs: float | None) -> None:
+        """Wait until the chief has initialised the run.
+
+        Wait for `secs` seconds at most; None for no limit.
+        """
+        if self.is_initialised:
+            return
+        waiter = self._new_waiter()
+
+        def on_timeout() -> None:
+            wake(waiter, self._not_ready_error(secs))
+
+        self._ready_waiters[waiter] = None
+        timer = call_later(secs, on_timeout, self._clock)  # None: never
+        try:
+            # The subscriber watches leases only while something waits.
+            self._notify_subscriber()
+            result = await wait_for_others(waiter)
+        finally:
+            timer.cancel()
+            self._ready_waiters.pop(waiter, None)
+            self._notify_subscriber()
+        if not isinstance(result, int):
+            raise result
+
+    def _new_waiter(self, wanted: int | None = None) -> Waiter:
+        """Return a future for a wait, or raise why the wait cannot succeed."""
+        if (reason := self.unreachable) is not None:
+            raise _error_of_wait(reason, wanted)
+        self._loop = asyncio.get_running_loop()
+        return self._loop.create_future()
+
+    @property
+    def waiting(self) -> bool:
+        return bool(self.waiters.count or self._ready_waiters)
+
+    @property
+    def watching(self) -> int:
+        """The number of waits for any change."""
+        return self.waiters.count - self.waiting_for_steps
+
+    @property
+    def waiting_for_steps(self) -> int:
+        """The number of waits for a step."""
+        return self.waiters.count_above(ANY_CHANGE)
+
+    @property
+    def wanted(self) -> int | None:
+        """The lowest step that is waited for; None if there is none."""
+        return self.waiters.lowest_above(ANY_CHANGE)
+
+    @property
+    def threshold(self) -> int | None:
+        """The lowest threshold: 0 while any change is waited for, None without a waiter."""
+        return self.waiters.lowest if self.waiters.count else None
+
+    @property
+    def waiting_secs(self) -> float | None:
+        """For how long there has been a wait for a step without a break; None if there is none."""
+        if self.waiting_since is None:
+            return None
+        # In any thread, where no loop may be running.
+        return max(0.0, monotonic_now()() - self.waiting_since)
+
+    # What happens: each of these wakes the waits that it concerns.
+
+    def observe(self, position: Position) -> None:
+        """Take note of a position, and wake its waiters.
+
+        One that is older than the latest is dropped.
+        """
+        old = self.latest
+        if position <= old:
+            return
+        self.latest = position
+        if position.step >= self.waiters.lowest:
+            self.wake()
+        if position.epoch != old.epoch:
+            message = f"{self.run} was reset from step {old.step} to step {position.step}"
+            for waiter in self._reset_waiters:
+                wake(waiter, StepResetError(message, old=old, new=position))
+
+    def wake(self) -> None:
+        """End the waits that the latest position answers.
+
+        What else follows waits until their tasks have run: woken tasks often wait again
+        immediately.
+        """
+        self.waiters.wake(self.latest.step)
+        if not self.waiters.count:
+            self.waiting_since = None
+        if self._loop is not None and not self._update_scheduled:
+            self._update_scheduled = True
+            self._loop.call_soon(self._update_threshold)
+
+    def observe_term(self, term: int, leader: str, *, is_initialised: bool) -> None:
+        """Take note of a term, and whether its chief has initialised the run."""
+        if term > self.term:
+            self.term = term
+            self.leader = leader
+        self.is_initialised = is_initialised
+        if is_initialised:
+            for waiter in self._ready_waiters:
+                wake(waiter, 0)
+
+    def observe_others(
+        self, members: tuple[Member, ...], last_exit: PublisherExit | None, *, lost: bool
+    ) -> None:
+        """Take note of the publishers in other processes, and of the last exit there.
+
+        The exit is None if there is no new one, or if it is not to be used yet.
+
+        A publisher that was `lost` without an exit is expected back: all exits are forgotten.
+        """
+        publishers = self.publishers
+        publishers.others = members
+        if last_exit is not None or lost:
+            publishers.last_exit = last_exit
+        self._check_reachable()
+
+    def leave(self, publisher: Publisher, exc: BaseException | None) -> None:
+        self.publishers.leave(publisher, self.latest.step, exc)
+        self._check_reachable()
+
+    def close(self) -> None:
+        """End all waits for good."""
+        self.closed = True
+        self.fail_unreachable()
+
+    # How waits fail.
+
+    @property
+    def unreachable(self) -> AiohooksError | None:
+        """The error that a wait would raise that began now, as far as is known here.
+
+        None if it would not fail.
+        """
+        if self.closed:
+            return closed_error(self.run)
+        left = self.publishers.last_exit
+        if left is None or self.registration_open:  # a publisher may still register
+            return None
+        if not self.publishers.all_waiting(self.latest.step):
+            return None
+        if left.error is None:
+            return PublisherFinishedError(f"{left.name} finished at step {left.step}")
+        reason = PublisherFailedError(f"{left.name} failed at step {left.step}")
+        reason.__cause__ = left.error
+        return reason
+
+    def fail_unreachable(self) -> None:
+        """End all waits, if none can succeed."""
+        reason = self.unreachable
+        if reason is not None:
+            self.abort(reason)
+
+    def abort(self, reason: AiohooksError) -> None:
+        """End all waits; those for the lead ask the engine again, and get the error from it."""
+        self.vacancies.wake()
+        for waiter in self._ready_waiters:
+            wake(waiter, _error_of_wait(reason))
+        for threshold, parked in self.waiters.pop_all():
+            wake(parked, _error_of_wait(reason, threshold or None))
+        self._update_threshold()
+
+    def _time_out(self, step: int, waiter: Waiter, since: float) -> None:
+        wake(waiter, self._timeout_error(step, self._clock.now() - since))
+
+    def _timeout_error(self, step: int, secs: float) -> StepTimeoutError:
+        problem = f"step {step} of {self.run} was not reached"
+        error = step_timeout_error(
+            problem, wanted=step, seen=self.latest.step, secs=secs, publishers=self.publishers.names
+        )
+        return self._with_why(error)
+
+    def _not_ready_error(self, secs: float | None) -> SessionNotReadyError:
+        summary = publisher_summary(self.publishers.names)
+        message = f"the chief of {self.run} has not initialised it within {secs:g} s, {summary}"
+        return self._with_why(SessionNotReadyError(message))
+
+    def _with_why(self, error: E) -> E:
+        """Return `error`, with a note on what keeps publishers of this process from advancing."""
+        # A publisher that waits for a step itself is held up by another one.
+        busy = [publisher for publisher in self.publishers.here if not publisher.waiting]
+        if not busy:
+            return error
+        from aiohooks._why.builder import why  # seldom needed
+
+        note = why(*(publisher.awaited() for publisher in busy))
+        if note:
+            add_note(error, note)
+        return error
+
+    def _check_reachable(self) -> None:
+        """Report waits that cannot succeed any more.
+
+        Called after a publisher has left or begun to wait.
+        """
+        publishers = self.publishers
+        if publishers.last_exit is not None:
+            if self.waiting and self.unreachable is not None:
+                self._on_unreachable()
+            return
+        is_known = self.registration_open or self._warned_at == self.latest
+        if is_known or not publishers.names or not publishers.all_waiting(self.latest.step):
+            return
+        self._warned_at = self.latest
+        logger.warning(
+            "run %s: at step %d every registered publisher is itself waiting for a step: %s",
+            self.run,
+            self.latest.step,
+            shortened(publishers.names),
+        )
+
+    # The next threshold.
+
+    def _update_threshold(self) -> None:
+        """After waiters have come or left."""
+        self._update_scheduled = False
+        if self.waiters.lowest != self._subscribed:
+            self._subscribed = self.waiters.lowest
+            self._notify_subscriber()
+        if not self.waiters.count_above(ANY_CHANGE):
+            self.waiting_since = None
+        elif self.waiting_since is None:
+            self.waiting_since = self._clock.now()
+
+    def _notify_subscriber(self) -> None:
+        self._subscribe(self.threshold)
+
+    # Publishers that wait themselves.
+
+    def _park_publishers(
+        self, wait: asyncio.Future[Any], step: int, innermost: RunScope
+    ) -> list[Publisher]:
+        """Add the wait to each registered publisher that it blocks; return those publishers."""
+        parked: list[Publisher] = []
+        for publisher, run in publishers_held_up(innermost).items():
+            if self.publishers.park(publisher, wait, step, run):
+                parked.append(publisher)
+                self._on_publisher_changed(publisher)
+        return parked
+
+    def _unpark_publishers(self, parked: list[Publisher], wait: asyncio.Future[Any]) -> None:
+        for publisher in parked:
+            del publisher.parked[wait]  # also of a publisher that has left meanwhile
+            if not publisher.parked:
+                self._warned_at = None
+            self._on_publisher_changed(publisher)
+
+
+def _error_of_wait(reason: AiohooksError, wanted: int | None = None) -> AiohooksError:
+    """Return a copy of `reason`, why no wait can succeed, for one wait."""
+    return copy_error(reason, None if wanted is None else f"{reason}, wanted {wanted}")
+
+
+def step_timeout_error(
+    problem: str, *, wanted: int, seen: int, secs: float, publishers: tuple[str, ...]
+) -> StepTimeoutError:
+    """Return the error of a wait that took too long."""
+    message = (
+        f"{problem} in {round(secs, 3):g} s: seen step {seen}, {publisher_summary(publishers)}"
+    )
+    return StepTimeoutError(message, wanted=wanted, seen=seen, waited_secs=secs)
 
 
 class StepStore(Waiting):
@@ -99,17 +542,6 @@ class StepStore(Waiting):
         """Begin a new epoch at `step`, which may be lower or higher than the current step.
 
         Waiters for a step above it keep waiting, or get `StepResetError` if they asked for that.
-        """
-
-    @abc.abstractmethod
-    async def inspect(self) -> RunReport | None:
-        """Read what the engine has of the run, for someone who looks at it from outside.
-
-        This changes nothing: it does not open the store, makes no run, and registers nothing that
-        others would notice.
-
-        Returns:
-            The run; None if there is none of this name.
         """
 
     @abc.abstractmethod
@@ -182,7 +614,7 @@ class StepStore(Waiting):
         """
 
     def _on_publisher_changed(self, publisher: Publisher) -> None:
-        """Called when a publisher has begun or ended a wait, or has its first trace."""
+        """Called when a publisher has begun or ended a wait."""
 
     def _on_unreachable(self) -> None:
         """Called when there are waits and none can succeed, as far as is known here.
@@ -225,7 +657,7 @@ class StepStore(Waiting):
             StepTimeoutError: the time is up.
             PublisherFinishedError: no publisher is left that could reach it; the last one finished.
                 A clean end of a session.
-            PublisherFailedError: no publisher is left, the last one failed; or `fail` was called.
+            PublisherFailedError: no publisher is left, and the last one failed.
                 Caused by that error.
             StepResetError: the step was reset, and `on_reset="raise"`.
             StoreClosedError: the store was closed.
@@ -249,7 +681,7 @@ class StepStore(Waiting):
 
         Positions in between are skipped.
         """
-        return Changes(self._next_position, self._waits.wake)
+        return Changes(self._next_position)
 
     async def _next_position(self, seen: Position | None) -> Position:
         self._check_loop()
@@ -266,27 +698,14 @@ class StepStore(Waiting):
         """
         name = _checked_name(name, "publisher ")
         self._check_loop()
-        on_held_up = self._waits.publishers.on_held_up
-        publisher = Publisher(name, self._leave, on_held_up, self._on_publisher_changed)
-        self._waits.join(publisher)
+        publisher = Publisher(name, self._leave, self._waits.publishers.on_held_up)
+        self._waits.publishers.join(publisher)
         return publisher
 
     def _leave(self, publisher: Publisher, exc: BaseException | None) -> None:
         if not self._waits.closed:
             self._check_loop()
         self._waits.leave(publisher, exc)
-
-    def fail(self, exc: BaseException) -> None:
-        """End all waits with `PublisherFailedError`, caused by `exc`.
-
-        Also those that begin later, until a publisher registers or the step moves.
-        """
-        if not isinstance(exc, BaseException):
-            raise InvalidArgumentError(
-                f"fail({exc!r}): give the exception that the publisher failed with"
-            )
-        self._check_loop()
-        self._waits.fail(exc)
 
     # Lifetime.
 
@@ -319,6 +738,7 @@ class StepStore(Waiting):
         waits = self._waits
         return StoreStatistics(
             latest=waits.latest,
+            term=waits.term,
             waiting=waits.waiting_for_steps,
             wanted=waits.wanted,
             watching=waits.watching,
@@ -329,14 +749,10 @@ class StepStore(Waiting):
 
     def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> Awaited | None:
         """Return what a call waits for, for status and the notes of errors."""
-        if method == "wait_for":
-            return self.awaited_step(arguments["step"])
-        if method == "_next_position":
-            return self.awaited_step(self.latest.step + 1)._replace(name=f"a change of {self.run}")
+        if method in ("wait_for", "_next_position"):
+            return self.awaited_step(arguments.get("step", self.latest.step + 1))
         if method == "wait_initialised":
-            return self.awaited_step(0)._replace(
-                name=f"the chief of {self.run}, which initialises it", key=None
-            )
+            return self.awaited_step(0)._replace(name=f"the chief of {self.run}", key=None)
         return None
 
     def awaited_step(self, step: int) -> Awaited:

@@ -15,10 +15,9 @@ from aiohooks.stores._protocol import (
     EngineError,
     Position,
     Request,
-    RunReport,
     Snapshot,
 )
-from aiohooks.stores._waiting import WaitRegistry
+from aiohooks.stores.base import WaitRegistry
 
 
 class Engine(abc.ABC):
@@ -51,16 +50,16 @@ class Engine(abc.ABC):
         self.link = link
 
     @abc.abstractmethod
-    async def connect(self, known: Snapshot) -> Snapshot:
+    async def connect(self) -> Snapshot:
         """Connect, subscribe, and then read the run; make the run if it is not there.
 
         Report from then on.
 
         If there is no run any more, another one than before (`Snapshot.run_id`), or an older copy,
-        the engine has lost data: the run gets `known`, which is how far this process knows it to
-        have come, by `RunState.succeed`, and has another id from then on. Requests and reports of a
-        run with another id than that must fail, and end the connection; so must a request that
-        `RunState` has answered with "lost".
+        the engine has lost data. Then it applies `RunState.follow` with what this process knows
+        (`EngineLink.waits`), and the run has another id than the lost one. Requests and reports of
+        a run with another id than the known one must fail, and end the connection; so must a
+        request that `RunState` has answered with "lost".
         """
 
     async def watch(self) -> None:  # noqa: B027 - only if it is `remote`
@@ -88,13 +87,6 @@ class Engine(abc.ABC):
         """Report from `step` on, the lowest one with a waiter.
 
         It is 0 for any change, and None without a waiter.
-        """
-
-    @abc.abstractmethod
-    async def inspect(self) -> RunReport | None:
-        """Read the run, also without `connect`, and change nothing.
-
-        Release all that this takes. Return None if there is no run.
         """
 
     @abc.abstractmethod

@@ -4,24 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
-import os
-import socket
 from collections.abc import AsyncGenerator
 from typing import ClassVar
 
-from aiohooks.stores._protocol import (
-    MAX_STEP,
-    LastExit,
-    Member,
-    Position,
-    RunReport,
-    Snapshot,
-    Term,
-    checked_step,
-    error_text,
-    report_of,
-)
+from aiohooks.stores._protocol import MAX_STEP, Position, Term, checked_step
 from aiohooks.stores.base import StepStore
 
 
@@ -36,7 +22,6 @@ class MemoryStepStore(StepStore):
     def __init__(self, step: int = 0, *, run: str = "default") -> None:
         """Start at `step`, in epoch 1; `run` is the name in messages."""
         super().__init__(Position(1, checked_step(step, "step")), run=run)
-        self._terms = 0
         self._lead = asyncio.Lock()
 
     async def value(self) -> Position:
@@ -68,41 +53,15 @@ class MemoryStepStore(StepStore):
     async def lead(self) -> AsyncGenerator[Term]:
         self._check_loop()
         async with self._lead:
-            self._terms += 1
-            self._waits.set_initialised(False)
-            yield Term(self._terms)
+            term = self._waits.term + 1
+            self._waits.observe_term(term, "", is_initialised=False)
+            yield Term(term)
 
     async def mark_initialised(self) -> None:
         self._check_loop()
         if not self._lead.locked():
             raise self._not_leading_error()
-        self._waits.set_initialised(True)
-
-    async def inspect(self) -> RunReport | None:
-        """See `StepStore.inspect`; does not suspend."""
-        self._check_loop()
-        waits = self._waits
-        process = f"{socket.gethostname()}:{os.getpid()}"
-        members = [
-            Member(f"{process}/{number}", publisher.name, math.inf, publisher.waits_for)
-            for number, publisher in enumerate(waits.publishers.here)
-        ]
-        if self._lead.locked():
-            members.append(Member(f"{process}/chief", "chief", math.inf, term=self._terms))
-        last_exit = None
-        left = waits.publishers.last_exit
-        if left is not None:
-            error = "" if left.error is None else error_text(left.error)
-            last_exit = LastExit(1, left.name, left.step, error, lost=False)
-        snapshot = Snapshot(
-            waits.latest,
-            term=self._terms,
-            ready=waits.is_initialised,
-            members=tuple(members),
-            last_exit=last_exit,
-        )
-        waiting = () if waits.threshold is None else (waits.threshold,)
-        return report_of(self.run, snapshot, waiting)
+        self._waits.observe_term(self._waits.term, "", is_initialised=True)
 
     def advance_nowait(self, by: int = 1) -> int:
         # Once per step of every session: written to be quick.

@@ -26,11 +26,9 @@ _ENGINES = {
 _KINDS = ("memory", *_ENGINES)
 _SHARED_OPTIONS = (
     "on_lost",
-    "join_grace_secs",
     "lease_secs",
     "heartbeat",
     "connect_timeout",
-    "max_outage_secs",
 )
 
 

@@ -27,7 +27,6 @@ class Publisher:
 
     __slots__ = (
         "_leave",
-        "_on_changed",
         "_on_held_up",
         "closed",
         "held_up",
@@ -35,7 +34,6 @@ class Publisher:
         "name",
         "parked",
         "session",
-        "trace",
     )
 
     def __init__(
@@ -43,7 +41,6 @@ class Publisher:
         name: str,
         leave: Callable[[Publisher, BaseException | None], None],
         on_held_up: Callable[[], None],
-        on_changed: Callable[[Publisher], None],
     ) -> None:
         """Called by the store."""
         self.name: str = name
@@ -51,8 +48,6 @@ class Publisher:
         """Whether it has left."""
         self.member_id: str = ""
         """Its id among the members of a shared run; empty in the store of one process."""
-        self.trace: str = ""
-        """The span of its last run, as a W3C `traceparent`; empty if it has none."""
         self.session: Callable[[], Awaited] | None = None
         """Returns the session that it stands for, for reports."""
         self.parked: dict[asyncio.Future[Any], tuple[int, RunScope]] = {}
@@ -63,7 +58,6 @@ class Publisher:
         """How many waits of its session last between the session's runs, for whatever."""
         self._leave = leave
         self._on_held_up = on_held_up
-        self._on_changed = on_changed
 
     @property
     def key(self) -> object:
@@ -75,16 +69,6 @@ class Publisher:
         if self.session is None:
             return Awaited("publisher", f"publisher {self.name!r}", key=self.key)
         return self.session()
-
-    def set_trace(self, trace: str) -> None:
-        """Note the span of a run, for the telemetry of others.
-
-        The first is announced to other processes immediately, later ones along with its waits.
-        """
-        is_first = not self.trace
-        self.trace = trace
-        if is_first:
-            self._on_changed(self)
 
     def hold_up(self) -> None:
         """Note that its session begins no run until `let_go` was called as often.
@@ -207,20 +191,8 @@ class Publishers:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of those in this process, in order of registration, then of those in others."""
-        return tuple(known.name for known in self._all)
-
-    @property
-    def _all(self) -> tuple[Publisher | Member, ...]:
-        return (*self._registered, *self.others)
-
-    def traces(self, without: Publisher | None) -> dict[str, str]:
-        """Return the known spans of publishers, each with the name of its publisher.
-
-        Those of `without` are left out.
-        """
-        spans = {known.trace: known.name for known in self._all if known is not without}
-        spans.pop("", None)
-        return spans
+        here = [publisher.name for publisher in self._registered]
+        return tuple(here + [member.name for member in self.others])
 
     def join(self, publisher: Publisher) -> None:
         self._registered[publisher] = None

@@ -25,7 +25,6 @@ from aiohooks.stores._protocol import (
     Lead,
     Member,
     Position,
-    RunReport,
     Term,
     checked_step,
     logger,
@@ -38,7 +37,7 @@ from aiohooks.stores.publishers import Publisher
 _CLOSE_SECS = 5.0
 """How long closing waits for the engine; leases that could not be given back run out."""
 
-_NO_CONNECTION = (10.0, 15.0, None, None)
+_NO_CONNECTION = (10.0, 15.0, None)
 """The options of a connection, where they are left out."""
 
 
@@ -52,21 +51,18 @@ class SharedStepStore(StepStore):
     dies, the waiters of all processes are notified.
 
     A lost connection is made again, after growing pauses with jitter; waits continue meanwhile, and
-    requests are repeated until they are answered: each takes effect exactly once. `max_outage_secs`
-    bounds both.
+    requests are repeated until they are answered: each takes effect exactly once.
     """
 
-    def __init__(  # noqa: PLR0913 - options of users, by keyword
+    def __init__(
         self,
         engine: Engine,
         *,
         run: str = "default",
         on_lost: OnLost = "raise",
-        join_grace_secs: float = 30.0,
         lease_secs: float = 10.0,
         heartbeat: float = 15.0,
         connect_timeout: float | None = None,
-        max_outage_secs: float | None = None,
     ) -> None:
         """Check the options; connect later.
 
@@ -78,8 +74,6 @@ class SharedStepStore(StepStore):
             on_lost: what happens to waiters when a publisher was found dead and no other could
                 reach their step: "raise" `PublisherFailedError`, or "keep" waiting for its
                 successor.
-            join_grace_secs: how long to wait for publishers if all had left before this store was
-                opened.
             lease_secs: for how long a process that has stopped renewing its leases counts as alive.
                 They are renewed by the event loop, so give more than the longest time for which the
                 loop is blocked; a longer one is logged at WARNING.
@@ -87,21 +81,18 @@ class SharedStepStore(StepStore):
                 one that is dead without a signal is detected within this time and a second more.
             connect_timeout: how many seconds the first connection may take, with all its attempts;
                 10 by default, 60 on Ray.
-            max_outage_secs: after how long an outage waits and writes end with
-                `StoreUnavailableError`; None: they continue.
         """
         super().__init__(Position(1, 0), run=run)
         check_choice(on_lost, "on_lost", "raise", "keep")
-        check_secs(join_grace_secs, "join_grace_secs")
         check_secs(lease_secs, "lease_secs", positive=True)
         check_secs(heartbeat, "heartbeat", positive=True)
         check_secs(connect_timeout, "connect_timeout", optional=True, positive=True)
-        check_secs(max_outage_secs, "max_outage_secs", optional=True, positive=True)
+        return_secs = lease_secs
         if not engine.remote:
-            if (lease_secs, heartbeat, connect_timeout, max_outage_secs) != _NO_CONNECTION:
+            if (lease_secs, heartbeat, connect_timeout) != _NO_CONNECTION:
                 raise InvalidArgumentError(
-                    "lease_secs, heartbeat, connect_timeout and max_outage_secs are for an engine"
-                    f" behind a connection: leave them out for {engine!r}"
+                    "lease_secs, heartbeat and connect_timeout are for an engine behind a"
+                    f" connection: leave them out for {engine!r}"
                 )
             lease_secs = math.inf  # it finds the dead by itself
         process = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
@@ -113,7 +104,6 @@ class SharedStepStore(StepStore):
             self._tasks,
             connect=self._connect,
             lease_secs=lease_secs,
-            max_outage_secs=max_outage_secs,
         )
         link = EngineLink(
             run=self.run,
@@ -133,7 +123,7 @@ class SharedStepStore(StepStore):
             self._connection,
             self._members,
             on_lost=on_lost,
-            join_grace_secs=join_grace_secs,
+            return_secs=return_secs,
         )
         self._writes = Writes(self._connection)
         self._closing: asyncio.Future[None] | None = None
@@ -175,16 +165,6 @@ class SharedStepStore(StepStore):
         step = checked_step(step, "reset to step")
         self._check_loop()
         return await self._writes.write("reset", step)
-
-    async def inspect(self) -> RunReport | None:
-        """See `StepStore.inspect`.
-
-        Raises:
-            StoreUnavailableError: the engine is unavailable or refuses.
-            StoreDamagedError: what is there is no run.
-        """
-        self._check_loop()
-        return await self._engine.inspect()
 
     def acknowledge_loss(self) -> StoreResetError | None:
         loss = self._writes.loss
@@ -234,10 +214,6 @@ class SharedStepStore(StepStore):
     def _on_publisher_changed(self, publisher: Publisher) -> None:
         self._members.update(publisher)
 
-    def fail(self, exc: BaseException) -> None:
-        super().fail(exc)
-        self._members.fail(exc)
-
     async def flush(self, timeout: float | None = None) -> None:
         await self._members.flush(timeout)
 
@@ -254,21 +230,25 @@ class SharedStepStore(StepStore):
         member = self._members.new(f"chief {self._members.process}")
         self._members.candidate = member
         try:
-            answer = await self._request_lead(member)
-            self._writes.term = answer.term
-            self._members.put(member._replace(term=answer.term))
-            yield Term(answer.term)
+            term = await self._request_lead(member)
+            self._writes.term = term
+            self._waits.observe_term(term, self._members.process, is_initialised=False)
+            self._members.put(member._replace(term=term))
+            yield Term(term)
         except BaseException as error:
             # A request that was cancelled before its answer may have been granted as well.
             self._step_down(error)
             raise
         self._step_down(None)
 
-    async def _request_lead(self, member: Member) -> Answer:
-        """Request the lead until it is granted; wait while another process is the chief."""
+    async def _request_lead(self, member: Member) -> int:
+        """Request the lead until it is granted, and return the term.
+
+        Wait while another process is the chief.
+        """
 
         async def request() -> Answer | None:
-            if not self._watcher.may_lead:
+            if not self._watcher.is_vacant:
                 return None  # the run was lost meanwhile
             return await self._engine.request(Lead(member))
 
@@ -278,7 +258,7 @@ class SharedStepStore(StepStore):
             answer = await self._connection.call(request)
             self._check_loop()
             if answer is not None and answer.status == "ok":
-                return answer
+                return answer.term
 
     async def mark_initialised(self) -> None:
         self._check_loop()
@@ -318,18 +298,19 @@ class SharedStepStore(StepStore):
     async def _connect(self) -> None:
         """Connect the engine, take note of the run, and announce the members of this process."""
         known_run_id = self._watcher.snapshot.run_id
-        snapshot = await self._engine.connect(self._watcher.known)
+        snapshot = await self._engine.connect()
         if known_run_id not in ("", snapshot.run_id):
             self._note_loss(snapshot.position)
         # First the leases begin again: what was silent before an outage is not dead because of it.
-        self._watcher.restart_times()
+        self._watcher.leases.restart()
         self._watcher.observe(snapshot)
         self._members.send_again()
 
     def _note_loss(self, new: Position) -> None:
         """Take note that the engine has lost the run: writes fail until that is acknowledged.
 
-        So do the waits of a chief: everybody else waits for it to restore the run.
+        So do the waits of a chief: everybody else waits for it to restore the run. For one lease no
+        other process that knew the run leads.
         """
         old = self._waits.latest
         message = (

@@ -22,7 +22,6 @@ from aiohooks.errors import (
     StoreResetError,
 )
 from aiohooks.stores import Position, Publisher, SharedStepStore, StepStore
-from aiohooks.stores.base import publishers_of
 from aiohooks.testing._checks import by_name, run_checks
 
 E = TypeVar("E", bound=BaseException)
@@ -364,39 +363,6 @@ async def _wait_as(publisher: Publisher, store: StepStore, step: int) -> int:
         publisher.close()
 
 
-async def announces_traces(a: StepStore, b: StepStore, run: Run) -> None:
-    """The first span of a publisher is known to all processes, and its latest one from its next
-    wait on.
-    """
-    first, second = a.publisher("first"), b.publisher("second")
-
-    async def known_to_second() -> dict[str, str]:
-        await a.flush()
-        await b.value()
-        return publishers_of(b).traces(without=second)
-
-    assert not await known_to_second()
-    first.set_trace("00-aa-01-01")
-    second.set_trace("00-bb-01-01")
-    assert await known_to_second() == {"00-aa-01-01": "first"}
-    first.set_trace("00-aa-02-01")
-    wait = await parked(a, _wait_as(first, a, 10))
-    assert await known_to_second() == {"00-aa-02-01": "first"}
-    await b.advance(10)
-    assert await wait == 10
-    assert not await known_to_second()
-
-
-async def fails(a: StepStore, b: StepStore, run: Run) -> None:
-    """`fail` ends the waits of all processes."""
-    wait = await parked(b, b.wait_for(5))
-    a.fail(ValueError("no more data"))
-    error = await raises(PublisherFailedError, wait)
-    assert "no more data" in str(error.__cause__)
-    await a.advance()
-    await b.wait_for(1)
-
-
 async def leads(a: StepStore, b: StepStore, run: Run) -> None:
     """There is one chief at a time, each in a newer term; the next one waits until the lead is
     free.
@@ -504,75 +470,6 @@ async def stays_in_its_process(a: StepStore, b: StepStore, run: Run) -> None:
         assert "open_step_store" in str(error)
 
 
-async def is_inspected(a: StepStore, b: StepStore, run: Run) -> None:
-    """A store that was never opened says what the engine has of the run, and nothing is changed by
-    that.
-    """
-    outside = run.make()
-    other = run._make(f"{run.name} elsewhere")  # pyright: ignore[reportPrivateUsage]
-    if outside is not a:
-        assert await other.inspect() is None
-        assert await other.inspect() is None  # the first look has not made it
-    await other.aclose()
-    await a.reset(3)
-    found = await outside.inspect()
-    assert found is not None
-    assert (found.run, found.epoch, found.step, found.term, found.publishers) == (
-        run.name,
-        2,
-        3,
-        0,
-        (),
-    )
-    assert (found.chief, found.last_exit, found.failure, found.initialised) == (
-        None,
-        None,
-        None,
-        False,
-    )
-    async with a.lead() as term:
-        trainer, second = a.publisher("trainer"), a.publisher("second")
-        await a.mark_initialised()
-        await a.advance(4)
-        await a.flush()
-        found = await outside.inspect()
-        assert found is not None
-        assert (found.epoch, found.step, found.term, found.initialised) == (2, 7, term.number, True)
-        assert [each.name for each in found.publishers] == ["trainer", "second"]
-        assert found.chief == found.publishers[0].process
-        wait = await parked(a, a.wait_for(9))
-        found = await outside.inspect()
-        assert found is not None
-        assert found.waiting in (None, (9,)), found.waiting
-        wait.cancel()
-        await asyncio.gather(wait, return_exceptions=True)
-        trainer.close(ZeroDivisionError("a bad batch"))
-        await a.flush()
-        found = await outside.inspect()
-        assert found is not None
-        assert [each.name for each in found.publishers] == ["second"]
-        left = found.last_exit
-        assert left is not None
-        assert (left.name, left.step, left.error, left.lost) == (
-            "trainer",
-            7,
-            "ZeroDivisionError: a bad batch",
-            False,
-        )
-        second.close()
-        await a.flush()
-    a.fail(ValueError("no more data"))
-    await a.flush()
-    found = await outside.inspect()
-    assert found is not None
-    assert found.chief is None
-    assert found.last_exit is not None
-    assert (found.last_exit.name, found.last_exit.error) == ("second", None)
-    if outside is not a:
-        assert found.failure == "ValueError: no more data"
-        assert outside.statistics().latest == Position(1, 0)  # it was not opened
-
-
 async def forgets(a: StepStore, b: StepStore, run: Run) -> None:
     """A forgotten run begins again at its first position, also if its chief forgets it; the store
     is closed then.
@@ -662,9 +559,16 @@ async def has_one_chief_without_its_data(a: StepStore, b: StepStore, run: Run) -
         leads = asyncio.ensure_future(lead.__aenter__())
         await raises(StoreResetError, a.advance())
         a.acknowledge_loss()
-        assert await a.advance() > 9
-        if leads.done():  # it was there first
-            await raises(StaleTermError, c.advance())
+        try:
+            step = await a.advance()
+        except StaleTermError:  # the other one was granted the lead before this one was back
+            await leads
+            await c.advance()
+        else:
+            assert step > 9
+            if leads.done():  # it was there first
+                await raises(StaleTermError, c.advance())
+        if leads.done():
             await lead.__aexit__(None, None, None)
         leads.cancel()
         await asyncio.gather(leads, return_exceptions=True)
@@ -709,9 +613,8 @@ _CHECKS: dict[str, _Check] = by_name(
         resets,
     ),
     *(reports_changes, times_out, reports_the_last_finished, reports_the_last_failed, bounds_texts),
-    *(announces_before_it_is_used, waits_while_one_can_advance, announces_traces),
+    *(announces_before_it_is_used, waits_while_one_can_advance),
     *(
-        fails,
         leads,
         reports_the_exit_of_a_chief_once,
         initialises,
@@ -719,7 +622,7 @@ _CHECKS: dict[str, _Check] = by_name(
         keeps_runs_apart,
         advances_for_threads,
     ),
-    *(is_inspected, stays_in_its_process, forgets),
+    *(stays_in_its_process, forgets),
 )
 _LOSSES: dict[str, _Check] = by_name(
     *(

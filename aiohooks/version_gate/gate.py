@@ -21,7 +21,7 @@ from aiohooks.errors import (
 )
 from aiohooks.stores import Position, StepStore
 from aiohooks.stores._protocol import checked_step, checked_timeout
-from aiohooks.stores._waiting import step_timeout_error
+from aiohooks.stores.base import step_timeout_error
 from aiohooks.stores.publishers import publisher_summary, shortened
 from aiohooks.version_gate.tickets import AdmissionLedger, Ticket, logger, versions_between
 

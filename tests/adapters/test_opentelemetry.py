@@ -13,15 +13,13 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 import aiohooks as ah
 from aiohooks.adapters.opentelemetry import OpenTelemetryHook
 from aiohooks.errors import AbortedError
-from aiohooks.stores.base import publishers_of
 from tests.support.hooks import Stubborn
 from tests.support.sessions import NO_BACKOFF, doubling
-from tests.support.waiting import cancel_and_wait, parked, ticks
+from tests.support.waiting import parked, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -103,63 +101,6 @@ async def test_a_run_is_a_span(telemetry: Telemetry, tmp_path: Path, shared: boo
     names = {"aiohooks.session": "t", **({"aiohooks.run": "digits"} if shared else {})}
     assert telemetry.spans[1].attributes == {**names, "aiohooks.step": 6, "aiohooks.attempt": 1}
     assert telemetry.counts() == {("run", *(["digits"] if shared else []), "t"): 2}
-
-
-async def test_runs_have_links_to_the_other_publishers(tmp_path: Path) -> None:
-    """A run links to the last span that is known of each other publisher of its step store, also in
-    another process.
-    """
-    telemetry = [Telemetry() for _ in range(3)]
-    async with (
-        ah.open_step_store(f"local://{tmp_path}") as store,
-        ah.open_step_store(f"local://{tmp_path}") as elsewhere,
-        doubling(telemetry[0].hook, global_step=store, name="chief") as chief,
-        doubling(telemetry[1].hook, global_step=store, name="second") as second,
-        doubling(telemetry[2].hook, global_step=elsewhere, name="elsewhere") as third,
-    ):
-        await chief.run("loss")
-        await store.flush()
-        await elsewhere.value()
-        await third.run("loss")
-        await elsewhere.flush()
-        await store.value()
-        await second.run("loss")
-    first, last, far = (each.spans[0] for each in telemetry)
-    assert _links(first) == []
-    assert _links(far) == [(_id(first.get_span_context()), "chief")]
-    assert _links(last) == [
-        (_id(first.get_span_context()), "chief"),
-        (_id(far.get_span_context()), "elsewhere"),
-    ]
-
-
-def _links(span: ReadableSpan) -> list[tuple[str, object]]:
-    return [
-        (_id(link.context), (link.attributes or {})["aiohooks.publisher"]) for link in span.links
-    ]
-
-
-def _id(span: trace.SpanContext | None) -> str:
-    """Where a span was made makes no difference."""
-    assert span is not None
-    return f"{span.trace_id:x} {span.span_id:x}"
-
-
-async def test_spans_that_are_not_collected_are_not_announced() -> None:
-    """Without an SDK, and for a run that is not sampled, there is nothing to link to, and a run is
-    as without the hook.
-    """
-    for provider in (
-        None,
-        trace.NoOpTracerProvider(),
-        TracerProvider(ALWAYS_OFF, shutdown_on_exit=False),
-    ):
-        store, waits = ah.MemoryStepStore(), Waits()
-        hook = OpenTelemetryHook(tracer_provider=provider)
-        async with doubling(hook, waits, global_step=store) as session:
-            run = await parked(session.run("loss"))
-            assert publishers_of(store).traces(without=None) == {}
-            assert await cancel_and_wait(run)
 
 
 async def test_the_span_is_current_inside_the_run(telemetry: Telemetry) -> None:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from aiohooks.stores.local._notify import MODIFY, Inotify
+from aiohooks.stores.local.store import MODIFY, Inotify
 from tests.benchmarks.store_engine import Engine, Waits
 
 SCHEME = "local://"

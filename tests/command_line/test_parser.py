@@ -53,7 +53,7 @@ def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
     assert not missing.exists()
 
 
-COMMANDS = ("run", "checkpoints", "steps", "why")
+COMMANDS = ("run", "checkpoints", "why")
 
 
 @pytest.mark.sample
@@ -122,11 +122,7 @@ REFUSED = {
     "run jobs:main --max-restarts few": "argument --max-restarts: give a number of at least 0\n",
     "run jobs:main --grace-secs soon": "argument --grace-secs: give seconds, 0 or more\n",
     "run jobs:main --grace-secs inf": "argument --grace-secs: give seconds, 0 or more\n",
-    "steps memory://": "memory:// is a store within one process",
-    "steps local:///tmp --address h:1": "--address h:1 is for a ray:// URL",
-    "steps redsi://h": "did you mean 'redis'",
-    "steps /tmp/steps": "is not the beginning of a step store's URL",
-    "why digits": "argument PID: give the PID of a process. For a run, `aiohooks steps URL` shows",
+    "why digits": "argument PID: give the PID of a process. For a service",
     "why -5": "argument PID: give the PID of a process",
     "why redis://:secret@h": "argument PID: give the PID of a process",
     "why http://user:secret@h/": "For a service, open its page, or GET /why",
@@ -170,8 +166,8 @@ def test_the_installed_program_has_its_own_name(tmp_path: Path) -> None:
     """The program that an entry point makes calls `main`; its help and its errors have its name."""
     line = [str(installed(tmp_path))]
     assert processes.run(line, env=ENVIRONMENT).stderr.startswith("usage: aiohooks ")
-    done = processes.run([*line, "steps", "nonsense"], env=ENVIRONMENT)
-    assert (done.returncode, done.stderr.split(" is ")[0]) == (2, "aiohooks: 'nonsense'")
+    done = processes.run([*line, "run", "nonsense"], env=ENVIRONMENT)
+    assert (done.returncode, done.stderr.split(" does ")[0]) == (2, "aiohooks: 'nonsense'")
 
 
 def test_output_that_no_one_reads(tmp_path: Path) -> None:
@@ -181,34 +177,22 @@ def test_output_that_no_one_reads(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_a_command_loads_what_it_needs() -> None:
-    """Help loads only what `import aiohooks` does; a look at a step store loads no hook and no
-    checkpoint.
-    """
+def test_help_loads_what_it_needs() -> None:
+    """Help loads only what `import aiohooks` does."""
     code = """
 import sys
 from aiohooks.__main__ import main
 try:
-    main(sys.argv[1:])
+    main(["--help"])
 except SystemExit:
     pass
 loaded = [name for name in sys.modules if name.startswith("aiohooks.")]
 print(*sorted({".".join(name.split(".")[:2]) for name in loaded}), file=sys.stderr)
 """
-    loaded: dict[str, set[str]] = {}
-    for name, arguments in {"help": ["--help"], "steps": ["steps", "memory://"]}.items():
-        line = [sys.executable, "-c", code, *arguments]
-        done = processes.run(line, env=ENVIRONMENT)
-        loaded[name] = set(done.stderr.splitlines()[-1].split())
-    assert loaded["help"] <= {
+    done = processes.run([sys.executable, "-c", code], env=ENVIRONMENT)
+    assert set(done.stderr.splitlines()[-1].split()) <= {
         "aiohooks.__main__",
         "aiohooks._core",
         "aiohooks.dispatch",
         "aiohooks.errors",
-    }
-    assert not loaded["steps"] & {
-        "aiohooks.hooks",
-        "aiohooks.checkpoint",
-        "aiohooks.graph",
-        "aiohooks.adapters",
     }

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aiohooks._core.waits import opening_until, wait_for_others
-from aiohooks.stores._outages import Outages
+from aiohooks.stores._connection import Outages
 from tests.support.waiting import parked, ticks
 
 pytestmark = pytest.mark.every_python

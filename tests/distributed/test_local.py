@@ -112,11 +112,11 @@ async def test_a_worker_that_ends_while_the_chief_is_dead(successor: str, result
             await worker_ended.wait()
         return attempt
 
+    spec = with_process_options(make_spec(_no_task, (), 1, None, None), 1, NO_PAUSES, 1.0, None)
     async with MemoryStepStore() as store:
         found = await supervise(
             lambda spec: worker(spec.attempt) if spec.task_id else chief(spec.attempt),
-            with_process_options(make_spec(_no_task, (), 1, None, None), 1, NO_PAUSES, 1.0, None),
-            store,
+            distributed_tasks.SpecOfStore.of(spec, store),
         )
     assert found == [2, result]
 

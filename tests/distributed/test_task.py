@@ -29,8 +29,9 @@ from aiohooks.errors import (
     StoreUnavailableError,
     TaskDiedError,
 )
-from aiohooks.stores import MemoryStepStore
+from aiohooks.stores import MemoryStepStore, StoreStatistics
 from aiohooks.testing import ManualClock
+from tests.support.tasks import SpecOfStore
 from tests.support.waiting import advance_clock, parked, ticks, uncancellable
 
 
@@ -119,7 +120,7 @@ async def test_a_task_that_dies_too_often() -> None:
     """Its last error says how often it was restarted, and the others are ended."""
     attempts = Attempts({(1, 1): die, (1, 2): die})
     with pytest.raises(ExceptionGroup, match="1 of 2 tasks failed") as raised:
-        await supervise(attempts, spec_of(), MemoryStepStore())
+        await supervise(attempts, spec_of())
     assert [error.__notes__ for error in raised.value.exceptions] == [
         ["not restarted again after 1 restarts"]
     ]
@@ -133,7 +134,7 @@ async def test_a_clean_end_is_an_error() -> None:
         raise PublisherFinishedError("chief finished at step 7")
 
     with pytest.raises(ExceptionGroup, match="1 of 2 tasks failed") as raised:
-        await supervise(Attempts({(1, 1): end}), spec_of(), MemoryStepStore())
+        await supervise(Attempts({(1, 1): end}), spec_of())
     assert isinstance(raised.value.exceptions[0], PublisherFinishedError)
 
 
@@ -146,7 +147,7 @@ async def test_a_task_that_others_cancel() -> None:
         task.cancel()
 
     with pytest.raises(ExceptionGroup) as raised:
-        await supervise(Attempts({(1, 1): cancel}), spec_of(), MemoryStepStore())
+        await supervise(Attempts({(1, 1): cancel}), spec_of())
     assert "was cancelled from outside" in str(raised.value.exceptions[0])
 
 
@@ -165,10 +166,10 @@ class Store(MemoryStepStore):
         self.calls.append("close")
         await super().aclose()
 
-    async def inspect(self) -> Any:
+    def statistics(self) -> StoreStatistics:
         if self.error is not None:
             raise self.error
-        return await super().inspect()
+        return super().statistics()
 
 
 @pytest.mark.parametrize("forgets", [False, True])
@@ -182,7 +183,8 @@ async def test_the_end_of_a_run(
     store = Store()
     store.calls, store.error = [], error
     ends = {(0, 1): lambda: die(0), (0, 2): lambda: 1, (1, 1): lambda: 2}
-    assert await launch(Attempts(ends), spec_of(), store, forgets=forgets) == [1, 2]
+    spec = SpecOfStore.of(spec_of(), store)
+    assert await launch(Attempts(ends), spec, store, forgets=forgets) == [1, 2]
     assert "it died; restarting it in 0.0 s, attempt 2" in caplog.text
     assert store.calls == [*["forget"] * forgets, "close"]
     assert ("could not be deleted: it is away" in caplog.text) is (forgets and error is not None)
@@ -208,9 +210,7 @@ async def test_tasks_that_do_not_end(clock: ManualClock) -> None:
     """
     released = asyncio.Event()
     launcher = await parked(
-        supervise(
-            lambda spec: uncancellable(released), spec_of(stop_grace_secs=1.5), MemoryStepStore()
-        )
+        supervise(lambda spec: uncancellable(released), spec_of(stop_grace_secs=1.5))
     )
     try:
         for _ in range(2):

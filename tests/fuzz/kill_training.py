@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from aiohooks.checkpoint import Restored, Saver
-from aiohooks.stores.local import _notify
+from aiohooks.stores.local import store as local_store
 from tests.fuzz._harness import command
 from tests.fuzz._training_process import RECORD, start
 from tests.support.record_files import without_time
@@ -77,7 +77,7 @@ def kill_points(kills: int, seed: int) -> list[KillPoint]:
     return [KillPoint(kind, order.randint(1, latest[kind])) for kind in kinds]
 
 
-class DirectoryWatch(_notify.Inotify):
+class DirectoryWatch(local_store.Inotify):
     """Counts the changes in a directory and its subdirectories."""
 
     _CREATE = 0x100
@@ -85,7 +85,9 @@ class DirectoryWatch(_notify.Inotify):
     _MOVED_TO = 0x80
     _DELETE = 0x200
     _IS_DIRECTORY = 0x40000000
-    _MASK = _CREATE | _notify.MODIFY | _notify.CLOSE_WRITE | _MOVED_FROM | _MOVED_TO | _DELETE
+    _MASK = (
+        _CREATE | local_store.MODIFY | local_store.CLOSE_WRITE | _MOVED_FROM | _MOVED_TO | _DELETE
+    )
     _EVENT = struct.Struct("iIII")
 
     def __init__(self, directory: Path) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from pathlib import Path
 
 import pytest
 
+from aiohooks.distributed.ray import cluster_membership
+from aiohooks.stores import open_step_store
 from tests.support.commands import ENVIRONMENT, command, start_command
 from tests.support.ray_cluster import cluster as cluster
 from tests.support.ray_cluster import environment
@@ -68,8 +71,15 @@ def test_a_function_of_the_current_directory(jobs: Path, cluster: str) -> None:
     assert done.returncode == 0, done.stderr
     returned = ("mine", jobs / "model")
     assert done.stdout.splitlines() == [f"chief: {returned}", f"worker 1: {returned}"]
-    shown = command("steps", "ray://aiohooks", "--run", "by command", "--address", cluster)
-    assert "run by command: step 2 of epoch 1" in shown.stdout, shown.stderr
+
+    async def step_of_run() -> int:
+        async with (
+            cluster_membership(cluster, log_to_driver=False),
+            open_step_store("ray://aiohooks", run="by command") as store,
+        ):
+            return store.latest.step
+
+    assert asyncio.run(step_of_run()) == 2
 
 
 def test_a_signal_stops_the_tasks(jobs: Path, cluster: str) -> None:

@@ -5,7 +5,6 @@ tests/stores/test_ray_actor.py.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import sys
 
@@ -50,24 +49,6 @@ async def test_two_runs_and_a_forgotten_one(cluster: str) -> None:
         async with open_step_store("ray://aiohooks/one") as again:
             assert (await again.value()).step == 0
             await again.forget()
-
-
-async def test_a_look_from_outside_makes_no_actor(cluster: str) -> None:
-    """`inspect` of a run that is not there starts no actor for it, and of one that is there no
-    poll.
-    """
-    async with (
-        nothing_left(),
-        contextlib.aclosing(open_step_store("ray://aiohooks", run="looked at")) as outside,
-    ):
-        assert await outside.inspect() is None
-        assert actor_of("looked at") is None
-        async with open_step_store("ray://aiohooks", run="looked at") as store:
-            await store.advance(2)
-            found = await outside.inspect()
-            assert found is not None
-            assert (found.step, found.waiting) == (2, None)
-            await store.forget()
 
 
 async def test_a_few_faults(cluster: str) -> None:

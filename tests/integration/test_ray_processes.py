@@ -93,7 +93,7 @@ from aiohooks.errors import StoreRefusedError
 async def main():
     began = time.monotonic()
     store = open_step_store("ray://aiohooks", run="outside", connect_timeout=3600)
-    for call in (store.value, store.inspect, store.forget):
+    for call in (store.value, store.forget):
         try:
             await call()
         except StoreRefusedError as error:

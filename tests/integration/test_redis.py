@@ -17,7 +17,7 @@ import redis.asyncio
 
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.stores import Position, SharedStepStore
-from aiohooks.stores._protocol import Join, Member, Snapshot
+from aiohooks.stores._protocol import Join, Member
 from aiohooks.stores.redis import RedisEngine
 from aiohooks.testing.step_store import check_step_store
 from tests.support.redis_servers import KINDS, call_counts, execute, until_blocked
@@ -207,15 +207,15 @@ async def test_deleted_keys_are_found_by_a_heartbeat(server: Server, run: str) -
 
 async def test_an_older_copy_without_the_last_own_change(server: Server, run: str) -> None:
     """A copy that lacks only a change of this process, which it has not read since, is a loss."""
-    engine, unknown = shared_store(server.url, run=run)._engine, Snapshot(Position(1, 0))
-    await engine.connect(unknown)
+    engine = shared_store(server.url, run=run)._engine
+    await engine.connect()
     key = f"aiohooks:{{{run}}}:state"
     before: dict[str, str] = await execute(server, "HGETALL", key)
     await engine.request(Join(Member("p/1", "trainer", 10.0)))
     await execute(server, "DEL", f"aiohooks:{{{run}}}:changes")
     await execute(server, "HSET", key, *itertools.chain(*before.items()))
     await engine.disconnect()
-    assert (await engine.connect(unknown)).position == Position(2, 0)
+    assert (await engine.connect()).position == Position(2, 0)
     await engine.disconnect()
 
 

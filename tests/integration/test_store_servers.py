@@ -5,7 +5,6 @@ connections, outages.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -25,7 +24,7 @@ from aiohooks.testing import check_step_store, step_store_checks
 from tests.support.redis_servers import KINDS, execute
 from tests.support.store_proxy import FAULTS, Proxy
 from tests.support.store_servers import Server, free_port, running
-from tests.support.waiting import HANG_SECS, parked, parked_wait, ticks, until_true
+from tests.support.waiting import HANG_SECS, parked, parked_wait, ticks
 
 pytestmark = pytest.mark.usefixtures("streams")
 
@@ -108,22 +107,6 @@ async def test_it_is_opened_by_its_url(server: Server, run: str) -> None:
     assert await contents(server) == before
 
 
-async def test_a_look_from_outside_leaves_no_trace(server: Server, run: str) -> None:
-    """`inspect` writes nothing, of a run that is there and of one that is not, and its connection
-    is closed.
-    """
-    async with store_of(server, run=run) as store:
-        await store.advance(2)
-        before = await contents(server)
-        for name, step in ((run, 2), (f"{run} missing", None)):
-            async with contextlib.aclosing(store_of(server, run=name)) as outside:
-                found = await outside.inspect()
-            assert (found and (found.run, found.step, found.waiting)) == (
-                step and (name, step, None)
-            )
-        assert await contents(server) == before
-
-
 async def test_runs_of_strange_names_never_meet(server: Server) -> None:
     """Each run has its own place, whatever characters are in its name."""
     names = ["a.b", "a b", "a%2Eb", "a*b", "a>b", "*", ">", "ä", "a/b", "{a}", "a}b"]
@@ -198,23 +181,6 @@ async def test_a_broken_connection_is_replaced(server: Server, fault: str, run: 
         proxy.heal()
         assert await wait in (5, 6)
         assert await advance in (3, 6)
-
-
-async def test_an_outage_longer_than_max_outage_secs(own_server: Server) -> None:
-    """It ends waits and writes with the typed error; they work again when the server does. Without
-    a server, opening ends so.
-    """
-    async with store_of(own_server, max_outage_secs=0.3) as store:
-        wait = asyncio.ensure_future(store.wait_for(5))
-        assert await store.advance() == 1
-        await asyncio.to_thread(own_server.kill)
-        for call in (store.advance(), wait):
-            with pytest.raises(StoreUnavailableError, match=r"no connection for 0\.3 s"):
-                await call
-        await asyncio.to_thread(own_server.start)
-        await until_true(lambda: store.outage_secs is None)
-        assert await store.advance() == 2
-    await asyncio.to_thread(own_server.kill)
 
 
 async def test_no_server() -> None:

@@ -460,10 +460,8 @@ VALUES = [
         remote_store,
         value(on_lost="ask"),
         other("lease_secs", lease_secs=0),
-        other("join_grace_secs", join_grace_secs=-1),
         other("heartbeat", heartbeat=0),
         other("connect_timeout", connect_timeout="x"),
-        other("max_outage_secs", max_outage_secs=-3),
         other("run=", run=""),
     ),
     *refusals(
@@ -625,7 +623,7 @@ async def test_steps_are_whole_numbers(step: Any) -> None:
 
 
 async def test_arguments_of_store_methods_are_checked() -> None:
-    """`wait_for`, `publisher` and `fail` refuse invalid arguments."""
+    """`wait_for` and `publisher` refuse invalid arguments."""
     store: Any = ah.MemoryStepStore()
     with invalid("wait for step 1.5", "give a whole number"):
         await store.wait_for(1.5)
@@ -633,8 +631,6 @@ async def test_arguments_of_store_methods_are_checked() -> None:
         await store.wait_for(1, on_reset="ignore")
     with invalid("publisher ''", "give a printable name"):
         store.publisher("")
-    with invalid("fail('broken')", "give the exception"):
-        store.fail("broken")
     assert store.statistics().waits == 0
 
 

@@ -15,7 +15,6 @@ import pytest
 from aiohooks.errors import WrongLoopError
 from aiohooks.stores import MemoryStepStore, Position, StoreStatistics
 from aiohooks.testing.clock import ManualClock
-from aiohooks.testing.leaks import no_leaks
 from tests.support.waiting import cancel_and_wait, parked, result_without_suspending, ticks
 
 pytestmark = pytest.mark.every_python
@@ -33,7 +32,6 @@ def asynchronous_calls(store: MemoryStepStore) -> list[Coroutine[Any, Any, objec
         store.wait_for(1),
         store.wait_initialised(),
         store.mark_initialised(),
-        store.inspect(),
         enter(store.lead()),
     ]
 
@@ -64,25 +62,6 @@ async def test_iterations_of_changes_are_independent() -> None:
     assert await anext(second) == Position(1, 2)
 
 
-async def test_changes_end_by_aclose() -> None:
-    """`aclose` of an iteration ends it, also for a task that waits on it; other iterations
-    continue.
-    """
-    async with no_leaks():
-        store = MemoryStepStore()
-        changes, other = store.changes(), store.changes()
-        await anext(changes)
-        await anext(other)
-        waiting, others = await parked(anext(changes, None)), await parked(anext(other))
-        await changes.aclose()
-        await changes.aclose()
-        assert await waiting is None
-        assert [position async for position in changes] == []
-        assert "closed" in repr(changes)
-        await store.advance()
-        assert await others == Position(1, 1)
-
-
 # --- loops and threads
 
 
@@ -103,8 +82,6 @@ def test_other_loop_is_refused_before_any_effect() -> None:
             await anext(store.changes())
         with pytest.raises(WrongLoopError):
             store.publisher("chief")
-        with pytest.raises(WrongLoopError):
-            store.fail(ValueError())
 
     asyncio.run(use())
     with pytest.raises(WrongLoopError):  # where none is running
@@ -118,9 +95,8 @@ def test_without_a_loop_only_reading_is_allowed() -> None:
     """
     store = MemoryStepStore(3)
     assert store.latest == store.statistics().latest == Position(1, 3)
-    for call in (lambda: store.publisher("chief"), lambda: store.fail(ValueError())):
-        with pytest.raises(WrongLoopError, match="where no event loop is running"):
-            call()
+    with pytest.raises(WrongLoopError, match="where no event loop is running"):
+        store.publisher("chief")
     with pytest.raises(WrongLoopError, match="where no event loop is running"):
         result_without_suspending(store.advance())
     assert repr(store) == "<MemoryStepStore 'default' at step 3 of epoch 1, no publisher>"
@@ -169,6 +145,7 @@ async def test_statistics_count() -> None:
     assert statistics.waiting_secs is not None
     assert dataclasses.replace(statistics, waiting_secs=None) == StoreStatistics(
         latest=Position(1, 4),
+        term=0,
         waiting=1,
         wanted=6,
         watching=0,
@@ -212,7 +189,3 @@ async def test_an_engine_is_notified_of_the_next_threshold() -> None:
     change = await parked(anext(changes))
     await cancel_and_wait(change)
     assert subscribed[6:] == [0, None]
-    change = await parked(anext(changes))
-    await changes.aclose()
-    await asyncio.gather(change, return_exceptions=True)
-    assert subscribed[8:] == [0, None]

@@ -8,8 +8,6 @@ import os
 import resource
 import select
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,13 +15,12 @@ import pytest
 
 import aiohooks as ah
 from aiohooks._core.waits import opening_until
-from aiohooks.errors import StoreClosedError, StoreDamagedError
 from aiohooks.stores import SharedStepStore, open_step_store
 from aiohooks.stores._protocol import Snapshot
 from aiohooks.testing import ManualClock, check_step_store, step_store_checks
 from tests.support.processes import run_python
 from tests.support.stores import directory_of, engine_of, local_store, locked
-from tests.support.waiting import HANG_SECS, parked, ticks, until_true
+from tests.support.waiting import parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -58,77 +55,6 @@ def contents(directory: Path) -> dict[str, tuple[int, bytes]]:
         str(path): (path.stat().st_mtime_ns, b"" if path.is_dir() else path.read_bytes())
         for path in paths
     }
-
-
-async def test_a_look_from_outside_leaves_no_trace(tmp_path: Path) -> None:
-    """`inspect` makes no directory and writes nothing; a run is as it was, and its publishers
-    too.
-    """
-    missing = local_store(tmp_path / "missing")
-    assert await missing.inspect() is None
-    await missing.aclose()
-    assert not os.listdir(tmp_path)
-    async with local_store(tmp_path) as store:
-        store.publisher("trainer")
-        await store.advance(7)
-        await store.flush()
-        waiting = await parked(store.wait_for(9), 3)
-        before = contents(tmp_path)
-        async with contextlib.aclosing(local_store(tmp_path)) as outside:
-            for _ in range(3):
-                found = await outside.inspect()
-                assert found is not None
-                assert (found.step, found.waiting) == (7, (9,))
-        assert contents(tmp_path) == before
-        assert await store.advance(2) == await waiting
-        found = await store.inspect()  # an open store can be asked as well
-        assert found is not None
-        assert (found.step, found.waiting) == (9, ())
-
-
-async def test_a_look_from_outside_leaves_out_the_dead(tmp_path: Path) -> None:
-    """A publisher whose process was killed is reported as lost, and removed by the next process
-    that opens the run only.
-    """
-    code = f"""
-import asyncio, os, signal
-from aiohooks.stores import SharedStepStore, open_step_store
-from aiohooks.stores._protocol import Snapshot
-
-async def main():
-    store = open_step_store("local://{tmp_path}")
-    store.publisher("trainer")
-    await store.advance(3)
-    await store.flush()
-    os.kill(os.getpid(), signal.SIGKILL)
-
-asyncio.run(main())
-"""
-    await asyncio.to_thread(subprocess.run, [sys.executable, "-c", code], timeout=HANG_SECS)
-    before = contents(tmp_path)
-    async with contextlib.aclosing(local_store(tmp_path)) as outside:
-        found = await outside.inspect()
-    assert found is not None
-    assert (found.step, found.publishers) == (3, ())
-    assert found.last_exit is not None
-    assert (found.last_exit.name, found.last_exit.lost) == ("trainer", True)
-    assert contents(tmp_path) == before
-
-
-async def test_a_look_from_outside_at_a_damaged_run(tmp_path: Path) -> None:
-    """It is an error that names the file, and no descriptor stays open."""
-    async with local_store(tmp_path) as store:
-        await store.advance()
-    descriptors = len(os.listdir("/proc/self/fd"))
-    async with contextlib.aclosing(local_store(tmp_path)) as outside:
-        (tmp_path / "default" / "run.db").write_bytes(b"nonsense" * 100)
-        with pytest.raises(StoreDamagedError, match=r"run\.db"):
-            await outside.inspect()
-        (tmp_path / "default" / "run.db").unlink()
-        assert await outside.inspect() is None
-    assert len(os.listdir("/proc/self/fd")) == descriptors
-    with pytest.raises(StoreClosedError):
-        await outside.inspect()
 
 
 async def test_the_step_outlives_all_processes(tmp_path: Path) -> None:
@@ -324,9 +250,6 @@ asyncio.run(main())
             await store.flush()
             async with local_store(tmp_path) as late:
                 assert late.statistics().publishers == ("trainer",)
-                found = await late.inspect()
-                assert found is not None
-                assert found.chief == found.publishers[0].process
             assert (await asyncio.to_thread(run_python, "-c", program)).stdout == "trainer\n"
 
 
@@ -340,16 +263,10 @@ async def test_more_processes_than_are_read_at_first(tmp_path: Path) -> None:
         for _ in stores:
             await stores[0].advance()
         assert [await wait >= number for number, wait in enumerate(waits, 1)] == [True] * 20
-        found = await stores[0].inspect()
-        assert found is not None
-        assert found.waiting == ()
         run = engine_of(stores[1])._run
         assert run is not None
         run.write_slot(99)  # as a process leaves it that is killed while it waits
         await stores[1].aclose()
-        found = await stores[0].inspect()
-        assert found is not None
-        assert found.waiting == ()
     assert not any((tmp_path / "default" / "waiting").read_bytes())
 
 

@@ -14,7 +14,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.stores.local import _directory, default_directory
 from aiohooks.stores.local._directory import remote_file_system, run_file_name
-from aiohooks.stores.local._notify import MODIFY, Inotify
+from aiohooks.stores.local.store import MODIFY, Inotify
 from tests.support.stores import directory_of, local_store
 
 pytestmark = pytest.mark.every_python

@@ -21,16 +21,11 @@ from tests.support.waiting import (
     forever,
     parked,
     parked_wait,
+    pass_time,
     ticks,
 )
 
 # --- leases
-
-
-async def pass_time(clock: ManualClock, secs: float) -> None:
-    """Let time pass in which all that is due is done."""
-    for _ in range(round(secs * 2)):
-        await advance_clock(clock, 0.5, 40)
 
 
 async def wait_as(publisher: Publisher, store: FakeStepStore, step: int) -> int:
@@ -213,14 +208,14 @@ async def test_a_run_that_had_failed_may_begin_again(
         await a.advance(3)
         a.publisher("yesterday's chief").close(OSError("the disk is full"))
     async with (
-        FakeStepStore(engine, join_grace_secs=20) as b,
-        FakeStepStore(engine, join_grace_secs=20) as c,
+        FakeStepStore(engine, lease_secs=20) as b,
+        FakeStepStore(engine, lease_secs=20) as c,
     ):
         early, late = asyncio.ensure_future(b.wait_for(5)), asyncio.ensure_future(c.wait_for(50))
         await ticks(40)
-        await advance_clock(clock, 19, 40)
+        await pass_time(clock, 19)
         assert not early.done()
-        await advance_clock(clock, 2, 40)
+        await pass_time(clock, 2)
         for wait in (early, late):
             with pytest.raises(
                 ah.errors.PublisherFailedError, match="yesterday's chief failed at step 3"
@@ -236,10 +231,10 @@ async def test_reading_a_run_that_had_ended_does_not_lengthen_the_wait(
     """
     async with FakeStepStore(engine) as a:
         a.publisher("yesterday's chief").close(OSError("the disk is full"))
-    async with FakeStepStore(engine, join_grace_secs=20) as b:
+    async with FakeStepStore(engine, lease_secs=20) as b:
         wait = await parked_wait(b, 5)
         await b.value()
-        clock.advance(21)
+        await pass_time(clock, 21)
         with pytest.raises(ah.errors.PublisherFailedError, match="yesterday's chief failed"):
             await wait
 
@@ -248,7 +243,7 @@ async def test_a_run_that_had_finished_has_no_successor(engine: FakeEngine) -> N
     """A wait for a later step ends immediately, as it does in a process that has seen the end."""
     async with FakeStepStore(engine) as a:
         a.publisher("yesterday's chief").close()
-    async with FakeStepStore(engine, join_grace_secs=20) as b:
+    async with FakeStepStore(engine, lease_secs=20) as b:
         with pytest.raises(ah.errors.PublisherFinishedError, match="yesterday's chief finished"):
             await b.wait_for(5)
 
@@ -261,13 +256,13 @@ async def test_the_end_of_an_earlier_run_is_not_that_of_the_next(
     """
     async with FakeStepStore(engine) as a:
         a.publisher("yesterday's chief").close(OSError("the disk is full"))
-    async with FakeStepStore(engine, join_grace_secs=20) as b, FakeStepStore(engine) as d:
+    async with FakeStepStore(engine, lease_secs=20) as b, FakeStepStore(engine) as d:
         chief = d.publisher("chief")
         waiting = asyncio.ensure_future(wait_as(chief, d, 9))
         wait = await parked_wait(b, 2)
         await d.flush()
         await b.value()
-        clock.advance(60)
+        await pass_time(clock, 60)
         await b.value()
         await d.advance(2)
         assert await wait == 2
@@ -281,9 +276,7 @@ async def test_the_end_of_an_earlier_run_is_not_that_of_the_next(
 async def test_a_second_loss_holds_the_waits_as_long_as_the_first(
     clock: ManualClock, engine: FakeEngine
 ) -> None:
-    """The time of the first one does not end it early; who opens the run afterwards holds its
-    waits, too: a publisher may still come back.
-    """
+    """The time of the first one does not end it early."""
     async with FakeStepStore(engine, lease_secs=10) as a, FakeStepStore(engine, lease_secs=10) as b:
         publisher = a.publisher("trainer")
         await a.flush()
@@ -294,17 +287,11 @@ async def test_a_second_loss_holds_the_waits_as_long_as_the_first(
             await pass_time(clock, 6)
         publisher.close()
         await a.flush()
-        async with FakeStepStore(engine, lease_secs=10, join_grace_secs=0) as c:
-            late = await parked(c.wait_for(9), 40)
-            await pass_time(clock, 3)
-            assert not wait.done()
-            await pass_time(clock, 2)
-            assert wait.done()
-            assert not late.done()
-            await pass_time(clock, 6)
-            for ended in (wait, late):
-                with pytest.raises(ah.errors.PublisherFinishedError):
-                    await ended
+        await pass_time(clock, 3)
+        assert not wait.done()
+        await pass_time(clock, 2)
+        with pytest.raises(ah.errors.PublisherFinishedError):
+            await wait
 
 
 @pytest.mark.parametrize("on_lost", ["raise", "keep"])
@@ -354,27 +341,6 @@ async def test_a_clean_exit_before_the_waiter_is_back_from_a_loss(
             await wait
 
 
-async def test_a_process_gives_back_a_lead_that_it_has_left(
-    clock: ManualClock, engine: FakeEngine
-) -> None:
-    """Another process did not know that before the loss, and has brought the chief back."""
-    async with FakeStepStore(engine) as a:
-        async with a.lead():
-            await a.flush()
-            ghost = engine.run("default").snapshot()
-        await a.flush()
-        engine.lose_data()
-        engine.run("default").succeed(ghost)
-        engine.cut()
-        await pass_time(clock, 1)
-        lead = a.lead()
-        leads = asyncio.ensure_future(lead.__aenter__())
-        await pass_time(clock, 11)  # the time in which a chief of before could return
-        assert leads.done()
-        assert (await leads).number == ghost.term + 1
-        await lead.__aexit__(None, None, None)
-
-
 async def test_an_outage_does_not_count_in_the_time_after_a_loss(
     clock: ManualClock, engine: FakeEngine
 ) -> None:
@@ -407,30 +373,11 @@ async def test_a_text_that_fits_is_whole(engine: FakeEngine, length: int, cut: b
     async with FakeStepStore(engine) as a, FakeStepStore(engine) as b:
         waiting = await parked(b.wait_for(1))
         await ticks(40)
-        a.fail(error)
+        a.publisher("trainer").close(error)
         with pytest.raises(ah.PublisherFailedError) as raised:
             await waiting
     assert ("1 more characters were cut off" in str(raised.value.__cause__)) is cut
     assert ("cut off" in str(raised.value.__cause__)) is cut
-
-
-async def test_a_failure_outlasts_the_renewal_of_a_lease(
-    clock: ManualClock, engine: FakeEngine
-) -> None:
-    """Waits that begin later fail, too, until a publisher registers; one that says that it is alive
-    is no new one.
-    """
-    async with FakeStepStore(engine, lease_secs=10) as a, FakeStepStore(engine, lease_secs=10) as b:
-        a.publisher("trainer")
-        a.fail(ValueError("no more data"))
-        for _ in range(3):
-            with pytest.raises(ah.PublisherFailedError, match="failed at step 0, wanted 5"):
-                await b.wait_for(5)
-            await advance_clock(clock, 3, 40)
-        b.publisher("successor")
-        wait = await parked_wait(a, 5)
-        await b.advance(5)
-        assert await wait == 5
 
 
 async def test_a_lease_that_was_given_back_leaves_no_timer(

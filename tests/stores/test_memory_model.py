@@ -51,7 +51,6 @@ class Model:
 
     position: Position = field(default_factory=lambda: Position(1, 0))
     closed: bool = False
-    failed_at: Position | None = None
     last_exit: type[Exception] | None = None
     publishers: list[Publisher] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
@@ -87,8 +86,6 @@ class Model:
             wait.end = StoreClosedError
         elif wait.step <= self.position.step:
             wait.end = self.position.step
-        elif self.failed_at == self.position:
-            wait.end = PublisherFailedError
         elif wait.publisher is None and (kind := self.unreachable_without(wait)) is not None:
             wait.end = kind
         elif wait.deadline is not None and wait.deadline <= now:
@@ -228,7 +225,6 @@ class StoreAgainstModel(RuleBasedStateMachine):
             return multiple()
         publisher = self.do(lambda: self.store.publisher(name))
         self.model.publishers.append(publisher)
-        self.model.failed_at = None
         return publisher
 
     @rule(
@@ -239,13 +235,6 @@ class StoreAgainstModel(RuleBasedStateMachine):
             failed = isinstance(error, ValueError)
             self.model.leave(publisher, PublisherFailedError if failed else PublisherFinishedError)
         self.do(lambda: publisher.close(error))
-
-    @rule()
-    @precondition(lambda self: not self.model.closed)
-    def fail(self) -> None:
-        self.model.failed_at = self.model.position
-        self.model.end_all(PublisherFailedError)
-        self.do(lambda: self.store.fail(ValueError("broken")))
 
     @rule()
     def look_for_a_change(self) -> None:

@@ -18,7 +18,6 @@ from aiohooks.errors import (
     WrongLoopError,
 )
 from aiohooks.stores import MemoryStepStore, Publisher, current_publisher
-from aiohooks.stores._protocol import Member
 from aiohooks.testing.clock import ManualClock
 from tests.support.waiting import cancel_and_wait, parked, result_without_suspending, ticks
 
@@ -298,21 +297,3 @@ async def test_a_publisher_that_follows_the_changes_waits_too() -> None:
             pass
 
     await run_as(worker, follow)
-
-
-async def test_a_failure_does_not_end_waits_for_a_publisher_that_comes_later() -> None:
-    """One in another process that was not known before can reach the step; one that was known
-    already changes nothing.
-    """
-    store = MemoryStepStore()
-    waits = store._waits
-    old, new = Member("p/1", "old", 1.0), Member("q/1", "new", 1.0)
-    waits.observe_others((old,), None, lost=False)
-    store.fail(RuntimeError("no more"))
-    waits.observe_others((old,), None, lost=False)
-    with pytest.raises(PublisherFailedError):
-        await store.wait_for(1)
-    waits.observe_others((old, new), None, lost=False)
-    waiting = await parked(store.wait_for(1))
-    await store.advance()
-    assert await waiting == 1

@@ -13,14 +13,11 @@ import redis
 
 from aiohooks.stores._protocol import (
     Answer,
-    Fail,
-    Failure,
     Join,
     Leave,
     Member,
     Position,
     Request,
-    Snapshot,
     Write,
 )
 from aiohooks.stores._run_state import RunState
@@ -118,19 +115,6 @@ def test_a_state_is_not_replaced_after_a_reset(client: redis.Redis) -> None:
     assert scripted.read().state.position == Position(2, 4)
 
 
-def test_a_failure_has_the_position_of_the_server(client: redis.Redis) -> None:
-    """A process that reports a failure may not know the latest position; waiters compare it with
-    theirs.
-    """
-    scripted = Scripted(client)
-    found = scripted.read()
-    failed = copy.deepcopy(found.state)
-    failed.apply(Fail("no more data"))
-    scripted.apply(FIRST)
-    assert scripted.swap(found, failed)
-    assert scripted.read().state.failure == Failure("no more data", Position(1, 5))
-
-
 @pytest.mark.parametrize("lost", [0, 2, 3])
 def test_a_run_that_has_lost_a_key_is_lost(client: redis.Redis, lost: int) -> None:
     """If a key was evicted, no write and no change is accepted until the run was made anew; a
@@ -147,7 +131,7 @@ def test_a_run_that_has_lost_a_key_is_lost(client: redis.Redis, lost: int) -> No
     assert scripted.write(second).status == "lost"
     assert not scripted.swap(before, before.state)
     state = RunState()
-    state.succeed(Snapshot(before.state.position, 0))
+    state.follow(before.state.position, 0, "")
     assert scripted.swap(found, state, "another")
     again = scripted.read()
     assert (again.run_id, again.state.position, again.version) == ("another", Position(2, 5), 1)

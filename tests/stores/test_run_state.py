@@ -9,14 +9,12 @@ import pytest
 
 from aiohooks.stores._protocol import (
     Expire,
-    Fail,
     Join,
     Lead,
     Leave,
     Member,
     Position,
     Request,
-    Snapshot,
     Write,
 )
 from aiohooks.stores._run_state import RunState
@@ -35,7 +33,6 @@ def test_state_as_text_is_the_same() -> None:
         Join(member._replace(id="p/2", term=1, ready=True)),
         Write("reset", 1, Position(1, 3), 1, "p", 2),
         Leave("p/1", "näme", 1, "ValueError: x"),
-        Fail("no more"),
     ]
     for request in requests:
         state.apply(request)
@@ -97,7 +94,6 @@ def test_a_repeated_request_changes_nothing(seed: int) -> None:
                 f"{process}/",
                 number,
             ),
-            Fail(f"{number}", f"{process}/", number),
         ]
         request = draw.choice(requests)
         last[process] = request
@@ -135,72 +131,66 @@ def test_a_write_of_a_process_that_knows_more_is_not_applied() -> None:
 # --- after a loss
 
 
-def led(terms: int, step: int) -> RunState:
-    """A run with a chief in its last term, and a publisher."""
-    state = RunState()
-    for number in range(1, terms + 1):
-        state.apply(Leave(f"new/{number - 1}"))
-        state.apply(Lead(Member(f"new/{number}", "chief", 1.0)))
-    state.apply(Join(Member("new/0", "trainer", 1.0)))
-    state.apply(Write("advance", step, Position(1, 0), terms, "new", 1))
-    return state
-
-
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_a_run_that_follows_a_lost_one_is_later_in_all_respects(order: tuple[int, ...]) -> None:
     """Whatever the processes knew, and in whichever order they say it, also repeatedly."""
-    marks = [Snapshot(Position(1, 7), 2), Snapshot(Position(2, 3), 0), Snapshot(Position(1, 9), 3)]
+    marks = [(Position(1, 7), 2), (Position(2, 3), 0), (Position(1, 9), 3)]
     state = RunState()
     for number in (*order, *order):
-        state.succeed(marks[number])
+        state.follow(*marks[number], "old")
     assert state.position.epoch > 2
-    assert state.position.step >= marks[order[0]].position.step
+    assert state.position.step == marks[order[0]][0].step
     assert state.apply(Lead(Member("p/1", "chief", 1.0))).term == 4
 
 
 def test_who_comes_late_does_not_move_a_run_that_continues() -> None:
     """A chief has restored an earlier step since: only the epoch may become a later one."""
     state = RunState()
-    state.succeed(Snapshot(Position(1, 7), 0))
+    state.follow(Position(1, 7), 0, "")
     state.apply(Write("reset", 4, state.position, 0, "p", 1))
-    revision = state.revision
-    state.succeed(Snapshot(Position(2, 9), 0))
-    assert (state.position, state.revision) == (Position(3, 4), revision)
-    state.succeed(Snapshot(Position(5, 9), 0))
-    assert (state.position.epoch, state.revision) == (6, revision + 1)
+    state.follow(Position(2, 9), 0, "")
+    assert state.position == Position(3, 4)
+    state.follow(Position(5, 9), 0, "")
+    assert state.position == Position(6, 4)
+
+
+def test_who_knew_a_lost_run_does_not_move_one_that_has_a_chief() -> None:
+    """A chief that knows nothing has begun at step 0: its step stays."""
+    state = RunState()
+    state.apply(Lead(Member("new/1", "chief", 1.0)))
+    state.follow(Position(1, 7), 1, "new")
+    assert state.position == Position(2, 0)
 
 
 @pytest.mark.parametrize("lost_term", [1, 2, 3])
 def test_a_chief_with_a_lower_term_than_that_of_a_lost_run_leads_no_more(lost_term: int) -> None:
     """It was granted its term before anybody said that there had been later ones."""
-    state = led(terms=2, step=3)
-    state.succeed(Snapshot(Position(1, 9), lost_term))
-    write = Write("advance", 1, state.position, 2, "new", 2)
+    state = RunState()
+    for number in (1, 2):
+        state.apply(Leave("new/1", seq=number))
+        state.apply(Lead(Member(f"new/{number}", "chief", 1.0)))
+    state.apply(Join(Member("new/0", "trainer", 1.0)))
+    state.follow(Position(1, 9), lost_term, "old")
     leads = lost_term <= 2
+    write = Write("advance", 1, state.position, 2, "new", 1)
     assert state.apply(write).status == ("ok" if leads else "stale")
-    assert (not any(member.term for member in state.members.values())) is not leads
+    assert (state.snapshot().chief is not None) is leads
     assert "new/0" in state.members
 
 
 def test_the_chief_of_a_lost_run_leads_on() -> None:
-    """Whoever says it, and also before it is back itself; it has to initialise the run again."""
-    chief = Member("old/1", "chief", 1.0, term=2, ready=True)
+    """Once it is back; it has to initialise the run again. No other process has its term."""
     state = RunState()
-    state.succeed(Snapshot(Position(1, 9), 1, members=(chief._replace(id="older/1", term=1),)))
-    state.succeed(Snapshot(Position(1, 9), 2, members=(chief,)))
+    state.follow(Position(1, 9), 1, "older")
+    state.follow(Position(1, 9), 2, "old")
+    state.apply(Join(Member("older/1", "chief", 1.0, term=1)))
+    assert not state.members
+    state.apply(Join(Member("old/1", "chief", 1.0, term=2)))
     assert list(state.members) == ["old/1"]
     assert not state.snapshot().ready
     assert state.apply(Lead(Member("new/1", "standby", 1.0))).status == "busy"
     for process, status in (("older", "stale"), ("old", "ok")):
         write = Write("advance", 1, state.position, 2, process, 1)
         assert state.apply(write).status == status
-    state.apply(Expire("old/1", chief.heartbeat))
+    state.apply(Expire("old/1", 0))
     assert state.apply(Lead(Member("new/1", "standby", 1.0))).term == 3
-
-
-def test_what_changes_nothing_is_no_new_revision() -> None:
-    """Every process would read the run again."""
-    state = led(terms=3, step=3)
-    revision = state.revision
-    state.succeed(Snapshot(Position(0, 9), 3))
-    assert state.revision == revision

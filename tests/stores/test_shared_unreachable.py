@@ -17,8 +17,7 @@ from aiohooks._core.scope import begin_run
 from aiohooks.stores import SharedStepStore
 from aiohooks.stores._protocol import Lead, Position, Snapshot
 from aiohooks.stores.local._database import RunDatabase
-from aiohooks.stores.local._notify import Inotify
-from aiohooks.stores.local.store import LocalEngine
+from aiohooks.stores.local.store import Inotify, LocalEngine
 from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
 from tests.support.stores import local_store
 from tests.support.waiting import cancel_and_wait, forever, parked, ticks

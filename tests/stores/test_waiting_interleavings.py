@@ -13,7 +13,7 @@ from aiohooks._core.waiters import ThresholdWaiters
 from aiohooks.errors import AiohooksError
 from aiohooks.stores import MemoryStepStore, Publisher
 from aiohooks.stores._protocol import MAX_STEP
-from aiohooks.stores._waiting import Waiter, WaitRegistry
+from aiohooks.stores.base import Waiter, WaitRegistry
 from aiohooks.testing import ExplorationError, explore
 from tests.fuzz.explored.store_waits import CROWD, SMALL, run
 

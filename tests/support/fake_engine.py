@@ -12,7 +12,7 @@ from typing import Any
 
 from aiohooks.errors import StoreDamagedError, StoreUnavailableError
 from aiohooks.stores import Engine, SharedStepStore
-from aiohooks.stores._protocol import Answer, Request, RunReport, Snapshot, report_of
+from aiohooks.stores._protocol import Answer, Request, Snapshot
 from aiohooks.stores._run_state import RunState
 
 
@@ -104,7 +104,7 @@ class FakeConnection(Engine):
         self._reported: Snapshot | None = None
         self._notified: asyncio.Future[None] | None = None
 
-    async def connect(self, known: Snapshot) -> Snapshot:
+    async def connect(self) -> Snapshot:
         await asyncio.sleep(0)
         server, before = self.server, self._run_id
         server.check()
@@ -115,7 +115,8 @@ class FakeConnection(Engine):
             state = server.run(self.link.run)
         self._run_id = server.run_ids[self.link.run]
         if before not in ("", self._run_id):
-            state.succeed(known)
+            waits = self.link.waits
+            state.follow(waits.latest, waits.term, waits.leader)
             server.notify()
         self._reported = self._read()
         return self._reported
@@ -159,12 +160,6 @@ class FakeConnection(Engine):
         await asyncio.sleep(0)
         with self._reconnecting():
             return self._read()
-
-    async def inspect(self) -> RunReport | None:
-        await asyncio.sleep(0)
-        self.server.check()
-        run = self.link.run
-        return report_of(run, self.server.run(run).snapshot()) if run in self.server.runs else None
 
     @property
     def is_current(self) -> bool:

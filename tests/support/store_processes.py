@@ -44,7 +44,8 @@ from aiohooks.errors import (
     WrongLoopError,
 )
 from aiohooks.stores import Position, Publisher, open_step_store
-from aiohooks.stores.local import _database, _notify, _processes
+from aiohooks.stores.local import _database, _processes
+from aiohooks.stores.local import store as local_store
 from tests.conformance.report import installed_loops, loop_factory
 from tests.support.source import ROOT
 from tests.support.step_laws import Kind, Operation
@@ -478,7 +479,9 @@ class Worker:
             execute = counted(sqlite3.Connection.execute)
 
         _database.sqlite3.connect = partial(sqlite3.connect, factory=Connection)  # type: ignore
-        for module, name in itertools.product((_database, _processes, _notify), ("os", "fcntl")):
+        for module, name in itertools.product(
+            (_database, _processes, local_store), ("os", "fcntl")
+        ):
             real = getattr(module, name, None)
             if isinstance(real, ModuleType):
                 counting = {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import math
 import os
 import signal
@@ -12,11 +14,25 @@ from typing import Any
 
 from aiohooks import open_step_store
 from aiohooks.distributed import Task
-from aiohooks.stores import SharedStepStore
+from aiohooks.distributed.task import TaskSpec
+from aiohooks.stores import SharedStepStore, StepStore
 
 SCALE = 20
 KILLED_AFTER = 3
 """The number of steps after its start at which a task is killed."""
+
+
+class SpecOfStore(TaskSpec):
+    """A spec whose store is always the same one, which stays open."""
+
+    @classmethod
+    def of(cls, spec: TaskSpec, store: StepStore) -> SpecOfStore:
+        """Return a copy of the spec with this store."""
+        copied = cls(**{each.name: getattr(spec, each.name) for each in dataclasses.fields(spec)})
+        return dataclasses.replace(copied, store_options={"store": store})
+
+    def open_store(self) -> Any:
+        return contextlib.nullcontext(self.store_options["store"])
 
 
 def first_step(task_id: int) -> int:

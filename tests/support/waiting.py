@@ -43,6 +43,12 @@ async def advance_clock(clock: ManualClock, secs: float, count: int = 5) -> None
     await ticks(count)
 
 
+async def pass_time(clock: ManualClock, secs: float) -> None:
+    """Let time pass in which all that is due is done."""
+    for _ in range(round(secs * 2)):
+        await advance_clock(clock, 0.5, 40)
+
+
 async def parked(
     coro: Coroutine[Any, Any, T], count: int = 1, name: str | None = None
 ) -> asyncio.Task[T]:

@@ -242,7 +242,6 @@ async def stores(store: ah.StepStore) -> None:
     async for position in store.changes():
         assert_type(position, ah.stores.Position)
         assert_type(position.step, int)
-    store.fail(ValueError())
     await store.reset(3)
     await store.wait_for(9, on_reset="drop")  # type: ignore[arg-type]
     await store.wait_for("9")  # type: ignore[arg-type]

@@ -100,7 +100,8 @@ class GateAgainstModel(RuleBasedStateMachine):
         if not hasattr(self, "loop"):
             return
         with self.clock:
-            self.do(lambda: self.versions.fail(RuntimeError("over")))  # ends all waits
+            # The last publisher to leave ends all waits.
+            self.do(lambda: self.versions.publisher("last").close(RuntimeError("over")))
         for item in self.having("waiting"):
             assert isinstance(item.task.exception(), PublisherFailedError)
             item.state = "late"

@@ -1,10 +1,9 @@
 """A step store in a database of one machine: no server.
 
-store        LocalEngine
+store        LocalEngine, and inotify
 _database    a run: its state, the waiting processes, and how they wake each other
 _directory   where a run is kept
 _processes   the files that show which processes are alive
-_notify      inotify
 """
 
 from aiohooks.stores.local._directory import default_directory

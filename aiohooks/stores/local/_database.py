@@ -33,11 +33,9 @@ from aiohooks.stores._protocol import (
     Expire,
     Position,
     Request,
-    RunReport,
     Snapshot,
     damaged_error,
     logger,
-    report_of,
 )
 from aiohooks.stores._run_state import RunState
 from aiohooks.stores.local._processes import (
@@ -128,7 +126,7 @@ class RunDatabase:
     `flock` on the file `waiting`, which readers share.
     """
 
-    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+    def __init__(self, path: Path) -> None:
         """Open the files that `make_files` has made in the directory `path`."""
         self._path = path
         self._alive = path / "alive"
@@ -139,23 +137,15 @@ class RunDatabase:
         self._names = ["", "alive", *_FILES]  # of the files that must stay as they are
         self._resources = contextlib.ExitStack()
         call_after_fork(self)
-        mode = "rw"
-        if read_only:
-            # To read a run that no process has open SQLite would make a new log, and leave it.
-            has_log = (path / "run.db-wal").exists()
-            mode = "ro" if has_log else "ro&immutable=1"
         try:
             self._opened_ids = self._file_ids()
-            flags = os.O_RDONLY if read_only else os.O_RDWR
-            descriptors = [os.open(path / name, flags) for name in ("notify", "waiting")]
-            for fd in descriptors:
-                self._resources.callback(os.close, fd)
-            self._notify_fd, self._waiting_fd = descriptors
+            self._notify_fd = self._open_file("notify")
+            self._waiting_fd = self._open_file("waiting")
             self._changing.fd = self._waiting_fd
             self._reading.fd = self._waiting_fd
             with no_fork:  # it takes no lock until it is used
                 self._db = sqlite3.connect(
-                    f"file:{quote(str(path))}/run.db?mode={mode}",
+                    f"file:{quote(str(path))}/run.db?mode=rw",
                     uri=True,
                     timeout=0.0,
                     isolation_level=None,
@@ -165,6 +155,11 @@ class RunDatabase:
         except BaseException:
             self.close()
             raise
+
+    def _open_file(self, name: str) -> int:
+        fd = os.open(self._path / name, os.O_RDWR)
+        self._resources.callback(os.close, fd)
+        return fd
 
     def close(self) -> None:
         """Close everything; harmless when called twice."""
@@ -270,23 +265,6 @@ class RunDatabase:
             raise NoRunError("no row")
         return row
 
-    def living(self) -> tuple[Snapshot, tuple[int, ...]] | None:
-        """Return the run without the members that have died, and the steps that are waited for.
-
-        The steps are in order. Nothing is removed. Return None if the run has not begun.
-        """
-        with self._reading:
-            if not self.has_begun():
-                return None
-            state = self._load()
-            processes = self._expire_dead(state)
-            waiting = [
-                number - 1
-                for slot, number in enumerate(self._waiting())
-                if number and processes.get(slot)
-            ]
-        return state.snapshot(), tuple(sorted(waiting))
-
     # Changes.
 
     def write_slot(self, step: int | None) -> None:
@@ -317,12 +295,6 @@ class RunDatabase:
         return state.snapshot()
 
     def _remove_dead(self, state: RunState) -> None:
-        for slot, process in self._expire_dead(state).items():
-            if process is None:
-                self._free_slot(slot)
-
-    def _expire_dead(self, state: RunState) -> dict[int, str | None]:
-        """Remove dead members from the state; return the processes by slot, None for a dead one."""
         processes = check_processes(self._alive)
         living = set(processes.values())
         lost = [member for member in state.members.values() if member.process not in living]
@@ -330,7 +302,9 @@ class RunDatabase:
         # publisher says more.
         for member in sorted(lost, key=lambda member: -member.term):
             state.apply(Expire(member.id, member.heartbeat))
-        return processes
+        for slot, process in processes.items():
+            if process is None:
+                self._free_slot(slot)
 
     @contextlib.contextmanager
     def _change(self) -> Generator[RunState]:
@@ -386,33 +360,20 @@ class RunDatabase:
 
 
 def make_files(path: Path) -> None:
-    """Make the files of a run in the directory `path`, unless they are there."""
-    _check_edition(path)
-    for name in _FILES:
-        # Not opened: closing the database would release the locks that SQLite has on it.
-        with contextlib.suppress(FileExistsError):
-            os.mknod(path / name, 0o600)
+    """Make the files of a run in the directory `path`, unless they are there.
 
-
-def _check_edition(path: Path) -> None:
-    """Raise `StoreRefusedError` if an earlier version has made the run in the directory `path`."""
+    Raises:
+        StoreRefusedError: an earlier version has made the run.
+    """
     if (path / "position").exists() and not (path / "run.db").exists():
         raise StoreRefusedError(
             f"{path} has a run of an earlier version: finish it with that version, or delete the"
             " directory; a chief continues from its newest checkpoint"
         )
-
-
-def inspect_run(path: Path, run: str) -> RunReport | None:
-    """Report a run, and change nothing; None if there is none."""
-    _check_edition(path)
-    try:
-        (path / "run.db").lstat()  # not `exists`, which is silent about a file as the directory
-    except FileNotFoundError:
-        return None
-    with contextlib.closing(RunDatabase(path, read_only=True)) as database:
-        found = database.living()
-    return None if found is None else report_of(run, *found)
+    for name in _FILES:
+        # Not opened: closing the database would release the locks that SQLite has on it.
+        with contextlib.suppress(FileExistsError):
+            os.mknod(path / name, 0o600)
 
 
 def delete_run(path: Path) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
+import errno
 import os
 import sqlite3
+import struct
 import sys
 import threading
 from collections.abc import Callable
@@ -16,6 +19,7 @@ from typing import ClassVar, TypeVar
 
 from aiohooks._core.cancel import retrieve_exception, to_thread, wait_done
 from aiohooks._core.clock import sleep
+from aiohooks._core.fork import call_after_fork
 from aiohooks._core.validate import check_directory
 from aiohooks._core.waits import wait_for_others
 from aiohooks.errors import (
@@ -29,7 +33,6 @@ from aiohooks.stores._protocol import (
     EngineError,
     Position,
     Request,
-    RunReport,
     Snapshot,
     logger,
 )
@@ -39,7 +42,6 @@ from aiohooks.stores.local._database import (
     RunDatabase,
     delete_run,
     explain,
-    inspect_run,
     make_files,
 )
 from aiohooks.stores.local._directory import (
@@ -47,10 +49,27 @@ from aiohooks.stores.local._directory import (
     make_run_directory,
     run_file_name,
 )
-from aiohooks.stores.local._notify import CLOSE_WRITE, MODIFY, OVERFLOW, Inotify
 
 T = TypeVar("T")
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
+
+
+# Events of inotify.
+MODIFY = 0x2
+CLOSE_WRITE = 0x8
+_REMOVED = 0x4 | 0x800
+"""ATTRIB, as a file that is removed while it is open has one name less, and MOVE_SELF."""
+_DELETED = 0x200
+OVERFLOW = 0x4000
+"""Any number of events was lost, of any kind."""
+
+_EVENT = struct.Struct("iIII")
+_LIMITS = {
+    errno.EMFILE: (
+        "fs.inotify.max_user_instances, or the number of files that a process may have open"
+    ),
+    errno.ENOSPC: "fs.inotify.max_user_watches",
+}
 
 
 class LocalEngine(Engine):
@@ -97,7 +116,7 @@ class LocalEngine(Engine):
 
     # Opening and closing.
 
-    async def connect(self, known: Snapshot) -> Snapshot:
+    async def connect(self) -> Snapshot:
         await self.disconnect()
         try:
             self._run = run = await to_thread(self._open_files, grace_secs=5.0)
@@ -109,7 +128,7 @@ class LocalEngine(Engine):
         except SYSTEM_ERRORS as error:
             raise self._explain(error) from error
         if run.is_gone():  # it was deleted meanwhile
-            return await self.connect(known)
+            return await self.connect()
         loop = asyncio.get_running_loop()
         loop.add_reader(self._inotify.fd, self._on_inotify, run, self._inotify)
         return snapshot
@@ -145,12 +164,6 @@ class LocalEngine(Engine):
         try:
             await to_thread(delete_run, self.directory)
         except OSError as error:
-            raise self._explain(error) from error
-
-    async def inspect(self) -> RunReport | None:
-        try:
-            return await submit(partial(inspect_run, self.directory, self.link.run))
-        except SYSTEM_ERRORS as error:
             raise self._explain(error) from error
 
     # Requests.
@@ -302,3 +315,67 @@ def submit(work: Callable[[], T]) -> asyncio.Future[T]:
 
     threading.Thread(target=run, name="aiohooks step store", daemon=True).start()
     return asyncio.wrap_future(outcome)
+
+
+class Inotify:
+    """One inotify instance; its `fd` becomes readable when there are events."""
+
+    def __init__(self) -> None:
+        """Raise `StoreUnavailableError` where the user has reached the limit of instances."""
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self.fd: int = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        _check(self.fd, "inotify")
+        call_after_fork(self)
+
+    def add(self, path: Path, kinds: int) -> None:
+        """Watch a file, or the files in a directory.
+
+        Raises:
+            StoreUnavailableError: the user has reached the limit of watches.
+            OSError: the system refuses it.
+        """
+        watch = self._libc.inotify_add_watch(self.fd, os.fsencode(path), ctypes.c_uint32(kinds))
+        _check(watch, str(path))
+
+    def add_run(self, path: Path) -> None:
+        """Watch the files of the run in the directory `path`."""
+        self.add(path / "notify", MODIFY | _REMOVED)
+        self.add(path / "alive", CLOSE_WRITE | _DELETED)
+        for watched in (path / "run.db", path / "waiting", path, path.parent):
+            self.add(watched, _REMOVED)
+
+    def read_events(self) -> int:
+        """Return the kinds of the events since the last call, combined, without waiting."""
+        try:
+            data = os.read(self.fd, 8192)  # the next iteration of the loop reads the others
+        except BlockingIOError:
+            return 0
+        kinds = 0
+        offset = 0
+        while offset < len(data):
+            _, kind, _, name_size = _EVENT.unpack_from(data, offset)
+            offset += _EVENT.size + name_size
+            kinds |= kind
+        return kinds
+
+    def close(self) -> None:
+        """Close it with all its watches; harmless when called twice."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    after_fork = close  # a child would keep it alive, and it counts towards the user's limit
+
+
+def _check(result: int, subject: str) -> None:
+    """Raise the error of a call of the system."""
+    if result >= 0:
+        return
+    number = ctypes.get_errno()
+    text = os.strerror(number)
+    if number not in _LIMITS:
+        raise OSError(number, text, subject)
+    raise StoreUnavailableError(
+        f"local:// cannot watch {subject}, as a limit of this user is reached ({text}):"
+        f" raise {_LIMITS[number]}, close other stores, or use redis://"
+    )

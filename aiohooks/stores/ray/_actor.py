@@ -29,7 +29,7 @@ class StepActor:
 
     Ray starts the actor again when its process or its node dies; it has lost everything then. Each
     call but `connect` has the `incarnation` that the process knows. If that is another one, the
-    answer is None: the process connects again, and says how far it knows the lost run to have come.
+    answer is None: the process connects again, with what it knows of the lost run.
     """
 
     def __init__(self) -> None:
@@ -41,10 +41,12 @@ class StepActor:
 
     # Remote calls.
 
-    async def connect(self, known_incarnation: str, known: Snapshot) -> Snapshot:
+    async def connect(
+        self, known_incarnation: str, known: Position, term: int, leader: str
+    ) -> Snapshot:
         """Return the run; `known_incarnation` is empty for a process that knows none."""
         if known_incarnation not in ("", self.incarnation):
-            self._state.succeed(known)
+            self._state.follow(known, term, leader)
             self._answer_satisfied()
         return self._state.snapshot(self.incarnation)
 

@@ -11,10 +11,8 @@ from aiohooks.stores._protocol import (
     Answer,
     Position,
     Request,
-    RunReport,
     Snapshot,
     damaged_error,
-    report_of,
 )
 from aiohooks.stores.engine import Engine, EngineLink
 from aiohooks.stores.ray._actor import LongPoll, StepActor
@@ -72,13 +70,28 @@ class RayEngine(Engine):
 
     # The connection.
 
-    async def connect(self, known: Snapshot) -> Snapshot:
+    async def connect(self) -> Snapshot:
         actor = await to_thread(self._find_actor, grace_secs=_GRACE_SECS)
-        snapshot = await self._connect(actor, self._incarnation, known)
+        waits = self.link.waits
+        found: object
+        try:
+            call = actor.connect.remote(self._incarnation, waits.latest, waits.term, waits.leader)
+        except (AttributeError, TypeError) as error:  # Ray compares the arguments here
+            found = error
+        else:
+            found = await self._wait_reply(call, self.link.connect_timeout)
+        if not isinstance(found, Snapshot):
+            raise damaged_error(
+                self.link.run,
+                f"the actor {self._name!r} in the namespace {self._namespace!r}",
+                found=f"{found!r:.100}",
+                expected="a step actor of this version of aiohooks",
+                delete="kill that actor",
+            )
         self._actor = actor
-        self._incarnation = snapshot.run_id
-        self._revision = snapshot.revision
-        return snapshot
+        self._incarnation = found.run_id
+        self._revision = found.revision
+        return found
 
     def _find_actor(self) -> Any:
         """Return the actor of the run; if there is none, create it on this node. Blocks."""
@@ -101,32 +114,6 @@ class RayEngine(Engine):
             return _ray.get_actor(self._name, namespace=self._namespace)
         except ValueError:
             return None
-
-    async def _connect(self, actor: Any, known_incarnation: str, known: Snapshot) -> Snapshot:
-        found: object
-        try:
-            call = actor.connect.remote(known_incarnation, known)
-        except (AttributeError, TypeError) as error:  # Ray compares the arguments here
-            found = error
-        else:
-            found = await self._wait_reply(call, self.link.connect_timeout)
-        if isinstance(found, Snapshot):
-            return found
-        raise damaged_error(
-            self.link.run,
-            f"the actor {self._name!r} in the namespace {self._namespace!r}",
-            found=f"{found!r:.100}",
-            expected="a step actor of this version of aiohooks",
-            delete="kill that actor",
-        )
-
-    async def inspect(self) -> RunReport | None:
-        actor = await to_thread(self._existing_actor, grace_secs=_GRACE_SECS)
-        if actor is None:
-            return None
-        # A process that knows no incarnation changes nothing.
-        snapshot = await self._connect(actor, "", Snapshot(self.link.waits.latest))
-        return report_of(self.link.run, snapshot)
 
     async def disconnect(self) -> None:
         self._actor = None

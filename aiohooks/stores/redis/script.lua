@@ -178,7 +178,7 @@ end
 local function swap()
   local found_run_id, after, new_run_id, data = ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
   local new_epoch, new_step, new_term, new_leader = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8], ARGV[9]
-  local notifies, fails = ARGV[10], ARGV[11]
+  local notifies = ARGV[10]
   if run_id ~= found_run_id or version ~= after then
     return 0
   end
@@ -199,9 +199,6 @@ local function swap()
   local new_version = integer(version + 1)
   redis.call('HSET', state_key, 'layout', '3', 'run', run_id, 'version', new_version)
   redis.call('HSET', state_key, 'term', new_term, 'leader', new_leader, 'data', data)
-  if fails == '1' then
-    redis.call('HSET', state_key, 'failed_at', integer(epoch) .. '-' .. integer(step))
-  end
   if notifies == '1' then
     redis.call('XADD', changes_key, 'MAXLEN', 1, new_version .. '-0', 'n', '')
   end
@@ -213,27 +210,20 @@ if request == 'write' then
   return write()
 elseif request == 'swap' then
   return swap()
-elseif request == 'read' or request == 'inspect' then
+elseif request == 'read' then
   local change = redis.call('XREVRANGE', changes_key, '+', '-', 'COUNT', 1)[1]  -- fails unless it is a stream
   if change and run_id ~= '' and whole_number(string.match(change[1], '^%d+'), 'a change') > version then
     foreign('a change, which is later than the version ' .. integer(version) .. ',', change[1])
   end
-  if request == 'read' then
-    if run_id ~= '' then
-      -- Fails where no write is accepted, on a replica or without memory: no lease could be renewed there, so none may run out.
-      redis.call('HSET', answers_key, 'run', run_id)
-    end
-    renew_expiry()
+  if run_id ~= '' then
+    -- Fails where no write is accepted, on a replica or without memory: no lease could be renewed there, so none may run out.
+    redis.call('HSET', answers_key, 'run', run_id)
   end
-  local fields = redis.call('HMGET', state_key, 'data', 'failed_at')
-  local failed_at = {}
-  if fields[2] then
-    local failed_epoch, failed_step = string.match(fields[2], '^(%d+)-(%d+)$')
-    failed_at = {whole_number(failed_epoch or fields[2], 'the epoch of a failure'), whole_number(failed_step or '', 'the step of a failure')}
-  end
-  if run_id ~= '' and (fields[1] or '') == '' then
+  renew_expiry()
+  local data = redis.call('HGET', state_key, 'data') or ''
+  if run_id ~= '' and data == '' then
     foreign('the data in the state', 'missing')
   end
-  return {run_id, version, fields[1] or '', epoch, step, term, leader, failed_at}
+  return {run_id, version, data, epoch, step, term, leader}
 end
 return redis.error_reply('ERR aiohooks: unknown request ' .. request)

@@ -28,11 +28,9 @@ from aiohooks.stores._protocol import (
     EngineError,
     Position,
     Request,
-    RunReport,
     Snapshot,
     Write,
     damaged_error,
-    report_of,
 )
 from aiohooks.stores._run_state import RunState
 from aiohooks.stores.engine import Engine, EngineLink
@@ -182,7 +180,7 @@ class RedisEngine(Engine):
 
     # The connections.
 
-    async def connect(self, known: Snapshot) -> Snapshot:
+    async def connect(self) -> Snapshot:
         try:
             self._requests = self._new_client()
             self._reads = self._new_client()
@@ -192,27 +190,30 @@ class RedisEngine(Engine):
         secs = min(self._answer_timeout, self.link.connect_timeout)
         # A user without the right to read is rejected now, not at the first wait.
         await self._execute(self._reads, secs, "XREAD", "STREAMS", self._keys.positions, "$")
-        self._run = await self._find_run(known)
+        self._run = await self._find_run()
         self._newest_version = self._run.version
         return self._run.state.snapshot(self._run.run_id)
 
-    async def _find_run(self, known: Snapshot) -> FoundRun:
-        """Read the run, after making it if it is not there.
-
-        Also make it again if the server has lost what this process knows of it.
-        """
-        # The id of the run that has what this process knows, empty if it knows nothing.
-        informed_id = self._run.run_id
+    async def _find_run(self) -> FoundRun:
+        """Read the run, or make one if there is none, or an older copy than this process knows."""
+        waits = self.link.waits
         for attempt in range(1, _MOST_ROUNDS + 1):
-            found = await self._read_state(self._requests)
-            is_lost = not found.run_id or self._is_older(found)
-            if not is_lost and informed_id in ("", found.run_id):
+            found = await self._read_state()
+            run_id = found.run_id
+            state = copy.deepcopy(found.state)
+            if not run_id or self._is_older(found):
+                run_id = secrets.token_hex(8)
+                state = RunState()
+            elif self._run.run_id in ("", run_id):
                 return found
-            run_id = secrets.token_hex(8) if is_lost else found.run_id
-            if await self._swap(found, run_id, self._successor(found, known, is_lost)):
-                informed_id = informed_id and run_id
-            else:
-                await sleep(_RACE_BACKOFF.pause_secs(attempt), self.link.clock)
+            if self._run.run_id:
+                state.follow(waits.latest, waits.term, waits.leader)
+            if run_id != found.run_id and found.state.position > RunState().position:
+                # A part of a run may be left, which this process does not know.
+                state.follow(found.state.position, found.state.term, found.state.leader)
+            if version := await self._swap(found, run_id, state):
+                return FoundRun(run_id, version, state)
+            await sleep(_RACE_BACKOFF.pause_secs(attempt), self.link.clock)
         raise StoreUnavailableError(f"{self._address}: the run does not stay as it was written")
 
     def _is_older(self, found: FoundRun) -> bool:
@@ -220,17 +221,6 @@ class RedisEngine(Engine):
         return found.run_id == self._run.run_id and (
             found.version < self._newest_version or found.state.position < self.link.waits.latest
         )
-
-    def _successor(self, found: FoundRun, known: Snapshot, is_lost: bool) -> RunState:
-        """Return the state of the run that has what this process knows, and what is left."""
-        state = RunState() if is_lost else copy.deepcopy(found.state)
-        if self._run.run_id:
-            state.succeed(known)
-        # A part of the run may be left, which this process does not know.
-        left = found.state.snapshot()
-        if is_lost and (left.position, left.term) != (state.position, state.term):
-            state.succeed(left)
-        return state
 
     def _lose(self, reason: str) -> StoreUnavailableError:
         """End all calls, and with them `watch`: the store connects again."""
@@ -302,7 +292,7 @@ class RedisEngine(Engine):
         # By an entry in a stream that it reads: CLIENT UNBLOCK could arrive before the read, and
         # would do nothing.
         try:
-            await self._call_script(self._requests, "wake")
+            await self._call_script("wake")
         except StoreUnavailableError as error:
             self._lose(str(error))
 
@@ -310,7 +300,7 @@ class RedisEngine(Engine):
 
     async def request(self, request: Request) -> Answer:
         if isinstance(request, Write):
-            reply = await self._call_script(self._requests, "write", write_argument(request))
+            reply = await self._call_script("write", write_argument(request))
             answer = parse_answer(reply)
             if answer.status == "lost":
                 raise self._lose(_DATA_LOST)
@@ -332,48 +322,43 @@ class RedisEngine(Engine):
     async def _read_known(self) -> FoundRun:
         """Read the run that this process knows."""
         newest_version = self._newest_version
-        found = await self._read_state(self._requests)
+        found = await self._read_state()
         if found.run_id != self._run.run_id or found.version < newest_version:
             raise self._lose(_DATA_LOST)
         self._newest_version = max(self._newest_version, found.version)
         return found
 
-    async def _swap(self, found: FoundRun, run_id: str, state: RunState) -> bool:
+    async def _swap(self, found: FoundRun, run_id: str, state: RunState) -> int:
         """Replace the state of the run that was found.
 
-        Return whether no other process was faster.
+        Return its new version, or 0 if another process was faster.
         """
         arguments = swap_arguments(found, run_id, state)
-        version: int = await self._call_script(self._requests, "swap", *arguments)
+        version: int = await self._call_script("swap", *arguments)
         self._newest_version = max(self._newest_version, version)
-        return version > 0
-
-    async def inspect(self) -> RunReport | None:
-        async with contextlib.aclosing(self._new_client()) as client:
-            found = await self._read_state(client, "inspect")
-        return report_of(self.link.run, found.state.snapshot()) if found.run_id else None
+        return version
 
     async def delete(self) -> None:
         async with contextlib.aclosing(self._new_client()) as client:
             await self._execute(client, self._answer_timeout, "DEL", *self._keys)
 
-    async def _read_state(self, client: Any, request: str = "read") -> FoundRun:
+    async def _read_state(self) -> FoundRun:
         """Read the run, whichever it is."""
-        reply = await self._call_script(client, request)
+        reply = await self._call_script("read")
         try:
             return parse_read(reply)
         except Exception as error:  # whatever is wrong: the reply comes from outside
             raise self._explain(error, "") from error
 
-    async def _call_script(self, client: Any, request: str, *arguments: Any) -> Any:
+    async def _call_script(self, request: str, *arguments: Any) -> Any:
         # redis-py takes 2 µs for each argument.
         head = f"{request} {self._expire_secs or ''} {self._run.run_id}"
         command = (len(self._keys), *self._keys, head, *arguments)
         within = self._answer_timeout
         try:
-            return await self._execute(client, within, "EVALSHA", _SCRIPT_SHA, *command)
+            return await self._execute(self._requests, within, "EVALSHA", _SCRIPT_SHA, *command)
         except NoScriptError:  # the server is new, or has lost the script
-            return await self._execute(client, within, "EVAL", SCRIPT, *command)
+            return await self._execute(self._requests, within, "EVAL", SCRIPT, *command)
 
     async def _execute(self, client: Any, within: float, *command: Any) -> Any:
         """Return the reply to a command.
@@ -502,7 +487,6 @@ def swap_arguments(found: FoundRun, run_id: str, state: RunState) -> tuple[Any, 
         state.term,
         state.leader,
         int(state.revision != found.state.revision),
-        int(state.failure != found.state.failure),
     )
 
 
@@ -513,12 +497,10 @@ def parse_answer(reply: Any) -> Answer:
 
 
 def parse_read(reply: Any) -> FoundRun:
-    """Read the script's reply to "read" or "inspect"."""
-    run_id, version, data, epoch, step, term, leader, failed_at = reply
+    """Read the script's reply to "read"."""
+    run_id, version, data, epoch, step, term, leader = reply
     state = RunState.load(data.encode()) if data else RunState()
     state.position = Position(epoch, step)
     state.term = term
     state.leader = leader
-    if state.failure is not None and failed_at:
-        state.failure = state.failure._replace(position=Position(*failed_at))
     return FoundRun(run_id, version, state)

@@ -294,7 +294,9 @@ SMALL: dict[str, Scenario] = {
             "a": race.waiter("a", 1),
             "b": race.waiter("b", 2),
             "writer": race.doing(race.advance()),
-            "herald": race.doing(lambda: race.store.fail(ValueError("broken"))),
+            "herald": race.doing(
+                lambda: race.store.publisher("herald").close(ValueError("broken"))
+            ),
         },
         may_raise=(PublisherFailedError,),
     ),

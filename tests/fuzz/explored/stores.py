@@ -58,8 +58,8 @@ class WatchedConnection(FakeConnection):
         await self.fixture.pause("answer", 1)
         return answer
 
-    async def connect(self, known: Snapshot) -> Snapshot:
-        snapshot: Snapshot = await self._slowly(super().connect(known))
+    async def connect(self) -> Snapshot:
+        snapshot: Snapshot = await self._slowly(super().connect())
         self.connected = True
         return snapshot
 

@@ -40,7 +40,7 @@ MODULES = (
     "aiohooks/stores/_connection.py",
     "aiohooks/stores/_membership.py",
     "aiohooks/stores/_run_watcher.py",
-    "aiohooks/stores/_waiting.py",
+    "aiohooks/stores/base.py",
     "aiohooks/stores/memory.py",
     "aiohooks/stores/shared.py",
     "aiohooks/stores/local/",

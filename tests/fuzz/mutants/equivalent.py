@@ -69,7 +69,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): _COMPARED,
     (
         "aiohooks/stores/_membership.py",
-        "Membership._send_once",
+        "Membership.leave",
         "self._seq += 1  =>  self._seq += 2",
     ): _COMPARED,
     (
@@ -85,7 +85,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         "aiohooks/stores/memory.py",
         "MemoryStepStore.lead",
-        "self._terms += 1  =>  self._terms += 2",
+        "term = self._waits.term + 1  =>  term = self._waits.term + 2",
     ): _COMPARED,
     (
         "aiohooks/stores/_run_watcher.py",

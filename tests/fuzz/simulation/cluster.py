@@ -88,7 +88,6 @@ class Cluster:
             run="default",
             lease_secs=self.lease_secs,
             heartbeat=self.heartbeat_secs,
-            join_grace_secs=3 * self.lease_secs,
             connect_timeout=20.0,
             **options,
         )

@@ -22,7 +22,6 @@ from aiohooks.stores._protocol import (
     MAX_STEP,
     Answer,
     Expire,
-    Fail,
     Join,
     Lead,
     Leave,
@@ -114,7 +113,6 @@ def random_requests(chance: random.Random, state: RunState) -> Iterator[Request]
                     exit_writer,
                     seqs[exit_writer],
                 ),
-                Fail("E: y", exit_writer, seqs[exit_writer]),
                 Expire(chance.choice([*state.members, member.id]), chance.randrange(3)),
             )
         )

@@ -18,10 +18,10 @@ from aiohooks.session import creators
 from aiohooks.session.feeds import ReaderSource, SessionFeeds
 from aiohooks.stores._connection import Writes
 from aiohooks.stores._membership import Membership
-from aiohooks.stores._protocol import Member, Position, Snapshot
+from aiohooks.stores._protocol import Member, Position
 from aiohooks.stores._run_state import RunState
 from aiohooks.stores._run_watcher import RunWatcher, Silence
-from aiohooks.stores._waiting import WaitRegistry
+from aiohooks.stores.base import WaitRegistry
 from aiohooks.stores.shared import SharedStepStore
 from aiohooks.version_gate.tickets import Ticket
 from tests.fuzz._harness import Method, replaced
@@ -78,27 +78,29 @@ def _do_nothing(*args: Any) -> None:
 # Findings.
 
 
-@bug(RunState, "succeed")
-def terms_begin_again(succeed: Method, self: RunState, lost: Snapshot) -> None:
+@bug(RunState, "follow")
+def terms_begin_again(
+    follow: Method, self: RunState, lost: Position, term: int, leader: str
+) -> None:
     """Findings 02 and 03: after a loss the terms begin again."""
-    succeed(self, lost._replace(term=0))
+    follow(self, lost, 0, "")
 
 
-@bug(RunState, "succeed")
-def the_epoch_stays(succeed: Method, self: RunState, lost: Snapshot) -> None:
+@bug(RunState, "follow")
+def the_epoch_stays(follow: Method, self: RunState, lost: Position, term: int, leader: str) -> None:
     """After a loss the step falls within an epoch."""
-    succeed(self, lost._replace(position=Position(0, 0)))
+    follow(self, Position(0, 0), term, leader)
 
 
-@bug(RunWatcher, "_open_registration")
-def a_loss_ends_waits(hold: Method, self: RunWatcher) -> None:
+@bug(RunWatcher, "_await_members")
+def a_loss_ends_waits(hold: Method, self: RunWatcher, lost: Any) -> None:
     """Finding 04: after a loss an exit ends a wait before its trainer was announced again."""
 
 
 @bug(RunWatcher, "_end_registration")
 def the_dead_of_a_lost_run_are_forgotten(end_hold: Method, self: RunWatcher) -> None:
     """A wait for a trainer that has died while the run was lost never ends."""
-    self._missing.clear()
+    self._missing = ()
     end_hold(self)
 
 

@@ -53,9 +53,8 @@ class ScriptedRun:
         if request == "swap":
             return self._swap(args)
         version = int(keys.state.get("version", 0))
-        failed_at = [int(number) for number in keys.state.get("failed_at", "").split()]
         data = keys.state.get("data", "")
-        return [self.run_id, version, data, *self.position, self.term, self.leader, failed_at]
+        return [self.run_id, version, data, *self.position, self.term, self.leader]
 
     def _write(self, known_run_id: str, argument: str) -> str:
         kind, amount, floor_epoch, floor_step, term, seq, writer = argument.split(" ", 6)
@@ -81,7 +80,7 @@ class ScriptedRun:
         self.keys.answers[f"w {writer}"] = answer
 
     def _swap(self, args: tuple[Any, ...]) -> int:
-        found_run_id, after, new_run_id, data, epoch, step, term, leader, notifies, fails = args
+        found_run_id, after, new_run_id, data, epoch, step, term, leader, notifies = args
         keys, version = self.keys, int(self.keys.state.get("version", 0))
         if self.run_id != found_run_id or version != after:
             return 0
@@ -102,8 +101,6 @@ class ScriptedRun:
             "leader": leader,
             "data": data.decode(),
         }
-        if fails:
-            keys.state["failed_at"] = f"{self.position.epoch} {self.position.step}"
         if notifies:
             keys.change = new_version
         return new_version

@@ -376,7 +376,7 @@ class RaySetup(EngineSetup):
         self._address = address
 
     def where(self, number: int) -> dict[str, Any]:
-        secs = {"heartbeat": 1.0, "lease_secs": self.lease_secs, "join_grace_secs": 0.0}
+        secs = {"heartbeat": 1.0, "lease_secs": self.lease_secs}
         return {"url": "ray://faults", **secs}
 
     async def start_worker(self) -> WorkerProcess:

@@ -1,0 +1,251 @@
+"""Borders of what a hook may be, and of its group's block."""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
+# mypy: disable-error-code="empty-body, var-annotated"
+# Annotations say how results are combined, and most classes here have none.
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.errors import HookCancelledError, HookGroupClosedError, InvalidHookError
+from aiohooks.testing import ManualClock
+from tests.support.checks import refused
+from tests.support.waiting import parked, ticks
+
+pytestmark = pytest.mark.every_python
+
+
+def hook(**methods):
+    """Return an object of a class with these methods."""
+    return type("Observer", (), methods)()
+
+
+class Events:
+    async def on(self, name) -> None: ...
+
+
+class Resource:
+    """A hook that is entered, and notes what it is left with."""
+
+    def __init__(self, *, error=None) -> None:
+        self.error = error
+        self.left_with: list[object] = []
+
+    async def __aenter__(self):
+        if self.error is not None:
+            raise self.error
+
+    async def __aexit__(self, kind, error, traceback):
+        self.left_with = [kind, error, traceback is not None]
+
+    async def on(self, name): ...
+
+
+async def test_hooks_before_one_that_cannot_be_entered_get_its_error() -> None:
+    """As if the block had raised it: the type, the error and a traceback."""
+    error = OSError("no disk")
+    first = Resource()
+    with pytest.raises(OSError, match="no disk"):
+        async with ah.HookGroup(Events, [first, Resource(error=error)]):
+            pass
+    assert first.left_with == [OSError, error, True]
+
+
+async def test_a_context_manager_of_the_class_needs_no_methods() -> None:
+    """It is entered and left with the group; one of another class would do nothing."""
+
+    class Own(Events):
+        entered = False
+
+        async def __aenter__(self):
+            self.entered = True
+
+        async def __aexit__(self, *_): ...
+
+    class Other:
+        __aenter__ = Own.__aenter__
+        __aexit__ = Own.__aexit__
+
+    own = Own()
+    async with ah.HookGroup(Events, [own]):
+        assert own.entered
+    with refused(InvalidHookError, "has none of the methods of Events: on"):
+        ah.HookGroup(Events, [Other()])
+
+
+async def test_a_cancel_while_a_group_is_left_is_raised_when_its_hooks_are_left() -> None:
+    """The caller gets it, as it may be the end of the program."""
+
+    class Slow(Resource):
+        async def __aexit__(self, *args):
+            await asyncio.sleep(0)
+            await super().__aexit__(*args)
+
+    slow = Slow()
+    group = ah.HookGroup(Events, [slow])
+    await group.__aenter__()
+    leaving = await parked(group.__aexit__(None, None, None))
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    assert slow.left_with == [None, None, False]
+
+
+async def test_a_call_that_outlives_its_group_queues_nothing(clock: ManualClock) -> None:
+    """It is the caller's, and gets an error: no task would wait for the queued call."""
+
+    async def waits(self, name):
+        await gate.wait()
+
+    async def logs(self, name):
+        logged.append(name)
+
+    gate = asyncio.Event()
+    logged: list[str] = []
+    later = ah.configure(hook(on=logs), background=True, order=1)
+    group = ah.HookGroup(Events, [hook(on=waits), later], grace_secs=5)
+    await group.__aenter__()
+    call = await parked(group.hooks.on("x"), 5)
+    leaving = await parked(group.__aexit__(None, None, None), 5)
+    clock.advance(5)
+    await leaving
+    gate.set()
+    with pytest.raises(HookGroupClosedError, match="takes no more background calls"):
+        await call
+    await ticks()
+    assert logged == []
+
+
+async def test_a_call_of_the_object_is_a_method_like_others_if_it_does_nothing() -> None:
+    """One with a body decides which of the other methods are called."""
+
+    class Both:
+        async def on(self, name) -> None: ...
+
+        async def __call__(self, name) -> None: ...
+
+    class Decides(Both):
+        async def __call__(self, name) -> None:
+            await self.on(name)
+
+    async def on(self, name):
+        called.append(name)
+
+    called: list[str] = []
+    await ah.compose(Both, [hook(__call__=on), hook(on=on)])("both")
+    await ah.compose(Decides, [hook(on=on), hook(on=on)])("decides")
+    assert called == ["both", "decides", "decides"]
+
+
+async def test_a_hook_may_make_its_methods_when_they_are_asked_for() -> None:
+    """As a proxy of another object does."""
+
+    class Proxy:
+        def __getattr__(self, name):
+            if name != "on":
+                raise AttributeError(name)
+            return called.append_async
+
+    class Notes(list[str]):
+        async def append_async(self, name):
+            self.append(name)
+
+    called = Notes()
+    await ah.compose(Events, [Proxy()]).on("x")
+    assert called == ["x"]
+
+
+def test_a_name_that_is_nearly_a_method_is_refused() -> None:
+    """Its first letter, too, if the name has more than three."""
+
+    class Machine:
+        async def stop(self) -> None: ...
+
+        async def end(self) -> None: ...
+
+    async def method(self): ...
+
+    with refused(InvalidHookError, "Observer.atop is not a method", "did you mean 'stop'"):
+        ah.compose(Machine, [hook(stop=method, atop=method)])
+    ah.compose(Machine, [hook(stop=method, send=method)])
+
+
+def test_an_argument_that_is_named_has_to_be_there() -> None:
+    """Unless the method names none, and takes any."""
+
+    class Named:
+        async def call(self, request, **more): ...
+
+    class Any:
+        async def call(self, **more): ...
+
+    async def call(self, **more): ...
+    async def call_named(self, request, **more): ...
+
+    with refused(InvalidHookError, "it has no argument 'handler'"):
+        ah.compose(Named, [hook(call=call_named)], results={"call": ah.wrap(argument="handler")})
+    ah.compose(Any, [hook(call=call)], results={"call": ah.wrap(argument="handler")})
+
+
+def test_an_argument_without_annotation_is_not_that_of_the_result() -> None:
+    """Another one could be, too."""
+
+    class Text:
+        async def clean(self, text, limit: int) -> str: ...
+
+    async def clean(self, text, limit): ...
+
+    with refused(InvalidHookError, "Text.clean cannot chain", "not clear which argument"):
+        ah.compose(Text, [hook(clean=clean)], results={"clean": "chain"})
+
+
+async def test_what_is_wrapped_is_named_if_other_code_has_cancelled_it() -> None:
+    """It is no cancel of the caller, and none of the hook."""
+
+    class Wraps:
+        @ah.point("wrap")
+        async def run(self, prompt, call_next): ...
+
+    async def run(self, prompt, call_next):
+        return await call_next()
+
+    async def model(prompt):
+        raise asyncio.CancelledError
+
+    with pytest.raises(HookCancelledError, match=r"what Observer\.run wraps was cancelled"):
+        await ah.compose(Wraps, [hook(run=run)]).run("p", model)
+
+
+async def test_a_call_that_cancels_its_own_task_at_its_end_has_failed() -> None:
+    """Also beside a call whose error is only logged."""
+
+    async def fails(self, name):
+        await asyncio.sleep(0)
+        raise OSError
+
+    async def cancels(self, name):
+        await ticks(3)
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+
+    logged = ah.configure(hook(on=fails), on_error="log")
+    with pytest.raises(HookCancelledError, match=r"Observer#2\.on was cancelled"):
+        await ah.compose(Events, [logged, hook(on=cancels)]).on("x")
+
+
+async def test_a_call_that_cannot_wait_and_raises_a_cancel_has_failed() -> None:
+    """Beside one that waits, which is ended."""
+
+    async def cancels(self, name):
+        raise asyncio.CancelledError
+
+    async def waits(self, name):
+        await asyncio.get_running_loop().create_future()
+
+    with pytest.raises(HookCancelledError, match=r"Observer#2\.on was cancelled"):
+        await ah.compose(Events, [hook(on=waits), hook(on=cancels)]).on("x")
