@@ -447,7 +447,7 @@ def _no_turns_by_the_clock(request: pytest.FixtureRequest, monkeypatch: pytest.M
     others would see more ticks.
     """
     if request.node.get_closest_marker("turns") is None:
-        monkeypatch.setattr("aiohooks.session.monitored.monotonic_now", lambda: lambda: 0.0)
+        monkeypatch.setattr("aiohooks.session.lifecycle.monotonic_now", lambda: lambda: 0.0)
 
 
 @pytest.fixture(autouse=True)

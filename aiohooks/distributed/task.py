@@ -38,7 +38,7 @@ from aiohooks.errors import (
     is_clean_end,
     safe_str,
 )
-from aiohooks.session.coordinator import Coordinator, owner_of
+from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.run import run
 from aiohooks.session.signals import SignalPolicy, StopOnSignal, may_handle
 from aiohooks.stores import StepStore, open_step_store
@@ -414,9 +414,8 @@ async def until_sigterm(running: Coroutine[Any, Any, T], label: str) -> T:
     if not may_handle(signal.SIGTERM):
         return await running
     coord = Coordinator()
-    state = owner_of(coord).state
-    state.label = label
-    stop = StopOnSignal(SignalPolicy(signals=(signal.SIGTERM,)), state)
+    coord.requests.label = label
+    stop = StopOnSignal(SignalPolicy(signals=(signal.SIGTERM,)), coord)
     remove_handler = stop.install()
     try:
         return await coord.until(running)

@@ -426,7 +426,9 @@ class Session:
             # The store may reject the step, so it comes first. Nothing is awaited before the values
             # are set, so no other task sees the step without them.
             self.committed_step = store.advance_nowait(steps) if steps else store.latest.step
-            by_name.update(new_values)
+            if new_values:
+                by_name.update(new_values)
+                self._values.version += 1
         else:
             await self._set_and_advance(new_values, steps, run_waits)
         return True
@@ -441,7 +443,7 @@ class Session:
         # The values come first: a waiter for the step, in any process, must find its variables.
         by_name = self._values.by_name
         old_values = {name: by_name[name] for name in new_values}
-        by_name.update(new_values)
+        self._values.replace(new_values)
         scope = None if run_waits is None else run_waits.scope
         attempt = None if scope is None else scope.attempt
 

@@ -40,10 +40,12 @@ class Values:
         failure: the error with which the session that should have initialized the values gave up.
         waiting_workers: wakes the workers that wait until the values are ready or their
             initialization has failed.
+        version: how often values were replaced.
     """
 
     def __init__(self) -> None:
         self.by_name: dict[str, Any] = {}
+        self.version: int = 0
         self.ready: bool = False
         self.failure: BaseException | None = None
         self.waiting_workers: Waiters = Waiters()
@@ -76,7 +78,13 @@ class Values:
             if callable(value):
                 value = value()
             values[name] = value
-        self.by_name.update(values)
+        self.replace(values)
+
+    def replace(self, values: Mapping[str, Any]) -> None:
+        """Replace several values together."""
+        if values:
+            self.by_name.update(values)
+            self.version += 1
 
     def missing(self, names: Iterable[str]) -> list[str]:
         """Return those of the names that have no value."""
@@ -191,7 +199,7 @@ class Variables:
         for name in values:
             if name not in by_name:
                 raise FetchError(f"{name!r} is not a variable; {did_you_mean(name, by_name)}")
-        by_name.update(values)
+        self._values.replace(values)
 
     # If type checkers saw this method, they would accept any attribute.
     if not TYPE_CHECKING:

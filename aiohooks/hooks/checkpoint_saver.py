@@ -23,9 +23,11 @@ from aiohooks.errors import (
     InvalidArgumentError,
     add_note,
     hook_cancelled_error,
+    is_clean_end,
     safe_repr,
 )
 from aiohooks.graph.session import Session
+from aiohooks.graph.variables import values_of
 from aiohooks.hooks._numbers import checked_numbers, scalar
 from aiohooks.hooks._observing import logger
 from aiohooks.hooks.effects import EffectsHook
@@ -78,6 +80,7 @@ class CheckpointSaverHook(ScheduledHook):
     """
 
     order: ClassVar[int] = 100
+    ends_last: ClassVar[bool] = True
 
     # Which checkpoints are kept is the saver's; when one is saved, and what a failure does, has
     # these independent choices.
@@ -110,7 +113,8 @@ class CheckpointSaverHook(ScheduledHook):
                 step, or "skip", which tries again after the next run.
             save_on_begin: whether to save before the first run, unless the session was restored at
                 that step.
-            save_on_end: whether to save at a clean end, unless that step was saved last.
+            save_on_end: whether to save at a clean end, after `end` of the other hooks, unless that
+                step was saved last and no variable was changed since.
             save_on_error: whether to save when the session ends with an error or a cancellation.
                 Nothing is saved after a recovery that failed to restore the session, because its
                 parts may belong to two steps.
@@ -166,6 +170,7 @@ class CheckpointSaverHook(ScheduledHook):
         self._seen_step: int | None = None  # by all hooks
         self._evaluated: tuple[int, dict[str, float]] = -1, {}
         self._last: Checkpoint | None = None  # also while it is written
+        self._saved_version = -1  # of the variables
         self._steps: set[int] = set()  # of the checkpoints of this session
         self._evaluators: list[EvaluatorHook] = []
         self._effects: list[EffectsHook] = []
@@ -207,6 +212,7 @@ class CheckpointSaverHook(ScheduledHook):
             ]
         if session.restored is not None:
             self._last = session.restored.checkpoint
+            self._saved_version = values_of(session.variables).version
             self._steps.add(self._last.step)
         elif first and (checkpoints := await self._saver.checkpoints()):
             logger.warning(
@@ -222,7 +228,7 @@ class CheckpointSaverHook(ScheduledHook):
                 for evaluated, result in one.results.items():  # before this call, as `at_begin`
                     await self._judge(evaluated, result, True)
                 one.observers.append(self._judge)
-        if first and self._save_on_begin and not self._is_saved(step):
+        if first and self._save_on_begin and not self._is_saved(session):
             await self._save(session)
             self._raise_failure()
 
@@ -272,9 +278,10 @@ class CheckpointSaverHook(ScheduledHook):
         self._raise_failure()
         self._results = run_values.results or {}
         step = self._seen_step = run_context.global_step
-        is_due = self._timer.due(step, self._now()) and not self._is_saved(step)
+        session = run_context.session
+        is_due = self._timer.due(step, self._now()) and not self._is_saved(session)
         if self._effects and not is_due:
-            is_due = any(one.wants_save for one in self._effects) and not self._is_saved(step)
+            is_due = any(one.wants_save for one in self._effects) and not self._is_saved(session)
         skips = is_due and self._skips and self._write_task is not None
         self.skipped += skips
         return is_due and not skips
@@ -292,7 +299,7 @@ class CheckpointSaverHook(ScheduledHook):
         # Also after a failed save: this one may succeed. Also once more, to hold that the run has
         # ended.
         if self._save_on_end and (
-            not self._is_saved(step) or any(ends) or any(one.unsaved for one in self._effects)
+            not self._is_saved(session) or any(ends) or any(one.unsaved for one in self._effects)
         ):
             await self._save(session, at_end=True)
             await self._wait_for_write()
@@ -339,7 +346,7 @@ class CheckpointSaverHook(ScheduledHook):
         epoch, step = session.global_step.latest
         # In another epoch, a recovery reset the step and then failed, perhaps with only a part of
         # the state restored.
-        if epoch == self._epoch and not self._is_saved(step):
+        if epoch == self._epoch and not self._is_saved(session):
             if step != self._seen_step:
                 logger.warning(
                     "step %d is saved, and after_run of this step has not ended for all hooks: what"
@@ -349,8 +356,11 @@ class CheckpointSaverHook(ScheduledHook):
             await self._save(session, at_end=True)
             await self._wait_for_write()
 
-    def _is_saved(self, step: int) -> bool:
-        return self._last_at(step) is not None
+    def _is_saved(self, session: Session) -> bool:
+        """Return whether the last checkpoint has the session's step and variables."""
+        if self._last_at(session.global_step.latest.step) is None:
+            return False
+        return self._saved_version == values_of(session.variables).version
 
     def _last_at(self, step: int) -> Checkpoint | None:
         """Return the last checkpoint if it is of this step."""
@@ -408,6 +418,7 @@ class CheckpointSaverHook(ScheduledHook):
         if not interim:
             self._timer.mark(step, self._now())
         state, marks = session.state_dict(), [one.mark() for one in self._effects]
+        self._saved_version = values_of(session.variables).version
         metrics = {
             **({} if again is None else again.metrics),
             **checked_numbers(self._results),
@@ -463,7 +474,13 @@ class CheckpointSaverHook(ScheduledHook):
                         else f"a listener requested it after saving step {step}"
                     )
         except Exception as error:
-            self._record_failure(error)
+            if is_clean_end(error):
+                # The input of a listener may end: that is no end of the training.
+                failure = RuntimeError(f"after_save of a listener raised {safe_repr(error)}")
+                failure.__cause__ = error
+                self._record_failure(failure)
+            else:
+                self._record_failure(error)
         except asyncio.CancelledError as error:
             self._record_failure(hook_cancelled_error(f"the save of step {step}", error))
             raise
@@ -471,7 +488,7 @@ class CheckpointSaverHook(ScheduledHook):
     def _record_failed_save(self, step: int, error: Exception) -> None:
         self.failed += 1
         self._consecutive_failures += 1
-        if self._is_saved(step):
+        if self._last_at(step) is not None:
             self._last = None
         if self._consecutive_failures > self._tolerated_failures:
             self._record_failure(error)

@@ -48,7 +48,7 @@ from aiohooks.errors import (
 from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import logger
 from aiohooks.hooks.every import ResettingHook
-from aiohooks.session.coordinator import Coordinator, owner_of
+from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunContext, SessionRunValues
 from aiohooks.session.status import EffectStatus
 
@@ -199,8 +199,8 @@ class EffectsHook(ResettingHook, Waiting):
                 restored from.
             InvalidHookError: the session has another `EffectsHook`.
         """
-        state = owner_of(coord).state
-        if state.effects not in (None, self):
+        owner = coord.owner
+        if owner.effects not in (None, self):
             raise InvalidHookError(
                 "the session has two EffectsHooks; give one of them the handlers of all kinds"
             )
@@ -225,8 +225,8 @@ class EffectsHook(ResettingHook, Waiting):
             self.load_state_dict({"pending": ()})
         self._was_loaded = False
         self._coord = coord
-        self._grace_secs = state.grace_secs
-        state.effects = self
+        self._grace_secs = owner.grace_secs
+        owner.effects = self
         self._context = copy_context()
         self._context.run(leave_run)
         self._deliver()

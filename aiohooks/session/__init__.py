@@ -6,21 +6,18 @@ types of its results. Read `monitored.py` first: it has one run on one screen. E
 only from those above it:
 
     status          the status of a session, as a value and as text
-    _state          SessionState: how far it is, the run, the tasks, and what is requested; all
-                    parts share it
-    coordinator     Coordinator: background tasks, the stop, the drain before it and the first
-                    error; the public view of the state
+    coordinator     Coordinator: background tasks, their failures, the stop, the drain and the pause
+    turns           one run at a time, and a turn for the event loop between runs
     hook            SessionRunHook, and the arguments and results of its methods
     creators        the sources of a session; Scaffold, and how raw sessions are created and
                     restored
-    _hooks          HookSet: the hooks checked, sorted and called; their requests merged, the
-                    results split
+    merging         the requests of the caller and the hooks merged, the results split
+    hook_set        HookSet: the hooks checked, sorted and called
     feeds           the feeds of the loops: taken ahead, set back by a recovery
-    recovery        RecoveryPolicy; the supervisor, which creates and replaces the raw session
-    _run_lock       one run at a time, and how a run is interrupted
-    steps           StepContext and the loop over `session.steps`
-    _shutdown       the end of a session, clean or not
+    recovery        RecoveryPolicy, its history and the root cause: decisions, nothing waits
     signals         SIGINT and SIGTERM as a drain or a stop
+    lifecycle       Lifecycle: opens, recovers and closes; owns the raw session
+    steps           StepContext and the loop over `session.steps`
     why             why a process waits, asked from inside, by a signal or from outside
     monitored       AsyncMonitoredSession
     program         aiohooks.run: a program's main coroutine

@@ -1,5 +1,10 @@
-"""Background tasks, the stop, the drain before it and the first error, shared by everything inside
-a session.
+"""Background tasks, the stop, the drain before it, the pause and the first error, shared by
+everything inside a session.
+
+    Requests          the stop, the drain and the pause of one session, and the waits that they end
+    RequestMethods    the methods of these that a session and its coordinators have in common
+    Coordinator       background tasks and their failures; usable alone
+    EndOfProducers    ends a wait when the tasks that it depends on have ended
 """
 
 from __future__ import annotations
@@ -7,36 +12,237 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Generator
-from typing import Any, TypeVar, TypeVarTuple
+import contextvars
+import functools
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+from typing import Any, Protocol, TypeAlias, TypeVar, TypeVarTuple, cast
+from weakref import WeakKeyDictionary, WeakSet
 
-from aiohooks._core.calls import Wait
-from aiohooks._core.cancel import DEFAULT_GRACE_SECS, current_task
+from aiohooks._core.calls import Calls, Wait
+from aiohooks._core.cancel import DEFAULT_GRACE_SECS, current_task, new_task, running_loop
+from aiohooks._core.clock import NO_TIMER, current_clock, wait_woken, wake
 from aiohooks._core.coroutines import close_unawaited
 from aiohooks._core.observers import Observer, observing
-from aiohooks._core.validate import check_callable, check_secs
-from aiohooks._why.tasks import describe_awaitable
-from aiohooks.errors import InvalidArgumentError, NestedRunError
-from aiohooks.session._state import (
-    Producer,
-    SessionState,
-    TaskOwner,
-    checked_producers,
-    end_tasks,
-    note_own_end_in_drain,
+from aiohooks._core.reports import logger
+from aiohooks._core.scope import current_run, leave_run
+from aiohooks._core.validate import check_callable, check_instance, check_secs
+from aiohooks._why.tasks import describe_awaitable, is_task
+from aiohooks.errors import (
+    InvalidArgumentError,
+    NestedRunError,
+    ProducerFinishedError,
+    SessionClosedError,
+    StopRequestedError,
+    WrongLoopError,
+    add_note,
+    add_origin,
+    flattened,
+    is_clean_end,
+    raise_unchanged,
+    safe_repr,
 )
-from aiohooks.session.status import SessionStatus
+from aiohooks.session._ending_tasks import LongWaitLog, queue_wait
+from aiohooks.session.status import EffectRecorder, SessionStatus, background_activities
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+Producer: TypeAlias = asyncio.Task[Any] | Iterable[asyncio.Task[Any]]
+"""The task that a wait depends on, or several."""
+Producers: TypeAlias = tuple[asyncio.Task[Any], ...]
+
+RUN_LOOPS: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
+"""The event loops of `aiohooks.run`, each with its thread."""
+WHY_VARIABLE = "AIOHOOKS_WHY"
+"""The environment variable that lets the processes of a program be asked why they wait."""
+_LOOKS_SECS = (0.05, 0.15, 1.0)
+"""When to look, after a stop, whether all remaining tasks wait for queues."""
+_background_of: contextvars.ContextVar[tuple[Requests, ...]] = contextvars.ContextVar(
+    "aiohooks_background", default=()
+)
+"""The sessions of whose background tasks the current code is part, also in a task of its own."""
 
 
-class Requests(abc.ABC):
+class Requests:
+    """The stop, the drain before it and the pause of one session, and the waits that these end.
+
+    A request is recorded immediately, in any thread or signal handler, and takes effect in the
+    loop.
+    """
+
+    def __init__(self, label: str = "coordinator") -> None:
+        self.label: str = label
+        """The name of the session for messages."""
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.stopped: bool = False
+        """Whether a stop was requested, or the session has ended."""
+        self.stop_reason: str | None = None
+        self.drain_reason: str | None = None
+        self.pause_reason: str | None = None
+        self.waits: dict[Wait[Any], bool] = {}
+        """The waits that a stop or a failure ends, and whether a drain ends them too."""
+        self._waiters: dict[asyncio.Future[None], Callable[[], bool]] = {}
+        """The waiters for a change of a request, or for the last task, each with its condition."""
+        self._drain_secs: float | None = None
+        """The time limit of a drain that was requested, and not begun yet."""
+        self._drain_ends_at = math.inf
+        self._drain_timer = NO_TIMER
+
+    # -- the stop
+
+    def request_stop(self, reason: str | None = None) -> None:
+        """Request a stop, from any thread; the first reason is kept."""
+        check_instance(reason, str, "reason", optional=True)
+        if not self.stopped:
+            self.record_stop(reason)
+            self.call_in_loop(self.end_waits)
+        elif self.stop_reason is None:  # closed before; a stop was requested only now
+            self.stop_reason = reason
+
+    def record_stop(self, reason: str | None) -> None:
+        """Record a stop, from any thread or signal handler; the waits continue until `end_waits` is
+        called in the loop.
+        """
+        self.stop_reason = self.stop_reason or reason or "a stop was requested"
+        self.stopped = True  # after the reason: another thread may read both in between
+
+    def record_end(self, reason: str | None = None) -> None:
+        """Keep why the session ends if no stop was requested: a drain, or else `reason`; nothing is
+        stopped yet.
+        """
+        self.stop_reason = self.stop_reason or self.drain_reason or reason
+
+    def end_waits(self, error: BaseException | None = None) -> None:
+        """End the waits with `error`, or because of the stop."""
+        if self.stopped:
+            self.forget_drain_limit()
+        self.wake_waiters()
+        for wait in tuple(self.waits):
+            wait.end(error or self.stop_error())
+
+    def stop_error(self) -> StopRequestedError:
+        return StopRequestedError(self.stop_reason or self.drain_reason or "the session has ended")
+
+    # -- the drain
+
+    def request_drain(self, reason: str | None, secs: float | None) -> None:
+        """Request a drain of at most `secs`, from any thread; the first reason is kept, and the
+        earliest end.
+        """
+        check_instance(reason, str, "reason", optional=True)
+        check_secs(secs, "secs", optional=True)
+        if self.stopped:
+            return
+        begin = self.begin_drain if self.drain_reason is None else self._limit_drain
+        if secs is not None and (self._drain_secs is None or secs < self._drain_secs):
+            self._drain_secs = secs
+        self.record_drain(reason)
+        self.call_in_loop(begin)
+
+    def record_drain(self, reason: str | None) -> None:
+        """Record a drain, from any thread or signal handler; the waits continue until `begin_drain`
+        is called in the loop.
+        """
+        self.drain_reason = self.drain_reason or reason or "a drain was requested"
+
+    def begin_drain(self) -> None:
+        """End the waits that a drain ends, and a pause."""
+        if self.drain_reason is None or self.stopped:
+            return
+        logger.info("%s: draining: %s", self.label, self.drain_reason)
+        self._limit_drain()
+        self.resume()
+        self.wake_waiters()
+        for wait, ends_at_drain in tuple(self.waits.items()):
+            if ends_at_drain:
+                wait.end(self.stop_error())
+
+    def _limit_drain(self) -> None:
+        secs = self._drain_secs
+        self._drain_secs = None
+        if secs is None or self.stopped:
+            return
+        ends_at = current_clock().now() + secs
+        if ends_at < self._drain_ends_at:
+            self.forget_drain_limit()
+            self._drain_ends_at = ends_at
+            reason = f"{self.drain_reason}, and the drain took longer than {secs} s"
+            late = functools.partial(self.request_stop, reason)
+            self._drain_timer = current_clock().call_later(secs, late)
+
+    def forget_drain_limit(self) -> None:
+        """Cancel the stop at the end of the time for a drain."""
+        self._drain_secs = None
+        self._drain_ends_at = math.inf
+        self._drain_timer.cancel()
+
+    # -- the pause
+
+    def pause(self, reason: str | None) -> None:
+        """Begin a pause, from any thread; the first reason is kept."""
+        check_instance(reason, str, "reason", optional=True)
+        if self.pause_reason is None:
+            self.pause_reason = reason or "a pause was requested"
+            self.call_in_loop(self._pause_changed)
+
+    def resume(self) -> None:
+        """End the pause, if there is one; from any thread."""
+        if self.pause_reason is not None:
+            self.pause_reason = None
+            self.call_in_loop(self._pause_changed)
+
+    def _pause_changed(self) -> None:
+        what = "resumed"
+        if self.pause_reason is not None:
+            what = f"paused: {self.pause_reason}"
+        logger.info("%s: %s", self.label, what)
+        self.wake_waiters()
+
+    # -- all of them
+
+    def clear(self) -> None:
+        """Withdraw the stop and the drain."""
+        self.stopped = False
+        self.stop_reason = None
+        self.drain_reason = None
+        self.forget_drain_limit()
+
+    def call_in_loop(self, callback: Callable[[], None]) -> None:
+        """Call `callback` in the loop, from any thread, and immediately in a task of the loop."""
+        loop = self.loop
+        if loop is None:
+            return  # there is no waiter: each one looks for a stop after it has set the loop
+        if loop is running_loop() and asyncio.current_task() is not None:
+            callback()
+        elif not loop.is_closed():
+            # From another thread, or outside of a task: perhaps from a signal handler that has
+            # interrupted the loop while it waits for events, which only this ends.
+            loop.call_soon_threadsafe(callback)
+
+    def wake_waiters(self) -> None:
+        """Wake the waiters whose conditions hold."""
+        for waiter, condition in self._waiters.items():
+            if condition():
+                wake(waiter)
+
+    async def wait_for(self, condition: Callable[[], bool], secs: float | None = None) -> None:
+        """Wait until `condition()` holds, of requests or of having no tasks, at most `secs`."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters[waiter] = condition
+        try:
+            await wait_woken(waiter, secs)
+        finally:
+            del self._waiters[waiter]
+
+
+class RequestMethods(abc.ABC):
     """What is requested of a session: the same methods of the session itself and of its
     coordinators.
     """
 
-    _state: SessionState
+    requests: Requests
+    """The requests themselves: for the library."""
 
     @abc.abstractmethod
     def should_stop(self) -> bool:
@@ -50,7 +256,7 @@ class Requests(abc.ABC):
         The first reason; None if there is none, as after a block that was left without an exception
         or a stop.
         """
-        return self._state.stop_reason
+        return self.requests.stop_reason
 
     def request_drain(self, reason: str | None = None, *, secs: float | None = None) -> None:
         """Request that nothing new is begun and what is under way is finished, and then a stop;
@@ -68,19 +274,19 @@ class Requests(abc.ABC):
             secs: how long the drain may take; then a stop is requested. In a session that is not
                 open yet, from its opening on.
         """
-        self._state.request_drain(reason, secs)
+        self.requests.request_drain(reason, secs)
 
     def should_drain(self) -> bool:
         """Return whether nothing new is to be begun: a drain or a stop was requested. Never waits,
         never raises.
         """
         note_own_end_in_drain()
-        return self._state.drain_reason is not None or self.should_stop()
+        return self.requests.drain_reason is not None or self.should_stop()
 
     @property
     def drain_reason(self) -> str | None:
         """Why the session drains, or drained before its stop; None if no drain was requested."""
-        return self._state.drain_reason
+        return self.requests.drain_reason
 
     def pause(self, reason: str | None = None) -> None:
         """Let no run of the session begin until `resume`, from any thread; a run in progress is
@@ -90,19 +296,61 @@ class Requests(abc.ABC):
         their limit, leases are renewed, checkpoints written, and tasks continue. The first reason
         is kept. A stop, a failed background task and the end of the session end the wait.
         """
-        self._state.pause(reason)
+        self.requests.pause(reason)
 
     def resume(self) -> None:
         """End the pause, if there is one; from any thread."""
-        self._state.resume()
+        self.requests.resume()
 
     @property
     def pause_reason(self) -> str | None:
         """Why the session is paused; None if it is not."""
-        return self._state.pause_reason
+        return self.requests.pause_reason
 
 
-class Coordinator(Requests):
+class TasksOwner(Protocol):
+    """The session of a coordinator, as far as this uses it."""
+
+    grace_secs: float
+    """How long cleanup may take, and what does not end immediately."""
+    effects: EffectRecorder | None
+    """The hook that records and delivers the effects of the runs."""
+
+    recovers: Callable[[BaseException], bool]
+    """Whether its policy lists an error."""
+
+    def end_run(self, cause: BaseException, /) -> None:
+        """End the run in progress, if there is one."""
+        ...
+
+    def end_failed_run(self, failure: BaseException, /) -> None:
+        """End the run in progress because of a failed task, unless it recovers from that."""
+        ...
+
+    def status(self) -> SessionStatus | None:
+        """Return the current activities."""
+        ...
+
+
+class _NoSession:
+    """The session of a coordinator that is used alone."""
+
+    def __init__(self) -> None:
+        self.grace_secs: float = DEFAULT_GRACE_SECS
+        self.effects: EffectRecorder | None = None
+        self.recovers: Callable[[BaseException], bool] = lambda error: False
+
+    def end_run(self, cause: BaseException, /) -> None:
+        pass
+
+    def end_failed_run(self, failure: BaseException, /) -> None:
+        pass
+
+    def status(self) -> None:
+        return None
+
+
+class Coordinator(RequestMethods):
     """Coordinates tasks that stop together; usable alone, and every session has one.
 
     A stop is recorded immediately, with its first reason, and withdrawn only by `clear_stop`. A
@@ -122,22 +370,61 @@ class Coordinator(Requests):
         """
         types: object = clean_stop_exception_types
         if not isinstance(types, tuple) or not all(
-            isinstance(one, type) and issubclass(one, BaseException) for one in types
+            isinstance(kind, type) and issubclass(kind, BaseException) for kind in types
         ):  # pyright: ignore[reportUnknownVariableType]
             raise InvalidArgumentError(
                 f"clean_stop_exception_types is {types!r}; give a tuple of exception classes"
             )
-        state = SessionState()
-        state.whole = state.current = TaskOwner(state, clean_stop_exception_types)
-        self._set_owner(state.whole)
-
-    def _set_owner(self, owner: TaskOwner) -> None:
-        self._owner = owner
-        self._state: SessionState = owner.state
-        self.errors: list[BaseException] = owner.errors
+        self.requests: Requests = Requests()
+        self.errors: list[BaseException] = []
         """The failures so far, in the order of their occurrence."""
-        self.observers: list[Observer] = owner.state.observers
+        self.observers: list[Observer] = []
         """Notified of what happens outside of the session's runs, and of all waits in `until`."""
+        self.owner: TasksOwner = _NoSession()
+        """The session that these tasks belong to: for the library."""
+        self._clean_types = clean_stop_exception_types
+        self._whole: Coordinator = self
+        """The coordinator of the tasks that live through recoveries."""
+        self._raw: Coordinator = self
+        """The coordinator of the raw session's tasks; without one, the same."""
+        self._tasks: dict[asyncio.Task[Any], bool] = {}
+        """The tasks that have not ended, in the order of their start, and whether they were
+        cancelled from here.
+        """
+        self._producers: WeakSet[asyncio.Task[Any]] = WeakSet()
+        """The tasks that waits in `until` have named as their producers."""
+        self._joined = False
+        self._closed = False
+        """Whether its session is ending, or was replaced."""
+        self._ending: str | None = None
+        """Why no task can be started any more."""
+        self._disowned: str | None = None
+        self._failures: list[BaseException] = []
+        """The failures of the whole session and of its raw session, in order."""
+        self._undelivered: list[BaseException] = []
+        """The failures of both that no caller has got. Of several failures of a coordinator, only
+        the first one and the first one that ends the session: the others were logged.
+        """
+
+    @classmethod
+    def of_session(cls, owner: TasksOwner, requests: Requests) -> Coordinator:
+        """Return a coordinator for the tasks of a session that live through its recoveries."""
+        whole = cls()
+        whole.owner = owner
+        whole.requests = requests
+        return whole
+
+    def for_raw_session(self) -> Coordinator:
+        """Return a coordinator for the tasks of a new raw session, which replaces the last one."""
+        raw = Coordinator()
+        raw.owner = self.owner
+        raw.requests = self.requests
+        raw.observers = self.observers
+        raw._whole = self
+        self._raw = raw
+        self._failures = list(self.errors)
+        self._undelivered = [error for error in self._undelivered if self._failed_with(error)]
+        return raw
 
     # -- the stop
 
@@ -152,27 +439,29 @@ class Coordinator(Requests):
             BaseException: the error itself, if it is reported after `join`, because it would be
                 lost otherwise.
         """
-        if isinstance(reason, BaseException):
-            if self._owner.joined and not self._owner.is_clean_end(reason):
-                raise reason
-            self._owner.record_error(reason, "reported")
-            return
-        self._state.request_stop(reason)
+        if not isinstance(reason, BaseException):
+            self.requests.request_stop(reason)
+        elif self._joined and not self._is_clean_end(reason):
+            raise reason
+        else:
+            self._record_error(reason, "reported")
 
     def should_stop(self) -> bool:
         """Return whether a stop was requested; never waits, never raises."""
-        return self._owner.should_stop()
+        return self._closed or self.requests.stopped
 
     async def wait_for_stop(self, timeout: float | None = None) -> bool:
         """Wait until a stop is requested, at most `timeout` seconds; return whether it was."""
-        return await self._owner.wait_for(self.should_stop, timeout)
+        return await self._wait_for(self.should_stop, timeout)
 
     def clear_stop(self) -> None:
         """Reset the stop, the drain, their reasons, the errors and `joined`; the tasks stay."""
-        self._state.clear_stop()
-        for owner in (self._owner, self._state.whole):
-            owner.errors.clear()
-            owner.raised = owner.joined = False
+        self.requests.clear()
+        for coordinator in (self, self._whole):
+            coordinator.errors.clear()
+            coordinator._joined = False
+        self._whole._failures = list(self._whole._raw.errors)
+        self._whole._undelivered.clear()
 
     # -- the drain
 
@@ -180,11 +469,20 @@ class Coordinator(Requests):
         """Wait until a drain or a stop is requested, at most `timeout` seconds; return whether it
         was.
         """
-        state = self._state
         note_own_end_in_drain()
-        return await self._owner.wait_for(
-            lambda: state.drain_reason is not None or self.should_stop(), timeout
+        return await self._wait_for(
+            lambda: self.drain_reason is not None or self.should_stop(), timeout
         )
+
+    def end_producers(self, producers: Producers) -> None:
+        """Cancel the producers, and those of all waits in `until`, that do not end by themselves in
+        a drain.
+        """
+        named = [task for coordinator in self._family for task in coordinator._producers]
+        for task in {*producers, *named}:
+            if task not in _ending_in_drains:
+                _ending_in_drains.add(task)
+                task.cancel(f"a drain ends this producer: {self.drain_reason}")
 
     async def wait_for_resume(self) -> None:
         """Wait while there is a pause, as a run does before it begins: also for tasks that prepare
@@ -194,7 +492,12 @@ class Coordinator(Requests):
             StopRequestedError: a stop was requested; a clean end of a session.
             BaseException: the error of a background task that has failed.
         """
-        await self._owner.wait_for_resume()
+        while self.pause_reason is not None:
+            with observing(self.observers, "wait", "end of the pause"):
+                await self.wait_until_ended(
+                    Wait("the end of the pause"),
+                    self._wait_for(lambda: self.pause_reason is None),
+                )
 
     # -- waits
 
@@ -233,18 +536,99 @@ class Coordinator(Requests):
             raise
         if drain or producers:
             note_own_end_in_drain()
-            self._owner.producers.update(producers or ())
-        what = describe_awaitable(awaitable) if self.observers else ""
+            self._producers.update(producers or ())
+        what = ""
+        if self.observers:
+            what = describe_awaitable(awaitable)
         with observing(self.observers, "wait", what):
-            return await self._owner.until(
+            return await self.wait_until_ended(
                 Wait("what `until` awaits"), awaitable, producers, drain=drain
             )
+
+    async def wait_until_ended(
+        self,
+        wait: Wait[T],
+        awaitable: Awaitable[T],
+        producers: Producers | None = None,
+        *,
+        drain: bool = False,
+    ) -> T:
+        """Await like `until`, with the wait that a stop ends, and without observers. With `()` all
+        producers have ended.
+        """
+        waits = self.requests.waits
+        end: EndOfProducers | None = None
+        try:
+            self.bind()
+            self._raise_if_ended(drain)
+            if not inspect.isawaitable(awaitable):  # also generators that are marked as coroutines
+                raise InvalidArgumentError(
+                    f"until got {awaitable!r}; give a coroutine, a task or a future"
+                )
+            waits[wait] = drain
+            if producers is not None:
+                end = EndOfProducers(producers, wait)
+            return await wait.result_of(awaitable)
+        except BaseException as raised:
+            if not asyncio.isfuture(awaitable):  # a future that was given has its result still
+                self._warn_if_result_is_lost(wait)
+            close_unawaited(awaitable)
+            self._note_delivery_outside(raised)
+            raise
+        finally:
+            waits.pop(wait, None)
+            if end is not None:
+                end.stop_watching()
+
+    def _raise_if_ended(self, drain: bool) -> None:
+        """Raise what ends a wait already: the first failure, else the stop, or the drain if that
+        ends it too.
+        """
+        for failure in self._whole._failures:
+            if self._failed_with(failure) or self._whole._failed_with(failure):
+                raise_unchanged(failure)
+        if self.should_stop() or (drain and self.drain_reason is not None):
+            raise_unchanged(self.requests.stop_error())
+
+    def _warn_if_result_is_lost(self, wait: Wait[Any]) -> None:
+        """Warn if the wait was cancelled as its result came: an element of a queue, for example."""
+        lost = wait.results[0]
+        if wait.keeps_result and lost is not None:
+            logger.warning(
+                "%s: a wait was cancelled as its result came, which is lost: %s",
+                self.requests.label,
+                safe_repr(lost),
+            )
+
+    async def _wait_for(self, condition: Callable[[], bool], secs: float | None = None) -> bool:
+        """Wait until `condition()` holds, at most `secs`; return whether it does."""
+        check_secs(secs, "timeout", optional=True)
+        if not condition():
+            self.bind()
+        # Looked at again: a request from another thread came before the loop was known, or it will
+        # wake the waiter there.
+        if not condition():
+            await self.requests.wait_for(condition, secs)
+        return condition()
+
+    def bind(self) -> None:
+        """Bind the session to the running loop."""
+        requests = self.requests
+        loop = running_loop()
+        if loop is None or loop is not (requests.loop or loop):
+            raise WrongLoopError(
+                f"{self!r} is used outside its own event loop; only request_stop and should_stop"
+                " may be"
+            )
+        if requests.loop is None:
+            requests.loop = loop
+            requests.begin_drain()  # one that was requested before
 
     def status(self) -> SessionStatus | None:
         """Return the current activities of the session; None if this coordinator is used without
         one.
         """
-        return None if self._state.get_status is None else self._state.get_status()
+        return self.owner.status()
 
     # -- background tasks
 
@@ -266,29 +650,54 @@ class Coordinator(Requests):
                 others.
         """
         check_callable(fn, "start_soon's function")
-        return self._owner.start_soon(fn, args, name)
+        self.bind()
+        if self._ending is not None:
+            raise SessionClosedError(f"no task can be started any more: {self._ending}")
+        # The task is not part of the run in which it was started.
+        context = contextvars.copy_context()
+        context.run(leave_run)
+        context.run(_background_of.set, (*_background_of.get(), self.requests))
+        coro: Any = context.run(fn, *args)
+        if not asyncio.iscoroutine(coro):
+            raise InvalidArgumentError(
+                f"{fn!r} returned {coro!r} and not a coroutine; start_soon takes an `async def` and"
+                " its arguments"
+            )
+        task: asyncio.Task[T] = new_task(coro, name or getattr(fn, "__name__", None), context)
+        self._tasks[task] = False
+        task.add_done_callback(self._task_ended)
+        return task
+
+    def _task_ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.pop(task, None)
+        if not self._tasks:
+            self.requests.wake_waiters()
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self._ends_in_drain(error):
+            add_origin(error, f"background task {task.get_name()!r}")
+            how = "ended" if self._is_clean_end(error) else "failed"
+            self._record_error(error, f"background task {task.get_name()!r} {how}")
 
     @property
     def tasks(self) -> tuple[asyncio.Task[Any], ...]:
         """The background tasks that have not ended, in the order of their start."""
-        return tuple(self._owner.tasks)
+        return tuple(self._tasks)
 
-    def raise_requested_exception(self) -> None:
-        """Raise the first failure, if there is one."""
-        self._owner.raise_failure()
+    @property
+    def all_tasks(self) -> list[asyncio.Task[Any]]:
+        """The tasks, and then those of the raw session."""
+        return [task for coordinator in reversed(self._family) for task in coordinator._tasks]
 
-    @contextlib.contextmanager
-    def stop_on_exception(self) -> Generator[None]:
-        """Report the error of the block like that of a task instead of raising it; `join` raises
-        it.
+    def owns(self, task: asyncio.Task[Any]) -> bool:
+        """Return whether `task` is one of the tasks, or of the raw session's."""
+        return any(task in coordinator._tasks for coordinator in self._family)
 
-        A cancellation, `KeyboardInterrupt` and the like propagate.
-        """
-        try:
-            yield
-        except Exception as error:
-            if not self._owner.ends_in_drain(error):
-                self.request_stop(error)
+    @property
+    def _family(self) -> tuple[Coordinator, ...]:
+        """The coordinators of the current tasks: that of the raw session, and this one."""
+        if self._raw is self:
+            return (self,)
+        return (self._raw, self)
 
     async def join(self, stop_grace_period_secs: float = DEFAULT_GRACE_SECS) -> None:
         """Wait until all tasks have ended, or until a stop is requested and the grace period after
@@ -302,43 +711,337 @@ class Coordinator(Requests):
             BaseException: the first failure of a task.
         """
         check_secs(stop_grace_period_secs, "stop_grace_period_secs")
-        state, owner = self._state, self._owner
-        owner.bind()
-        if (task := current_task()) in owner.tasks:
+        self.bind()
+        task = current_task()
+        if task in self._tasks:
             raise NestedRunError(
                 f"join was called from the background task {task.get_name()!r}, which it waits for;"
                 " to wait for the end there, use wait_for_stop"
             )
-        await owner.wait_for(lambda: not owner.tasks or self.should_stop())
+        await self._wait_for(lambda: not self._tasks or self.should_stop())
         try:
-            why, what = f"a stop was requested: {self.stop_reason}", f"{state.label}, joining"
-            await end_tasks([owner], stop_grace_period_secs, stop_grace_period_secs, why, what)
+            await self.end_tasks(
+                stop_grace_period_secs,
+                stop_grace_period_secs,
+                f"a stop was requested: {self.stop_reason}",
+                "joining",
+            )
         finally:
-            if not owner.closed:
-                owner.ending = None
-        owner.joined = True
-        state.forget_drain_limits()
+            if not self._closed:
+                self._ending = None
+        self._joined = True
+        self.requests.forget_drain_limit()
         self.raise_requested_exception()
 
     @property
     def joined(self) -> bool:
         """Whether a `join` has completed."""
-        return self._owner.joined
+        return self._joined
+
+    async def end_tasks(
+        self, stop_grace_secs: float, cancel_grace_secs: float, reason: str, occasion: str
+    ) -> None:
+        """Wait `stop_grace_secs`, if not 0, for all tasks, cancel them, wait `cancel_grace_secs`,
+        then warn.
+
+        The first wait ends early if all remaining tasks wait for queues, and have done so since the
+        look before: none of them can wake another, and no other code has. Tasks that they start
+        meanwhile are part of it. `reason` is the message of the cancellation.
+        """
+        what = f"{self.requests.label}, {occasion}"
+
+        def descriptions() -> dict[object, str]:
+            activities = background_activities(self.all_tasks)
+            return {activity.task: str(activity) for activity in activities}
+
+        async def have_ended(secs: float) -> bool:
+            return await self._wait_for(lambda: not self.all_tasks, secs)
+
+        with LongWaitLog(what, descriptions):
+            now = current_clock().now
+            began_at = now()
+            waits_before: dict[asyncio.Task[Any], object] = {}
+            for look_secs in (*_LOOKS_SECS, stop_grace_secs):
+                secs_left = began_at + min(look_secs, stop_grace_secs) - now()
+                if secs_left <= 0:
+                    continue  # the loop was blocked, and nothing could use the queues
+                if await have_ended(secs_left):
+                    return
+                waits = {task: queue_wait(task) for task in self.all_tasks}
+                is_idle = None not in waits.values() and waits == waits_before
+                waits_before = waits
+                if is_idle and now() - began_at < stop_grace_secs:
+                    names = "; ".join(descriptions().values())
+                    text = (
+                        "%s: cancelled early, as no other task is left that uses their queues: %s"
+                    )
+                    logger.info(text, what, names)
+                    break
+            self.cancel_tasks(reason)
+            if not await have_ended(cancel_grace_secs):
+                logger.warning(
+                    "%s: still active %s s after their cancellation: %s",
+                    what,
+                    cancel_grace_secs,
+                    "; ".join(descriptions().values()),
+                )
+
+    def cancel_tasks(self, reason: str) -> None:
+        """Cancel all tasks, each once; no other can be started from now on."""
+        for coordinator in self._family:
+            coordinator._ending = coordinator._ending or reason
+            for task, is_cancelled in tuple(coordinator._tasks.items()):
+                if not is_cancelled:
+                    coordinator._tasks[task] = True
+                    task.cancel(reason)
+
+    def close(self, failure: str | None = None) -> None:
+        """Stop the tasks, as their session is replaced or closed; after a failure they are
+        cancelled immediately.
+        """
+        for coordinator in self._family:
+            coordinator._closed = True
+        if failure is not None:
+            self.cancel_tasks(failure)
+        if self is self._whole:
+            self.requests.stop_reason = self.stop_reason or failure or self.drain_reason
+            self.requests.stopped = True
+            self.requests.call_in_loop(self.requests.end_waits)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the session is ending, or was replaced."""
+        return self._closed
+
+    def disown(self, reason: str) -> None:
+        """Only log errors of tasks from now on, as no caller is left to raise them; reject other
+        tasks.
+        """
+        for coordinator in self._family:
+            coordinator._closed = True
+            coordinator._disowned = coordinator._disowned or reason
+            coordinator._ending = coordinator._ending or reason
+
+    # -- failures
+
+    def raise_requested_exception(self) -> None:
+        """Raise the first failure, if there is one."""
+        if self.errors:
+            self._note_delivery_outside(self.errors[0])
+            raise_unchanged(self.errors[0])
+
+    @contextlib.contextmanager
+    def stop_on_exception(self) -> Generator[None]:
+        """Report the error of the block like that of a task instead of raising it; `join` raises
+        it.
+
+        A cancellation, `KeyboardInterrupt` and the like propagate.
+        """
+        try:
+            yield
+        except Exception as error:
+            if not self._ends_in_drain(error):
+                self.request_stop(error)
+
+    def _failed_with(self, error: BaseException) -> bool:
+        return any(error is failure for failure in self.errors)
+
+    def _is_clean_end(self, error: BaseException) -> bool:
+        return is_clean_end(error) or isinstance(error, self._clean_types)
+
+    def _ends_in_drain(self, error: BaseException) -> bool:
+        """Return whether a task ends cleanly in a drain, in which the others finish what they have
+        under way.
+        """
+        return self.drain_reason is not None and self._is_clean_end(error)
+
+    def _record_error(self, error: BaseException, what: str) -> None:
+        """Record the failure of a task: it ends waits, and stops a session that does not recover; a
+        clean end is a stop.
+        """
+        if self._failed_with(error) or self._whole._failed_with(error):
+            return  # `until` raised it in the task, which passed it on
+        is_clean = self._is_clean_end(error)
+        if (self._closed and is_clean) or is_end_of_producers(error):
+            return
+        requests = self.requests
+        description = f"{what}: {safe_repr(error)}"
+        if is_clean:
+            requests.request_stop(description)
+            return
+        if self._disowned is not None:
+            logger.error("%s: %s, after %s", requests.label, what, self._disowned, exc_info=error)
+            return
+        # The waits end before anything is said about the error: that calls the error's own methods.
+        is_first = not self.errors
+        had_ended = not all(map(self.is_recoverable, self.errors))
+        self.errors.append(error)
+        self._whole._failures.append(error)
+        is_end = not self.is_recoverable(error)
+        if is_first or (is_end and not had_ended):
+            self._whole._undelivered.append(error)
+        if is_end and not requests.stopped:
+            requests.stop_reason = description
+            requests.stopped = True
+        if is_first:
+            requests.call_in_loop(functools.partial(self._end_waits, error))
+        elif requests.stopped:  # else the first failure has ended the run, which may be recovering
+            requests.call_in_loop(requests.end_waits)
+        if not is_first:  # the first one is raised; this one must not be lost
+            add_note(self.errors[0], f"then {description}")
+            logger.error("%s: %s after another failure", requests.label, what, exc_info=error)
+
+    def _end_waits(self, failure: BaseException) -> None:
+        self.requests.end_waits(failure)
+        self.owner.end_failed_run(failure)
+
+    def is_recoverable(self, error: BaseException) -> bool:
+        """Return whether a new raw session can help: the policy lists the error, and it is no
+        failure of a task of the whole session, which cannot be started again.
+        """
+        return self.owner.recovers(error) and not self._whole._failed_with(error)
+
+    @property
+    def failures(self) -> list[BaseException]:
+        """The failures of the whole session and of its raw session, in the order of their
+        occurrence.
+        """
+        return list(self._whole._failures)
+
+    def note_delivery(self, error: BaseException) -> None:
+        """Note that `error` is raised, if it is a failure of a background task.
+
+        A background task that gets the failure of another one does not pass it on, nor does a task
+        that it has started: only code outside of the session's own tasks can handle it.
+        """
+        if self.requests in _background_of.get():
+            return
+        whole = self._whole
+        for coordinator in whole._family:
+            if coordinator._failed_with(error):
+                # With a failure that ends the session, its coordinator's others are delivered.
+                delivered = [error] if self.is_recoverable(error) else coordinator.errors
+                whole._undelivered = [
+                    failure
+                    for failure in whole._undelivered
+                    if all(failure is not other for other in delivered)
+                ]
+
+    def _note_delivery_outside(self, error: BaseException) -> None:
+        """Note that `error` is raised, unless a hook gets it, which passes it on to its run."""
+        if not self.is_part_of_call():
+            self.note_delivery(error)
+
+    def is_part_of_call(self) -> bool:
+        """Return whether this code is part of a run of the session, or of its end: of a hook."""
+        owner: Any = self.owner
+        run = current_run()
+        while run is not None and not (run.active and run.session is owner):
+            run = run.outer
+        return run is not None
+
+    def take_undelivered(self, primary: BaseException | None) -> list[BaseException]:
+        """Return the failures that no caller has got, except the primary error of the end: first
+        those that end the session. They count as delivered from now on.
+        """
+        undelivered = [failure for failure in self._undelivered if failure is not primary]
+        self._undelivered.clear()
+        return sorted(undelivered, key=self.is_recoverable)
 
     def __repr__(self) -> str:
-        return repr(self._owner)
+        doing = "running"
+        if self.should_stop():
+            doing = f"stopping: {self.stop_reason}"
+        elif self.drain_reason is not None:
+            doing = f"draining: {self.drain_reason}"
+        names = ", ".join(task.get_name() for task in self._tasks)
+        return f"<Coordinator {doing}, tasks: {names or 'none'}>"
 
 
-def coordinator_of(state: SessionState) -> Coordinator:
-    """Return a coordinator for a new raw session, whose tasks it owns from now on."""
-    coord = Coordinator()
-    state.current = TaskOwner(state)
-    coord._set_owner(state.current)  # pyright: ignore[reportPrivateUsage]
-    return coord
+# -- the producers of a wait: tasks without which it would never end
+
+_ending_in_drains: WeakSet[asyncio.Task[Any]] = WeakSet()
+"""The tasks that look for a drain, or depend on producers, and so end by themselves in one."""
 
 
-def owner_of(coord: Coordinator) -> TaskOwner:
-    """Return the owner of a coordinator's tasks, and by it the state of the session: for the other
-    parts of the library.
+def note_own_end_in_drain() -> None:
+    """Note that the current task ends by itself in a drain."""
+    task = None if running_loop() is None else asyncio.current_task()
+    if task is not None:
+        _ending_in_drains.add(task)
+
+
+_MOST_PASSES = 5  # of the loop: a notified waiter may have to wake another one, or to take a lock
+
+
+class EndOfProducers:
+    """Ends a wait when all the tasks that it depends on have ended, and it has had the time to take
+    what they left.
     """
-    return coord._owner  # pyright: ignore[reportPrivateUsage]
+
+    def __init__(self, producers: Producers, wait: Wait[Any]) -> None:
+        self._producers = producers
+        self._wait: Wait[Any] | None = wait
+        """None when it has ended."""
+        self._unfinished = {producer for producer in producers if not producer.done()}
+        for producer in self._unfinished:
+            producer.add_done_callback(self._ended)
+        if not self._unfinished:
+            self._let_pass(_MOST_PASSES)
+
+    def _ended(self, producer: asyncio.Task[Any]) -> None:
+        self._unfinished.discard(producer)
+        if not self._unfinished:
+            self._let_pass(_MOST_PASSES)
+
+    def _let_pass(self, passes: int) -> None:
+        if self._wait is None:
+            return  # this call, or the callback of a producer, was due when the wait ended
+        if passes:
+            asyncio.get_running_loop().call_soon(self._let_pass, passes - 1)
+        else:
+            Calls.end(self._wait, self._error())  # also during a recovery
+
+    def _error(self) -> BaseException:
+        """Return the failure of a producer, or else a clean end with what has become of them."""
+        ends: list[str] = []
+        for producer in self._producers:
+            error = None if producer.cancelled() else producer.exception()
+            if producer.cancelled():
+                end = "was cancelled"
+            elif error is None or is_end_of_producers(error):
+                end = "has finished"
+            elif is_clean_end(error):
+                end = f"has ended: {safe_repr(error)}"
+            else:
+                return error
+            ends.append(f"producer {producer.get_name()!r} {end}")
+        return ProducerFinishedError(", ".join(ends))
+
+    def stop_watching(self) -> None:
+        """The wait has ended."""
+        self._wait = None
+        for producer in self._unfinished:
+            producer.remove_done_callback(self._ended)
+
+
+def is_end_of_producers(error: BaseException) -> bool:
+    """Return whether a task that ended with this has finished: all that it waited for was produced
+    and used.
+    """
+    return all(isinstance(member, ProducerFinishedError) for member in flattened([error]))
+
+
+def checked_producers(producer: Producer | None) -> Producers | None:
+    """Return the tasks; raise `InvalidArgumentError` if there is none, or something else."""
+    if producer is None:
+        return None
+    given: object = producer
+    producers: tuple[object, ...] = (given,)
+    if isinstance(given, Iterable) and not asyncio.isfuture(given):
+        producers = tuple(cast("Iterable[object]", given))
+    if not producers or not all(map(is_task, producers)):
+        raise InvalidArgumentError(
+            f"producer is {producer!r}; give a task, or several in a list: what start_soon returns"
+        )
+    return cast("Producers", producers)

@@ -47,7 +47,8 @@ from aiohooks.errors import (
     safe_repr,
 )
 from aiohooks.graph.session import Session, was_fed
-from aiohooks.session._state import Producer, Producers, SessionState, checked_producers
+from aiohooks.session.coordinator import Coordinator, Producer, Producers, checked_producers
+from aiohooks.session.turns import Turns
 
 _END: Any = object()
 # Since Python 3.13.
@@ -93,8 +94,11 @@ def outcome_of(*, committed: bool, went_back: bool) -> Outcome:
 class SessionFeeds:
     """The sources of all loops of one session, over its recoveries."""
 
-    def __init__(self, state: SessionState) -> None:
-        self.state: SessionState = state
+    def __init__(self, coordinator: Coordinator, turns: Turns) -> None:
+        self.coordinator: Coordinator = coordinator
+        self.turns: Turns = turns
+        self.session: Session | None = None
+        """The raw session, unless it is being replaced."""
         self.loops: WeakSet[object] = WeakSet()
         """The loops of steps that have begun and not ended; one that was left is not referred to
         any more.
@@ -184,9 +188,7 @@ class SessionFeeds:
         return sum({id(source.left): len(source.left) for source in self.sources}.values())
 
     def _tracked(self) -> Mapping[str, object]:
-        # A session of another class may have none.
-        tracked: Mapping[str, object] = getattr(self.state.session, "tracked", {})
-        return tracked
+        return {} if self.session is None else self.session.tracked
 
     def is_tracked(self, source: Source) -> bool:
         """Return whether a recovery that restores the session restores these feeds."""
@@ -223,6 +225,7 @@ class SessionFeeds:
         self._reached = max(self._reached, step)
         if was_fed(session) and not any(map(self.is_tracked, self.readers)):
             self.lost_step = self._reached  # fed by hand, or by a hook
+        self.session = None
 
     async def stop_reading(self) -> None:
         """Stop reading those whose state is about to be restored; they are read on after
@@ -240,14 +243,20 @@ class SessionFeeds:
         """Let the waits for feeds, which nothing reads, recover or fail: a recovery was cancelled,
         or has given up.
         """
-        for wait in tuple(self.state.stoppable):
+        for wait in tuple(self.coordinator.requests.waits):
             if isinstance(wait, FeedWait):
                 wait.on_recoverable()
 
-    def note_new_session(self, session: Session, on_lost_feeds: Literal["log", "raise"]) -> None:
+    def note_new_session(
+        self,
+        session: Session,
+        on_lost_feeds: Literal["log", "raise"],
+        recovering_from: BaseException | None,
+    ) -> None:
         """Take back what is in use if the feeds were restored; report the steps that are undone,
         and what a session in memory has kept.
         """
+        self.session = session
         restored = session.restored
         tracked = [reader for reader in self.readers if self.is_tracked(reader)]
         if restored is not None:
@@ -271,11 +280,13 @@ class SessionFeeds:
             return
         if are_lost:
             text += f", and with them their feeds, are gone; {_HOW_TO_KEEP_FEEDS}"
+            if on_lost_feeds == "raise":
+                raise FeedsLostError(f"the recovery {text}") from recovering_from
         elif tracked:
             text += " are undone, and their feeds come again"
         else:
             text += " are undone"
-        self._report_undone_steps(text, on_lost_feeds if are_lost else "log")
+        logger.warning("%s: %s", self.coordinator.requests.label, text)
 
     def _report_kept_objects(self, session: Session) -> None:
         fed = [reader.feeds for reader in self.readers]
@@ -283,14 +294,9 @@ class SessionFeeds:
         if kept:
             logger.warning(
                 "%s: continues with the tracked objects %s as the failed run has left them",
-                self.state.label,
+                self.coordinator.requests.label,
                 ", ".join(kept),
             )
-
-    def _report_undone_steps(self, text: str, how: Literal["log", "raise"]) -> None:
-        if how == "raise":
-            raise FeedsLostError(f"the recovery {text}") from self.state.recovering_from
-        logger.warning("%s: %s", self.state.label, text)
 
 
 def _is_among(value: object, objects: Iterable[object]) -> bool:
@@ -354,7 +360,8 @@ class Source(abc.ABC):
     def __init__(self, session: SessionFeeds, feeds: object, earlier: Source | None = None) -> None:
         self.feeds: Any = feeds
         self._session = session
-        self._state = session.state
+        self._coordinator = session.coordinator
+        self._requests = session.coordinator.requests
         self.left: deque[Any] = deque() if earlier is None else earlier.left
         """The elements that were taken and not used, in order; all loops over the same feeds have
         the same.
@@ -376,7 +383,7 @@ class Source(abc.ABC):
         if outcome is not USED:
             self.left.appendleft(element)
             return
-        session = self._state.session
+        session = self._session.session
         if session is not None:
             self._session.lost_step = session.committed_step
 
@@ -396,10 +403,10 @@ class Source(abc.ABC):
         return bool(self.left)
 
     def _is_draining(self, feeds: object) -> bool:
-        if self._state.drain_reason is None:
+        if self._requests.drain_reason is None:
             return False
         logger.info(
-            "%s: draining: no other element is taken of %s", self._state.label, safe_repr(feeds)
+            "%s: draining: no other element is taken of %s", self._requests.label, safe_repr(feeds)
         )
         return True
 
@@ -409,11 +416,11 @@ class Source(abc.ABC):
         What has stopped the session has often stopped the feeds, too, such as a signal to all
         processes of a group.
         """
-        if not self._state.whole.should_stop():
+        if not self._coordinator.should_stop():
             raise_unchanged(error)
         logger.error(
             "%s: the feeds %s failed, and the session, which stops, ends as usual: %s",
-            self._state.label,
+            self._requests.label,
             safe_repr(self.feeds),
             safe_repr(error),
             exc_info=error,
@@ -435,9 +442,9 @@ class IterableSource(Source):
         if self._is_draining(self._iterator):
             raise StopAsyncIteration
         try:
-            if not self._state.observers:
+            if not self._coordinator.observers:
                 return next(self._iterator)
-            with observing(self._state.observers, "feed", "next feed"):
+            with observing(self._coordinator.observers, "feed", "next feed"):
                 return next(self._iterator)
         except StopIteration:
             raise StopAsyncIteration from None
@@ -467,9 +474,9 @@ class QueueSource(Source):
         return bool(self.left) or self._ended
 
     async def wait_ready(self, wait_for: WaitForFeed) -> None:
-        state = self._state
+        requests = self._requests
         while not self.is_ready:
-            is_draining = state.drain_reason is not None
+            is_draining = requests.drain_reason is not None
             if is_draining:
                 self._end_producers()
             if self._ended:
@@ -483,7 +490,7 @@ class QueueSource(Source):
             try:
                 await wait_for(self._get, producers, drain=not is_draining)
             except StopRequestedError:
-                if is_draining or state.whole.should_stop() or state.drain_reason is None:
+                if is_draining or requests.stopped or requests.drain_reason is None:
                     raise
 
     def _end_producers(self) -> None:
@@ -499,7 +506,7 @@ class QueueSource(Source):
             self._due = due
         if due > 0 and not self.feeds.empty():
             return
-        self._state.end_producers(self._producers or ())
+        self._coordinator.end_producers(self._producers or ())
         if self._producers is None and not self.feeds.empty():
             self._ended = self._is_draining(self.feeds)
 
@@ -634,7 +641,7 @@ class ReaderSource(Source, Waiting):
                     self._read_state = self._feeds_state()
                     if self not in self._session.readers:
                         self._session.readers.append(self)
-                    self._reader = self._state.whole.start_soon(self._read, (), "feeds")
+                    self._reader = self._coordinator.start_soon(self._read, name="feeds")
                 await self._changes.wait()
         finally:
             self._asking -= 1
@@ -682,8 +689,9 @@ class ReaderSource(Source, Waiting):
 
     def used_state(self) -> Any:
         """Return the state of the feeds behind what committed runs have used."""
-        scope = self._state.waits.scope
-        committed = self._state.runner if scope is not None and scope.committed else None
+        turns = self._session.turns
+        scope = turns.waits.scope
+        committed = turns.runner if scope is not None and scope.committed else None
         for task, taken in self.in_use.items():
             if task is not committed:
                 return taken.before
@@ -705,7 +713,7 @@ class ReaderSource(Source, Waiting):
         if reader is None:
             return
         reader.cancel()
-        await wait_done([reader], self._state.grace_secs)
+        await wait_done([reader], self._coordinator.owner.grace_secs)
         if reader.done():
             self._reader = None  # also if it was cancelled before it began
         self._read_again()
@@ -730,14 +738,16 @@ class ReaderSource(Source, Waiting):
         used = False
         try:
             # A stop ends it, but no failure from which the session recovers.
-            await self._state.whole.until(FeedWait(self._state, lambda: None), self._read_all())
+            await self._coordinator.wait_until_ended(
+                FeedWait(self._coordinator, lambda: None), self._read_all()
+            )
             used = True
         except StopRequestedError:
             pass  # the loop that asks for elements gets it as well
         finally:
             self._reader = None
             error = self._failure
-            if error is not None and self._state.whole.should_stop():
+            if error is not None and self._coordinator.should_stop():
                 self._failure = None
                 self.log_after_stop(error)
             if not used and self._stateful is not None:
@@ -792,12 +802,12 @@ class ReaderSource(Source, Waiting):
                 self._thread_reads = False
 
         try:
-            observers = self._state.observers if self._ahead or self._thread else ()
+            observers = self._coordinator.observers if self._ahead or self._thread else ()
             with observing(observers, "prefetch", "take a feed"):
                 if isinstance(self.feeds, AsyncIterable):
                     read.append((await anext(iterator, _END), self._feeds_state()))
                 elif self._thread:
-                    await to_thread(read_sync, grace_secs=self._state.grace_secs)
+                    await to_thread(read_sync, grace_secs=self._coordinator.owner.grace_secs)
                 else:
                     read_sync()
         finally:  # a thread ends with its element or its error, also after a cancel
@@ -822,7 +832,7 @@ class ReaderSource(Source, Waiting):
             await iterator.aclose()
         elif hasattr(iterator, "close"):
             if self._thread:
-                await to_thread(iterator.close, grace_secs=self._state.grace_secs)
+                await to_thread(iterator.close, grace_secs=self._coordinator.owner.grace_secs)
             else:
                 iterator.close()
 
@@ -835,15 +845,15 @@ class FeedWait(Wait[Any]):
     `on_recoverable`.
     """
 
-    __slots__ = ("_state", "on_recoverable")
+    __slots__ = ("_coordinator", "on_recoverable")
 
-    def __init__(self, state: SessionState, on_recoverable: Callable[[], None]) -> None:
+    def __init__(self, coordinator: Coordinator, on_recoverable: Callable[[], None]) -> None:
         super().__init__("next feed")
-        self._state = state
+        self._coordinator = coordinator
         self.on_recoverable: Callable[[], None] = on_recoverable
 
     def end(self, cause: BaseException) -> None:
-        if self._state.recovers(cause):
+        if self._coordinator.is_recoverable(cause):
             self.on_recoverable()
         else:
             super().end(cause)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple
 
 from aiohooks._core.scope import current_run
 from aiohooks.dispatch.hook import Hook
@@ -190,6 +190,9 @@ class SessionRunHook(Hook):
     graph is the default one (`get_default_graph`).
     """
 
+    ends_last: ClassVar[bool] = False
+    """Whether `end` is called after that of the other hooks: by a hook that saves the session."""
+
     async def begin(self) -> None:
         """Called once before the session is created; nodes may be added to the default graph."""
 
@@ -217,7 +220,7 @@ class SessionRunHook(Hook):
         """
 
     async def end(self, session: Session, /) -> None:
-        """Called once at a clean end, in registration order, with the session still open."""
+        """Called once at a clean end, in `order`, with the session still open."""
 
     async def close(self, exc: BaseException | None, /) -> None:
         """Called exactly once if `begin` was started, however the session ended, in reverse order.

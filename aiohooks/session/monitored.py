@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from functools import partial
 from signal import Signals
-from threading import get_ident
 from types import TracebackType
 from typing import (
     TYPE_CHECKING,
@@ -29,38 +26,27 @@ from typing import (
 )
 
 from aiohooks._core.calls import Wait
-from aiohooks._core.cancel import DEFAULT_GRACE_SECS, current_task
-from aiohooks._core.clock import LoopClock, current_clock, monotonic_now, quick_now
+from aiohooks._core.cancel import DEFAULT_GRACE_SECS
 from aiohooks._core.coroutines import close_unawaited
 from aiohooks._core.scope import RunScope
 from aiohooks._core.validate import check_instance, check_mapping, check_secs
-from aiohooks._why.blocked_loop import warn_if_blocked
 from aiohooks.dispatch.calls import call_groups
 from aiohooks.dispatch.hook import HookRegistration
-from aiohooks.errors import FetchError, InvalidArgumentError, SessionClosedError, safe_repr
-from aiohooks.graph.graph import A, B, C, D, FeedDict, Four, Graph, Node, Options, Three, Two, held
+from aiohooks.errors import FetchError, InvalidArgumentError, SessionClosedError
+from aiohooks.graph.graph import A, B, C, D, FeedDict, Four, Graph, Node, Options, Three, Two
 from aiohooks.graph.session import Session
 from aiohooks.graph.variables import Variables
-from aiohooks.session._hooks import HookSet, new_args
-from aiohooks.session._run_lock import DEFAULT_YIELD_SECS, FifoLock, RunLock
-from aiohooks.session._shutdown import Shutdown, swallows
-from aiohooks.session._state import WHY_VARIABLE, Producer, SessionState
-from aiohooks.session.coordinator import Coordinator, Requests, owner_of
-from aiohooks.session.creators import Source, WorkerSessionCreator, creator_of, warn_if_not_saved
-from aiohooks.session.feeds import Feeds, SessionFeeds
+from aiohooks.session.coordinator import WHY_VARIABLE, Coordinator, Producer, RequestMethods
+from aiohooks.session.creators import Source, creator_of
+from aiohooks.session.feeds import Feeds
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook
-from aiohooks.session.recovery import NEVER, RecoveryPolicy, SessionSupervisor
+from aiohooks.session.lifecycle import Lifecycle
+from aiohooks.session.merging import new_args
+from aiohooks.session.recovery import NEVER, RecoveryPolicy
 from aiohooks.session.signals import SignalPolicy, StopOnSignal, policy_of
-from aiohooks.session.status import (
-    CLOSING,
-    Activity,
-    SessionStatus,
-    activity,
-    background_activities,
-    call_activities,
-    elapsed,
-)
+from aiohooks.session.status import SessionStatus
 from aiohooks.session.steps import StepContext, StepFn, Steps, call_step_fn
+from aiohooks.session.turns import DEFAULT_YIELD_SECS
 from aiohooks.stores.base import StepStore
 
 if TYPE_CHECKING:
@@ -90,7 +76,7 @@ class SessionOptions(TypedDict, total=False):
     name: str | None
 
 
-class AsyncMonitoredSession(Requests):
+class AsyncMonitoredSession(RequestMethods):
     """A loop of steps, run by one object: `async with AsyncMonitoredSession(step_or_graph, hooks)
     as session:`.
 
@@ -151,25 +137,12 @@ class AsyncMonitoredSession(Requests):
         if name is not None and (not isinstance(name, str) or not name):
             raise InvalidArgumentError(f"name is {name!r}; give a non-empty str, or leave it out")
         creator = creator_of(source, global_step, variables)
-        self._graph = creator.graph
-        self._root = Coordinator()
-        self._state = state = owner_of(self._root).state
-        state.name, state.graph, state.grace_secs = name, self._graph, stop_grace_period_secs
-        # Each of them knows those before it.
-        self._hooks = HookSet(state, hooks, self._graph)
-        self._feeds = SessionFeeds(state)
-        self._supervisor = SessionSupervisor(
-            self._root, creator, self._hooks, recovery, self._feeds
-        )
-        self._run_lock = RunLock(state, yield_secs)
-        self._shutdown = Shutdown(state, creator, self._hooks, self._run_lock)
         signals = policy_of(handle_signals)
-        self._signals = None if signals is None else StopOnSignal(signals, state)
-        self._end_watch: Callable[[], None] = lambda: None
-        # Made of parts, so that the coordinator does not keep the session itself alive.
-        state.get_status = self._status = partial(
-            session_status, state, self._feeds, self._run_lock.turns, self._hooks
+        self._lifecycle = lifecycle = Lifecycle(
+            creator, hooks, recovery, stop_grace_period_secs, yield_secs, name
         )
+        self.requests = lifecycle.requests
+        self._signals = None if signals is None else StopOnSignal(signals, lifecycle.coordinator)
 
     # -- running
 
@@ -216,85 +189,88 @@ class AsyncMonitoredSession(Requests):
         It lets the event loop have a turn before it begins if `yield_secs` have passed without one;
         nothing of the run is done when a stop or a cancellation arrives there.
         """
-        lock = self._run_lock
-        scope = (
-            await lock.wait() if lock.turns.taken or lock.now() > lock.turn_due else lock.acquire()
-        )
+        lifecycle = self._lifecycle
+        turns = lifecycle.turns
+        # Not `is_loop_turn_due`: most runs begin here without waiting.
+        if turns.taken or self.requests.pause_reason or turns.now() > turns.loop_turn_due:
+            scope = await lifecycle.wait_for_turn()
+        else:
+            scope = lifecycle.begin_run()
+        attempt = 1
         try:
-            request, attempt = new_args((fetches, feed_dict, options)), 1
+            request = new_args((fetches, feed_dict, options))
             while True:
                 try:
                     return await self._run_once(scope, request, attempt)
                 except BaseException as error:
-                    committed = await self._supervisor.recover(error)  # raises: give up
-                    if committed is not None:
-                        return committed.result
+                    committed = await lifecycle.handle_failure(error)
+                if committed is not None:
+                    return committed.result
                 attempt += 1
-                scope = lock.next_attempt(scope)
+                scope = turns.begin_attempt(scope)
         finally:
-            lock.release(scope)
+            turns.end_run(scope)
 
     async def _run_once(self, scope: RunScope, request: SessionRunArgs, attempt: int) -> Any:
-        """Make one attempt of a run, which the state's `waits` can end: hooks and operations that
-        may wait are concurrent.
+        """Make one attempt of a run, which the run's `waits` can end: hooks and operations that may
+        wait are concurrent.
         """
-        state, supervisor, hooks, options = self._state, self._supervisor, self._hooks, request[2]
-        waits = state.waits
+        lifecycle = self._lifecycle
+        hooks = lifecycle.hooks
+        waits = lifecycle.waits
+        options = request[2]
         if options is not None:
             check_mapping(options, "options")
-        session = state.session
-        if session is None or state.current.errors:
-            session = await supervisor.session_of_run(waits)
-        if self._feeds.went_back:
-            self._feeds.raise_if_element_went_back()
+        session = lifecycle.session
+        if session is None or lifecycle.raw_coordinator.errors:
+            session = await lifecycle.session_for_run()
+        if lifecycle.feeds.went_back:
+            lifecycle.feeds.raise_if_element_went_back()
         step = session.global_step.latest.step + 1
-        if hooks.in_runs:
-            context = scope.attempt = SessionRunContext(
-                request,
-                session,
-                supervisor.coord,
-                global_step=step,
-                attempt=attempt,
-                effect_recorder=state.effects,
-            )
-            asked = await call_groups(
-                hooks.before_run, (context,), step=step, waits=waits
-            )  # all hooks, concurrently
-            (fetches, feed_dict, options), merged = hooks.merger.merge(
-                request, asked
-            )  # conflicting feeds are refused
-            context.effects_before_run = len(context.effects)
-            metadata: dict[str, Any] | None = None if options is None else {}
-            build = None if merged is None else merged.build
-            try:
-                values = await supervisor.run(
-                    waits, fetches, feed_dict, options, metadata, build
-                )  # all or nothing
-            except FetchError as error:
-                hooks.merger.name_owners(error, asked)
-                raise
-            scope.committed = context.committed = True
-            result, parts = (values, ()) if merged is None else values
-            context.global_step = session.committed_step
-            answers = hooks.merger.split(
-                parts, merged, options, metadata
-            )  # each hook gets what it asked for
-            try:
-                await call_groups(
-                    hooks.after_run,
-                    (context,),
-                    seconds=iter(answers),
-                    step=context.global_step,
-                    waits=waits,
-                )
-            except BaseException:
-                supervisor.note_commit(session, result)
-                raise
-        else:
-            result = await supervisor.run(waits, *request, None if options is None else {})
+        if not hooks.in_runs:
+            result = await lifecycle.run_raw(waits, *request, None if options is None else {})
             scope.committed = True
-        if state.recoveries:
-            supervisor.history.completed(step)
+            if lifecycle.recoveries:
+                lifecycle.history.completed(step)
+            return result
+        context = scope.attempt = SessionRunContext(
+            request,
+            session,
+            lifecycle.raw_coordinator,
+            global_step=step,
+            attempt=attempt,
+            effect_recorder=lifecycle.effects,
+        )
+        # Of all hooks, concurrently.
+        requests = await call_groups(hooks.before_run, (context,), step=step, waits=waits)
+        merger = hooks.merger
+        (fetches, feed_dict, options), merged = merger.merge(request, requests)
+        context.effects_before_run = len(context.effects)
+        metadata: dict[str, Any] | None = None if options is None else {}
+        build = None if merged is None else merged.build
+        try:
+            # All or nothing: it commits at its end.
+            values = await lifecycle.run_raw(waits, fetches, feed_dict, options, metadata, build)
+        except FetchError as error:
+            merger.note_owners(error, requests)
+            raise
+        scope.committed = context.committed = True
+        result, parts = (values, ()) if merged is None else values
+        context.global_step = session.committed_step
+        answers = merger.split(parts, merged, options, metadata)
+        try:
+            await call_groups(
+                hooks.after_run,
+                (context,),
+                seconds=iter(answers),
+                step=context.global_step,
+                waits=waits,
+            )
+        except BaseException:
+            lifecycle.note_commit(session, result)
+            raise
+        if lifecycle.recoveries:
+            lifecycle.history.completed(step)
         return result
 
     async def run_step_fn(self, fn: StepFn[T]) -> T:
@@ -307,8 +283,10 @@ class AsyncMonitoredSession(Requests):
         Returns:
             What `fn` returns. Raises like `run`.
         """
-        lock, supervisor, state = self._run_lock, self._supervisor, self._state
-        scope, attempt = await lock.wait(), 0
+        lifecycle = self._lifecycle
+        turns = lifecycle.turns
+        scope = await lifecycle.wait_for_turn()
+        attempt = 0
 
         async def run(request: SessionRunArgs) -> Any:
             try:
@@ -318,21 +296,21 @@ class AsyncMonitoredSession(Requests):
                 raise
             finally:
                 scope.end_attempt()
-                state.waits.end_attempt()
-                supervisor.committed = None  # the function is repeated as a whole
+                lifecycle.waits.end_attempt()
+                lifecycle.committed = None  # the function is repeated as a whole
 
         try:
             while True:
                 attempt += 1
                 try:
-                    await supervisor.session_of_run(state.waits)
-                    step = call_step_fn(fn, StepContext(state, lock, run))
-                    return await Wait[T]("a step function", waits=state.waits).result_of(step)
+                    await lifecycle.session_for_run()
+                    step = call_step_fn(fn, StepContext(lifecycle, run))
+                    return await Wait[T]("a step function", waits=lifecycle.waits).result_of(step)
                 except BaseException as error:
-                    await supervisor.recover(error)
-                scope = lock.next_attempt(scope)
+                    await lifecycle.handle_failure(error)
+                scope = turns.begin_attempt(scope)
         finally:
-            lock.release(scope)
+            turns.end_run(scope)
 
     @overload
     def steps(self, fetches: Node[A], **options: Unpack[StepsOptions]) -> Steps[A]: ...
@@ -387,10 +365,11 @@ class AsyncMonitoredSession(Requests):
                 without a queue. In an async generator, wait with
                 `session.until(queue.get(), producer=...)`.
         """
-        if self._state.phase == "new":
-            self._run_lock.check_entered()
-        source = self._feeds.source_for(feeds, producer, prefetch, thread=thread)
-        return Steps(self, self._run_lock, self._feeds, source, fetches)
+        lifecycle = self._lifecycle
+        if lifecycle.phase == "new":
+            lifecycle.raise_if_not_entered()
+        source = lifecycle.feeds.source_for(feeds, producer, prefetch, thread=thread)
+        return Steps(self, lifecycle, source, fetches)
 
     # -- entering and leaving
 
@@ -402,66 +381,12 @@ class AsyncMonitoredSession(Requests):
             BaseException: the error of a hook or of the creation, also one that would end the block
                 cleanly.
         """
-        state, lock, supervisor, callbacks = (
-            self._state,
-            self._run_lock,
-            self._supervisor,
-            self._shutdown.callbacks,
-        )
-        if state.phase != "new":
-            raise SessionClosedError(
-                f"this session is {state.phase}: sessions are single-use: make a new one"
-            )
-        state.label = f"session {state.name or current_task().get_name()!r}"
-        state.whole.bind()
-        self._hooks.hold()
-        state.entered_by = current_task()
-        state.set_phase("opening")
-        lock.thread = state.thread = get_ident()
-        lock.now, state.waits.now = monotonic_now(), quick_now()
         if WHY_VARIABLE in os.environ:
             from aiohooks.session.why import enable_if_asked  # seldom needed
 
             enable_if_asked()
-        try:
-            if self._signals is not None:
-                callbacks.callback(self._signals.install())
-            with self._graph.as_default():
-                await self._hooks.begin()
-                callbacks.callback(held(self._graph))
-                store = getattr(supervisor.creator, "global_step", None)
-                if getattr(store, "inline", True) or not isinstance(
-                    supervisor.creator, WorkerSessionCreator
-                ):
-                    self._register_publisher(
-                        store
-                    )  # a worker waiting for its chief in another process publishes nothing yet
-                await supervisor.create()
-                warn_if_not_saved(state.session, self._graph)
-            self._register_publisher(state.store)
-        except BaseException as error:
-            await self._shutdown.end_opening(error)
-        state.set_phase("open")
-        if isinstance(
-            current_clock(), LoopClock
-        ):  # the time of other clocks says nothing of how long code takes
-            self._end_watch = warn_if_blocked()
-            callbacks.callback(self._end_watch)
-        lock.watch_loop()
+        await self._lifecycle.open(self._signals)
         return self
-
-    def _register_publisher(self, store: StepStore | None) -> None:
-        """Register as a publisher of steps: before the session is created, if its store is known,
-        or right after it.
-        """
-        state = self._state
-        if state.publisher is None and isinstance(store, StepStore) and self._graph.trains:
-            name = state.name or current_task().get_name()
-            if state.name is None and not store.inline:
-                # there is a Task-1 in each
-                name += f" of process {os.getpid()} on {socket.gethostname()}"
-            state.publisher = store.publisher(name)
-            state.publisher.session = state.awaited
 
     def __enter__(self) -> NoReturn:
         raise TypeError("a session is entered and left by waiting: write `async with`, not `with`")
@@ -476,7 +401,7 @@ class AsyncMonitoredSession(Requests):
         traceback: TracebackType | None,
     ) -> bool:
         """End the session; return whether `error` was a clean end and is swallowed."""
-        return await self._leave(error)
+        return await self._lifecycle.close(error)
 
     async def aclose(self) -> None:
         """End the session like leaving the block without an error; calling it twice is harmless.
@@ -489,21 +414,7 @@ class AsyncMonitoredSession(Requests):
             BaseException: the error of a background task, or of `end` or `close` of a hook; in the
                 first call.
         """
-        await self._leave(None)
-
-    async def _leave(self, error: BaseException | None) -> bool:
-        lock, phase = self._run_lock, self._state.phase
-        if phase == "closed":
-            return swallows(error)
-        lock.check_entered()
-        if phase == "opening":
-            raise SessionClosedError(
-                "this session is still opening; raise an error in the hook to end it"
-            )
-        lock.check_closer()
-        return await (
-            self._shutdown.wait(error) if phase == "closing" else self._shutdown.end(error)
-        )
+        await self._lifecycle.close(None)
 
     # -- stopping
 
@@ -511,14 +422,13 @@ class AsyncMonitoredSession(Requests):
         """Return whether the loop should end: a stop was requested, or the session is not open.
         Never waits, never raises.
         """
-        state = self._state
-        return state.stopped or state.phase != "open" or state.recovery_error is not None
+        return self._lifecycle.should_stop()
 
     def request_stop(self, reason: str | None = None) -> None:
         """Request a stop: recorded immediately, never lost, the first reason is kept; from any
         thread.
         """
-        self._root.request_stop(reason)
+        self.requests.request_stop(reason)
 
     @property
     def stop_signal(self) -> Signals | None:
@@ -535,10 +445,11 @@ class AsyncMonitoredSession(Requests):
         """Start `fn(*args)` as a task of this session; it lives through recoveries. See
         `Coordinator.start_soon`.
         """
-        self._run_lock.check_entered()
-        if self._state.phase == "closed":
+        lifecycle = self._lifecycle
+        lifecycle.raise_if_not_entered()
+        if lifecycle.phase == "closed":
             raise SessionClosedError("this session is closed; start tasks while it is open")
-        return self._root.start_soon(fn, *args, name=name)
+        return lifecycle.coordinator.start_soon(fn, *args, name=name)
 
     async def until(
         self, awaitable: Awaitable[T], *, producer: Producer | None = None, drain: bool = False
@@ -548,11 +459,12 @@ class AsyncMonitoredSession(Requests):
 
         See `Coordinator.until`.
         """
-        if self._state.phase == "new":
+        lifecycle = self._lifecycle
+        if lifecycle.phase == "new":
             close_unawaited(awaitable)
-            self._run_lock.check_entered()
-        return await self._run_lock.wait_between_runs(
-            self._supervisor.coord.until(awaitable, producer=producer, drain=drain)
+            lifecycle.raise_if_not_entered()
+        return await lifecycle.wait_between_runs(
+            lifecycle.raw_coordinator.until(awaitable, producer=producer, drain=drain)
         )
 
     # -- its parts
@@ -560,12 +472,12 @@ class AsyncMonitoredSession(Requests):
     @property
     def coord(self) -> Coordinator:
         """The coordinator of the raw session; another one after a recovery."""
-        return self._supervisor.coord
+        return self._lifecycle.raw_coordinator
 
     @property
     def graph(self) -> Graph:
         """The graph that is run."""
-        return self._graph
+        return self._lifecycle.graph
 
     @property
     def global_step(self) -> StepStore:
@@ -574,17 +486,18 @@ class AsyncMonitoredSession(Requests):
         Raises:
             SessionClosedError: the session was not entered yet.
         """
-        if self._state.store is None:
+        store = self._lifecycle.store
+        if store is None:
             raise SessionClosedError(
                 "the step store is known once the session is open; use `async with`"
             )
-        return self._state.store
+        return store
 
     def status(self) -> SessionStatus:
         """Return the current activities of the session, for people and programs; waits for
         nothing.
         """
-        return self._status()
+        return self._lifecycle.status()
 
     def why(self) -> WaitGraph:
         """Return what the session waits for, and what that waits for, from any thread:
@@ -595,15 +508,15 @@ class AsyncMonitoredSession(Requests):
         """
         from aiohooks.session.why import why_session  # seldom needed
 
-        return why_session(self._state)
+        return why_session(self._lifecycle)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._state.phase}, {self._hooks!r}>"
+        return f"<{type(self).__name__} {self._lifecycle.phase}, {self._lifecycle.hooks!r}>"
 
     def __del__(self) -> None:
-        state = getattr(self, "_state", None)
-        if state is not None and state.phase in ("open", "opening"):
-            self._end_watch()
+        lifecycle = getattr(self, "_lifecycle", None)
+        if lifecycle is not None and lifecycle.phase in ("open", "opening"):
+            lifecycle.end_watch()
             warnings.warn(
                 f"{self!r} was never closed; use `async with`",
                 ResourceWarning,
@@ -627,56 +540,4 @@ class AsyncSingularMonitoredSession(AsyncMonitoredSession):
 
     def raw_session(self) -> Session | None:
         """The session without hooks; None when it is closed."""
-        return self._state.session
-
-
-def session_status(
-    state: SessionState, feeds: SessionFeeds, turns: FifoLock, hooks: HookSet
-) -> SessionStatus:
-    """Return the status of the monitored session that has these parts; waits for nothing."""
-    failure = state.recovery_error or next(iter(state.failures()), None)
-    now = None if state.waits.now is None or state.phase == "closed" else state.waits.now()
-    saver = None if state.session is None else state.session.saver
-    readers = [reader.own_reader for reader in feeds.readers]
-    tasks = [
-        task for owner in reversed(state.owners) for task in owner.tasks if task not in readers
-    ]
-    return SessionStatus(
-        state=state.phase,
-        global_step=None if state.store is None else state.store.latest.step,
-        runs=state.runs,
-        running=state.runner is not None,
-        queued=turns.waiting,
-        stop_reason=state.stop_reason,
-        recoveries=state.recoveries,
-        failure=None if failure is None else safe_repr(failure),
-        name=state.name,
-        state_secs=elapsed(state.since, now),
-        run_secs=elapsed(state.waits.began, now) if state.runner is not None else None,
-        doing=() if now is None else tuple(_activities(state, hooks, now)),
-        background=tuple(background_activities(tasks)),
-        steps=None if state.store is None else state.store.statistics(),
-        feeds_unused=feeds.unused,
-        pause_reason=state.pause_reason,
-        drain_reason=state.drain_reason,
-        mirror=None if saver is None else saver.mirror_status,
-        hooks=tuple(hooks.background.status(hooks.registered)),
-        effects=() if state.effects is None else state.effects.status(),
-    )
-
-
-def _activities(state: SessionState, hooks: HookSet, now: float) -> list[Activity]:
-    """Return the most specific current activities: calls and operations; else the run, the block or
-    the session itself.
-    """
-    if hooks.waits is not None and (calls := call_activities(hooks.waits, now)):
-        return calls
-    if state.runner is not None:
-        run = activity(f"run {state.runs}", state.runner, elapsed(state.waits.began, now))
-        return call_activities(state.waits, now) or [run]
-    if state.entered_by is None:
-        return []
-    what = {"opening": "creating the session", "open": "the session's block"}.get(
-        state.phase, CLOSING
-    )
-    return [activity(what, state.entered_by)]
+        return self._lifecycle.session

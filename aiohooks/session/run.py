@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 from aiohooks._core.cancel import running_loop
 from aiohooks._core.validate import check_callable, check_instance, is_coroutine_function
 from aiohooks.errors import InvalidArgumentError, StopRequestedError, WrongLoopError, failure_of
-from aiohooks.session._state import RUN_LOOPS, WHY_VARIABLE
+from aiohooks.session.coordinator import RUN_LOOPS, WHY_VARIABLE
 from aiohooks.session.signals import stopped_by
 
 _new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop

@@ -26,7 +26,7 @@ from aiohooks._core.fork import call_after_fork
 from aiohooks._core.reports import logger
 from aiohooks._core.validate import check_secs
 from aiohooks.errors import InvalidArgumentError, StopRequestedError
-from aiohooks.session._state import SessionState
+from aiohooks.session.coordinator import Coordinator, Requests
 
 _NOTICE_SECS = 1.0
 _MOST_SHOWN = 3
@@ -117,10 +117,11 @@ def may_handle(number: signal.Signals) -> bool:
 class StopOnSignal:
     """Drains or stops one session when a signal arrives."""
 
-    def __init__(self, policy: SignalPolicy, state: SessionState) -> None:
-        """Take the state of the session that it stops."""
+    def __init__(self, policy: SignalPolicy, coordinator: Coordinator) -> None:
+        """Take the coordinator of the session that it stops."""
         self.policy: SignalPolicy = policy
-        self.state: SessionState = state
+        self.requests: Requests = coordinator.requests
+        self._coordinator = coordinator
         self.task: asyncio.Task[Any]
         """The task that entered the session; the second signal cancels it."""
         self.number: signal.Signals | None = None
@@ -135,7 +136,7 @@ class StopOnSignal:
             logger.warning(
                 "%s: handle_signals has no effect outside the main thread, the only one that gets"
                 " signals; leave it out, and call request_stop() of the session from there",
-                self.state.label,
+                self.requests.label,
             )
             return lambda: None
         self.task = current_task()
@@ -150,22 +151,22 @@ class StopOnSignal:
     @property
     def can_drain(self) -> bool:
         """Whether the first signal begins a drain."""
-        return self.policy.drain_secs is not None and not self.state.stopped
+        return self.policy.drain_secs is not None and not self.requests.stopped
 
     def record(self, number: signal.Signals, escalation: Escalation) -> Escalation:
         """Record the drain, or a stop if the session cannot drain, and return which it was.
 
         Harmless in a signal handler, and a second time.
         """
-        state = self.state
+        requests = self.requests
         if escalation is Escalation.DRAIN and self.can_drain:
-            if state.drain_reason is None:
+            if requests.drain_reason is None:
                 self.number = number
-            state.record_drain(f"{number.name} received")
+            requests.record_drain(f"{number.name} received")
             return Escalation.DRAIN
-        if state.stop_reason is None:
+        if requests.stop_reason is None:
             self.number = number
-        state.record_stop(f"{number.name} received")
+        requests.record_stop(f"{number.name} received")
         return Escalation.STOP
 
     def begin(self, number: signal.Signals, escalation: Escalation, handlers: LoopSignals) -> None:
@@ -178,15 +179,17 @@ class StopOnSignal:
         self._begun = recorded
         policy = self.policy
         if recorded is Escalation.DRAIN:
-            self.state.begin_drain()
+            self.requests.begin_drain()
             self._start_timer(policy.drain_secs, handlers.end_drain_period)
             return
-        self.state.end_waits()
+        self.requests.end_waits()
         abandoned = StopRequestedError(
             f"{number.name} received, and the step took longer than {policy.step_secs} s more"
         )
         self._start_timer(_NOTICE_SECS, functools.partial(self._say_what_lasts, number))
-        self._start_timer(policy.step_secs, functools.partial(self.state.end_run, abandoned))
+        self._start_timer(
+            policy.step_secs, functools.partial(self._coordinator.owner.end_run, abandoned)
+        )
         self._start_timer(policy.grace_secs, handlers.end_grace_period)
 
     def _say_what_lasts(self, number: signal.Signals) -> None:
@@ -195,7 +198,7 @@ class StopOnSignal:
             again = f"; another {number.name} cancels that"
         logger.warning(
             "%s: %s received; it ends after %s%s",
-            self.state.label,
+            self.requests.label,
             number.name,
             self.doing(),
             again,
@@ -203,9 +206,10 @@ class StopOnSignal:
 
     def doing(self) -> str:
         """Return what the session is doing, and where it waits."""
-        if self.state.get_status is None:
+        status = self._coordinator.status()
+        if status is None:
             return "what its block does"
-        activities = self.state.get_status().doing[:_MOST_SHOWN]
+        activities = status.doing[:_MOST_SHOWN]
         return "; ".join(map(str, activities)) or "what its block does"
 
     def _start_timer(self, secs: float | None, callback: Callable[[], None]) -> None:
@@ -235,7 +239,7 @@ class LoopSignals:
     def add_session(self, session: StopOnSignal) -> None:
         for number in session.policy.signals:
             if number not in self._previous:
-                self._install(number, session.state.label)
+                self._install(number, session.requests.label)
         self._sessions.append(session)
         if self._escalation is not None:
             # It is opened while the others end because of a signal, which it has missed.
@@ -339,7 +343,7 @@ class LoopSignals:
         """Stop the sessions, if no signal has done that."""
         if self._escalation is not Escalation.DRAIN:
             return
-        labels = [session.state.label for session in self._sessions if session.can_drain]
+        labels = [session.requests.label for session in self._sessions if session.can_drain]
         if labels:
             logger.warning(
                 "the time for the drain after %s is over; stopping %s",
@@ -353,7 +357,7 @@ class LoopSignals:
         if self._escalation is Escalation.CANCEL or not self._sessions:
             return
         self._escalation = Escalation.CANCEL
-        labels = ", ".join(session.state.label for session in self._sessions)
+        labels = ", ".join(session.requests.label for session in self._sessions)
         logger.warning(
             "the grace period after %s is over; cancelling %s", self._number.name, labels
         )
@@ -367,7 +371,7 @@ class LoopSignals:
         number = self._number
         _last_signals[self._loop] = number
         for session in self._sessions:
-            logger.warning("cancelling %s, which is in %s", session.state.label, session.doing())
+            logger.warning("cancelling %s, which is in %s", session.requests.label, session.doing())
         tasks = {session.task: session.task.cancelling() for session in self._sessions}
         previous: Any = self._previous.get(number, signal.getsignal(number))
         owner = _owner_of(previous)

@@ -48,10 +48,6 @@ class EffectRecorder(Protocol):
         ...
 
 
-CLOSING = "closing the session"
-"""The activity of a session that ends while no hook and no run is active."""
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Activity:
     """A current activity of a session: a call of a hook, an operation, a run, a background task.

@@ -16,8 +16,7 @@ from aiohooks._core.validate import call_error, check_callable
 from aiohooks.errors import InvalidArgumentError, SessionClosedError, StopRequestedError, safe_repr
 from aiohooks.graph.graph import Graph, Placeholder, T_co
 from aiohooks.graph.session import Session
-from aiohooks.session._run_lock import FifoLock, RunLock
-from aiohooks.session._state import Producers, SessionState, note_own_end_in_drain
+from aiohooks.session.coordinator import Producers, note_own_end_in_drain
 from aiohooks.session.feeds import (
     USED,
     FeedsWentBack,
@@ -27,6 +26,8 @@ from aiohooks.session.feeds import (
     outcome_of,
 )
 from aiohooks.session.hook import SessionRunArgs
+from aiohooks.session.lifecycle import Lifecycle
+from aiohooks.session.turns import FifoLock
 
 T = TypeVar("T")
 StepFn = Callable[["StepContext"], Awaitable[T]]
@@ -39,21 +40,17 @@ class StepContext:
     """
 
     def __init__(
-        self,
-        state: SessionState,
-        run_lock: RunLock,
-        run: Callable[[SessionRunArgs], Awaitable[Any]],
+        self, lifecycle: Lifecycle, run: Callable[[SessionRunArgs], Awaitable[Any]]
     ) -> None:
         """Made by the monitored session; `run` makes one run with hooks and does not recover."""
-        self._state = state
-        self._run_lock = run_lock
+        self._lifecycle = lifecycle
         self._run = run
         self._turns = FifoLock()
 
     @property
     def session(self) -> Session:
         """The raw session, the new one after a recovery; runs through it call no hooks."""
-        session = self._state.session
+        session = self._lifecycle.session
         if session is None:
             raise SessionClosedError("the session is closed")
         return session
@@ -68,11 +65,11 @@ class StepContext:
 
         A recoverable error repeats the whole step function.
         """
-        state, lock = self._state, self._run_lock
-        if lock.now() > lock.turn_due:
-            await lock.give_turn()
-        if state.whole.should_stop():
-            raise StopRequestedError(state.stop_reason)
+        lifecycle = self._lifecycle
+        if lifecycle.is_loop_turn_due:
+            await lifecycle.give_loop_turn()
+        if lifecycle.requests.stopped:
+            raise StopRequestedError(lifecycle.requests.stop_reason)
         if self._turns.taken:
             await self._turns.wait()
         self._turns.taken = True
@@ -87,8 +84,9 @@ class StepContext:
         Raises:
             StopRequestedError: always; it leaves the session's block cleanly.
         """
-        self._state.request_stop(reason or "the step function requested a stop")
-        raise StopRequestedError(self._state.stop_reason)
+        requests = self._lifecycle.requests
+        requests.request_stop(reason or "the step function requested a stop")
+        raise StopRequestedError(requests.stop_reason)
 
 
 async def call_step_fn(fn: StepFn[T], context: StepContext) -> T:
@@ -124,15 +122,13 @@ class Steps(Generic[T_co]):
     def __init__(
         self,
         session: Runner,
-        run_lock: RunLock,
-        feeds: SessionFeeds,
+        lifecycle: Lifecycle,
         source: Source | None,
         fetches: Any,
     ) -> None:
         self._session = session
-        self._run_lock = run_lock
-        self._feeds = feeds
-        self._state = feeds.state
+        self._lifecycle = lifecycle
+        self._feeds = lifecycle.feeds
         self._source = source
         self._fetches: object = fetches
         graph = session.graph
@@ -155,14 +151,17 @@ class Steps(Generic[T_co]):
 
     async def _next_values(self) -> T_co:
         """Make the next run, and return what it fetched."""
-        lock, state, source = self._run_lock, self._state, self._source
+        lifecycle = self._lifecycle
+        turns = lifecycle.turns
+        source = self._source
         while True:
-            if lock.now() > lock.turn_due:
-                await lock.give_turn()  # before the next feed, which a stop would lose
+            # Not `is_loop_turn_due`: it would cost each step of a loop a call.
+            if lifecycle.requests.pause_reason or turns.now() > turns.loop_turn_due:
+                await lifecycle.give_loop_turn()  # before the next feed, which a stop would lose
             if self._session.should_stop():
                 raise StopAsyncIteration
             if source is None:
-                if state.drain_reason is not None:
+                if lifecycle.requests.drain_reason is not None:
                     raise StopAsyncIteration
                 element = fed = None
             else:
@@ -170,7 +169,7 @@ class Steps(Generic[T_co]):
                     await source.wait_ready(self._wait_for_feed)
                 element = source.take()
                 fed = self._feed_dict(element)
-            before = state.waits.scope
+            before = lifecycle.waits.scope
             try:
                 values: T_co = await self._session.run(self._fetches, fed)
             except BaseException as error:
@@ -188,7 +187,7 @@ class Steps(Generic[T_co]):
     def _settle_failed(self, source: Source, element: Any, before: RunScope | None) -> None:
         """Settle the element of a run that has raised; `before` it was the latest run's scope."""
         task = current_task()
-        scope = self._state.waits.scope
+        scope = self._lifecycle.waits.scope
         committed = False
         if scope is not None and scope is not before and scope.runner == id(task):
             committed = scope.committed
@@ -198,9 +197,10 @@ class Steps(Generic[T_co]):
 
     def _note_end(self, error: StopAsyncIteration) -> None:
         """Note that a run has raised what ends an `async for`, as if the feeds had ended."""
-        state = self._state
-        state.record_end(f"a run ended with {safe_repr(error)}")
-        logger.info("%s: a run ended with %s, and with it the loop", state.label, safe_repr(error))
+        requests = self._lifecycle.requests
+        what = f"a run ended with {safe_repr(error)}"
+        requests.record_end(what)
+        logger.info("%s: %s, and with it the loop", requests.label, what)
 
     def _feed_dict(self, element: Any) -> Any:
         """Return what a run is fed with: the argument of a step function, or a mapping."""
@@ -228,23 +228,29 @@ class Steps(Generic[T_co]):
         """Wait for the next feed. A recovery may run beside the wait, as cancelling it would end a
         generator of feeds.
         """
-        state = self._state
-        feed_wait = FeedWait(state, self._start_recovery)
+        lifecycle = self._lifecycle
+        feed_wait = FeedWait(lifecycle.coordinator, self._start_recovery)
         # Nothing reads feeds during a recovery, nor after one that was cancelled; and all waits end
         # then.
         note_own_end_in_drain()
-        errors = state.current.errors
-        if state.session is None or (errors and state.recovers(errors[0])):
+        errors = lifecycle.raw_coordinator.errors
+        if lifecycle.session is None or (
+            errors and lifecycle.coordinator.is_recoverable(errors[0])
+        ):
             await self._session.run_step_fn(_do_nothing)
-        with observing(state.observers, "feed", "next feed"):
-            await self._run_lock.wait_between_runs(
-                state.current.until(feed_wait, wait(), producers, drain=drain)
+        coordinator = lifecycle.raw_coordinator
+        with observing(coordinator.observers, "feed", "next feed"):
+            await lifecycle.wait_between_runs(
+                coordinator.wait_until_ended(feed_wait, wait(), producers, drain=drain)
             )
 
     def _start_recovery(self) -> None:
         """Start a task that does what the next run would do before it begins."""
-        if self._state.phase == "open":
-            self._state.whole.start_soon(self._session.run_step_fn, (_do_nothing,), "recovery")
+        lifecycle = self._lifecycle
+        if lifecycle.phase == "open":
+            lifecycle.coordinator.start_soon(
+                self._session.run_step_fn, _do_nothing, name="recovery"
+            )
 
 
 class _Loop(AsyncIterator[T_co]):
@@ -268,12 +274,13 @@ class _Loop(AsyncIterator[T_co]):
                 self._feeds.keep(self._source)
             if not isinstance(error, (StopAsyncIteration, StopRequestedError)):
                 raise
-            state, loops = self._feeds.state, self._feeds.loops
+            requests = self._feeds.coordinator.requests
+            loops = self._feeds.loops
             loops.discard(self)
             if (
-                state.drain_reason is not None and not loops
+                requests.drain_reason is not None and not loops
             ):  # no other loop has something under way
-                state.request_stop(state.drain_reason)
+                requests.request_stop(requests.drain_reason)
             if isinstance(error, StopAsyncIteration):
                 raise
             raise StopAsyncIteration from None

@@ -33,7 +33,8 @@ from aiohooks._core.reports import logger
 from aiohooks._why.builder import threads, wait_graph
 from aiohooks._why.graph import WaitGraph
 from aiohooks.errors import InvalidArgumentError
-from aiohooks.session._state import OPEN_SESSIONS, RUN_LOOPS, WHY_VARIABLE, SessionState
+from aiohooks.session.coordinator import RUN_LOOPS, WHY_VARIABLE
+from aiohooks.session.lifecycle import OPEN_SESSIONS, Lifecycle
 
 _ANSWER_SECS = 0.25
 """How long a loop that is not blocked may take to answer."""
@@ -42,12 +43,13 @@ _IDLE_FUNCTIONS = "select", "run_forever", "run_until_complete", "run"
 _SIGNALS = [signal.Signals[name] for name in ("SIGUSR1", "SIGQUIT") if hasattr(signal, name)]
 
 
-def why_session(state: SessionState) -> WaitGraph:
+def why_session(session: Lifecycle) -> WaitGraph:
     """Return the wait-for graph of the loop of a session; from another thread, as it is at that
     moment.
     """
-    loops = {} if state.loop is None else {state.loop: state.thread}
-    own = threading.get_ident() == state.thread
+    loop = session.requests.loop
+    loops = {} if loop is None else {loop: session.thread}
+    own = threading.get_ident() == session.thread
     current_frames = sys._current_frames  # pyright: ignore[reportPrivateUsage]
     return _graph(loops, {} if own else current_frames())
 
@@ -87,7 +89,9 @@ def _graph(
     # A loop whose innermost frame is its own is idle: uvloop has no others.
     busy = [loop for loop, frame in blocked.items() if frame.f_code.co_name not in _IDLE_FUNCTIONS]
     in_callback = {loops[loop] for loop in busy if asyncio.current_task(loop) is None}
-    sessions = [state.awaited() for state in list(OPEN_SESSIONS) if state.loop in loops]
+    sessions = [
+        session.awaited() for session in list(OPEN_SESSIONS) if session.requests.loop in loops
+    ]
     return wait_graph(
         loops,
         also=[*sessions, *(one for one in threads() if one.ident in in_callback)],
@@ -97,7 +101,11 @@ def _graph(
 
 def _known_loops() -> dict[asyncio.AbstractEventLoop, int]:
     """Return the loops that `run` runs, and those of open sessions, each with its thread."""
-    sessions = {state.loop: state.thread for state in list(OPEN_SESSIONS) if state.loop is not None}
+    sessions = {
+        session.requests.loop: session.thread
+        for session in list(OPEN_SESSIONS)
+        if session.requests.loop is not None
+    }
     return {
         loop: thread for loop, thread in {**RUN_LOOPS, **sessions}.items() if not loop.is_closed()
     }

@@ -48,7 +48,7 @@ from aiohooks._core.validate import (
 )
 from aiohooks._why.tasks import task_wait
 from aiohooks.errors import InvalidArgumentError, flattened, safe_repr
-from aiohooks.session._state import OPEN_SESSIONS
+from aiohooks.session.lifecycle import OPEN_SESSIONS
 from aiohooks.testing._schedule_loop import NumberedTask, Place, Schedule, ScheduleLoop
 from aiohooks.testing.leaks import describe_context, describe_unraisable
 
@@ -419,7 +419,8 @@ class _Run:
                 return False
             limit.reschedule(self._loop.secs)
         elif kind == "stop":
-            sessions = [one for one in OPEN_SESSIONS if one.loop is self._loop and not one.stopped]
+            open_requests = [session.requests for session in OPEN_SESSIONS]
+            sessions = [one for one in open_requests if one.loop is self._loop and not one.stopped]
             for one in sessions:
                 one.request_stop("explored")
             return bool(sessions)
@@ -456,7 +457,7 @@ class _Run:
         if left:
             self.waits = _waits(left)
             self.problem = f"tasks are left: {', '.join(map(_name, left))}"
-        elif any(one.loop is self._loop for one in OPEN_SESSIONS):
+        elif any(session.requests.loop is self._loop for session in OPEN_SESSIONS):
             self.problem = "a session is left open"
         self._loop.stop()
 

@@ -26,9 +26,9 @@ from aiohooks.dispatch.ways import How, Point
 from aiohooks.errors import AbortedError, InvalidArgumentError, add_note, did_you_mean
 from aiohooks.hooks.checkpoint_saver import CheckpointSaverHook
 from aiohooks.hooks.functions import LambdaHook
-from aiohooks.session._hooks import LIFECYCLE
 from aiohooks.session.creators import ChiefSessionCreator, Source, graph_of
 from aiohooks.session.hook import HOOK_METHODS, SessionRunContext, SessionRunHook
+from aiohooks.session.hook_set import LIFECYCLE
 from aiohooks.session.monitored import AsyncMonitoredSession
 from aiohooks.session.recovery import RecoveryPolicy
 from aiohooks.testing._checks import by_name, run_checks

@@ -13,8 +13,7 @@ from typing import Any
 import aiohooks as ah
 from aiohooks._core.calls import RunWaits
 from aiohooks.dispatch.calls import call_groups
-from aiohooks.session._hooks import HookSet
-from aiohooks.session._state import SessionState
+from aiohooks.session.hook_set import HookSet
 from aiohooks.session.why import enable_why
 from tests.benchmarks.measure import Counts, Figure, Setup, repeated
 from tests.support.hangs import disable_why
@@ -327,7 +326,7 @@ async def suspending_hooks(counts: Counts) -> AsyncIterator[Setup]:
 def _both_phases(
     hooks: Sequence[ah.SessionRunHook], context: ah.SessionRunContext, values: ah.SessionRunValues
 ) -> Callable[[], Awaitable[None]]:
-    checked, waits = HookSet(SessionState(), hooks, ah.Graph()), RunWaits()
+    checked, waits = HookSet(ah.Coordinator(), hooks, ah.Graph()), RunWaits()
 
     async def both() -> None:
         await call_groups(checked.before_run, (context,), step=1, waits=waits)

@@ -50,7 +50,6 @@ class Program:
     kills: int
     failures: float
     restore: Any
-    after_commit: Any
     on_busy: Any
     background: bool
     max_pending: int
@@ -68,7 +67,6 @@ def generate(seed: int, number: int) -> Program:
         kills=rng.randint(0, MOST_KILLS),
         failures=rng.choice([0, 0.03, 0.1]),
         restore=rng.choice(["checkpoint", "checkpoint", "memory"]),
-        after_commit=rng.choice(["repeat", "return"]),
         on_busy=rng.choice(["wait", "skip"]),
         background=rng.random() < 0.8,
         max_pending=rng.choice([3, 20, 1000]),
@@ -255,7 +253,6 @@ class Life:
             no_progress_limit=1000,
             backoff=_NO_BACKOFF,
             restore=program.restore,
-            after_commit=program.after_commit,
         )
         creator = ah.ChiefSessionCreator(
             graph, checkpoint_dir=ah.Saver(self.folder / "checkpoints", keep=KeepNewest(2))

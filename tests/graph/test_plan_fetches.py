@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import aiohooks as ah
-from aiohooks.session._hooks import MergedFetches
+from aiohooks.session.merging import MergedFetches
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook, RequestingHook
 from tests.support.sessions import counting_graph, run_session

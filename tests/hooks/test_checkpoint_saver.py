@@ -14,7 +14,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import drop, invalid, refused
-from tests.support.hooks import RequestingHook
+from tests.support.hooks import PhaseHook, RequestingHook
 from tests.support.saving_sessions import (
     EVERY_STEP,
     HeldSaver,
@@ -24,6 +24,7 @@ from tests.support.saving_sessions import (
     saving,
     state_at,
     train,
+    values_at,
 )
 from tests.support.sessions import NO_BACKOFF, counting_graph, make_runs, run_session
 from tests.support.waiting import parked, result_without_suspending, until_true
@@ -59,6 +60,43 @@ async def test_which_steps_are_saved(
     assert (hook.saved, hook.failed, hook.skipped) == (len(steps), 0, 0)
     assert (hook.latest is None) == (not steps)
     assert hook.latest is None or hook.latest.step == steps[-1]
+
+
+@pytest.mark.parametrize("runs", [3, 4], ids=["after other steps", "after a saved step"])
+@pytest.mark.parametrize("order", [0, 200, None], ids=["end of a hook", "late hook", "the block"])
+async def test_what_is_assigned_after_the_last_step_is_saved(
+    tmp_path: Path, order: int | None, runs: int
+) -> None:
+    """The last save comes after `end` of every other hook, and is made if a variable was changed
+    since the last one, also at the same step.
+    """
+
+    async def assign(session: ah.Session) -> None:
+        session.variables.assign({"total": -1})
+
+    hooks: list[Any] = [saving(tmp_path, every=ah.Every(steps=2))]
+    if order is not None:
+        hooks.append(ah.configure(PhaseHook("end", assign), order=order))
+    variables = ah.Variables()
+    creator = ah.ChiefSessionCreator(counting_graph(), checkpoint_dir=tmp_path, variables=variables)
+    async with ah.AsyncMonitoredSession(creator, hooks) as session:
+        await make_runs(session, runs, "train")
+        if order is None:
+            variables.assign({"total": -1})
+    assert await values_at(tmp_path, runs) == {"total": -1}
+
+
+async def test_runs_that_make_no_step_are_saved(tmp_path: Path) -> None:
+    """Operations may change variables without a step: the end saves them."""
+    for total in (0, 3):
+        graph = ah.Graph()
+        graph.variable("total", 0)
+        graph.operation(adds_to="total", name="count")(lambda: 1)
+        creator = ah.ChiefSessionCreator(graph, checkpoint_dir=tmp_path)
+        async with ah.AsyncMonitoredSession(creator, [saving(tmp_path)]) as session:
+            assert await session.run("total") == total
+            for _ in range(3):
+                await session.run("count")
 
 
 async def test_a_period_of_seconds(tmp_path: Path) -> None:

@@ -130,3 +130,15 @@ async def test_an_error_of_a_listener_is_raised(
     with pytest.raises(ValueError, match=says):
         await run_block(session, body)
     assert (await on_disk(tmp_path), session.global_step.latest.step, hook.failed) == (steps, 2, 0)
+
+
+@both_ways
+async def test_a_listener_whose_input_ends_is_no_clean_end(
+    tmp_path: Path, background: bool
+) -> None:
+    """An error that would end a session cleanly is a failure where a listener raises it."""
+    listener = Listener(fails={1: ah.OutOfRangeError("no more data to evaluate")})
+    hook = saving(tmp_path, listeners=[listener], background=background)
+    with pytest.raises(RuntimeError, match="after_save of a listener raised OutOfRange") as caught:
+        await train(array_graph(), [hook], 3)
+    assert isinstance(caught.value.__cause__, ah.OutOfRangeError)

@@ -48,7 +48,7 @@ async def test_methods_without_a_function_are_not_called() -> None:
     quiet = LambdaHook(end=lambda session: None)
     assert {*HOOK_METHODS} & quiet.__dict__.keys() == {"end"}
     session = counting(quiet)
-    assert (session._hooks.before_run, session._hooks.after_run) == ((), ())
+    assert (session._lifecycle.hooks.before_run, session._lifecycle.hooks.after_run) == ((), ())
     await run(quiet)
 
 

@@ -114,7 +114,7 @@ async def test_watched_hooks_work_as_before() -> None:
     names = ("plain", "suspending")
     begun = [(name, "begin") for name in names]
     created = [(name, "after_create_session") for name in ("suspending", "plain")]
-    ended = [("plain", "end"), ("suspending", "end"), ("suspending", "close"), ("plain", "close")]
+    ended = [("suspending", "end"), ("plain", "end"), ("suspending", "close"), ("plain", "close")]
     assert record == [*begun, *created, *both, *both, *ended]
     counted = {f"{one.hook}.{one.phase}": one.calls for one in timing.statistics().phases}
     assert counted == {

@@ -204,10 +204,7 @@ VALUES = [
         other("CancelledError", "cancellation is never recovered", on=(asyncio.CancelledError,)),
         other("KeyboardInterrupt", "give a tuple of exception classes", on=(KeyboardInterrupt,)),
     ),
-    *(
-        Case(ah.RecoveryPolicy, *value(**{name: "none"}))
-        for name in ("after_commit", "restore", "on_lost_feeds")
-    ),
+    *(Case(ah.RecoveryPolicy, *value(**{name: "none"})) for name in ("restore", "on_lost_feeds")),
     *refusals(
         ah.SignalPolicy,
         value(signals=()),

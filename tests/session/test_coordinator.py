@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks.session.coordinator import owner_of
 from aiohooks.testing import ManualClock
 from tests.support.checks import invalid, refused
 from tests.support.sessions import put
@@ -208,8 +207,7 @@ async def test_a_stop_of_a_thread_is_not_missed_by_the_first_wait(when: str) -> 
 
     def stopped() -> ah.Coordinator:
         coord = ah.Coordinator()
-        owner: Any = owner_of(coord)
-        bind = owner.bind
+        bind = coord.bind
 
         def stop_from_thread() -> None:
             thread = threading.Thread(target=coord.request_stop, args=("from the thread",))
@@ -227,7 +225,7 @@ async def test_a_stop_of_a_thread_is_not_missed_by_the_first_wait(when: str) -> 
         if when == "before its first use":
             stop_from_thread()
         else:
-            owner.bind = bind_and_stop
+            coord.bind = bind_and_stop  # type: ignore[method-assign]
         return coord
 
     assert await stopped().wait_for_stop()
@@ -292,7 +290,7 @@ async def test_a_stop_does_not_interrupt_the_cleanup_of_a_cancelled_task() -> No
 
     coord.start_soon(coord.until, wait())
     await ticks()
-    owner_of(coord).cancel_tasks("the session closes")
+    coord.cancel_tasks("the session closes")
     await cleaning.wait()
     coord.request_stop("enough")
     await coord.join()

@@ -569,3 +569,11 @@ async def test_what_else_wins(what: str) -> None:
     )
     assert "end" not in ends.phases()
     assert ("ZeroDivisionError" in str(session.stop_reason)) is (what == "a failure")
+
+
+async def test_a_drain_after_the_end_changes_nothing() -> None:
+    """The session has ended without one: it keeps no reason of a drain that is requested later."""
+    async with ah.AsyncMonitoredSession(same) as session:
+        pass
+    session.request_drain("late", secs=9)
+    assert (session.drain_reason, session.stop_reason) == (None, None)

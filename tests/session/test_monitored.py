@@ -353,3 +353,21 @@ async def test_threads_add_to_the_same_metrics() -> None:
     ]
     await run_session(doubling(*hooks), 1, "loss")
     assert set(last.seen[0]) == set(names)
+
+
+async def test_end_is_called_in_order() -> None:
+    """`begin` in registration order, `end` in `order`, `close` in reverse; a hook that saves the
+    session ends last.
+    """
+    record = list[tuple[str, str]]()
+    late, saver, early = (RecordingHook(name, record=record) for name in ("late", "saver", "early"))
+    saver.ends_last = True  # type: ignore[misc]
+    hooks: list[Any] = [ah.configure(late, order=9), saver, early]
+    async with doubling(*hooks):
+        pass
+    calls = [call for call in record if call[1] in ("begin", "end", "close")]
+    assert calls == [
+        *((name, "begin") for name in ("late", "saver", "early")),
+        *((name, "end") for name in ("early", "late", "saver")),
+        *((name, "close") for name in ("early", "saver", "late")),
+    ]

@@ -21,13 +21,14 @@ from tests.support.hooks import PhaseHook, SessionRecorder
 from tests.support.sessions import (
     NO_BACKOFF,
     counting,
+    counting_graph,
     doubling,
     failing_step,
     outcome,
     recovery_policy,
     use_up,
 )
-from tests.support.waiting import advance_clock, cancel_and_wait, parked, ticks, until_true
+from tests.support.waiting import advance_clock, cancel_and_wait, forever, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -381,3 +382,36 @@ async def test_a_recovery_makes_the_initial_values_again() -> None:
     graph.variable("weights", load)
     async with ah.AsyncMonitoredSession(graph, recovery=NO_BACKOFF) as session:
         assert await session.run(["number", "weights"]) == [1, 5]
+
+
+async def test_a_creation_that_fails_after_a_cancelled_recovery_is_recovered() -> None:
+    """A recovery was cancelled while it created a session; the next run creates one, and recovers
+    if that fails: that is no failure of a step.
+    """
+    creator = ah.ChiefSessionCreator(counting_graph())
+    created = 0
+
+    class Creator:
+        graph = creator.graph
+
+        async def create_session(self) -> ah.Session:
+            nonlocal created
+            created += 1
+            if created == 2:
+                await forever()
+            return await creator.create_session()
+
+    async def fail_once(session: ah.Session, coord: ah.Coordinator) -> None:
+        if created == 3:
+            raise AWAY
+
+    hooks = [
+        FaultInjectionHook({("before_run", 1): LOST}),
+        PhaseHook("after_create_session", fail_once),
+    ]
+    async with ah.AsyncMonitoredSession(Creator(), hooks, recovery=NO_BACKOFF) as session:
+        run = asyncio.ensure_future(session.run("train"))
+        await until_true(lambda: created == 2)
+        await cancel_and_wait(run)
+        assert await session.run("train") == 1
+        assert (created, session.status().recoveries) == (4, 2)

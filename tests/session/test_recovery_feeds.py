@@ -133,11 +133,11 @@ PLACES = {
     "the last": [("step", 12), ("behind", 12)],
 }
 HOW = [
-    (0, "repeat", 5, False),
-    (2, "return", 5, False),
-    (20, "repeat", 1, True),
-    (2, "repeat", 9, True),
-    (0, "return", 1, False),
+    (0, 5, False),
+    (2, 5, False),
+    (20, 1, True),
+    (2, 9, True),
+    (0, 1, False),
 ]
 
 
@@ -145,12 +145,12 @@ HOW = [
 @pytest.mark.parametrize("kind", [Feed, Anew, Async])
 @pytest.mark.parametrize("how", HOW, ids=str)
 async def test_each_element_makes_one_step_of_what_is_kept(
-    tmp_path: Path, places: list[tuple[str, int]], kind: type[Feed], how: tuple[int, str, int, bool]
+    tmp_path: Path, places: list[tuple[str, int]], kind: type[Feed], how: tuple[int, int, bool]
 ) -> None:
-    """Wherever runs failed, whatever was taken ahead or saved, whichever policy: in order, once;
+    """Wherever runs failed, whatever was taken ahead or saved, in order, once;
     and so is what is saved.
     """
-    prefetch, after_commit, every, background = how
+    prefetch, every, background = how
     fail_once, tasks = fails_once(*places), [one for one in places if one[0] == "task"]
 
     async def fail(place: str, number: int) -> None:
@@ -162,7 +162,7 @@ async def test_each_element_makes_one_step_of_what_is_kept(
 
     feed, policy = (
         kind(),
-        recovery_policy(after_commit=after_commit, no_progress_limit=9, on_lost_feeds="raise"),
+        recovery_policy(no_progress_limit=9, on_lost_feeds="raise"),
     )
     behind = ah.configure(calling(fail, "after_run", "behind"), order=200)
     before, after = (
@@ -184,15 +184,13 @@ async def test_each_element_makes_one_step_of_what_is_kept(
     assert restored.state["tracked"]["feed"] == {"position": COUNT}
 
 
-@pytest.mark.parametrize("after_commit", ["repeat", "return"])
 @pytest.mark.parametrize("place", ["step", "after_run"])
-async def test_tracked_feeds_count_once_in_memory_too(after_commit: str, place: str) -> None:
+async def test_tracked_feeds_count_once_in_memory_too(place: str) -> None:
     """Without a checkpoint nothing is set back: a run that had been committed is not made again."""
     feed, fail = Feed(), fails_once((place, 9))
-    policy = recovery_policy(after_commit=after_commit)
     hooks = [calling(fail, "after_run", "after_run")]
     async with ah.AsyncMonitoredSession(
-        training(fail, feed=feed), hooks, recovery=policy
+        training(fail, feed=feed), hooks, recovery=recovery_policy()
     ) as session:
         await use_up(session.steps("train", feeds=feed, prefetch=2))
         assert await session.run("seen") == ALL

@@ -25,6 +25,7 @@ from tests.support.sessions import (
     recovery_policy,
 )
 from tests.support.waiting import (
+    HANG_SECS,
     advance_clock,
     cancels_left,
     fail,
@@ -543,12 +544,12 @@ async def test_a_queue_that_the_program_uses_is_not_idle(clock: ManualClock) -> 
 
 async def test_a_wait_for_a_queue_with_a_time_limit_is_not_idle(clock: ManualClock) -> None:
     """Its task continues by itself, and has work left that it does then."""
-    flushed = False
+    flushed, limit = False, asyncio.timeout(HANG_SECS)
 
     async def flush_at_times() -> None:
         nonlocal flushed
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01):
+            async with limit:
                 await asyncio.Queue[int]().get()
         await asyncio.sleep(0)
         flushed = True
@@ -561,6 +562,7 @@ async def test_a_wait_for_a_queue_with_a_time_limit_is_not_idle(clock: ManualClo
         for _ in range(5):
             await advance_clock(clock, 0.06)
         assert not ending.done()
+        limit.reschedule(asyncio.get_running_loop().time())
         await ending
     assert flushed
 

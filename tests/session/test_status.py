@@ -115,6 +115,23 @@ async def test_the_active_operation_is_named(clock: ManualClock, hooked: bool) -
         await asyncio.wait([run, other])
 
 
+async def test_the_seconds_of_a_run_begin_with_it(clock: ManualClock) -> None:
+    """The time of the run before does not count; a run that has not waited yet has none."""
+    gate = Gate()
+
+    async def step() -> None:
+        await gate.pass_through()
+
+    async with ah.AsyncMonitoredSession(step) as session:
+        for secs in (3, 1):
+            gate.opened.clear()
+            run = await parked(session.run("step"))
+            clock.advance(secs)
+            assert session.status().run_secs == secs
+            gate.opened.set()
+            await run
+
+
 async def test_a_wait_for_a_step_says_which(clock: ManualClock) -> None:
     """A wait for a step is shown with the step, the latest step seen, and the publishers."""
     steps = ah.MemoryStepStore(3, run="digits")

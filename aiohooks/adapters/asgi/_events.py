@@ -30,7 +30,6 @@ from aiohooks.errors import (
     StoreDamagedError,
     StoreUnavailableError,
 )
-from aiohooks.session.coordinator import owner_of
 from aiohooks.session.monitored import AsyncMonitoredSession
 from aiohooks.stores import Changes, StepStore
 
@@ -120,7 +119,7 @@ async def _until_stopped(session: AsyncMonitoredSession, wait: Awaitable[T]) -> 
     """Await something; a stop or a failed background task also ends the wait. It is no activity of
     the session.
     """
-    return await owner_of(session.coord).until(Wait("a client's wait"), wait)
+    return await session.coord.wait_until_ended(Wait("a client's wait"), wait)
 
 
 def reached_reply(store: StepStore, wanted: int) -> JsonReply | None:

@@ -14,8 +14,8 @@ from typing import Any
 
 import aiohooks as ah
 from aiohooks.graph.variables import values_of
-from aiohooks.session import _shutdown
-from aiohooks.session._hooks import HookSet
+from aiohooks.session import lifecycle
+from aiohooks.session.hook_set import HookSet
 from aiohooks.stores._protocol import Answer, Leave, Request, Write
 from tests.fuzz._harness import Method, replaced
 from tests.fuzz.explored.checkpoints import CheckpointFixture, WatchedSaver
@@ -361,7 +361,7 @@ async def closing_stops_at_an_error(close: Method, self: HookSet, exc: Any, erro
         await self._call_one("close", self.begun.pop(), exc)
 
 
-@library_bug(_shutdown, "shielded_task")
+@library_bug(lifecycle, "shielded_task")
 async def closing_is_not_shielded(
     shielded_task: Method, closing: Coroutine[Any, Any, None], **options: Any
 ) -> Any:

@@ -424,7 +424,7 @@ SCENARIOS = (
 
 
 def _without_reason(record: Method, session: StopOnSignal, *args: Any) -> Escalation:
-    session.state.record_stop("stopped")
+    session.requests.record_stop("stopped")
     return Escalation.STOP
 
 

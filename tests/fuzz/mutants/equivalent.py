@@ -19,7 +19,7 @@ _COMPARED = "the numbers are only compared with each other"
 _ON_DEVICE = "found = torch.empty({}, dtype=torch.uint8, device=self.storage.device)"
 _RANGE = "if start % kind.itemsize or start + {} > len(data):"
 _LONGEST = "longest = min(self.max_secs, self.initial_secs * 2.0 ** min(attempt - 1, {}))"
-_TURN = "if lock.now() > lock.turn_due:  =>  if (lock.now() >= lock.turn_due):"
+_PAUSED = "return self.requests.pause_reason is not None or "
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
@@ -114,19 +114,17 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         f"{_RANGE.format('count * kind.itemsize')}  =>  {_RANGE.format('(count / kind.itemsize)')}",
     ): "numpy and torch refuse such a tensor with an error that is as good",
     (
-        "aiohooks/session/steps.py",
-        "StepContext.run_with_hooks",
-        _TURN,
+        "aiohooks/session/lifecycle.py",
+        "Lifecycle.is_loop_turn_due",
+        (
+            f"{_PAUSED}turns.now() > turns.loop_turn_due  =>  {_PAUSED}(turns.now() >="
+            " turns.loop_turn_due)"
+        ),
     ): "a turn is due some time after that, not at it",
     (
-        "aiohooks/session/steps.py",
-        "Steps._next_values",
-        _TURN,
-    ): "a turn is due some time after that, not at it",
-    (
-        "aiohooks/session/_hooks.py",
+        "aiohooks/session/merging.py",
         "Merger.merge",
-        "if len(self._known) >= _MOST_MERGES:  =>  if (len(self._known) > _MOST_MERGES):",
+        "if len(self._merged) >= _MOST_MERGES:  =>  if (len(self._merged) > _MOST_MERGES):",
     ): "one more is kept in memory",
     (
         "aiohooks/graph/session.py",

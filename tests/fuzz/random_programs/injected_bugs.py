@@ -22,8 +22,8 @@ from aiohooks._core.clock import wake
 from aiohooks.errors import raise_unchanged
 from aiohooks.graph.session import Session
 from aiohooks.graph.variables import Values
-from aiohooks.session._hooks import HookSet
-from aiohooks.session._run_lock import RunLock
+from aiohooks.session.hook_set import HookSet
+from aiohooks.session.turns import Turns
 from tests.fuzz._harness import Method, replaced
 from tests.fuzz.random_programs import model
 from tests.support.waiting import forever
@@ -186,7 +186,7 @@ async def error_of_the_body_is_swallowed(leave: Method, *args: Any) -> bool:
 
 @bug(ah.AsyncMonitoredSession, "__aexit__", "close")
 async def hooks_are_not_closed(leave: Method, self: Any, *args: Any) -> bool:
-    self._hooks.begun.clear()
+    self._lifecycle.hooks.begun.clear()
     return await leave(self, *args)  # type: ignore[no-any-return]
 
 
@@ -206,10 +206,10 @@ async def end_after_an_error(
     return bool(result)
 
 
-@bug(RunLock, "acquire", "turns")
-def runs_overlap(acquire: Method, self: Any) -> Any:
-    scope = acquire(self)
-    self.turns.taken = False
+@bug(Turns, "begin_run", "turns")
+def runs_overlap(begin_run: Method, self: Turns, *args: Any) -> Any:
+    scope = begin_run(self, *args)
+    self.taken = False
     return scope
 
 

@@ -205,8 +205,8 @@ def block_laws(execution: Execution, session: SessionRecord, block: Record) -> I
 
 
 def hook_laws(execution: Execution, session: SessionRecord, block: Record) -> Iterator[str]:
-    """Hooks begin and end once each, in order, and end only after a clean body; what was begun is
-    closed, in reverse order.
+    """Hooks begin once each, and end once each in their `order`, only after a clean body; what was
+    begun is closed, in reverse order.
     """
     own, body, specs = execution.of(session), session.body, session.specs
     calls = [(one.name, one.hook.number) for one in own if one.hook is not None]
@@ -234,7 +234,9 @@ def hook_laws(execution: Execution, session: SessionRecord, block: Record) -> It
     closed_before = body is not None and any(
         one.what == "aclose" and one.began < (body.ended or 0) for one in own
     )
-    to_end = [] if session.body_error and not closed_before else to_end
+    to_end.sort(key=lambda number: specs[number].order)
+    if session.body_error and not closed_before:
+        to_end = []
     gave_up = any(
         one.what == "background" or RecoverableError in map(type, flat([one.outcome]))
         for one in own

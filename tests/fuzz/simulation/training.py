@@ -188,9 +188,7 @@ class TrainingCluster(Cluster):
             ah.CheckpointSaverHook(every=ah.Every(steps=3), listeners=[_Saves(self, process)]),
         ]
         try:
-            policy = ah.RecoveryPolicy(
-                after_commit=chance.choice(("repeat", "return")), on_lost_feeds="raise"
-            )
+            policy = ah.RecoveryPolicy(on_lost_feeds="raise")
             async with ah.AsyncMonitoredSession(
                 creator, hooks, recovery=policy, yield_secs=None, name=str(process)
             ) as session:

@@ -1,13 +1,36 @@
-"""A warning about a wait that takes long."""
+"""What the end of a session needs to find out about tasks: how long they are waited for, and
+whether waiting makes sense.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from aiohooks._core.clock import NO_TIMER, current_clock, secs_text
 from aiohooks._core.reports import logger
+from aiohooks._why.tasks import coroutine_of, links_of, task_wait
 
 _NOTICE_SECS = 1.0
+_Queue: Any = asyncio.Queue
+_QUEUE_METHODS = frozenset({_Queue.put.__code__, _Queue.get.__code__, _Queue.join.__code__})
+
+
+def queue_wait(task: asyncio.Task[Any]) -> object:
+    """Return the future of a task that waits in a method of a queue, and else None.
+
+    None in a `with` block, too: it may be a time limit, after which the task continues by itself.
+    """
+    from aiohooks._why.frames import held_by  # seldom needed
+
+    frames = task_wait(task).frames
+    if not frames or frames[-1].f_code not in _QUEUE_METHODS or held_by(task):
+        return None
+    _, waiter = [*links_of(coroutine_of(task))][-1]
+    if not asyncio.isfuture(waiter) or waiter.done():
+        return None
+    return waiter
 
 
 class LongWaitLog:

@@ -1,0 +1,288 @@
+"""The hooks of one session: checked once, sorted once, called method by method.
+
+`begin`, `end` and `close` are called one hook after the other; `after_create_session`, `before_run`
+and `after_run` of all hooks of one `order` run concurrently.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import weakref
+from collections import Counter
+from collections.abc import Iterable
+from functools import partial
+from types import FunctionType
+from typing import Any, cast
+
+from aiohooks._core.calls import OwnContext, RunWaits
+from aiohooks._core.clock import current_clock
+from aiohooks._core.scope import current_scope
+from aiohooks.checkpoint.stateful import Stateful, is_numbered, is_stateful
+from aiohooks.dispatch.background import BackgroundCalls
+from aiohooks.dispatch.calls import (
+    OrderGroup,
+    RegisteredHook,
+    bound_method,
+    call_groups,
+    order_groups,
+)
+from aiohooks.dispatch.hook import HookRegistration
+from aiohooks.dispatch.interface import Interface, registered_hooks
+from aiohooks.errors import HookCancelledError, InvalidHookError, safe_repr
+from aiohooks.graph.graph import Graph, make_default
+from aiohooks.graph.session import Session
+from aiohooks.session.coordinator import Coordinator
+from aiohooks.session.hook import SessionRunContext, SessionRunHook
+from aiohooks.session.merging import Merger
+
+LIFECYCLE = Interface(
+    SessionRunHook, in_group=False, hint=", or wrap an object with plain methods in BlockingHook"
+)
+"""The methods of a session's hooks."""
+_users: weakref.WeakValueDictionary[tuple[int, int], HookSet] = weakref.WeakValueDictionary()
+"""Which session of a process each hook was used in last, by its id: it need not be hashable, and
+its session keeps it alive.
+"""
+
+
+class HookSet:
+    """All hooks of one session. A method that no hook overrides has no order group, so it costs
+    nothing.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        hooks: Iterable[SessionRunHook | HookRegistration],
+        graph: Graph,
+    ) -> None:
+        """Check the hooks and sort their methods; `coordinator` is that of the whole session."""
+        self._coordinator = coordinator
+        self._grace_secs = coordinator.owner.grace_secs
+        self._is_held = False
+        self.registered: tuple[RegisteredHook, ...] = registered_hooks(_checked_hooks(hooks))
+        for registered in self.registered:
+            registration = registered.registration
+            LIFECYCLE.check(registered.hook, plain=registration.thread)
+            if registration.observer:
+                raise InvalidHookError(
+                    f"{registered.name} has observer=True, but a session calls all its hooks; leave"
+                    " it out"
+                )
+            if registration.thread:
+                raise InvalidHookError(
+                    f"{registered.name} has thread=True, which is for hooks of a group; give"
+                    " BlockingHook(hook)"
+                )
+        self.background: BackgroundCalls = BackgroundCalls(
+            self._grace_secs, partial(make_default, graph), coordinator.observers, _step_of
+        )
+        """The calls of `after_run` that run beside the next steps."""
+        self._after_create_session = self._groups("after_create_session")
+        self.before_run: tuple[OrderGroup, ...] = self._groups("before_run")
+        self.after_run: tuple[OrderGroup, ...] = self._groups("after_run")
+        self.in_runs: bool = bool(self.before_run or self.after_run)
+        """Whether a hook takes part in runs."""
+        self._keep_contexts()
+        self.merger: Merger = Merger(graph, self.before_run, self.after_run)
+        self.begun: list[RegisteredHook] = []
+        """The hooks whose `begin` was started and whose `close` was not."""
+        self.waits: RunWaits | None = None
+        """The latest call outside of runs: of `begin`, `after_create_session`, `end` or `close`."""
+        self.own: OwnContext = OwnContext()
+        """The context of `begin`, `end` and `close`: a token of one is valid in the others."""
+
+    def hold(self) -> None:
+        """Keep the hooks from being used in another session until this one is closed."""
+        keys = [(os.getpid(), id(registered.hook)) for registered in self.registered]
+        for key, registered in zip(keys, self.registered, strict=True):
+            user = _users.get(key)
+            if user is not None and user._is_held:
+                label = user._coordinator.requests.label
+                raise InvalidHookError(
+                    f"{registered.hook!r} is used in {label}, which is open; a hook keeps the state"
+                    " of one session: make another object, or use it when that session has ended"
+                )
+        _users.update(dict.fromkeys(keys, self))
+        self._is_held = True
+
+    def release(self) -> None:
+        """Let other sessions use the hooks."""
+        self._is_held = False
+
+    def stateful(self) -> dict[str, Stateful]:
+        """Return the hooks that are kept in checkpoints, by their unique names: those that only
+        keep time are numbered.
+        """
+        by_name: dict[str, Stateful] = {}
+        hooks = [registered.hook for registered in self.registered]
+        for hook in sorted(filter(is_stateful, hooks), key=is_numbered):
+            name = first_name = hook.name or type(hook).__name__
+            numbers = itertools.count(2)
+            while name in by_name:
+                if not is_numbered(hook):
+                    raise InvalidHookError(
+                        f"{by_name[name]!r} and {hook!r} would both be {name!r} in a checkpoint;"
+                        " give each a `name` of its own"
+                    )
+                name = f"{first_name}#{next(numbers)}"
+            by_name[name] = hook
+        return by_name
+
+    async def drain_stateful(self) -> None:
+        """Wait for the background calls of the hooks that are kept in checkpoints."""
+        hooks = [
+            registered
+            for registered in self.registered
+            if registered.registration.background and is_stateful(registered.hook)
+        ]
+        if hooks:
+            await self.background.drain(hooks)
+
+    async def begin(self) -> None:
+        """Call `begin` of the hooks one by one; each counts as begun from the moment it is
+        started.
+        """
+        for registered in self.registered:
+            self.begun.append(registered)
+            await self._call_one("begin", registered)
+
+    async def after_create_session(self, session: Session, coord: Coordinator) -> None:
+        await self._call(
+            self._after_create_session, session, coord, step=session.global_step.latest.step
+        )
+
+    async def end(self, session: Session, errors: list[BaseException]) -> None:
+        """Wait for the background calls, then call `end` of the hooks one by one, also after one
+        that fails; append their errors.
+        """
+        errors += await self.background.end(self._grace_secs)
+        for registered in sorted(self.begun, key=_place_at_end):
+            try:
+                await self._call_one("end", registered, session)
+            except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:
+                errors.append(error)
+
+    async def close(self, exc: BaseException | None, errors: list[BaseException]) -> None:
+        """Call `close` of the begun hooks, once and in reverse order, also after one that fails;
+        append their errors.
+        """
+        try:
+            errors += await self.background.end(self._grace_secs)
+        finally:  # a cancellation is raised when the hooks are closed
+            while self.begun:
+                registered = self.begun.pop()
+                try:
+                    # Unlike the other methods, this one always has a time limit.
+                    await self._call_one(
+                        "close", registered, exc, limit=max(self._grace_secs, 1e-9)
+                    )
+                except asyncio.CancelledError as error:
+                    # The closing itself was cancelled: at the end of the grace period, or by a
+                    # third party. The others continue.
+                    cancelled = HookCancelledError(
+                        f"{registered.name}.close was cancelled before it was done"
+                    )
+                    cancelled.__cause__ = error
+                    errors.append(cancelled)
+                except BaseException as error:
+                    errors.append(error)
+
+    async def _call_one(
+        self, method: str, registered: RegisteredHook, *args: Any, limit: float | None = None
+    ) -> None:
+        if LIFECYCLE.overrides(registered.hook, method):
+            await self._call(
+                (OrderGroup(method, [registered], self._grace_secs, limit),),
+                *args,
+                own=self.own,
+            )
+
+    async def _call(
+        self,
+        groups: tuple[OrderGroup, ...],
+        *args: Any,
+        step: int | None = None,
+        own: OwnContext | None = None,
+    ) -> None:
+        self.waits = RunWaits(current_scope.get(), current_clock().now)
+        await call_groups(
+            groups,
+            args,
+            step=step,
+            waits=self.waits,
+            observers=self._coordinator.observers,
+            own=own,
+        )
+
+    def _groups(self, method: str) -> tuple[OrderGroup, ...]:
+        bind = self.background.bind if method == "after_run" else bound_method
+        hooks = [
+            registered
+            for registered in self.registered
+            if LIFECYCLE.overrides(registered.hook, method)
+        ]
+        return order_groups(method, hooks, self._grace_secs, bind)
+
+    def _keep_contexts(self) -> None:
+        """Give hooks one context for both methods of a run, where one of these may wait: a token of
+        the first is valid then.
+        """
+        groups = (*self.before_run, *self.after_run)
+        counts: Counter[RegisteredHook] = Counter()
+        waiting: set[RegisteredHook] = set()
+        for group in groups:
+            for hook, call in zip(group.hooks, group.calls, strict=True):
+                counts[hook] += 1
+                if call.may_wait and not hook.registration.background:
+                    waiting.add(hook)
+        keeping = {hook for hook in waiting if counts[hook] == 2}
+        for group in groups:
+            if not keeping.isdisjoint(group.hooks):
+                group.keeps_context = tuple(hook in keeping for hook in group.hooks)
+
+    def __repr__(self) -> str:
+        names = ", ".join(registered.name for registered in self.registered)
+        return f"<hooks: {names or 'none'}>"
+
+
+def _place_at_end(registered: RegisteredHook) -> tuple[bool, float]:
+    """Return the place of a hook among the calls of `end`."""
+    hook: Any = registered.hook
+    return hook.ends_last, registered.registration.order
+
+
+def _step_of(context: SessionRunContext, _: object) -> int:
+    """Return the step of a call of `after_run`."""
+    return context.global_step
+
+
+def _checked_hooks(hooks: Iterable[SessionRunHook | HookRegistration]) -> Iterable[object]:
+    """Raise unless each of `hooks` is a `SessionRunHook`; return them."""
+    if isinstance(hooks, (SessionRunHook, HookRegistration)) or not isinstance(hooks, Iterable):
+        raise InvalidHookError(f"hooks is {hooks!r}; give a list of hooks")
+    for given in hooks:
+        hook: Any = given.hook if isinstance(given, HookRegistration) else given
+        if not isinstance(hook, (SessionRunHook, type)):
+            packages = [base.__module__.partition(".")[0] for base in type(hook).__mro__]
+            advice = (
+                "derive it from SessionRunHook, or wrap an object with plain methods in"
+                " BlockingHook"
+            )
+            if isinstance(hook, FunctionType):
+                advice = 'make a hook of it with @hook("after_run")'
+            if "tensorflow" in packages:
+                advice = "give it to TensorFlowHooks of aiohooks.adapters.tensorflow"
+            kind = cast("Any", type(hook))
+            has_address = kind.__repr__ is object.__repr__  # and says no more
+            what = f"an object of {kind.__qualname__}" if has_address else safe_repr(hook)
+            raise InvalidHookError(f"hooks has {what}, which is not a SessionRunHook; {advice}")
+        if isinstance(hook, SessionRunHook) and not isinstance(hook.name, str):
+            raise InvalidHookError(
+                f"the name of {hook!r} is {hook.name!r}; give a str, or leave it out"
+            )
+        yield given

@@ -1,0 +1,1132 @@
+"""One session from its opening to its end.
+
+Read it downward; each method calls the layer below it:
+
+    open        `begin` of the hooks, the raw session, `after_create_session`
+    run         its turn, and what becomes of an attempt that failed
+    recover     close the failed raw session, pause, create another one
+    close       `end` of the hooks, background tasks, the raw session, `close` of the hooks
+
+`recovery` has the policy, the history and the choice of the root cause.
+`Coordinator.is_recoverable` is the one place that decides whether a new raw session can help.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import socket
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
+from threading import get_ident
+from typing import Any, TypeVar, cast
+from weakref import WeakSet
+
+from aiohooks._core.calls import Wait, limited
+from aiohooks._core.cancel import current_task, running_loop, shielded, shielded_task
+from aiohooks._core.clock import LoopClock, current_clock, monotonic_now, quick_now, secs_text
+from aiohooks._core.observers import observing
+from aiohooks._core.reports import Awaited, Waiting, logger
+from aiohooks._core.scope import RunScope, begin_run, current_run, current_scope
+from aiohooks._core.waits import opening_until
+from aiohooks._why.blocked_loop import warn_if_blocked
+from aiohooks.dispatch.hook import HookRegistration
+from aiohooks.errors import (
+    InvalidArgumentError,
+    NestedRunError,
+    RecoveryExhaustedError,
+    SessionClosedError,
+    StopRequestedError,
+    StoreRefusedError,
+    WrongLoopError,
+    add_note,
+    flattened,
+    is_clean_end,
+    notes_of,
+    raise_unchanged,
+    safe_repr,
+    set_context,
+)
+from aiohooks.graph.graph import Graph, held
+from aiohooks.graph.session import GatheredRun, Monitor, Session, monitored_run
+from aiohooks.session._ending_tasks import LongWaitLog
+from aiohooks.session.coordinator import Coordinator, Requests
+from aiohooks.session.creators import (
+    ChiefSessionCreator,
+    SessionCreator,
+    WorkerSessionCreator,
+    restore_hooks,
+    warn_if_not_saved,
+)
+from aiohooks.session.feeds import FeedsWentBack, SessionFeeds
+from aiohooks.session.hook import SessionRunHook
+from aiohooks.session.hook_set import HookSet
+from aiohooks.session.recovery import (
+    CommittedRun,
+    RecoveryHistory,
+    RecoveryPolicy,
+    has_commit,
+    root_cause,
+)
+from aiohooks.session.signals import StopOnSignal
+from aiohooks.session.status import (
+    Activity,
+    EffectRecorder,
+    SessionStatus,
+    activity,
+    background_activities,
+    call_activities,
+    elapsed,
+)
+from aiohooks.session.turns import Turns
+from aiohooks.stores._protocol import Position
+from aiohooks.stores.base import StepStore
+from aiohooks.stores.publishers import Publisher
+
+T = TypeVar("T")
+
+OPEN_SESSIONS: WeakSet[Lifecycle] = WeakSet()
+"""The sessions of this process that are being opened, are open, or are being closed."""
+_FLUSH_SECS = 5.0
+"""How long to wait until other processes can know that this session has left."""
+_CLOSING = "closing the session"
+"""The activity of a session that ends while no hook and no run is active."""
+_PHASE_ACTIVITIES = {"opening": "creating the session", "open": "the session's block"}
+
+
+class Lifecycle(Waiting):
+    """Opens, runs, recovers and closes one monitored session.
+
+    It owns the raw session. The coordinator of the whole session owns its tasks and requests; that
+    of the raw session is new after each recovery.
+    """
+
+    def __init__(
+        self,
+        creator: SessionCreator,
+        hooks: Iterable[SessionRunHook | HookRegistration],
+        policy: RecoveryPolicy,
+        grace_secs: float,
+        yield_secs: float | None,
+        name: str | None,
+    ) -> None:
+        """Start nothing."""
+        self.name: str | None = name
+        self.graph: Graph = creator.graph
+        self.grace_secs: float = grace_secs
+        """How long cleanup may take, and what does not end immediately."""
+        self.effects: EffectRecorder | None = None
+        """The hook that records and delivers the effects of the runs."""
+        self.phase: str = "new"
+        """"new", "opening", "open", "closing" or "closed"."""
+        self.thread: int = 0
+        """The thread of the session's loop: cheaper to compare than the running loop."""
+        self.recovers: Callable[[BaseException], bool] = policy.recovers
+        """Whether the policy lists an error, for `Coordinator.is_recoverable`."""
+        self.requests: Requests = Requests()
+        self.coordinator: Coordinator = Coordinator.of_session(self, self.requests)
+        """Its tasks live through recoveries."""
+        self.raw_coordinator: Coordinator = self.coordinator
+        self.session: Session | None = None
+        """The raw session."""
+        self.store: StepStore | None = None
+        """The step store of all raw sessions."""
+        self.run_raw: GatheredRun
+        """Makes a run of the raw session as part of what a monitored run awaits."""
+        self.turns: Turns = Turns(yield_secs)
+        self.waits = self.turns.waits
+        self.hooks: HookSet = HookSet(self.coordinator, hooks, self.graph)
+        self.feeds: SessionFeeds = SessionFeeds(self.coordinator, self.turns)
+        self.recoveries: int = 0
+        self.recovering_from: BaseException | None = None
+        self.gave_up: BaseException | None = None
+        """The error with which recovery gave up; no run can begin any more."""
+        self.history: RecoveryHistory = RecoveryHistory(policy)
+        self.committed: CommittedRun | None = None
+        """The run in progress, if it failed after it had been committed."""
+        self._creator = creator
+        self._policy = policy
+        if isinstance(creator, ChiefSessionCreator):
+            creator.restores_again = policy.restore == "checkpoint"
+        self._monitor = Monitor(
+            grace_secs, self.hooks.stateful, self.feeds.state_of, self.hooks.drain_stateful
+        )
+        self._publisher: Publisher | None = None
+        """The session's registration as a publisher of steps."""
+        self._entered_by: asyncio.Task[Any] | None = None
+        self._phase_began_at: float | None = None
+        self._is_closed = asyncio.Event()
+        self._at_end = contextlib.ExitStack()
+        self.end_watch: Callable[[], None] = lambda: None
+        """Ends the watch for a blocked loop."""
+
+    def _enter_phase(self, phase: str) -> None:
+        self.phase = phase
+        self._phase_began_at = current_clock().now()
+        if phase == "closed":
+            OPEN_SESSIONS.discard(self)
+        else:
+            OPEN_SESSIONS.add(self)
+
+    # -- open
+
+    async def open(self, signals: StopOnSignal | None) -> None:
+        """Call `begin` of the hooks, create the raw session and give it to the hooks.
+
+        Raises:
+            BaseException: the error of a hook or of the creation, also one that would end the block
+                cleanly.
+        """
+        if self.phase != "new":
+            raise SessionClosedError(
+                f"this session is {self.phase}: sessions are single-use: make a new one"
+            )
+        self._entered_by = current_task()
+        self.requests.label = f"session {self.name or self._entered_by.get_name()!r}"
+        self.coordinator.bind()
+        self.hooks.hold()
+        self._enter_phase("opening")
+        self.thread = get_ident()
+        self.turns.now = monotonic_now()
+        self.waits.now = quick_now()
+        try:
+            self._at_end.callback(self.hooks.release)
+            if signals is not None:
+                self._at_end.callback(signals.install())
+            with self.graph.as_default():
+                await self.hooks.begin()
+                self._at_end.callback(held(self.graph))
+                store = getattr(self._creator, "global_step", None)
+                is_worker = isinstance(self._creator, WorkerSessionCreator)
+                if getattr(store, "inline", True) or not is_worker:
+                    # A worker that waits for a chief in another process publishes nothing yet.
+                    self._register_publisher(store)
+                await self._create_first_session()
+                warn_if_not_saved(self.session, self.graph)
+            self._register_publisher(self.store)
+        except BaseException as error:
+            await self._close_unopened(error)
+        self._enter_phase("open")
+        if isinstance(current_clock(), LoopClock):
+            # The time of other clocks says nothing of how long code takes.
+            self.end_watch = warn_if_blocked()
+            self._at_end.callback(self.end_watch)
+        self.turns.watch_loop()
+
+    def _register_publisher(self, store: StepStore | None) -> None:
+        """Register as a publisher of steps: before the session is created, if its store is known,
+        or right after it.
+        """
+        if self._publisher is None and isinstance(store, StepStore) and self.graph.trains:
+            name = self.name or current_task().get_name()
+            if self.name is None and not store.inline:
+                # there is a Task-1 in each
+                name += f" of process {os.getpid()} on {socket.gethostname()}"
+            self._publisher = store.publisher(name)
+            self._publisher.session = self.awaited
+
+    async def _create_first_session(self) -> None:
+        """Create the first raw session, with as many attempts as the policy allows."""
+        try:
+            await self._create_session(ends_at_drain=True)
+        except StoreRefusedError:
+            # A wrong password or address at the start is no outage; later it may be one, of a
+            # server that moves.
+            raise
+        except BaseException as error:
+            if not self.coordinator.is_recoverable(error):
+                raise
+            await self._replace_session(error, None)
+
+    async def _create_session(self, *, ends_at_drain: bool = False) -> Session:
+        """Create a raw session and give it to the hooks; in a run a drain lets it wait for
+        others.
+        """
+        with opening_until(functools.partial(self.coordinator.until, drain=ends_at_drain)):
+            created: object = await self._creator.create_session()
+        session = _checked_session(created, self._creator)
+        self.session = session
+        self.run_raw = monitored_run(session, self._monitor)
+        await self._raise_if_closed()
+        self.store = session.global_step
+        self.raw_coordinator = self.coordinator.for_raw_session()
+        if isinstance(created, Session):
+            restore_hooks(created)
+            # Before a hook can fail: what is in use comes again.
+            self.feeds.note_new_session(created, self._policy.on_lost_feeds, self.recovering_from)
+        await self.hooks.after_create_session(session, self.raw_coordinator)
+        await self._raise_if_closed()
+        if isinstance(created, Session) and created.finished is not None:
+            self.coordinator.request_stop(str(created.finished))
+        self.feeds.continue_reading()
+        return session
+
+    async def _raise_if_closed(self) -> None:
+        """Raise if the monitored session was closed meanwhile, because what creates a session
+        ignored its cancellation.
+        """
+        if self.coordinator.closed:
+            await self._close_raw_session("the session was closed")
+            raise SessionClosedError("the session was closed while a raw session was created")
+
+    # -- run
+
+    def begin_run(self) -> RunScope:
+        """Begin a run: the turn is free, or was waited for. Raises like `_raise_if_unusable`."""
+        if (
+            self.phase != "open"
+            or get_ident() != self.thread
+            or self.gave_up is not None
+            or self.requests.stopped
+        ):
+            self._raise_if_unusable()
+        task = asyncio.current_task(self.requests.loop)
+        if task is None:  # another loop of the same thread
+            self.raise_if_not_entered()
+            task = current_task()
+        return self.turns.begin_run(task, self, self._publisher)
+
+    async def wait_for_turn(self) -> RunScope:
+        """Begin a run that cannot begin now: let the loop have its turn, wait behind the runs of
+        other tasks, and begin it.
+        """
+        turns = self.turns
+        if self.is_loop_turn_due:
+            await self.give_loop_turn()
+        if not turns.taken:
+            return self.begin_run()
+        self._raise_if_nested("run")
+        self._raise_if_unusable()
+        with observing(self.coordinator.observers, "wait", "turn to run"):
+            await turns.wait()
+        try:
+            await self._wait_for_resume()
+            if self.phase == "closing":
+                raise StopRequestedError("the session has ended")
+            return self.begin_run()
+        except BaseException:
+            turns.release()
+            raise
+
+    @property
+    def is_loop_turn_due(self) -> bool:
+        """Whether a run, or the wait for its feed, must call `give_loop_turn` before it begins."""
+        turns = self.turns
+        return self.requests.pause_reason is not None or turns.now() > turns.loop_turn_due
+
+    async def give_loop_turn(self) -> None:
+        """Wait for the end of a pause, and let the loop have a turn if it had none since the last
+        one.
+
+        Call it before a run begins: at its end a cancellation that arrives here would lose the
+        result of a committed run. It raises a stop that was requested meanwhile, and the error of a
+        background task that failed during a pause.
+        """
+        if (
+            self.phase != "open"
+            or get_ident() != self.thread
+            or asyncio.get_running_loop() is not self.requests.loop
+        ):
+            return  # `begin_run` says what is wrong
+        await self.turns.let_loop_turn()
+        await self._wait_for_resume()
+        if self.phase != "open":
+            raise StopRequestedError("the session has ended")
+        self.turns.watch_loop()
+
+    async def _wait_for_resume(self) -> None:
+        while self.requests.pause_reason is not None:
+            try:
+                await self.coordinator.wait_for_resume()
+            except Exception as error:
+                if not self.coordinator.is_recoverable(error):  # the next run recovers
+                    raise
+
+    async def session_for_run(self) -> Session:
+        """Return the raw session for a run; after a recovery that was cancelled, another one. Raise
+        the failure of a task.
+        """
+        errors = self.raw_coordinator.errors
+        if errors:
+            raise errors[0]
+        if self.session is not None:
+            return self.session
+        try:
+            return await self._create_session_in_run()
+        except BaseException:
+            self.feeds.end_waits_without_session()
+            raise
+
+    def note_commit(self, session: Session, result: Any) -> None:
+        """Note that a run is failing after it had been committed: where its feeds are tracked, its
+        result is returned, as each of their elements counts once.
+        """
+        if self.feeds.uses_tracked_feeds(self.turns.runner):
+            epoch = session.global_step.latest.epoch
+            self.committed = CommittedRun(result, Position(epoch, session.committed_step))
+
+    async def handle_failure(self, error: BaseException) -> CommittedRun | None:
+        """Decide what becomes of a run that `error` ended; every failed attempt comes through here.
+
+        Returns:
+            The run, if it had been committed and its result is to be returned; None if it is to be
+            repeated.
+
+        Raises:
+            BaseException: what the run ends with: `error`, if the session does not recover from it;
+                the failure of a background task that is behind it; the last error, with the history
+                as notes, when the policy gives up.
+        """
+        coordinator = self.coordinator
+        committed = self.committed
+        self.committed = None
+        if self.waits.scope is not None:
+            self.waits.scope.end_attempt(error)
+        cause = self.waits.cause
+        self.waits.reset()
+        try:
+            if self._was_ended_from_outside(error, cause):
+                raise_unchanged(error)
+            label = self.requests.label
+            error = root_cause(error, coordinator.failures, self._policy, label)
+            if not coordinator.is_recoverable(error):
+                coordinator.note_delivery(error)
+                if isinstance(error, StopRequestedError):
+                    # So that `stop_reason` has it too, if it is the first.
+                    self.requests.request_stop(str(error))
+                self._add_name(error)
+                raise_unchanged(error)
+            return await self._recover(error, committed)
+        finally:
+            # The traceback of what is raised refers to this frame.
+            del error
+            cause = None
+
+    def _was_ended_from_outside(self, error: BaseException, cause: BaseException | None) -> bool:
+        """Return whether the caller was cancelled, or a signal, the end of the session or a restore
+        ended the run.
+        """
+        if isinstance(error, (asyncio.CancelledError, FeedsWentBack)):
+            return True
+        return error is cause and all(error is not other for other in self.coordinator.failures)
+
+    def end_run(self, cause: BaseException) -> None:
+        """End the run in progress, if there is one."""
+        if self.turns.runner is not None:
+            self.waits.end(cause)
+
+    def end_failed_run(self, failure: BaseException) -> None:
+        """End the run in progress because a task has failed.
+
+        A recovery from that failure goes through, and so does one in which a task of the raw
+        session fails that is being closed.
+        """
+        if failure is self.recovering_from:
+            return
+        if self.session is not None or self.coordinator.errors:
+            self.end_run(failure)
+
+    async def wait_between_runs(self, wait: Coroutine[Any, Any, T]) -> T:
+        """Await a wait in which the session makes no steps: whoever waits for these may have to do
+        without.
+        """
+        publisher = self._publisher
+        if publisher is None:
+            return await wait
+        run = current_run()
+        is_in_run = run is not None and run.session is self
+        if not is_in_run and current_task() is not self._entered_by:
+            return await wait
+        publisher.hold_up()
+        try:
+            return await wait
+        finally:
+            publisher.let_go()
+
+    def until(self, awaitable: Awaitable[T]) -> Awaitable[T]:
+        """Return a wait of code in a run for something, which a stop of the session ends too; at
+        its end it is the last one.
+        """
+        if self.phase != "open":
+            return awaitable
+        return self.raw_coordinator.wait_until_ended(Wait[T]("a wait in a run"), awaitable)
+
+    # -- recover
+
+    async def _recover(
+        self, error: BaseException, committed: CommittedRun | None
+    ) -> CommittedRun | None:
+        """Replace the raw session after `error`; return the run if the new one has its commit."""
+        if committed is not None:
+            step = committed.position.step
+        elif self.session is not None:
+            step = self.session.global_step.latest.step + 1
+        else:
+            step = None  # after a recovery that was cancelled, a creation has failed
+        self.recovering_from = error
+        what = f"recovery from {type(error).__name__}"
+        try:
+            with observing(self.coordinator.observers, "recovery", what):
+                await self._replace_session(error, step)
+        finally:
+            self.recovering_from = None
+            del error  # the traceback of what is raised has this frame
+        if committed is None or not has_commit(self.session, committed.position):
+            return None
+        self.feeds.keep_element_of_run()
+        return committed
+
+    async def _replace_session(self, error: BaseException, step: int | None) -> None:
+        """Replace the raw session after `error` of the run of `step`; None means the error of a
+        creation.
+
+        What ends the run ends the recovery, too, except the failure of a task that hooks have
+        started in the new session, if the policy lists it.
+        """
+        coordinator = self.coordinator
+        try:
+            while True:
+                reason = self._begin_recovery(error, step)
+                await Wait[None]("a recovery", waits=self.waits).result_of(
+                    self._close_failed_session(error, reason)
+                )
+                # A task may have failed meanwhile, or beside the error that is recovered from.
+                for failure in coordinator.failures:
+                    if not coordinator.is_recoverable(failure):
+                        raise_unchanged(failure)
+                try:
+                    await self._create_session_in_run()
+                    return
+                except BaseException as next_error:
+                    self.waits.reset()
+                    if not coordinator.is_recoverable(next_error):
+                        raise
+                    error = next_error
+                    step = None
+        except BaseException as raised:
+            coordinator.note_delivery(raised)
+            self.feeds.end_waits_without_session()
+            raise
+        finally:
+            del error  # the traceback of what is raised has this frame
+
+    def _begin_recovery(self, error: BaseException, step: int | None) -> str | None:
+        """Log that the session recovers from `error`, before anything can end that; or return why
+        it gives up.
+        """
+        reason = self.history.failed(error, step)
+        if reason is None:
+            self.recoveries += 1
+            logger.warning("%s: recovering from %s", self.requests.label, safe_repr(error))
+            return None
+        self.gave_up = error
+        for note in self.history.notes(reason):
+            add_note(error, note)
+        self._add_name(error)
+        return reason
+
+    async def _close_failed_session(self, error: BaseException, reason: str | None) -> None:
+        """Close the raw session after `error` and wait for the time of the next attempt; or raise
+        `error`, if recovery gives up.
+        """
+        try:
+            if reason is None:
+                await self._close_raw_session(f"recovering from {safe_repr(error)}")
+            else:
+                await self._close_raw_session(f"recovery gave up: {safe_repr(error)}")
+                raise error
+        except asyncio.CancelledError:
+            if reason is not None:
+                what = "%s: recovery gave up: %s"
+                logger.error(what, self.requests.label, reason, exc_info=error)
+            raise
+        finally:
+            del error
+        pause = self.history.pause_secs()
+        if pause > 0 and not self.requests.stopped:
+            await self.coordinator.wait_for_stop(pause)
+
+    async def _close_raw_session(self, reason: str) -> None:
+        """Cancel the raw session's tasks and close it. Errors are only logged: another one is being
+        reported.
+        """
+        session = self.session
+        if session is None:
+            return
+        coordinator = self.raw_coordinator
+        # The store may have lost steps that the session has made.
+        reached = max(session.global_step.latest.step, session.committed_step)
+        self.feeds.note_loss(session, reached)
+        self.session = None
+        label = self.requests.label
+
+        async def close() -> None:
+            # The background calls are calls for this session.
+            await self.hooks.background.finish(self.grace_secs)
+            await self.feeds.stop_reading()
+            coordinator.disown("its session was replaced")
+            await coordinator.end_tasks(0, self.grace_secs, reason, "recovering")
+            try:
+                await session.aclose()
+            except Exception as error:
+                logger.warning("%s: closing its raw session failed", label, exc_info=error)
+
+        await shielded(
+            close(), grace_secs=self.grace_secs, what=f"closing the raw session of {label}"
+        )
+
+    async def _create_session_in_run(self) -> Session:
+        """Create a session in a run: in a recovery, or after one that was cancelled."""
+        wait = Wait[Session]("creating a session", waits=self.waits)
+        try:
+            return await wait.result_of(self._create_session())
+        except asyncio.CancelledError:
+            # It is half announced: the next run creates another.
+            await self._close_raw_session("its creation was cancelled")
+            raise
+        except BaseException as error:
+            # After a clean end `end` gets the new session; any other error has left it half
+            # announced.
+            if not self.coordinator.is_recoverable(error) and not is_clean_end(error):
+                self.gave_up = error
+            raise
+
+    # -- close
+
+    async def close(self, error: BaseException | None) -> bool:
+        """End the session after `error`, or none, left its block; return whether the error is
+        swallowed. Another caller waits for the end.
+        """
+        is_swallowed = error is not None and is_clean_end(error)
+        if self.phase == "closed":
+            return is_swallowed
+        self._raise_if_not_closable()
+        primary = None if is_swallowed else error
+        if self.phase == "closing":
+            await self._wait_until_closed(primary)
+            return is_swallowed
+        if error is None:
+            self.requests.record_end()
+        elif is_swallowed:
+            reason = f"the block was left by {safe_repr(error)}"
+            self.requests.record_end(reason)
+            logger.info("%s: %s, which is a clean end", self.requests.label, reason)
+        errors = EndErrors(self.requests.label, primary)
+        with self._closing():
+            await self._end(errors)
+            outcome = await self._close(errors)
+        if outcome is None:
+            return is_swallowed
+        if outcome is error:
+            return False
+        self._add_name(outcome)
+        raise_unchanged(outcome)
+
+    async def _close_unopened(self, error: BaseException) -> None:
+        """Close a session that could not be opened; raise the error."""
+        if is_clean_end(error):
+            self.requests.record_end()
+        with self._closing():
+            outcome = await self._close(EndErrors(self.requests.label, error))
+        outcome = outcome or error
+        self._add_name(outcome)
+        raise_unchanged(outcome)
+
+    async def _wait_until_closed(self, error: BaseException | None) -> None:
+        """Wait until another task has ended the session, after `error` or none left the block."""
+        label = self.requests.label
+        try:
+            await shielded(
+                self._is_closed.wait(),
+                grace_secs=self.grace_secs,
+                what=f"the wait for the end of {label}",
+            )
+        except asyncio.CancelledError as cancelled:
+            EndErrors(label, error).keep(cancelled)
+            raise
+
+    @contextlib.contextmanager
+    def _closing(self) -> Generator[None]:
+        """The session is closing in this block, and closed afterwards, whatever happens."""
+        outer = current_run()
+        scope_before = current_scope.get()
+        own = self.hooks.own.state()
+        self._enter_phase("closing")
+        # A hook that closes the session would deadlock.
+        scope = begin_run(self, None if outer is None else outer.publisher)
+        try:
+            yield
+        finally:
+            scope.active = False
+            current_scope.set(scope_before)
+            self.hooks.own.copy_back(own)  # `close` is called in another task
+            self._enter_phase("closed")
+            self._entered_by = None
+            self._is_closed.set()
+
+    async def _end(self, errors: EndErrors) -> None:
+        """Wait for the last run, and call `end` of the hooks after a clean end."""
+        try:
+            with self._log_long_wait():
+                await self._wait_for_last_run(immediately=errors.primary is not None)
+                errors.primary = self._take_task_failure(errors.primary)
+                if errors.primary is not None or self.gave_up is not None:
+                    return
+                if self.session is None:
+                    logger.warning(
+                        "%s: its last recovery was cancelled, so that it has no raw session: `end`"
+                        " of the hooks is not called, and nothing is saved",
+                        self.requests.label,
+                    )
+                    return
+                await self.hooks.end(self.session, errors.others)
+                errors.primary = errors.take_single("end")
+        except BaseException as raised:
+            errors.interrupt(raised)
+
+    async def _wait_for_last_run(self, *, immediately: bool) -> None:
+        """Wait for the run of another task; it may finish within the grace period, or is
+        interrupted `immediately`.
+        """
+        turns = self.turns
+        if not turns.taken:
+            return
+        label = self.requests.label
+
+        def interrupt() -> None:
+            self.end_run(SessionClosedError("the session was closed during this run"))
+
+        async def wait() -> None:
+            for _ in range(2):
+                if not turns.taken:  # it ended before this began
+                    return
+                with contextlib.suppress(TimeoutError):
+                    await limited(turns.wait(), self.grace_secs, "the last run")
+                    return
+                interrupt()
+            what = "%s: run still active %s s after its cancellation; closing anyway"
+            logger.warning(what, label, self.grace_secs)
+
+        if immediately:
+            interrupt()
+        await shielded(
+            wait(),
+            grace_secs=self.grace_secs,
+            what=f"the wait for the last run of {label}",
+            on_cancel=interrupt,
+        )
+
+    def _take_task_failure(self, primary: BaseException | None) -> BaseException | None:
+        """Return the failure of a background task that no caller has got; a primary error gets it
+        as a note.
+        """
+        what = f"{self.requests.label}: a background task failed"
+        for failure in self.coordinator.take_undelivered(primary):
+            if primary is not None:
+                add_note(primary, f"a background task had failed: {safe_repr(failure)}")
+                logger.error("%s", what, exc_info=failure)
+            elif self.coordinator.is_recoverable(failure):
+                text = "%s, from which the next run would have recovered"
+                logger.warning(text, what, exc_info=failure)
+            else:
+                primary = failure
+        return primary
+
+    async def _close(self, errors: EndErrors) -> BaseException | None:
+        """End the tasks, close the session and the hooks, shielded and limited in time; return the
+        error of the session.
+        """
+        with self._at_end:
+            while True:
+                try:
+                    closing = await shielded_task(
+                        self._close_parts(errors),
+                        grace_secs=self.grace_secs,
+                        what=f"the end of {self.requests.label}",
+                        on_cancel=self._cancel_tasks,
+                    )
+                except asyncio.CancelledError as cancelled:
+                    outcome = errors.outcome(cancelled)
+                    if outcome is cancelled:
+                        raise
+                    return outcome
+                # If a third party has cancelled it, the rest is closed all the same.
+                if not closing.cancelled():
+                    closing.result()
+                    return errors.outcome()
+
+    async def _close_parts(self, errors: EndErrors) -> None:
+        """Close what has not been closed yet: after a cancellation in the middle this is called
+        again.
+        """
+        coordinator = self.coordinator
+        error = errors.primary or self.gave_up  # the block may have caught the latter
+        publisher = self._publisher
+        self._publisher = None
+        if publisher is not None:
+            with errors.collecting():
+                publisher.close(error)
+        reason = f"the session has ended, and its grace period of {self.grace_secs} s is over"
+        grace_secs = self.grace_secs
+        failure = None
+        if error is not None:
+            failure = reason = _reason(error)
+            grace_secs = 0
+            if isinstance(self._creator, ChiefSessionCreator):
+                self._creator.fail_waiters(error)
+        coordinator.close(failure)
+        errors.forget_cancel()
+        with errors.collecting():
+            await coordinator.end_tasks(grace_secs, self.grace_secs, reason, "closing")
+        task_failure = self._take_task_failure(errors.primary)
+        if task_failure is not None and task_failure is not errors.primary:
+            errors.others.append(task_failure)
+        coordinator.disown("the session has ended")
+        session = self.session
+        self.session = None
+        if session is not None:
+            with errors.collecting(), self._log_long_wait("the raw session"):
+                await session.aclose()
+        with errors.collecting(), self._log_long_wait():
+            await self.hooks.close(error or task_failure, errors.others)
+        if isinstance(self._creator, ChiefSessionCreator):
+            with errors.collecting(), self._log_long_wait("its creator"):
+                await self._creator.aclose(grace_secs=self.grace_secs)
+        if self.store is not None:
+            with errors.collecting(), self._log_long_wait("its step store"):
+                await self.store.flush(_FLUSH_SECS)
+        if self._is_closed.is_set():  # it took longer than the grace period after a cancellation
+            errors.log_late()
+        errors.raise_cancel()
+
+    def _cancel_tasks(self) -> None:
+        self.coordinator.cancel_tasks("the session was cancelled while it was closed")
+
+    def _log_long_wait(self, what: str | None = None) -> LongWaitLog:
+        """Return what logs that closing waits for `what`, or if None, for the current calls of
+        hooks.
+        """
+
+        def awaited() -> dict[object, str]:
+            if what is not None:
+                return {what: what}
+            calls: dict[object, str] = {
+                activity.what: str(activity)
+                for activity in self.status().doing
+                if activity.what != _CLOSING
+            }
+            background = self.hooks.background
+            for hook in self.hooks.registered:
+                pending = background.pending(hook)
+                if pending:
+                    calls[hook] = f"{pending} background calls of {hook.name}"
+            return calls
+
+        return LongWaitLog(f"{self.requests.label}, closing", awaited)
+
+    # -- what the session can be used for
+
+    def should_stop(self) -> bool:
+        """Return whether a stop was requested, or the session is not open."""
+        return self.requests.stopped or self.phase != "open" or self.gave_up is not None
+
+    def raise_if_not_entered(self) -> None:
+        """Raise if the session was never entered, or belongs to another loop."""
+        if self.phase == "new":
+            raise SessionClosedError("this session was not entered; use `async with`")
+        if running_loop() is not self.requests.loop:
+            raise WrongLoopError(
+                "this session belongs to another event loop; use it where it was entered"
+            )
+
+    def _raise_if_not_closable(self) -> None:
+        """Raise if the session cannot be closed yet, or its end would wait for the caller."""
+        self.raise_if_not_entered()
+        if self.phase == "opening":
+            raise SessionClosedError(
+                "this session is still opening; raise an error in the hook to end it"
+            )
+        self._raise_if_nested("aclose")
+        task = current_task()
+        if self.coordinator.owns(task):
+            raise NestedRunError(
+                f"aclose was called from the background task {task.get_name()!r} of the same"
+                " session, which would deadlock; use request_stop to end the session"
+            )
+
+    def _raise_if_nested(self, method: str) -> None:
+        """Raise if the caller is itself part of a run in progress of this session, or of its
+        end.
+        """
+        if not self.coordinator.is_part_of_call():
+            return
+        where = "the end" if self.phase == "closing" else "a run"
+        raise NestedRunError(
+            f"{method} was called from inside {where} of the same session, which would deadlock; in"
+            " a hook use run_context.session, and request_stop to end"
+        )
+
+    def _raise_if_unusable(self) -> None:
+        """Raise if no run can begin now: the session is not open, or was stopped, has failed, or
+        belongs to another loop.
+        """
+        self.raise_if_not_entered()
+        is_hook = self.coordinator.is_part_of_call()
+        if self.phase == "closing" and not is_hook:
+            raise StopRequestedError("the session has ended")
+        if self.phase != "open":
+            how = "a hook runs the raw session that it was given" if is_hook else "make a new one"
+            raise SessionClosedError(f"this session is {self.phase}; {how}")
+        if self.gave_up is not None:
+            raise RecoveryExhaustedError(
+                f"recovery has given up on {self.gave_up!r}; leave the session's block"
+            ) from self.gave_up
+        self.coordinator.raise_requested_exception()
+        if self.requests.stopped:
+            raise StopRequestedError(self.requests.stop_reason)
+
+    def _add_name(self, error: BaseException) -> None:
+        """Add the session's name, if it was given one, to an error that it raises; nothing to a
+        cancellation or a clean end.
+        """
+        if self.name is None or isinstance(error, asyncio.CancelledError) or is_clean_end(error):
+            return
+        note = f"in session {self.name!r}"
+        if note not in notes_of(error):
+            add_note(error, note)
+
+    # -- what it is doing
+
+    def status(self) -> SessionStatus:
+        """Return the current activities; waits for nothing."""
+        requests = self.requests
+        turns = self.turns
+        is_running = turns.runner is not None
+        failure = self.gave_up or next(iter(self.coordinator.failures), None)
+        now = None
+        if self.waits.now is not None and self.phase != "closed":
+            now = self.waits.now()
+        saver = None if self.session is None else self.session.saver
+        readers = [reader.own_reader for reader in self.feeds.readers]
+        return SessionStatus(
+            state=self.phase,
+            global_step=None if self.store is None else self.store.latest.step,
+            runs=turns.runs,
+            running=is_running,
+            queued=turns.waiting,
+            stop_reason=requests.stop_reason,
+            recoveries=self.recoveries,
+            failure=None if failure is None else safe_repr(failure),
+            name=self.name,
+            state_secs=elapsed(self._phase_began_at, now),
+            run_secs=elapsed(self.waits.began, now) if is_running else None,
+            doing=() if now is None else tuple(self._activities(now)),
+            background=tuple(
+                background_activities(
+                    task for task in self.coordinator.all_tasks if task not in readers
+                )
+            ),
+            steps=None if self.store is None else self.store.statistics(),
+            feeds_unused=self.feeds.unused,
+            pause_reason=requests.pause_reason,
+            drain_reason=requests.drain_reason,
+            mirror=None if saver is None else saver.mirror_status,
+            hooks=tuple(self.hooks.background.status(self.hooks.registered)),
+            effects=() if self.effects is None else self.effects.status(),
+        )
+
+    def _activities(self, now: float) -> list[Activity]:
+        """Return the most specific current activities: calls and operations; else the run, the
+        block or the session itself.
+        """
+        if self.hooks.waits is not None:
+            calls = call_activities(self.hooks.waits, now)
+            if calls:
+                return calls
+        turns = self.turns
+        if turns.runner is not None:
+            run = activity(f"run {turns.runs}", turns.runner, elapsed(self.waits.began, now))
+            return call_activities(self.waits, now) or [run]
+        if self._entered_by is None:
+            return []
+        return [activity(_PHASE_ACTIVITIES.get(self.phase, _CLOSING), self._entered_by)]
+
+    def awaited(self) -> Awaited:
+        """Return the session, for the wait-for graph: it waits for its run, or for what its block
+        does.
+        """
+        runner = self.turns.runner
+        tasks = [task for task in (runner or self._entered_by,) if task is not None]
+        return Awaited(
+            "session",
+            self.requests.label,
+            ", ".join(self._descriptions()),
+            lambda: tasks,
+            self if self._publisher is None else self._publisher.key,
+            needs="any" if runner is None else "all",  # other tasks may run it
+            ends=False,
+            not_found="",
+        )
+
+    def _descriptions(self) -> Iterator[str]:
+        requests = self.requests
+        turns = self.turns
+        now = monotonic_now()()
+        run_began = turns.latest_run_began
+        run_secs = ""
+        if run_began is not None and requests.pause_reason is None:
+            run_secs = secs_text(now - run_began)
+        if self.store is not None:
+            yield f"step {self.store.latest.step}"
+        if turns.runner is not None:
+            yield f"in run {turns.runs}" + (run_secs and f" for {run_secs}")
+        elif self.phase == "open" and run_secs:
+            yield f"in its block; run {turns.runs} began {run_secs} ago"
+        elif self._phase_began_at is None:
+            yield self.phase
+        else:
+            yield f"{self.phase} for {secs_text(now - self._phase_began_at)}"
+        if self.recovering_from is not None:
+            yield f"in recovery {self.recoveries} from {safe_repr(self.recovering_from)}"
+        if requests.pause_reason is not None:
+            yield f"paused: {requests.pause_reason}"
+        if requests.drain_reason is not None:
+            yield f"draining: {requests.drain_reason}"
+        if requests.stop_reason is not None:
+            yield f"stopping: {requests.stop_reason}"
+
+    def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> Awaited | None:
+        if method == "_wait_for_resume":
+            return Awaited("pause", "the end of the pause", self.requests.pause_reason or "")
+        if method == "wait_for_turn":
+            if self.requests.pause_reason is None and self.turns.taken:
+                return Awaited("turn", "its turn to run", by=lambda: [self.awaited()])
+        elif method == "_close_failed_session" and "pause" in arguments:
+            pause = secs_text(arguments["pause"])
+            return Awaited(
+                "recovery",
+                f"the pause of {pause} before recovery {self.recoveries}",
+                f"what failed, oldest first: {'; '.join(self.history.failures)}",
+            )
+        return None
+
+
+class EndErrors:
+    """The errors of the end of a session: which is raised, and what becomes of the others.
+
+    KeyboardInterrupt and SystemExit win; then a cancellation of the caller; then the error of the
+    block or of a background task; then those of `end`, then those of `close`. The others are
+    logged, and are notes or the context of the one that is raised.
+    """
+
+    def __init__(self, label: str, primary: BaseException | None) -> None:
+        """Begin with the error with which the block was left, if it is no clean end."""
+        self.primary: BaseException | None = primary
+        self.others: list[BaseException] = []
+        """The errors of hooks, tasks and parts."""
+        self._label = label
+        self._cancelled: asyncio.CancelledError | None = None
+
+    @contextlib.contextmanager
+    def collecting(self) -> Generator[None]:
+        """Keep the error of the block instead of raising it."""
+        try:
+            yield
+        except asyncio.CancelledError as cancelled:
+            self._cancelled = cancelled
+        except BaseException as error:
+            self.others.append(error)
+
+    def forget_cancel(self) -> None:
+        self._cancelled = None
+
+    def raise_cancel(self) -> None:
+        """Raise a cancellation of the closing by a third party."""
+        if self._cancelled is not None:
+            raise self._cancelled
+
+    def take_single(self, phase: str) -> BaseException | None:
+        """Return the errors of hooks, several as one group, and forget them."""
+        errors = list(self.others)
+        self.others.clear()
+        if len(errors) > 1:
+            return BaseExceptionGroup(f"{len(errors)} failures in {phase}", flattened(errors))
+        return errors[0] if errors else None
+
+    def interrupt(self, raised: BaseException) -> None:
+        """Let `raised`, which interrupted the end, be the error of the session."""
+        self.keep(raised)
+        self._report(raised)
+        self.primary = raised
+
+    def outcome(self, cancelled: asyncio.CancelledError | None = None) -> BaseException | None:
+        """Return the error that is raised in the end; note the others on it, and log them."""
+        outcome = cancelled or self.primary
+        if outcome is None or not _is_fatal(outcome):
+            outcome = next((error for error in self.others if _is_fatal(error)), outcome)
+        if outcome is None:
+            return self.take_single("close")
+        self.keep(outcome)
+        self._report(outcome)
+        return outcome
+
+    def keep(self, raised: BaseException) -> None:
+        """Log the primary error if `raised` is raised instead, and make it the context of that."""
+        error = self.primary
+        if error is None or error is raised:
+            return
+        is_cancel = isinstance(error, asyncio.CancelledError)
+        if not is_cancel:  # by a cancellation it is known again where this session is nested
+            logger.error(
+                "%s: %s, and then %s",
+                self._label,
+                _reason(error),
+                safe_repr(raised),
+                exc_info=error,
+            )
+        if raised.__context__ is None:
+            set_context(raised, error)
+        elif raised.__context__ is not error and not is_cancel:
+            add_note(raised, f"before that, {_reason(error)}")
+
+    def _report(self, raised: BaseException) -> None:
+        """Note the other errors on the one that is raised, and log them."""
+        for error in self.others:
+            if error is not raised:
+                add_note(raised, f"and then: {safe_repr(error)}")
+                what = "%s: closing failed after %s"
+                logger.error(what, self._label, safe_repr(raised), exc_info=error)
+        self.others.clear()
+
+    def log_late(self) -> None:
+        """Log the errors of a closing that others do not wait for any more."""
+        for error in self.others:
+            what = "%s: closing failed, after the session had ended"
+            logger.error(what, self._label, exc_info=error)
+
+
+def _reason(error: BaseException) -> str:
+    """Return the reason of the stop that follows an error."""
+    if isinstance(error, asyncio.CancelledError):
+        return "the session was cancelled"
+    return f"the session failed: {safe_repr(error)}"
+
+
+def _is_fatal(error: BaseException) -> bool:
+    """Return whether an error ends the program."""
+    return isinstance(error, (KeyboardInterrupt, SystemExit))
+
+
+def _checked_session(created: object, creator: SessionCreator) -> Session:
+    """Return what a creator has created, which may be of another class with the same methods."""
+    if not all(hasattr(created, name) for name in ("run", "aclose", "graph", "global_step")):
+        raise InvalidArgumentError(
+            f"{creator!r} created {created!r}; a SessionCreator returns a Session"
+        )
+    session = cast("Session", created)
+    if session.graph is not creator.graph:
+        raise InvalidArgumentError(
+            f"{creator!r} created a session of another graph than its own `graph`"
+        )
+    return session

@@ -1,0 +1,243 @@
+"""Merging the requests of the caller and the hooks, and splitting the values of the run. Nothing
+here waits.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+from aiohooks._core.validate import check_mapping
+from aiohooks.dispatch.calls import OrderGroup
+from aiohooks.errors import FeedConflictError, FetchError, InvalidHookError, add_note
+from aiohooks.graph.graph import Graph, Node
+from aiohooks.graph.plan import LEAF_TYPES, Build, Leaves, Take, canonical_feeds, taking
+from aiohooks.session.hook import SessionRunArgs, SessionRunValues
+
+_REQUEST_OR_NOTHING = {SessionRunArgs, type(None)}
+_LEAF_OR_NOTHING = LEAF_TYPES | {type(None)}
+_MOST_MERGES = 1024
+_NOTHING = SessionRunValues(None, None, None)
+# Half the price of calling the class: a NamedTuple's own `__new__` is written in Python.
+_new_tuple = cast("Any", tuple).__new__
+new_args: Callable[[tuple[Any, ...]], SessionRunArgs] = partial(_new_tuple, SessionRunArgs)
+_new_values: Callable[[tuple[Any, ...]], SessionRunValues] = partial(_new_tuple, SessionRunValues)
+
+
+class MergedFetches(NamedTuple):
+    """The nodes that a merged run fetches, and what builds the caller's and the hooks' parts of
+    their values.
+
+    Requests for the same leaf share a part; with each is the name of the first hook. `takes` has a
+    function for each order group of `after_run`, which takes the parts of its hooks out of all
+    parts; behind these is the part of a hook without a request.
+    """
+
+    nodes: tuple[Node, ...]
+    for_caller: Build
+    for_hooks: tuple[tuple[Build, str], ...]
+    takes: tuple[Take, ...]
+
+    def build(self, values: Sequence[Any]) -> tuple[Any, list[Any]]:
+        """Return the caller's part of the values, and those of the hooks."""
+        parts: list[Any] = []
+        try:
+            for build, _ in self.for_hooks:
+                parts.append(build(values))
+        except FetchError as error:
+            add_note(error, f"fetched by {self.for_hooks[len(parts)][1]}")
+            raise
+        return self.for_caller(values), parts
+
+
+class Merger:
+    """Merges requests over one graph; fetches without structure are merged once and looked up from
+    then on.
+    """
+
+    def __init__(
+        self, graph: Graph, before_run: Sequence[OrderGroup], after_run: Sequence[OrderGroup]
+    ) -> None:
+        """Take the graph, and the groups of the hooks that ask and of those that get values."""
+        self._graph = graph
+        self._names = [call.name for group in before_run for call in group.calls]
+        asking = [hook for group in before_run for hook in group.hooks]
+        places = {hook: place for place, hook in enumerate(asking)}
+        self._request_of = [[places.get(hook, -1) for hook in group.hooks] for group in after_run]
+        """Where, among the requests, each hook of `after_run` finds its own; -1 if it has no
+        `before_run`.
+        """
+        self._nothing: list[Sequence[SessionRunValues]] = [
+            (_NOTHING,) * len(group.hooks) for group in after_run
+        ]
+        self._merged: dict[tuple[Any, ...], MergedFetches] = {}
+        """By the requests where these have fetches only, and by the fetches."""
+
+    def merge(
+        self, request: SessionRunArgs, requests: Sequence[SessionRunArgs | None]
+    ) -> tuple[SessionRunArgs, MergedFetches | None]:
+        """Merge the caller's request with those of the hooks; return the merged one, and what
+        splits its values.
+        """
+        # Not `requests.count(None)`, which compares: arrays, for example, do so in their own way.
+        for added in requests:
+            if added is not None:
+                break
+        else:
+            return request, None
+        key = (request[0], *requests)
+        # A plain tuple is equal to a request, and yet rejected.
+        if _REQUEST_OR_NOTHING.issuperset(map(type, requests)):
+            try:
+                merged = self._merged.get(key)
+            except TypeError:  # it has feeds or options, or fetches that are not leaves
+                merged = None
+            if merged is not None:
+                return new_args((merged.nodes, request[1], request[2])), merged
+        feed_dict = request[1]
+        options = request[2]
+        feeds: list[tuple[str, Mapping[Any, Any]]] = []
+        further_options: list[tuple[str, Mapping[str, Any]]] = []
+        fetches = [request[0]]
+        for added, name in zip(requests, self._names):  # noqa: B905 - of one length
+            if added is None:
+                fetches.append(None)
+                continue
+            if not isinstance(added, SessionRunArgs):
+                raise InvalidHookError(
+                    f"{name} returned {added!r}; return SessionRunArgs(fetches, feed_dict) or None"
+                )
+            fetches.append(added.fetches)
+            if added.feed_dict is not None:
+                feeds.append((name, added.feed_dict))
+            if added.options is not None:
+                further_options.append((name, added.options))
+        # Names, nodes and None only: everything else may compare equal and yet have another shape.
+        is_flat = _LEAF_OR_NOTHING.issuperset(map(type, fetches))
+        merged = self._merged.get(tuple(fetches)) if is_flat else None
+        if merged is None:
+            merged = self._merge_fetches(fetches)
+        if is_flat:
+            if len(self._merged) >= _MOST_MERGES:
+                self._merged.clear()
+            self._merged[tuple(fetches) if feeds or further_options else key] = merged
+        if feeds:
+            feed_dict = _merge_feeds(self._graph, [*feeds, ("the caller", feed_dict)])
+        if further_options:
+            options = _merge_options([("the caller", options), *further_options])
+        return new_args((merged.nodes, feed_dict, options)), merged
+
+    def note_owners(self, error: FetchError, requests: Sequence[SessionRunArgs | None]) -> None:
+        """Note on an error of a run, if it is about one name, the hooks that fetch or feed that."""
+        for request, owner in zip(requests, self._names, strict=True):
+            if request is None or error.name is None:
+                continue
+            leaves = Leaves(self._graph)
+            leaves.build(() if request.fetches is None else request.fetches)
+            fed = canonical_feeds(self._graph, request.feed_dict)
+            if any(node.name == error.name for node in leaves.nodes):
+                add_note(error, f"fetched by {owner}")
+            if any(node.name == error.name for node in fed):
+                add_note(error, f"fed by {owner}")
+
+    def split(
+        self,
+        parts: Sequence[Any],
+        merged: MergedFetches | None,
+        options: Mapping[str, Any] | None,
+        run_metadata: dict[str, Any] | None,
+    ) -> list[Sequence[SessionRunValues]]:
+        """Return what each hook of `after_run` gets, for each of its order groups: its own of the
+        `parts` of a merged run.
+        """
+        if merged is None and options is None:
+            return self._nothing
+        nothing = _NOTHING if options is None else _new_values((None, options, run_metadata))
+        if merged is None:
+            return [(nothing,) * len(places) for places in self._request_of]
+        answers = [_new_values((part, options, run_metadata)) for part in parts]
+        answers.append(nothing)
+        return [take(answers) for take in merged.takes]
+
+    def _merge_fetches(self, all_fetches: Sequence[Any]) -> MergedFetches:
+        """Merge the fetches of the caller, the first ones, and those of the hooks."""
+        leaves = Leaves(self._graph)
+        caller = leaves.build(all_fetches[0])
+        parts: list[tuple[Build, str]] = []
+        part_of: list[int] = []  # for each request
+        shared: dict[Node, int] = {}  # the part of a leaf
+        for fetches, name in zip(all_fetches[1:], self._names, strict=True):
+            if fetches is None:
+                part_of.append(-1)
+                continue
+            try:
+                build = leaves.build(fetches)
+            except FetchError as error:
+                add_note(error, f"fetched by {name}")
+                raise
+            part = len(parts)
+            if type(fetches) in LEAF_TYPES:
+                part = shared.setdefault(self._graph.node(fetches), part)
+            if part == len(parts):
+                parts.append((build, name))
+            part_of.append(part)
+        part_of.append(-1)
+        takes = [taking([part_of[place] for place in places]) for places in self._request_of]
+        return MergedFetches(leaves.nodes, caller, tuple(parts), tuple(takes))
+
+
+def _merge_feeds(
+    graph: Graph, requests: Sequence[tuple[str, Mapping[Any, Any] | None]]
+) -> dict[Node, Any]:
+    """Merge the feeds of the hooks and the caller, given with their names."""
+    merged: dict[Node, Any] = {}
+    owners: dict[Node, list[str]] = {}
+    for owner, feed_dict in requests:
+        try:
+            feeds = canonical_feeds(graph, feed_dict)
+        except FetchError as error:
+            add_note(error, f"fed by {owner}")
+            raise
+        merged.update(feeds)
+        for node in feeds:
+            owners.setdefault(node, []).append(owner)
+    conflicts = [
+        f"{node.name!r} by {' and '.join(names)}"
+        for node, names in owners.items()
+        if len(names) > 1
+    ]
+    if conflicts:
+        raise FeedConflictError(
+            f"the same node is fed twice: {'; '.join(conflicts)}; remove one of them"
+        )
+    return merged
+
+
+def _merge_options(requests: Sequence[tuple[str, Mapping[str, Any] | None]]) -> dict[str, Any]:
+    """Merge run options into a new dict: the larger number, either flag, sequences joined,
+    otherwise the later value.
+
+    These are TensorFlow's rules for `RunOptions`, applied to options of any name. The requests are
+    given with the names of their owners.
+    """
+    merged: dict[str, Any] = {}
+    for owner, options in requests:
+        check_mapping(options, f"options of {owner}")
+        for key, value in (options or {}).items():
+            if key in merged:
+                merged[key] = _merged_option(merged[key], value)
+            else:
+                merged[key] = copy.copy(value)
+    return merged
+
+
+def _merged_option(old: Any, new: Any) -> Any:
+    if isinstance(old, bool) and isinstance(new, bool):
+        return old or new
+    if isinstance(old, (int, float)) and isinstance(new, (int, float)):
+        return max(old, new)
+    if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
+        return [*old, *new]
+    return new

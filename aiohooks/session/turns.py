@@ -1,0 +1,143 @@
+"""One run at a time, in order of arrival; and a turn for the event loop between runs."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from aiohooks._core.calls import RunWaits
+from aiohooks._core.scope import RunOwner, RunScope, begin_run, current_scope
+
+DEFAULT_YIELD_SECS = 0.005
+"""After how long without a turn the event loop gets one before the next run, by default."""
+_TURN_PASSES = 3
+"""The passes of the loop that make one turn: it finds an event, calls the callback, and the task
+that waited continues.
+"""
+
+
+class FifoLock:
+    """A lock that waiters get in the order in which they came.
+
+    Unlike with `asyncio.Lock`, taking it without waiting costs two attribute accesses (`taken`),
+    and the number of waiters is known.
+    """
+
+    def __init__(self) -> None:
+        self.taken: bool = False
+        """Whether the lock is held; set it to take a free lock."""
+        self._waiters: deque[asyncio.Future[None]] = deque()
+
+    async def wait(self) -> None:
+        """Wait for the lock, and hold it then."""
+        if not self.taken:
+            self.taken = True
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                self.release()  # the lock came together with the cancellation: pass it on
+            elif waiter in self._waiters:  # or passed over already
+                self._waiters.remove(waiter)
+            raise
+
+    def release(self) -> None:
+        """Pass the lock on to the next waiter, or free it."""
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+        self.taken = False
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiters)
+
+
+class Turns(FifoLock):
+    """The turns of the runs of one session; whose turn it is, and what that run awaits."""
+
+    def __init__(self, yield_secs: float | None) -> None:
+        super().__init__()
+        self.runs: int = 0
+        """The number of runs begun."""
+        self.runner: asyncio.Task[Any] | None = None
+        """The task of the run in progress."""
+        self.waits: RunWaits = RunWaits()
+        """What the run in progress awaits, by which it is ended."""
+        self.now: Callable[[], float] = time.monotonic
+        """The time, for `loop_turn_due`."""
+        self.loop_turn_due: float = math.inf
+        """From when on the loop is to have a turn before a run."""
+        self._yield_secs = yield_secs or math.inf
+        self._loop_turned = True
+
+    def begin_run(self, task: asyncio.Task[Any], session: RunOwner, publisher: object) -> RunScope:
+        """Begin a run of this task: the lock is free, or has been waited for."""
+        self.taken = True
+        self.runner = task
+        self.runs += 1
+        waits = self.waits
+        waits.began = None
+        scope = waits.scope = begin_run(session, publisher)
+        scope.runner = id(task)
+        return scope
+
+    def begin_attempt(self, failed: RunScope) -> RunScope:
+        """Begin the next attempt of a run; code that outlives the failed one is no part of it."""
+        failed.active = False
+        current_scope.set(failed.outer)
+        scope = self.waits.scope = begin_run(failed.session, failed.publisher)
+        scope.runner = failed.runner
+        scope.committed = failed.committed
+        return scope
+
+    def end_run(self, scope: RunScope) -> None:
+        """End the run; the next waiter begins."""
+        waits = self.waits
+        self.runner = None
+        if waits.cause is not None or waits.own_contexts:
+            waits.reset()
+        scope.active = False
+        # Tasks that were started in the run have its scope, and must not keep its feeds alive.
+        scope.attempt = None
+        current_scope.set(scope.outer)
+        self.release()
+        if scope.observers:
+            scope.end_attempt()
+
+    # -- the turns of the event loop
+
+    def watch_loop(self) -> None:
+        """Notice whether the loop has a turn from now on."""
+        self.loop_turn_due = math.inf
+        if self._yield_secs < math.inf:
+            self._loop_turned = False
+            self.loop_turn_due = self.now() + self._yield_secs
+            asyncio.get_running_loop().call_soon(self._note_loop_turn)
+
+    def _note_loop_turn(self) -> None:
+        self._loop_turned = True
+
+    async def let_loop_turn(self) -> None:
+        """Let the loop have a turn, if it had none since `watch_loop`."""
+        if not self._loop_turned:
+            for _ in range(_TURN_PASSES):
+                await asyncio.sleep(0)
+
+    @property
+    def latest_run_began(self) -> float | None:
+        """When the latest run began, to some milliseconds; None if that is not known."""
+        # Every run begins before `loop_turn_due`, and moves that if it is later: it began within
+        # the `yield_secs` before it.
+        if not self.runs or not math.isfinite(self.loop_turn_due):
+            return None
+        return self.loop_turn_due - self._yield_secs
