@@ -7,11 +7,13 @@ import itertools
 import json
 import os
 import re
-from typing import Literal, NamedTuple, Self
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, Self
 
 from aiohooks._core.clock import secs_text
+from aiohooks._core.reports import Needs
 
-_MOST_LINES = 30
+_MAX_CHAINS = 30
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,37 +39,48 @@ class WaitNode:
     secs: float | None = None
 
     def __str__(self) -> str:
-        text = " ".join((self.name + (f" ({self.detail})" if self.detail else "")).splitlines())
+        text = self.name
+        if self.detail:
+            text += f" ({self.detail})"
+        text = " ".join(text.splitlines())
         if self.where is not None:
-            named = re.sub(r"#\d+", "", self.name)
-            is_said = self.function is None or re.search(
-                rf"(?<!\w){re.escape(self.function)}(?!\w)", named
-            )
-            function = "" if is_said else f"{self.function} at "
-            place = "/".join(self.where.split(os.sep)[-2:])  # of a library, without its folder
-            if self.function is not None:
-                place = self.where.removeprefix(os.getcwd() + os.sep)
-            text += f", {function}{place}"
-        return text if self.secs is None else f"{text}, {secs_text(self.secs)}"
+            text += f", {self._place(self.where)}"
+        if self.secs is not None:
+            text += f", {secs_text(self.secs)}"
+        return text
+
+    def _place(self, where: str) -> str:
+        """Return the line, after the function if the name does not have it."""
+        if self.function is None:
+            # The line of a library, without its folder.
+            return "/".join(where.split(os.sep)[-2:])
+        line = where.removeprefix(os.getcwd() + os.sep)
+        name = re.sub(r"#\d+", "", self.name)
+        if re.search(rf"(?<!\w){re.escape(self.function)}(?!\w)", name):
+            return line
+        return f"{self.function} at {line}"
 
 
 class WaitEdge(NamedTuple):
-    """The ids of a `waiter` and of what is `awaited`; whether the waiter `needs` "all" such nodes,
-    "any", or "perhaps" this.
+    """A wait: the ids of the node that waits, and of the node that it waits for.
+
+    The `waiter` `needs` "all" such nodes, "any" of them, or "perhaps" this one.
     """
 
     waiter: str
     awaited: str
-    needs: Literal["all", "any", "perhaps"]
+    needs: Needs
+
+
+Chain = tuple[WaitNode, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WaitGraph:
-    """What waits for what in a process at one moment; `str()` of it has a paragraph for each chain
-    of waits.
+    """The waits in a process at one moment; `str()` has a paragraph for each chain of waits.
 
     Attributes:
-        nodes: all that waits or is waited for.
+        nodes: everything that waits or is waited for.
         edges: what waits for what.
         notes: why the process has not answered.
     """
@@ -77,138 +90,154 @@ class WaitGraph:
     notes: tuple[str, ...] = ()
 
     @property
-    def deadlocks(self) -> tuple[tuple[WaitNode, ...], ...]:
-        """The cycles, each of which only an end from outside can resolve."""
-        after, nodes = self._after(all_needed=True), {node.id: node for node in self.nodes}
-        found: list[tuple[WaitNode, ...]] = []
-        seen: set[str] = set()
-        path: list[str] = []
-        ahead = [(root, 0) for root in reversed(after)]
-        while ahead:
-            node, depth = ahead.pop()
+    def deadlocks(self) -> tuple[Chain, ...]:
+        """The cycles in which each node needs the next one: they do not end by themselves."""
+        awaited = self._awaited_nodes(edge for edge in self.edges if edge.needs == "all")
+        cycles: list[Chain] = []
+        visited: set[str] = set()
+        path: list[WaitNode] = []
+        pending = [(node, 0) for node in reversed(self.nodes)]
+        while pending:
+            node, depth = pending.pop()
             del path[depth:]
-            if node not in seen:
-                seen.add(node)
+            if node.id not in visited:
+                visited.add(node.id)
                 path.append(node)
-                ahead += [(one, depth + 1) for one in reversed(after.get(node, ()))]
+                pending += [(target, depth + 1) for target in reversed(awaited[node.id])]
             elif node in path:
-                found.append(tuple(nodes[one] for one in path[path.index(node) :]))
-        return tuple(found)
+                begin = path.index(node)
+                cycles.append(tuple(path[begin:]))
+        return tuple(cycles)
 
-    def chains(self) -> list[tuple[WaitNode, ...]]:
-        """Return the paths from what no other certainly waits for to what waits for no other;
-        sessions first.
+    def chains(self) -> list[Chain]:
+        """Return the paths from waiters to the ends of their waits; those of sessions first.
+
+        A path begins at a node for which no other certainly waits. A node for which several wait is
+        followed once.
         """
-        after, nodes = self._after(), {node.id: node for node in self.nodes}
-        awaited = {edge.awaited for edge in self.edges if edge.needs != "perhaps"}
-        seen: set[str] = set()
-        chains: list[tuple[WaitNode, ...]] = []
-        for root in sorted(nodes, key=lambda one: (nodes[one].kind != "session", one in awaited)):
-            ahead: list[list[str]] = [] if root in seen else [[root]]
-            while ahead:
-                path = ahead.pop()
-                last, further = path[-1], after.get(path[-1], [])
-                # What is only perhaps waited for has a chain of its own, if nothing else waits for
-                # it.
-                if last in seen or (last != root and last not in awaited and further):
-                    further = []
-                else:
-                    seen.add(last)
-                ahead += [[*path, one] for one in reversed(further)]
-                if not further:
-                    chains.append(tuple(nodes[one] for one in path))
+        awaited = self._awaited_nodes(self.edges)
+        needed = {edge.awaited for edge in self.edges if edge.needs != "perhaps"}
+        roots = sorted(self.nodes, key=lambda node: (node.kind != "session", node.id in needed))
+        chains: list[Chain] = []
+        visited: set[str] = set()
+        pending: list[Chain] = [(root,) for root in reversed(roots)]
+        while pending:
+            path = pending.pop()
+            node = path[-1]
+            targets = awaited[node.id]
+            is_root = len(path) == 1
+            if node.id in visited:
+                if is_root:
+                    continue
+                targets = []
+            elif targets and not is_root and node.id not in needed:
+                # Its waiters need it only perhaps: it is a root itself.
+                targets = []
+            else:
+                visited.add(node.id)
+            pending += [(*path, target) for target in reversed(targets)]
+            if not targets:
+                chains.append(path)
         return chains
 
-    def lines(self) -> list[str]:
-        """Return the deadlocks and the other chains of waits as text, without what only tasks of
-        the library wait for.
-        """
-        return self._texts(self.deadlocks, " ")
+    def _awaited_nodes(self, edges: Iterable[WaitEdge]) -> dict[str, list[WaitNode]]:
+        """Return the nodes for which each node waits, by its id."""
+        nodes = {node.id: node for node in self.nodes}
+        awaited: dict[str, list[WaitNode]] = {identity: [] for identity in nodes}
+        for edge in edges:
+            awaited[edge.waiter].append(nodes[edge.awaited])
+        return awaited
 
-    def _texts(self, deadlocks: tuple[tuple[WaitNode, ...], ...], apart: str) -> list[str]:
-        lines = [
-            f"deadlock: {f'{apart}<- '.join([*map(str, _own_places(cycle)), cycle[0].name])}"
-            for cycle in deadlocks
-        ]
-        unsure = {edge[:2] for edge in self.edges if edge.needs == "perhaps"}
-        ends = {node.id for cycle in deadlocks for node in cycle}
-        chains = [
-            _shortened(chain, ends) for chain in self.chains() if chain[0].kind != "internal task"
-        ]
-        chains = [
-            *dict.fromkeys(
-                chain
-                for chain in chains
-                if len(chain) > 1 or ends.isdisjoint(one.id for one in chain)
-            )
-        ]
-        for chain in chains[:_MOST_LINES]:
-            nodes = *_own_places(chain[:-1]), *chain[-1:]
-            texts = [
-                f"{one.name}, in the deadlock" if one.id in ends else str(one) for one in nodes
-            ]
-            for number, pair in enumerate(itertools.pairwise(chain), 1):
-                perhaps = "perhaps " if (pair[0].id, pair[1].id) in unsure else ""
-                texts[number] = f"{'<-' if number > 1 else 'waits for'} {perhaps}{texts[number]}"
-            lines.append(apart.join(texts))
-        if len(chains) > _MOST_LINES:
-            lines.append(f"and {len(chains) - _MOST_LINES} more; to_json() has all")
-        return [*lines, *self.notes] or ["nothing waits"]
+    def lines(self) -> list[str]:
+        """Return the deadlocks and the other chains of waits as text.
+
+        Chains that begin at a task of the library are left out.
+        """
+        return self._texts(" ")
 
     def __str__(self) -> str:
-        return "\n".join(self._texts(self.deadlocks, "\n    "))
+        return "\n".join(self._texts("\n    "))
 
     def to_json(self) -> str:
         """Return the graph, its deadlocks and its text as JSON."""
-        cycles = self.deadlocks
-        more = {
-            "deadlocks": [[node.id for node in cycle] for cycle in cycles],
-            "lines": self._texts(cycles, " "),
-        }
-        return json.dumps({**dataclasses.asdict(self), **more})
+        content = dataclasses.asdict(self)
+        content["deadlocks"] = [[node.id for node in cycle] for cycle in self.deadlocks]
+        content["lines"] = self.lines()
+        return json.dumps(content)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
         """Return the graph that `to_json` was called for."""
-        given = json.loads(text)
-        nodes, edges = (
-            (WaitNode(**one) for one in given["nodes"]),
-            (WaitEdge(*one) for one in given["edges"]),
-        )
-        return cls(tuple(nodes), tuple(edges), tuple(given["notes"]))
+        content = json.loads(text)
+        nodes = tuple(WaitNode(**node) for node in content["nodes"])
+        edges = tuple(WaitEdge(*edge) for edge in content["edges"])
+        return cls(nodes, edges, tuple(content["notes"]))
 
-    def _after(self, *, all_needed: bool = False) -> dict[str, list[str]]:
-        after: dict[str, list[str]] = {}
-        for edge in self.edges:
-            if edge.needs == "all" or not all_needed:
-                after.setdefault(edge.waiter, []).append(edge.awaited)
-        return after
+    def _texts(self, separator: str) -> list[str]:
+        cycles = self.deadlocks
+        texts: list[str] = []
+        for cycle in cycles:
+            names = [str(node) for node in _shortened((*cycle, cycle[0]), set())]
+            names[-1] = cycle[0].name
+            texts.append(f"deadlock: {f'{separator}<- '.join(names)}")
+        deadlocked = {node.id for cycle in cycles for node in cycle}
+        chains = self._shortened_chains(deadlocked)
+        texts += [
+            separator.join(self._chain_texts(chain, deadlocked)) for chain in chains[:_MAX_CHAINS]
+        ]
+        if len(chains) > _MAX_CHAINS:
+            texts.append(f"and {len(chains) - _MAX_CHAINS} more; to_json() has all")
+        texts += self.notes
+        return texts or ["nothing waits"]
+
+    def _shortened_chains(self, deadlocked: set[str]) -> list[Chain]:
+        """Return the chains that the text has, without those of the library's own tasks."""
+        chains: dict[Chain, None] = {}
+        for chain in self.chains():
+            if chain[0].kind == "internal task":
+                continue
+            chain = _shortened(chain, deadlocked)
+            if chain[0].id not in deadlocked or len(chain) > 1:
+                chains[chain] = None
+        return list(chains)
+
+    def _chain_texts(self, chain: Chain, deadlocked: set[str]) -> Iterator[str]:
+        """Yield the text of each node of a chain."""
+        needs = {(edge.waiter, edge.awaited): edge.needs for edge in self.edges}
+        link = ""
+        waiter = ""
+        for node in chain:
+            text = str(node)
+            if node.id in deadlocked:
+                text = f"{node.name}, in the deadlock"
+            if needs.get((waiter, node.id)) == "perhaps":
+                text = f"perhaps {text}"
+            yield f"{link}{text}"
+            link = "<- " if link else "waits for "
+            waiter = node.id
 
 
-def _own_places(chain: tuple[WaitNode, ...]) -> list[WaitNode]:
-    """Leave out places in libraries, which say something only at the end of a chain."""
-    return [dataclasses.replace(one, where=None) if one.function is None else one for one in chain]
+def _shortened(chain: Chain, ends: set[str]) -> Chain:
+    """Return a chain without what says nothing to its reader, up to a node with one of these ids.
 
-
-def _shortened(chain: tuple[WaitNode, ...], ends: set[str]) -> tuple[WaitNode, ...]:
-    """Leave out what is behind the beginning of a deadlock, and calls and tasks of the library that
-    add nothing.
+    Left out are places in libraries, and calls and tasks of the library, except at the end.
     """
     kept: list[WaitNode] = []
-    for node, after in itertools.zip_longest(chain, chain[1:]):
-        adds_nothing = kept and (
-            (node.kind == "call" and kept[-1].secs is not None)
-            or (
-                node.kind in ("task", "internal task")
-                and after is not None
-                and after.kind == "thread"
-            )
-        )
-        if node.function is not None or after is None or not adds_nothing:
+    for node, awaited in itertools.zip_longest(chain, chain[1:]):
+        if awaited is None or node.id in ends:
+            return (*kept, node)
+        if node.function is not None:
             kept.append(node)
-        if node.id in ends:
-            break
+        elif not kept or not _is_redundant(node, kept[-1], awaited):
+            kept.append(dataclasses.replace(node, where=None))
     return tuple(kept)
+
+
+def _is_redundant(node: WaitNode, waiter: WaitNode, awaited: WaitNode) -> bool:
+    """Return whether a node without a function says nothing between its neighbours."""
+    if node.kind == "call":
+        return waiter.secs is not None
+    return node.kind in ("task", "internal task") and awaited.kind == "thread"
 
 
 for _public in (WaitEdge, WaitGraph, WaitNode):
