@@ -82,7 +82,7 @@ class InThread(ah.SessionRunHook):
         def hold() -> None:
             with self.lock:
                 entered.set()
-                threading.Event().wait()  # holds thread_lock
+                threading.Event().wait()
 
         threading.Thread(target=hold, name="uploader", daemon=True).start()
         entered.wait()

@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import functools
+import queue
 import re
 import socket
 import threading
@@ -21,7 +22,7 @@ from aiohooks._why import builder
 from aiohooks._why.builder import wait_graph, why
 from aiohooks.errors import HookTimeoutError
 from tests.support.sessions import run_session
-from tests.support.waiting import ticks, until_true
+from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 Start = Callable[..., asyncio.Task[Any]]
@@ -48,6 +49,14 @@ async def lines() -> list[str]:
     """Return the text of the graph, when all tasks wait."""
     await ticks()
     return wait_graph([asyncio.get_running_loop()]).lines()
+
+
+async def lines_with(pattern: str) -> list[str]:
+    """Return the text of the graph when a line has the pattern: threads take a moment."""
+    text = await lines()
+    while not found(text, pattern):
+        text = await lines()
+    return text
 
 
 def found(text: list[str], pattern: str) -> bool:
@@ -100,12 +109,12 @@ async def test_the_holder_of_a_lock(how: str) -> None:
         text = await lines()
         assert found(
             text,
-            r"task '(?:first|second)', .* waits for lock `self.lock` \(held\) <- task 'holder',"
-            r" Holder.hold at @ <- event",
+            r"task '(?:first|second)', .* waits for asyncio.Lock \(held\) <- task 'holder',"
+            r" Holder.hold at @ <- asyncio.Event",
         )
         assert (
             sum(
-                found([line], r"task '(?:first|second)', .* waits for lock `self.lock`")
+                found([line], r"task '(?:first|second)', .* waits for asyncio.Lock")
                 for line in text
             )
             == 2
@@ -120,7 +129,8 @@ async def test_a_lock_that_was_acquired_without_with() -> None:
     task = asyncio.create_task(lock.acquire(), name="second")
     assert found(
         await lines(),
-        r"task 'second'.*lock.*held, its holder is not known: no task is in a `with` block of it",
+        r"task 'second'.*asyncio.Lock.*held, its holder is not known: no task is in a `with` block"
+        r" of it",
     )
     lock.release()
     await task
@@ -138,7 +148,7 @@ async def test_a_task_that_wants_its_own_lock() -> None:
         start(twice(), "twice")
         assert found(
             await lines(),
-            r"^deadlock: task 'twice'.* <- lock (`holder.lock` )?\(held\) <- task 'twice'",
+            r"^deadlock: task 'twice'.* <- asyncio.Lock \(held\) <- task 'twice'",
         )
 
 
@@ -161,7 +171,7 @@ async def test_a_task_that_enters_a_block_does_not_hold_its_lock(how: str) -> No
         text = await lines()
         assert found(
             text,
-            r"^task 'wants'.* waits for lock .*\(held, its holder is not known: no task is in a"
+            r"^task 'wants'.* waits for \w+.Lock \(held, its holder is not known: no task is in a"
             r" `with` block of it",
         )
         assert len(text) == 2, text
@@ -190,12 +200,8 @@ async def test_a_task_that_waits_for_a_condition_does_not_hold_its_lock(
         await ticks()
         start(hold(notify=True), "holds")
         text = await lines()
-        assert found(
-            text, r"task 'notified', .* waits for lock `condition` \(held\) <- task 'holds'"
-        ), text
-        assert found(
-            text, r"task 'not notified', .* waits for condition `condition` \(not notified"
-        ), text
+        assert found(text, r"task 'notified', .* waits for \w+.Lock \(held\) <- task 'holds'"), text
+        assert found(text, r"task 'not notified', .* waits for \w+.Condition \(not notified"), text
         assert not found(text, r"\(held\) <- (perhaps )?task '(not )?notified'"), text
 
 
@@ -233,28 +239,10 @@ async def test_futures_that_are_shielded_or_gathered() -> None:
         assert found(text, r"^task 'gather', .* waits for task 'waits'"), text
         assert len([line for line in text if line.startswith("task 'both'")]) == 1, text
         assert found(text, r"^task 'both', .* waits for task 'waits'"), text
-        assert found(text, r"^task 'inner' waits for task 'maker', .*make at @ <- event"), text
+        assert found(text, r"^task 'inner' waits for task 'maker', .*make at @ <- asyncio.Event"), (
+            text
+        )
         assert not found(text, "^deadlock"), text
-
-
-async def test_a_name_is_that_of_what_is_waited_for() -> None:
-    """Not that of a module or another object whose function waits for it."""
-    async with starting() as start:
-        lock, event = asyncio.Lock(), asyncio.Event()
-        await lock.acquire()
-
-        async def enter() -> None:
-            async with contextlib.AsyncExitStack() as stack:
-                await stack.enter_async_context(lock)
-
-        async def limited() -> None:
-            await asyncio.wait_for(event.wait(), 1000)
-
-        start(enter(), "enters")
-        start(limited(), "limited")
-        text = await lines()
-        assert found(text, r"^task 'enters', .* waits for lock \(held, its"), text
-        assert found(text, r"^task 'limited', .* (waits for|<-) event \(not set"), text
 
 
 async def test_a_sleep_that_a_blocked_loop_does_not_end() -> None:
@@ -312,16 +300,16 @@ async def test_what_asyncio_and_anyio_have() -> None:
         text = await lines()
         for pattern in (
             (
-                r"'wants semaphore', .* waits for semaphore `what` \(1 of 1 in use\) <- task 'holds"
-                r" semaphore'"
+                r"'wants semaphore', .* waits for asyncio.BoundedSemaphore \(1 of 1 in use\)"
+                r" <- task 'holds semaphore'"
             ),
             (
-                r"'wants limiter', .* waits for limiter `what` \(1 of 1 in use\) <- task 'holds"
-                r" limiter'"
+                r"'wants limiter', .* waits for anyio.CapacityLimiter \(1 of 1 in use\)"
+                r" <- task 'holds limiter'"
             ),
-            r"'get', .* waits for queue `queue` \(empty\)$",
+            r"'get', .* waits for asyncio.Queue \(empty\)$",
             r"'group', .* waits for task 'member'",
-            r"'condition', .* waits for condition `condition` \(not notified",
+            r"'condition', .* waits for asyncio.Condition \(not notified",
             r"'gather', .* waits for task 'inner'",
             r"'shield', .* waits for task 'inner'",
             r"'wait', .* waits for task 'inner'",
@@ -395,16 +383,16 @@ async def test_what_else_is_waited_for() -> None:
         text = await lines()
         for pattern in (
             (
-                r"'semaphore', .* waits for semaphore `semaphore` \(none free\) <- perhaps task"
+                r"'semaphore', .* waits for anyio.Semaphore \(none free\) <- perhaps task"
                 r" 'holds semaphore'"
             ),
-            r"'barrier'.* waits for barrier \(1 of 3 have arrived\)",
+            r"'barrier'.* waits for asyncio.Barrier \(1 of 3 have arrived\)",
             r"'group', .* waits for task 'member'",
             r"'limited'.* waits for task 'inner'",
-            r"'condition', .* waits for condition `condition` \(not notified",
-            r"'receive', .* waits for stream `receive` \(empty\)$",
-            r"'completed', .* waits for (queue|task 'inner')",
-            r"'lock'.* waits for lock \(held\) <- task 'iterates'",
+            r"'condition', .* waits for anyio.Condition \(not notified",
+            r"'receive', .* waits for anyio.MemoryObjectReceiveStream \(empty\)$",
+            r"'completed', .* waits for (asyncio.Queue|task 'inner')",
+            r"'lock'.* waits for asyncio.Lock \(held\) <- task 'iterates'",
             r"'stream'.* waits for data from a connection",
             (
                 r"'socket'.* waits for sock_recv of <socket"
@@ -428,8 +416,12 @@ async def test_the_line_is_not_that_of_an_installed_package() -> None:
         start(upload(), "calls it")
         start(namespace["acquire"](), "its own")
         text = await lines()
-        assert found(text, r"'calls it', .*upload at \S*test_builder.py:\d+ waits for event")
-        assert found(text, r"'its own', acquire at /lib/site-packages/pool.py:3 waits for event")
+        assert found(
+            text, r"'calls it', .*upload at \S*test_builder.py:\d+ waits for asyncio.Event"
+        )
+        assert found(
+            text, r"'its own', acquire at /lib/site-packages/pool.py:3 waits for asyncio.Event"
+        )
 
 
 async def gathered(*awaitables: Awaitable[Any]) -> None:
@@ -455,75 +447,63 @@ async def waits(task: asyncio.Task[Any]) -> None:
 async def test_threads() -> None:
     """A call in an executor's thread, one that has not begun, and what threads wait for."""
     async with starting() as start:
-        lock, held, end = threading.RLock(), threading.Event(), threading.Event()
-
-        def hold() -> None:
-            with lock:
-                held.set()
-                end.wait()
+        lock, end = threading.Lock(), threading.Event()
+        owner = threading.Thread(target=end.wait, name="owner")
+        items: queue.Queue[int] = queue.Queue()
 
         def want() -> None:
             with lock:
-                pass
+                owner.join()
+                items.get()
 
-        owner = threading.Thread(target=hold, name="owner")
         owner.start()
-        with concurrent.futures.ThreadPoolExecutor(1, "pool") as pool:
-            await until_true(held.is_set)
+        with (
+            concurrent.futures.ThreadPoolExecutor(1, "pool") as pool,
+            contextlib.ExitStack() as stack,
+        ):
+            stack.callback(items.put, 1)
+            stack.callback(end.set)
             loop = asyncio.get_running_loop()
 
             async def call(function: Callable[[], object]) -> None:
                 await loop.run_in_executor(pool, function)
 
-            start(call(want), "first")
-            start(call(held.wait), "second")
-            start(call(held.wait), "another")
-            elsewhere: concurrent.futures.Future[None] = concurrent.futures.Future()
-            start(until_done(elsewhere), "third")
-            try:
-                await ticks()
-                while not found(
-                    text := await lines(),
-                    r"<- lock `lock` \(held\) <- thread 'owner', .*hold at @ <- threading.Event"
-                    r" `end`",
-                ):
-                    pass
-                assert found(text, r"task 'first', .* waits for thread 'pool_0', .*want at @")
-                for name in ("second", "another", "third"):
-                    assert found(text, rf"task '{name}', .* waits for a call that has not begun$")
-            finally:
-                end.set()
-                owner.join()
-            await ticks()
+            thread = r"task 'first', .* waits for thread 'pool_0', .*want at @"
+            with lock:
+                start(call(want), "first")
+                start(call(end.wait), "second")
+                elsewhere: concurrent.futures.Future[None] = concurrent.futures.Future()
+                start(until_done(elsewhere), "third")
+                text = await lines_with(rf"{thread}$")
+            for name in ("second", "third"):
+                assert found(text, rf"task '{name}', .* waits for a call that has not begun$"), text
+            await lines_with(rf"{thread} <- thread 'owner' <- threading.Event \(not set\)$")
+            end.set()
+            await lines_with(rf"{thread} <- queue.Queue \(0 of any number\)$")
 
 
-async def test_a_thread_that_is_about_to_enter_a_block() -> None:
-    """It holds the locks before, and not the one that it waits for, also where the block is on one
-    line.
-    """
+async def test_a_thread_that_waits_for_the_loop() -> None:
+    """It waits for the task that it has started there, which may close a cycle."""
     async with starting() as start:
-        first, second = threading.Lock(), threading.Lock()
+        holder = Holder()
+        loop = asyncio.get_running_loop()
+        calls: list[concurrent.futures.Future[None]] = []
 
-        def want_both() -> None:
-            with first:  # noqa: SIM117
-                with second: pass  # fmt: skip # noqa: E701
+        def wait() -> None:
+            calls.append(asyncio.run_coroutine_threadsafe(holder.want(), loop))
+            with contextlib.suppress(concurrent.futures.CancelledError):
+                calls[0].result()
 
-        def want() -> None:
-            with first: pass  # fmt: skip # noqa: E701
+        async def hold() -> None:
+            async with holder.lock:
+                await asyncio.to_thread(wait)
 
-        with second:
-            threads = [start(asyncio.to_thread(want_both), "wants both")]
-            await until_true(first.locked)
-            threads.append(start(asyncio.to_thread(want), "wants one"))
-            patterns = (
-                r"want at @ <- lock `first` \(held\) <- thread '\w+', .*want_both at @",
-                r"want_both at @ <- lock `second` \(held",
-            )
-            text = await lines()
-            while not all(found(text, pattern) for pattern in patterns):
-                text = await lines()
-            assert not found(text, "^deadlock"), text
-        await asyncio.gather(*threads)
+        start(hold(), "holds")
+        await lines_with(
+            r"^deadlock: (?=.*hold at @ <- thread .*wait at @ <- task )"
+            r".*Holder.want at @ <- asyncio.Lock \(held\) <- task 'holds'"
+        )
+        calls[0].cancel()
 
 
 async def test_no_code_of_users_is_called() -> None:
@@ -558,7 +538,7 @@ async def test_no_code_of_users_is_called() -> None:
         start(holder.want(), "wants")
         assert found(
             await lines(),
-            r"task 'wants', .* \(held\) <- task 'waits', .* <- queue `queue` \(empty\)$",
+            r"task 'wants', .* \(held\) <- task 'waits', .* <- asyncio.Queue \(empty\)$",
         )
         assert asked == []
 
@@ -566,7 +546,7 @@ async def test_no_code_of_users_is_called() -> None:
 @pytest.fixture
 def no_notes_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     """No note was made in the last second."""
-    monkeypatch.setattr(builder, "_made", deque[float](maxlen=20))
+    monkeypatch.setattr(builder, "_note_times", deque[float](maxlen=20))
 
 
 @pytest.mark.usefixtures("no_notes_yet")
@@ -591,7 +571,7 @@ async def test_a_hook_that_takes_too_long_says_what_it_waited_for() -> None:
                 ah.AsyncMonitoredSession(step, [ah.configure(Upload(), timeout=0.01)]), 1, ()
             )
         assert any(
-            "waits for lock `self.lock` (held) <- task 'holder'" in note
+            "waits for asyncio.Lock (held) <- task 'holder'" in note
             for note in raised.value.__notes__
         )
 
@@ -615,6 +595,30 @@ async def test_a_late_step_says_what_its_publisher_waits_for() -> None:
         task = asyncio.current_task()
         assert task is not None
         assert why(task) == ""
+
+
+@pytest.mark.usefixtures("no_notes_yet")
+async def test_a_late_step_says_what_the_run_of_its_publisher_waits_for() -> None:
+    """The note follows the run of the session into its hook, and shows no deadlock."""
+    released = asyncio.Event()
+
+    class Waits(ah.SessionRunHook):
+        async def before_run(self, run_context: ah.SessionRunContext) -> None:
+            await released.wait()
+
+    async def step() -> None:
+        pass
+
+    store = ah.MemoryStepStore(run="digits")
+    async with ah.AsyncMonitoredSession(step, [Waits()], global_step=store) as session:
+        run = asyncio.create_task(session.run(()))
+        await ticks()
+        with pytest.raises(ah.StepTimeoutError) as raised:
+            await asyncio.create_task(store.wait_for(5, timeout=0.0001))
+        (note,) = raised.value.__notes__
+        assert re.match(r"session .* waits for .*Waits.before_run at step 1, .* <- asyncio", note)
+        released.set()
+        await run
 
 
 @pytest.mark.usefixtures("no_notes_yet")
@@ -642,5 +646,5 @@ async def test_the_first_of_several_tasks_is_enough() -> None:
         start(both(start(asyncio.Event().wait(), "other")), "both")
         text = await lines()
         assert found(text, r"task 'both', .*(?:waits for|<-) task 'other'")
-        assert found(text, r"task 'wants it'.* lock \(held\) <- task 'both'")
+        assert found(text, r"task 'wants it'.* asyncio.Lock \(held\) <- task 'both'")
         assert not found(text, "deadlock")

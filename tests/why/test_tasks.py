@@ -137,7 +137,7 @@ async def test_a_call_that_is_observed_is_a_link() -> None:
     """A generator that resumes a coroutine itself is a link like any other."""
 
     class Observer:
-        def started(self, *_: object) -> Observer:
+        def started(self, kind: str, what: str) -> Observer:
             return self
 
         def suspended(self) -> None: ...

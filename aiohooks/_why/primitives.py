@@ -1,0 +1,170 @@
+"""What the coroutines of asyncio and anyio wait for: locks, queues, timers, tasks, connections."""
+
+from __future__ import annotations
+
+import asyncio
+import asyncio.subprocess
+import math
+import time
+import types
+from asyncio import locks, taskgroups
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import anyio
+import anyio.abc
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from aiohooks._core.clock import secs_text
+from aiohooks._core.reports import Awaited, Needs
+from aiohooks._why.processes import process_state
+
+_NO_HOLDER = "its holder is not known: no task is in a `with` block of it"
+Holders = Callable[[object], list[asyncio.Task[Any]]]
+"""Returns the tasks that are in a `with` block of an object."""
+
+
+def primitive_wait(
+    frame: types.FrameType,
+    inner: Sequence[types.FrameType],
+    holders_of: Holders,
+) -> Awaited | None:
+    """Return what a coroutine waits for, given the `inner` frames of its chain of awaits."""
+    method = frame.f_code.co_name
+    owner: Any = frame.f_locals.get("self")
+    state = _state(owner, method, inner)
+    if state is None:
+        return _group_wait(frame, owner, method) or _outside_wait(frame, owner, method)
+    name = class_name(owner)
+    key = f"{id(owner)}.{method}"
+    if not state.places:
+        return Awaited(state.kind, name, state.detail, key=key)
+    holders = holders_of(owner)
+    needs: Needs = "perhaps"
+    if len(holders) == state.places:
+        needs = "any"
+    return Awaited(
+        state.kind,
+        name,
+        state.detail,
+        by=lambda: holders,
+        key=key,
+        needs=needs,
+        not_found=_NO_HOLDER,
+    )
+
+
+def class_name(owner: object) -> str:
+    """Return the class of an object, with the package that it comes from: `asyncio.Lock`."""
+    kind = type(owner)
+    return f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}"
+
+
+class _State(NamedTuple):
+    """The state of an object for which a task waits."""
+
+    kind: str
+    detail: str
+    places: float = 0
+    """How many tasks may hold it; 0 if none ever holds it."""
+
+
+def _state(owner: Any, method: str, inner: Sequence[types.FrameType]) -> _State | None:
+    """Return the state of a primitive whose method waits."""
+    match owner, method:
+        case ((asyncio.Lock() | anyio.Lock()), "acquire"):
+            return _State("lock", "held", places=1)
+        case ((asyncio.Semaphore() | anyio.Semaphore()), "acquire"):
+            # asyncio has no public way to the number of places.
+            places = getattr(owner, "_bound_value", None)
+            if places is None:
+                return _State("semaphore", "none free", math.inf)
+            return _State("semaphore", f"{places} of {places} in use", places)
+        case anyio.CapacityLimiter(), ("acquire" | "acquire_on_behalf_of"):
+            places = owner.total_tokens
+            return _State("limiter", f"{owner.borrowed_tokens} of {places:g} in use", places)
+        case asyncio.Queue(), "put":
+            return _State("queue", f"full, {owner.qsize()} of {owner.maxsize}")
+        case asyncio.Queue(), "get":
+            return _State("queue", "empty")
+        case asyncio.Queue(), "join":
+            detail = "task_done was not called for every item"
+            return _State("queue", f"{owner.qsize()} in it, {detail}")
+        case ((asyncio.Event() | anyio.Event()), "wait"):
+            return _State("event", "not set")
+        case ((locks.Condition() | anyio.Condition()), "wait"):
+            # After it was notified it waits for its lock.
+            if not inner or inner[0].f_code.co_name != "acquire":
+                return _State("condition", "not notified")
+        case asyncio.Barrier(), "wait":
+            return _State("barrier", f"{owner.n_waiting} of {owner.parties} have arrived")
+        case MemoryObjectSendStream(), "send":
+            return _State("stream", "full")
+        case MemoryObjectReceiveStream(), "receive":
+            return _State("stream", "empty")
+        case _:
+            pass
+    return None
+
+
+def _group_wait(frame: types.FrameType, owner: Any, method: str) -> Awaited | None:
+    """Return the tasks, futures or threads for which a coroutine waits."""
+    variables = frame.f_locals
+    needs: Needs = "all"
+    match owner, method:
+        case _, "_wait" if frame.f_code.co_filename.endswith("tasks.py"):  # of `asyncio.wait`
+            awaited = variables.get("fs")
+            if variables.get("return_when") != asyncio.ALL_COMPLETED:
+                needs = "any"
+        case _, "_wait_for_one" if hasattr(owner, "_todo"):  # of `as_completed`, from 3.13 on
+            awaited = owner._todo
+            needs = "any"
+        case _, "wait_for" if asyncio.isfuture(variables.get("fut")):  # before Python 3.12
+            awaited = [variables["fut"]]
+        case ((taskgroups.TaskGroup() | anyio.abc.TaskGroup()), "__aexit__"):
+            # Neither has a public list of its tasks.
+            awaited = getattr(owner, "_tasks", None)
+        case _, "run_sync_in_worker_thread" if "worker" in variables:  # of `anyio.to_thread`
+            awaited = [variables["worker"]]
+        case _:
+            return None
+    targets = list(awaited or ())
+    return Awaited("calls", "", by=lambda: targets, needs=needs)
+
+
+def _outside_wait(frame: types.FrameType, owner: Any, method: str) -> Awaited | None:
+    """Return the timer, the connection or the process for which a coroutine waits."""
+    key = f"{id(owner)}.{method}"
+    match owner, method:
+        case _, "sleep" if hasattr(frame.f_locals.get("h"), "when"):
+            left = frame.f_locals["h"].when() - time.monotonic()
+            detail = f"{secs_text(left)} left"
+            if left <= 0:
+                detail = f"ended {secs_text(-left)} ago"
+            return Awaited("timer", "asyncio.sleep", detail)
+        case asyncio.subprocess.Process(), ("wait" | "communicate"):
+            state = process_state(owner.pid) or ""
+            return Awaited("process", f"process {owner.pid}", state, key=key)
+        case (asyncio.StreamReader(), "_wait_for_data") | (anyio.abc.SocketStream(), "receive"):
+            return Awaited("connection", f"data from {_peer(owner)}", key=key)
+        case (asyncio.StreamWriter(), "drain") | (anyio.abc.SocketStream(), "send"):
+            return Awaited("connection", f"{_peer(owner)} to read what was sent", key=key)
+        case asyncio.AbstractEventLoop(), _ if method.startswith("sock_"):
+            connection = frame.f_locals.get("sock")
+            return Awaited("connection", f"{method} of {connection!r}")
+        case _:
+            return None
+
+
+def _peer(stream: Any) -> str:
+    """Return the other end of a stream."""
+    # A reader has no public way to its transport.
+    transport = getattr(stream, "_transport", None)
+    if transport is None:
+        return "a connection"
+    peer = transport.get_extra_info("peername")
+    if isinstance(peer, tuple):
+        return f"{peer[0]}:{peer[1]}"
+    if not peer and transport.get_extra_info("pipe"):
+        return "a pipe"
+    return str(peer or "a connection")
