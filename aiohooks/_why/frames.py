@@ -7,7 +7,6 @@ the garbage collector.
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import inspect
 import itertools
@@ -17,27 +16,30 @@ from typing import Any
 
 import anyio
 
-from aiohooks._why.tasks import coroutine_of, is_library, links_of
+from aiohooks._why.tasks import Task, coroutine_of, is_library, links_of
 
 _EXITS = ("__aexit__", "__exit__")
 _CONDITIONS = (locks.Condition, anyio.Condition)
-# From Python 3.14 on a coroutine keeps the function and, behind it, the object.
-_FUNCTIONS = (types.MethodType, types.BuiltinMethodType, types.FunctionType)
+_METHODS = (types.MethodType, types.BuiltinMethodType)
 
 
-def held_by(task: asyncio.Task[Any]) -> list[Any]:
+def held_by(task: Task) -> list[Any]:
     """Return the objects whose `with` blocks a suspended task is in."""
     held: list[Any] = []
-    links = [(frame, link) for frame, link in links_of(coroutine_of(task)) if frame is not None]
-    for (frame, coroutine), inner in itertools.zip_longest(links, links[1:]):
+    links = list(links_of(coroutine_of(task)))
+    for (frame, coroutine), (inner, _) in itertools.pairwise([*links, (None, None)]):
+        if frame is None:
+            continue
         blocks = _blocks_of(coroutine)
-        if blocks and inner is not None and getattr(inner[1], "__name__", "") == "__aenter__":
+        if blocks and inner is not None and inner.f_code.co_name == "__aenter__":
             blocks.pop()  # the task still waits to enter it
-        held += itertools.chain.from_iterable(blocks)
+        for block in blocks:
+            held += block
         if frame.f_code.co_name == "wait" and is_library(frame):
             condition: Any = frame.f_locals.get("self")
             if isinstance(condition, _CONDITIONS):
-                released = (id(condition), id(_lock_of(condition)))
+                # It is released until it is notified.
+                released = {id(condition), id(_lock_of(condition))}
                 held = [owner for owner in held if id(owner) not in released]
     return held
 
@@ -46,28 +48,34 @@ def _blocks_of(coroutine: object) -> list[list[Any]]:
     """Return a list for each `with` block of a coroutine: its object, and those that this holds."""
     blocks: list[list[Any]] = []
     referents: list[Any] = gc.get_referents(coroutine)
-    for referent, following in itertools.zip_longest(referents, referents[1:]):
+    for referent, following in itertools.pairwise([*referents, None]):
         if inspect.isasyncgen(referent):
             blocks += _blocks_of(referent)
-        elif isinstance(referent, _FUNCTIONS) and referent.__name__ in _EXITS:
-            owner: Any = following
-            if not isinstance(referent, types.FunctionType):
-                owner = referent.__self__
+            continue
+        if isinstance(referent, _METHODS):
+            owner = referent.__self__
+        elif isinstance(referent, types.FunctionType):
+            # From Python 3.14 on, the object is behind its function.
+            owner = following
+        else:
+            continue
+        if referent.__name__ in _EXITS:
             blocks.append([owner, *_held_through(owner)])
     return blocks
 
 
 def _held_through(owner: Any) -> list[Any]:
     """Return the objects that are held because the block of `owner` is entered."""
+    held: list[Any] = []
     if isinstance(owner, _CONDITIONS):
-        return [_lock_of(owner)]
-    if type(owner).__module__ != "contextlib":
-        return []
-    # A function that was decorated with `contextmanager` or `asynccontextmanager`, or a stack.
-    held = list(itertools.chain.from_iterable(_blocks_of(getattr(owner, "gen", None))))
-    for _, callback in getattr(owner, "_exit_callbacks", ()):
-        if isinstance(callback, types.MethodType):
-            held.append(callback.__self__)
+        held.append(_lock_of(owner))
+    elif type(owner).__module__ == "contextlib":
+        # A function decorated with `contextmanager` or `asynccontextmanager`, or a stack.
+        for block in _blocks_of(getattr(owner, "gen", None)):
+            held += block
+        for _, callback in getattr(owner, "_exit_callbacks", ()):
+            if isinstance(callback, types.MethodType):
+                held.append(callback.__self__)
     return held
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple, Self
 
 from aiohooks._core.clock import secs_text
 from aiohooks._core.reports import Needs
 
 _MAX_CHAINS = 30
+_TASKS = ("task", "internal task")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -177,67 +177,78 @@ class WaitGraph:
         cycles = self.deadlocks
         texts: list[str] = []
         for cycle in cycles:
-            names = [str(node) for node in _shortened((*cycle, cycle[0]), set())]
+            names = [str(node) for node in _shortened((*cycle, cycle[0]))]
             names[-1] = cycle[0].name
-            texts.append(f"deadlock: {f'{separator}<- '.join(names)}")
+            texts.append("deadlock: " + f"{separator}<- ".join(names))
         deadlocked = {node.id for cycle in cycles for node in cycle}
+        unsure = {(edge.waiter, edge.awaited) for edge in self.edges if edge.needs == "perhaps"}
         chains = self._shortened_chains(deadlocked)
-        texts += [
-            separator.join(self._chain_texts(chain, deadlocked)) for chain in chains[:_MAX_CHAINS]
-        ]
+        for chain in chains[:_MAX_CHAINS]:
+            nodes = _texts_of(chain, deadlocked, unsure)
+            texts.append(separator.join(nodes))
         if len(chains) > _MAX_CHAINS:
             texts.append(f"and {len(chains) - _MAX_CHAINS} more; to_json() has all")
         texts += self.notes
         return texts or ["nothing waits"]
 
     def _shortened_chains(self, deadlocked: set[str]) -> list[Chain]:
-        """Return the chains that the text has, without those of the library's own tasks."""
+        """Return the chains that the text has: not those of the library's own tasks."""
         chains: dict[Chain, None] = {}
         for chain in self.chains():
-            if chain[0].kind == "internal task":
+            root = chain[0]
+            if root.kind == "internal task":
                 continue
-            chain = _shortened(chain, deadlocked)
-            if chain[0].id not in deadlocked or len(chain) > 1:
-                chains[chain] = None
+            shortened = _shortened(chain, deadlocked)
+            if len(shortened) > 1 or root.id not in deadlocked:
+                chains[shortened] = None
         return list(chains)
 
-    def _chain_texts(self, chain: Chain, deadlocked: set[str]) -> Iterator[str]:
-        """Yield the text of each node of a chain."""
-        needs = {(edge.waiter, edge.awaited): edge.needs for edge in self.edges}
-        link = ""
-        waiter = ""
-        for node in chain:
-            text = str(node)
-            if node.id in deadlocked:
-                text = f"{node.name}, in the deadlock"
-            if needs.get((waiter, node.id)) == "perhaps":
-                text = f"perhaps {text}"
-            yield f"{link}{text}"
-            link = "<- " if link else "waits for "
-            waiter = node.id
+
+def _texts_of(
+    chain: Chain,
+    deadlocked: set[str],
+    unsure: set[tuple[str, str]],
+) -> Iterator[str]:
+    """Yield the text of each node of a chain."""
+    link = ""
+    waiter = ""
+    for node in chain:
+        text = str(node)
+        if node.id in deadlocked:
+            text = f"{node.name}, in the deadlock"
+        if (waiter, node.id) in unsure:
+            text = f"perhaps {text}"
+        yield f"{link}{text}"
+        link = "<- " if link else "waits for "
+        waiter = node.id
 
 
-def _shortened(chain: Chain, ends: set[str]) -> Chain:
-    """Return a chain without what says nothing to its reader, up to a node with one of these ids.
+def _shortened(chain: Chain, ends: Collection[str] = ()) -> Chain:
+    """Return a chain without the nodes that add nothing, up to a node with one of these ids.
 
-    Left out are places in libraries, and calls and tasks of the library, except at the end.
+    A place in a library says something only at the end of a chain.
     """
     kept: list[WaitNode] = []
-    for node, awaited in itertools.zip_longest(chain, chain[1:]):
+    for node, awaited in zip(chain, (*chain[1:], None), strict=True):
         if awaited is None or node.id in ends:
             return (*kept, node)
-        if node.function is not None:
-            kept.append(node)
-        elif not kept or not _is_redundant(node, kept[-1], awaited):
-            kept.append(dataclasses.replace(node, where=None))
-    return tuple(kept)
+        if node.function is None:
+            if kept and _adds_nothing(node, kept[-1], awaited):
+                continue
+            node = dataclasses.replace(node, where=None)
+        kept.append(node)
+    return ()
 
 
-def _is_redundant(node: WaitNode, waiter: WaitNode, awaited: WaitNode) -> bool:
-    """Return whether a node without a function says nothing between its neighbours."""
+def _adds_nothing(
+    node: WaitNode,
+    waiter: WaitNode,
+    awaited: WaitNode,
+) -> bool:
+    """Return whether a call or a task of the library says less than the nodes beside it."""
     if node.kind == "call":
         return waiter.secs is not None
-    return node.kind in ("task", "internal task") and awaited.kind == "thread"
+    return node.kind in _TASKS and awaited.kind == "thread"
 
 
 for _public in (WaitEdge, WaitGraph, WaitNode):

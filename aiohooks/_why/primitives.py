@@ -6,9 +6,8 @@ import asyncio
 import asyncio.subprocess
 import math
 import time
-import types
 from asyncio import locks, taskgroups
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import anyio
@@ -18,15 +17,16 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from aiohooks._core.clock import secs_text
 from aiohooks._core.reports import Awaited, Needs
 from aiohooks._why.processes import process_state
+from aiohooks._why.tasks import Frame, Frames, Task
 
 _NO_HOLDER = "its holder is not known: no task is in a `with` block of it"
-Holders = Callable[[object], list[asyncio.Task[Any]]]
+Holders = Callable[[object], list[Task]]
 """Returns the tasks that are in a `with` block of an object."""
 
 
 def primitive_wait(
-    frame: types.FrameType,
-    inner: Sequence[types.FrameType],
+    frame: Frame,
+    inner: Frames,
     holders_of: Holders,
 ) -> Awaited | None:
     """Return what a coroutine waits for, given the `inner` frames of its chain of awaits."""
@@ -34,21 +34,22 @@ def primitive_wait(
     owner: Any = frame.f_locals.get("self")
     state = _state(owner, method, inner)
     if state is None:
-        return _group_wait(frame, owner, method) or _outside_wait(frame, owner, method)
-    name = class_name(owner)
-    key = f"{id(owner)}.{method}"
+        calls = _group_wait(frame, owner, method)
+        return calls or _outside_wait(frame, owner, method)
+    awaited = Awaited(
+        state.kind,
+        class_name(owner),
+        state.detail,
+        key=f"{id(owner)}.{method}",
+    )
     if not state.places:
-        return Awaited(state.kind, name, state.detail, key=key)
+        return awaited
     holders = holders_of(owner)
     needs: Needs = "perhaps"
     if len(holders) == state.places:
         needs = "any"
-    return Awaited(
-        state.kind,
-        name,
-        state.detail,
+    return awaited._replace(
         by=lambda: holders,
-        key=key,
         needs=needs,
         not_found=_NO_HOLDER,
     )
@@ -57,7 +58,8 @@ def primitive_wait(
 def class_name(owner: object) -> str:
     """Return the class of an object, with the package that it comes from: `asyncio.Lock`."""
     kind = type(owner)
-    return f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}"
+    package, _, _ = kind.__module__.partition(".")
+    return f"{package}.{kind.__qualname__}"
 
 
 class _State(NamedTuple):
@@ -69,7 +71,11 @@ class _State(NamedTuple):
     """How many tasks may hold it; 0 if none ever holds it."""
 
 
-def _state(owner: Any, method: str, inner: Sequence[types.FrameType]) -> _State | None:
+def _state(
+    owner: Any,
+    method: str,
+    inner: Frames,
+) -> _State | None:
     """Return the state of a primitive whose method waits."""
     match owner, method:
         case ((asyncio.Lock() | anyio.Lock()), "acquire"):
@@ -107,7 +113,11 @@ def _state(owner: Any, method: str, inner: Sequence[types.FrameType]) -> _State 
     return None
 
 
-def _group_wait(frame: types.FrameType, owner: Any, method: str) -> Awaited | None:
+def _group_wait(
+    frame: Frame,
+    owner: Any,
+    method: str,
+) -> Awaited | None:
     """Return the tasks, futures or threads for which a coroutine waits."""
     variables = frame.f_locals
     needs: Needs = "all"
@@ -132,7 +142,11 @@ def _group_wait(frame: types.FrameType, owner: Any, method: str) -> Awaited | No
     return Awaited("calls", "", by=lambda: targets, needs=needs)
 
 
-def _outside_wait(frame: types.FrameType, owner: Any, method: str) -> Awaited | None:
+def _outside_wait(
+    frame: Frame,
+    owner: Any,
+    method: str,
+) -> Awaited | None:
     """Return the timer, the connection or the process for which a coroutine waits."""
     key = f"{id(owner)}.{method}"
     match owner, method:
@@ -144,7 +158,12 @@ def _outside_wait(frame: types.FrameType, owner: Any, method: str) -> Awaited | 
             return Awaited("timer", "asyncio.sleep", detail)
         case asyncio.subprocess.Process(), ("wait" | "communicate"):
             state = process_state(owner.pid) or ""
-            return Awaited("process", f"process {owner.pid}", state, key=key)
+            return Awaited(
+                "process",
+                f"process {owner.pid}",
+                state,
+                key=key,
+            )
         case (asyncio.StreamReader(), "_wait_for_data") | (anyio.abc.SocketStream(), "receive"):
             return Awaited("connection", f"data from {_peer(owner)}", key=key)
         case (asyncio.StreamWriter(), "drain") | (anyio.abc.SocketStream(), "send"):

@@ -14,20 +14,24 @@ import inspect
 import os
 import types
 from collections import deque
-from collections.abc import Awaitable, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Generator, Iterable
+from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard, cast
 
 import anyio
 
 from aiohooks._core.reports import Awaited, Waiting
 
-PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+PACKAGE = str(Path(__file__).parent.parent) + os.sep
 """The folder of this library."""
 _WHY = PACKAGE + "_why"
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 _ANYIO = os.path.dirname(anyio.__file__) + os.sep
-_MOST_FRAMES = 100
-_LOOP_FILES = (os.path.join("asyncio", "base_events.py"), os.path.join("asyncio", "runners.py"))
+_MAX_FRAMES = 100
+_LOOP_FILES = (
+    os.path.join("asyncio", "base_events.py"),
+    os.path.join("asyncio", "runners.py"),
+)
 # Only the name of `_run_once` shows where the frames of asyncio's loop end. If asyncio renames it,
 # a report has one frame more.
 _LOOP_FUNCTIONS = ("_run_once", "run", "run_until_complete", "run_forever")
@@ -37,7 +41,9 @@ _LINK_TYPES: tuple[Any, ...] = (
     types.GeneratorType,
     Awaitable,
 )
-Frames = tuple[types.FrameType, ...]
+Frame = types.FrameType
+Frames = tuple[Frame, ...]
+Task = asyncio.Task[Any]
 
 
 class TaskWait(NamedTuple):
@@ -55,78 +61,82 @@ class TaskWait(NamedTuple):
         return user_location(self.frames)
 
 
-def task_wait(task: asyncio.Task[Any]) -> TaskWait:
+def task_wait(task: Task) -> TaskWait:
     """Return where a task of this loop waits.
 
     For the running task, only the outermost function is known.
     """
-    frames: list[types.FrameType] = []
-    awaits: str | None = None
+    frames: list[Frame] = []
+    name: str | None = None
     links = links_of(coroutine_of(task))
-    while len(frames) < _MOST_FRAMES:
+    while len(frames) < _MAX_FRAMES:
         link = next(links, None)
         if link is None:
             break
         frame, awaitable = link
         if frame is None:
-            awaits = awaits or _task_name(awaitable)
+            name = name or _task_name(awaitable)
             continue
         frames.append(frame)
-        awaited: Any = awaited_in(frame)
+        awaited = awaited_in(frame)
+        if isinstance(awaited, Awaited) and awaited.kind != "calls":
+            if awaited.ends:
+                name = awaited.name or name
+            continue
         if isinstance(awaited, Awaited):
-            if awaited.kind == "calls":
-                # The chain of awaits is that of the first call.
-                awaited = next((call.key for call in awaited.by()), None)
-            else:
-                if awaited.ends:
-                    awaits = awaited.name
-                awaited = None
+            # The chain of awaits is that of the first call.
+            awaited = next((call.key for call in awaited.by()), None)
         if awaited is not None:
             links = links_of(coroutine_of(awaited))
-    return TaskWait(tuple(frames), awaits)
+    return TaskWait(tuple(frames), name)
 
 
-def coroutine_of(task: asyncio.Task[Any]) -> Any:
+def coroutine_of(task: Task) -> Any:
     """Return the coroutine of a task; None if the task has ended."""
-    # Python 3.12.1 crashes in `get_coro` of a task that ended while it was started eagerly.
-    return None if task.done() else task.get_coro()
+    if task.done():
+        # Python 3.12.1 crashes in `get_coro` of a task that ended while it was started eagerly.
+        return None
+    return task.get_coro()
 
 
 def describe_awaitable(awaitable: object) -> str:
     """Return the name of what an awaitable waits for, before it is awaited."""
-    awaited = None
-    if inspect.iscoroutine(awaitable) and awaitable.cr_frame is not None:
-        awaited = awaited_in(awaitable.cr_frame)
-    name = awaited.name if isinstance(awaited, Awaited) else _task_name(awaitable)
-    if name:
-        return name
-    if isinstance(awaitable, types.CoroutineType):
-        return awaitable.__qualname__
-    return type(awaitable).__qualname__
+    name = _task_name(awaitable)
+    if inspect.iscoroutine(awaitable):
+        name = awaitable.__qualname__
+        if awaitable.cr_frame is not None:
+            awaited = awaited_in(awaitable.cr_frame)
+            if isinstance(awaited, Awaited):
+                name = awaited.name or name
+    return name or type(awaitable).__qualname__
 
 
-def describe_suspension(task: asyncio.Task[Any]) -> str:
+def describe_suspension(task: Task) -> str:
     """Return what a task waits for, and at which line, as a note for the error that ends it."""
     wait = task_wait(task)
-    awaits = "" if wait.awaits is None else f"waiting for {wait.awaits}, "
+    awaits = ""
+    if wait.awaits is not None:
+        awaits = f"waiting for {wait.awaits}, "
     return f"when its time was up it was {awaits}at {wait.where or 'its beginning'}"
 
 
-def is_task(awaitable: object) -> TypeGuard[asyncio.Task[Any]]:
+def is_task(awaitable: object) -> TypeGuard[Task]:
     """Return whether an object is a task, also of a class that a task factory of the loop uses."""
     return asyncio.isfuture(awaitable) and hasattr(awaitable, "get_coro")
 
 
 def _task_name(awaitable: object) -> str | None:
-    return f"task {awaitable.get_name()!r}" if is_task(awaitable) else None
+    if is_task(awaitable):
+        return f"task {awaitable.get_name()!r}"
+    return None
 
 
-def awaited_in(frame: types.FrameType) -> Awaited | asyncio.Task[Any] | None:
+def awaited_in(frame: Frame) -> Awaited | Task | None:
     """Return what the call of a frame waits for, if it is a method of a `Waiting`."""
     code = frame.f_code
     # Only the code of this library: before Python 3.13, a frame keeps the values that its variables
     # had when they were read.
-    if not code.co_filename.startswith(PACKAGE) or "self" not in code.co_varnames[:1]:
+    if not is_of_aiohooks(code) or "self" not in code.co_varnames[:1]:
         return None
     arguments = frame.f_locals
     owner = arguments.get("self")
@@ -135,20 +145,23 @@ def awaited_in(frame: types.FrameType) -> Awaited | asyncio.Task[Any] | None:
     return owner.awaited_by(code.co_name, arguments)
 
 
-def links_of(link: Any) -> Generator[tuple[types.FrameType | None, Any]]:
+def links_of(link: Any) -> Generator[tuple[Frame | None, Any]]:
     """Yield the frame and the awaitable of each link of a chain of awaits, from `link` on.
 
     The last link may be a future.
     """
-    for _ in range(_MOST_FRAMES):
+    for _ in range(_MAX_FRAMES):
         if link is None:
             return
-        frame, inner = (None, None) if asyncio.isfuture(link) else _follow(link)
+        if asyncio.isfuture(link):
+            yield None, link
+            return
+        frame, inner = _follow(link)
         yield frame, link
         link = inner
 
 
-def _follow(link: Any) -> tuple[types.FrameType | None, Any]:
+def _follow(link: Any) -> tuple[Frame | None, Any]:
     """Return the frame of a link of the chain, and the next link."""
     kind = cast("Any", type(link))
     if kind is types.CoroutineType:
@@ -171,7 +184,7 @@ def _follow(link: Any) -> tuple[types.FrameType | None, Any]:
     return frame, None
 
 
-def user_location(frames: Sequence[types.FrameType]) -> str | None:
+def user_location(frames: Frames) -> str | None:
     """Return the innermost line of the user's own code, and the innermost line of all.
 
     `frames` begins with the outermost.
@@ -179,13 +192,20 @@ def user_location(frames: Sequence[types.FrameType]) -> str | None:
     if not frames:
         return None
     innermost = frames[-1]
-    own = next((frame for frame in reversed(frames) if not is_library(frame)), innermost)
-    if own is innermost:
+    if not is_library(innermost):
         return location(innermost)
-    return f"{location(own)}, in {location(innermost)}"
+    for frame in reversed(frames):
+        if not is_library(frame):
+            return f"{location(frame)}, in {location(innermost)}"
+    return location(innermost)
 
 
-def is_library(frame: types.FrameType) -> bool:
+def is_of_aiohooks(code: types.CodeType) -> bool:
+    """Return whether a function is of this library."""
+    return code.co_filename.startswith(PACKAGE)
+
+
+def is_library(frame: Frame) -> bool:
     """Return whether a frame is of this library, of anyio or of Python's standard library."""
     file = frame.f_code.co_filename
     if file.startswith((PACKAGE, _ANYIO, "<")):
@@ -193,18 +213,20 @@ def is_library(frame: types.FrameType) -> bool:
     return file.startswith(_STDLIB) and "site-packages" not in file
 
 
-def location(frame: types.FrameType) -> str:
+def location(frame: Frame) -> str:
     """Return the function and the line of a frame."""
     return f"{frame.f_code.co_qualname} ({frame.f_code.co_filename}:{frame.f_lineno})"
 
 
-def format_tasks(tasks: Iterable[asyncio.Task[Any]]) -> str:
+def format_tasks(tasks: Iterable[Task]) -> str:
     """Return the tasks with their chains of awaits, as text for a log."""
     lines: list[str] = []
     for task in tasks:
         wait = task_wait(task)
-        awaits = f", waiting for {wait.awaits}" if wait.awaits else ""
-        lines.append(f"task {task.get_name()!r}{awaits}")
+        line = f"task {task.get_name()!r}"
+        if wait.awaits:
+            line += f", waiting for {wait.awaits}"
+        lines.append(line)
         lines += [f"  {location(frame)}" for frame in wait.frames]
         if not wait.frames:
             lines.append("  has not begun, or is written in C")
@@ -214,20 +236,27 @@ def format_tasks(tasks: Iterable[asyncio.Task[Any]]) -> str:
 # -- threads
 
 
-def frames_of(innermost: types.FrameType | None, *, in_loop: bool = False) -> Frames:
+def frames_of(
+    innermost: Frame | None,
+    *,
+    in_loop: bool = False,
+) -> Frames:
     """Return the frames of a thread, the outermost first, without those of this package.
 
     With `in_loop`, only the frames that the event loop of the thread runs.
     """
-    frames: deque[types.FrameType] = deque()
-    while innermost is not None and not (in_loop and _is_loop(innermost)):
-        if not innermost.f_code.co_filename.startswith(_WHY):
-            frames.appendleft(innermost)
-        innermost = innermost.f_back
+    frames: deque[Frame] = deque()
+    frame = innermost
+    while frame is not None:
+        if in_loop and _is_loop(frame):
+            break
+        if not frame.f_code.co_filename.startswith(_WHY):
+            frames.appendleft(frame)
+        frame = frame.f_back
     return tuple(frames)
 
 
-def _is_loop(frame: types.FrameType) -> bool:
+def _is_loop(frame: Frame) -> bool:
     """Return whether this is a frame of the event loop.
 
     uvloop has no frames, but asyncio's runner calls it too.

@@ -1,0 +1,56 @@
+"""What sets a future: tasks, other futures, or a call in a thread.
+
+asyncio and concurrent.futures have no public way to ask for that, so private attributes are read.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import inspect
+import types
+from collections.abc import Iterable
+from typing import Any
+
+from aiohooks._core.reports import Awaited
+from aiohooks._why.threads import Stacks, thread_of_call
+
+_VARIABLES = {
+    "shield.<locals>._outer_done_callback": "inner",
+    "_chain_future.<locals>._call_check_cancel": "source",
+}
+"""The callbacks of a future that is set by another one, and the variable that has the other."""
+
+
+def sources_of(future: Any, stacks: Stacks) -> list[Any]:
+    """Return the tasks, the futures, the thread or the call that set a future."""
+    if future.done():
+        return []
+    if isinstance(future, concurrent.futures.Future):
+        call: concurrent.futures.Future[Any] = future  # pyright: ignore[reportUnknownVariableType]
+        return _sources_of_call(call, stacks)
+    children = getattr(future, "_children", None) or ()  # of `asyncio.gather`
+    callbacks = getattr(future, "_callbacks", None) or ()
+    return [*children, *_from_callbacks(callback for callback, _ in callbacks)]
+
+
+def _sources_of_call(call: concurrent.futures.Future[Any], stacks: Stacks) -> list[Any]:
+    tasks = _from_callbacks(getattr(call, "_done_callbacks", ()))
+    if tasks:
+        return tasks  # of `run_coroutine_threadsafe`
+    name = "a call that has not begun"
+    if call.running():
+        thread = thread_of_call(call, stacks)
+        if thread is not None:
+            return [thread]
+        name = "a call that no thread of this process runs"
+    return [Awaited("call", name, key=call)]
+
+
+def _from_callbacks(callbacks: Iterable[Any]) -> list[Any]:
+    """Return the futures in the closures of the callbacks that `shield` and `wrap_future` add."""
+    sources: list[Any] = []
+    for callback in callbacks:
+        if isinstance(callback, types.FunctionType) and callback.__qualname__ in _VARIABLES:
+            variable = _VARIABLES[callback.__qualname__]
+            sources.append(inspect.getclosurevars(callback).nonlocals[variable])
+    return sources
