@@ -126,8 +126,9 @@ class _Builder:
         for task, session in self._session_edges:
             # The session stands for the task, if no other waits for that.
             if task not in awaited:
-                del self._nodes[task]
+                node = self._nodes.pop(task)
                 del self._edges[task, session]
+                self._change(session, function=node.function, where=node.where)
         edges = [WaitEdge(*ids, needs) for ids, needs in self._edges.items()]
         return WaitGraph(tuple(self._nodes.values()), tuple(edges))
 
@@ -265,14 +266,13 @@ class _Builder:
     ) -> str:
         """Add the named waits in a chain of awaits, or else its end; return the last waiter."""
         begin = 0
-        for index in range(len(frames)):
+        for index, frame in enumerate(frames):
             awaited = self._awaited_at(frames, index)
             if awaited is None:
                 continue
-            callers = frames[begin:index] or (frames[index],)
-            self._place(node, callers)
+            self._place(node, frames[begin:index] or (frame,))
             if awaited.kind == "calls":
-                self._add_calls(node, callers, awaited)
+                self._add_calls(node, awaited)
                 return node
             target = self._add_awaited(awaited)
             self._connect(node, [target])
@@ -284,16 +284,10 @@ class _Builder:
         self._connect(node, self._add([end]))
         return node
 
-    def _add_calls(
-        self,
-        node: str,
-        callers: Frames,
-        calls: Awaited,
-    ) -> None:
+    def _add_calls(self, node: str, calls: Awaited) -> None:
         """Add the calls for which a task waits, or its session."""
         if isinstance(calls.key, Awaited):
             session = self._add_awaited(calls.key)
-            self._place(session, callers)
             self._connect(node, [session])
             self._session_edges.append((node, session))
             node = session

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import asyncio.subprocess
-import math
 import time
 from asyncio import locks, taskgroups
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import anyio
 import anyio.abc
@@ -32,26 +31,14 @@ def primitive_wait(
     """Return what a coroutine waits for, given the `inner` frames of its chain of awaits."""
     method = frame.f_code.co_name
     owner: Any = frame.f_locals.get("self")
-    state = _state(owner, method, inner)
-    if state is None:
-        calls = _group_wait(frame, owner, method)
-        return calls or _outside_wait(frame, owner, method)
-    awaited = Awaited(
-        state.kind,
-        class_name(owner),
-        state.detail,
-        key=f"{id(owner)}.{method}",
-    )
-    if not state.places:
-        return awaited
-    holders = holders_of(owner)
-    needs: Needs = "perhaps"
-    if len(holders) == state.places:
-        needs = "any"
-    return awaited._replace(
-        by=lambda: holders,
-        needs=needs,
-        not_found=_NO_HOLDER,
+    if method == "wait" and inner and inner[0].f_code.co_name == "acquire":
+        # A condition that was notified waits for its lock.
+        return None
+    return (
+        _holdable(owner, method, holders_of)
+        or _stateful(owner, method)
+        or _group_wait(frame, owner, method)
+        or _outside_wait(frame, owner, method)
     )
 
 
@@ -62,55 +49,87 @@ def class_name(owner: object) -> str:
     return f"{package}.{kind.__qualname__}"
 
 
-class _State(NamedTuple):
-    """The state of an object for which a task waits."""
-
-    kind: str
-    detail: str
-    places: float = 0
-    """How many tasks may hold it; 0 if none ever holds it."""
+def _key(owner: object, method: str) -> str:
+    """Return the key of all waits for an object in one of its methods."""
+    return f"{id(owner)}.{method}"
 
 
-def _state(
+def _holdable(
     owner: Any,
     method: str,
-    inner: Frames,
-) -> _State | None:
-    """Return the state of a primitive whose method waits."""
+    holders_of: Holders,
+) -> Awaited | None:
+    """Return a lock or the like, which waits for the tasks that hold it."""
+    places: float | None = 1
+    detail = "held"
     match owner, method:
         case ((asyncio.Lock() | anyio.Lock()), "acquire"):
-            return _State("lock", "held", places=1)
+            kind = "lock"
         case ((asyncio.Semaphore() | anyio.Semaphore()), "acquire"):
+            kind = "semaphore"
             # asyncio has no public way to the number of places.
             places = getattr(owner, "_bound_value", None)
+            detail = f"{places} of {places} in use"
             if places is None:
-                return _State("semaphore", "none free", math.inf)
-            return _State("semaphore", f"{places} of {places} in use", places)
+                detail = "none free"
         case anyio.CapacityLimiter(), ("acquire" | "acquire_on_behalf_of"):
+            kind = "limiter"
             places = owner.total_tokens
-            return _State("limiter", f"{owner.borrowed_tokens} of {places:g} in use", places)
-        case asyncio.Queue(), "put":
-            return _State("queue", f"full, {owner.qsize()} of {owner.maxsize}")
-        case asyncio.Queue(), "get":
-            return _State("queue", "empty")
-        case asyncio.Queue(), "join":
-            detail = "task_done was not called for every item"
-            return _State("queue", f"{owner.qsize()} in it, {detail}")
-        case ((asyncio.Event() | anyio.Event()), "wait"):
-            return _State("event", "not set")
-        case ((locks.Condition() | anyio.Condition()), "wait"):
-            # After it was notified it waits for its lock.
-            if not inner or inner[0].f_code.co_name != "acquire":
-                return _State("condition", "not notified")
-        case asyncio.Barrier(), "wait":
-            return _State("barrier", f"{owner.n_waiting} of {owner.parties} have arrived")
-        case MemoryObjectSendStream(), "send":
-            return _State("stream", "full")
-        case MemoryObjectReceiveStream(), "receive":
-            return _State("stream", "empty")
+            detail = f"{owner.borrowed_tokens} of {places:g} in use"
         case _:
-            pass
-    return None
+            return None
+    holders = holders_of(owner)
+    needs: Needs = "perhaps"
+    if len(holders) == places:
+        needs = "any"
+    return Awaited(
+        kind,
+        class_name(owner),
+        detail,
+        by=lambda: holders,
+        key=_key(owner, method),
+        needs=needs,
+        not_found=_NO_HOLDER,
+    )
+
+
+def _stateful(owner: Any, method: str) -> Awaited | None:
+    """Return a queue, an event or the like, for which no holder is known."""
+    name = class_name(owner)
+    key = _key(owner, method)
+    match owner, method:
+        case asyncio.Queue(), "put":
+            kind = "queue"
+            detail = f"full, {owner.qsize()} of {owner.maxsize}"
+        case asyncio.Queue(), "get":
+            kind = "queue"
+            detail = "empty"
+        case asyncio.Queue(), "join":
+            kind = "queue"
+            detail = f"{owner.qsize()} in it, task_done was not called for every item"
+        case ((asyncio.Event() | anyio.Event()), "wait"):
+            kind = "event"
+            detail = "not set"
+        case ((locks.Condition() | anyio.Condition()), "wait"):
+            kind = "condition"
+            detail = "not notified"
+        case asyncio.Barrier(), "wait":
+            kind = "barrier"
+            detail = f"{owner.n_waiting} of {owner.parties} have arrived"
+        case MemoryObjectSendStream(), "send":
+            kind = "stream"
+            detail = "full"
+        case MemoryObjectReceiveStream(), "receive":
+            kind = "stream"
+            detail = "empty"
+        case _:
+            return None
+    return Awaited(
+        kind,
+        name,
+        detail,
+        key=key,
+    )
 
 
 def _group_wait(
@@ -148,7 +167,7 @@ def _outside_wait(
     method: str,
 ) -> Awaited | None:
     """Return the timer, the connection or the process for which a coroutine waits."""
-    key = f"{id(owner)}.{method}"
+    key = _key(owner, method)
     match owner, method:
         case _, "sleep" if hasattr(frame.f_locals.get("h"), "when"):
             left = frame.f_locals["h"].when() - time.monotonic()

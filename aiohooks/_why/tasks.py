@@ -15,14 +15,13 @@ import os
 import types
 from collections import deque
 from collections.abc import Awaitable, Generator, Iterable
-from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard, cast
 
 import anyio
 
 from aiohooks._core.reports import Awaited, Waiting
 
-PACKAGE = str(Path(__file__).parent.parent) + os.sep
+PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 """The folder of this library."""
 _WHY = PACKAGE + "_why"
 _STDLIB = os.path.dirname(os.__file__) + os.sep
