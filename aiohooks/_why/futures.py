@@ -33,7 +33,11 @@ def sources_of(future: Any, stacks: Stacks) -> list[Any]:
     return [*children, *_from_callbacks(callback for callback, _ in callbacks)]
 
 
-def _sources_of_call(call: concurrent.futures.Future[Any], stacks: Stacks) -> list[Any]:
+def _sources_of_call(
+    call: concurrent.futures.Future[Any],
+    stacks: Stacks,
+) -> list[Any]:
+    """Return the task, the thread or the executor that makes a call."""
     tasks = _from_callbacks(getattr(call, "_done_callbacks", ()))
     if tasks:
         return tasks  # of `run_coroutine_threadsafe`

@@ -117,7 +117,10 @@ class WaitGraph:
         """
         awaited = self._awaited_nodes(self.edges)
         needed = {edge.awaited for edge in self.edges if edge.needs != "perhaps"}
-        roots = sorted(self.nodes, key=lambda node: (node.kind != "session", node.id in needed))
+        roots = sorted(
+            self.nodes,
+            key=lambda node: (node.kind != "session", node.id in needed),
+        )
         chains: list[Chain] = []
         visited: set[str] = set()
         pending: list[Chain] = [(root,) for root in reversed(roots)]
@@ -140,7 +143,10 @@ class WaitGraph:
                 chains.append(path)
         return chains
 
-    def _awaited_nodes(self, edges: Iterable[WaitEdge]) -> dict[str, list[WaitNode]]:
+    def _awaited_nodes(
+        self,
+        edges: Iterable[WaitEdge],
+    ) -> dict[str, list[WaitNode]]:
         """Return the nodes for which each node waits, by its id."""
         nodes = {node.id: node for node in self.nodes}
         awaited: dict[str, list[WaitNode]] = {identity: [] for identity in nodes}
@@ -177,14 +183,15 @@ class WaitGraph:
         cycles = self.deadlocks
         texts: list[str] = []
         for cycle in cycles:
-            names = [str(node) for node in _shortened((*cycle, cycle[0]))]
-            names[-1] = cycle[0].name
-            texts.append("deadlock: " + f"{separator}<- ".join(names))
+            first = cycle[0]
+            nodes = [str(node) for node in _shortened((*cycle, first))]
+            nodes[-1] = first.name
+            texts.append("deadlock: " + f"{separator}<- ".join(nodes))
         deadlocked = {node.id for cycle in cycles for node in cycle}
-        unsure = {(edge.waiter, edge.awaited) for edge in self.edges if edge.needs == "perhaps"}
+        unsure = {edge[:2] for edge in self.edges if edge.needs == "perhaps"}
         chains = self._shortened_chains(deadlocked)
         for chain in chains[:_MAX_CHAINS]:
-            nodes = _texts_of(chain, deadlocked, unsure)
+            nodes = list(_texts_of(chain, deadlocked, unsure))
             texts.append(separator.join(nodes))
         if len(chains) > _MAX_CHAINS:
             texts.append(f"and {len(chains) - _MAX_CHAINS} more; to_json() has all")
@@ -226,29 +233,20 @@ def _texts_of(
 def _shortened(chain: Chain, ends: Collection[str] = ()) -> Chain:
     """Return a chain without the nodes that add nothing, up to a node with one of these ids.
 
-    A place in a library says something only at the end of a chain.
+    Nodes with a function of the user's code are kept. Places in a library are only kept at the end.
     """
     kept: list[WaitNode] = []
     for node, awaited in zip(chain, (*chain[1:], None), strict=True):
         if awaited is None or node.id in ends:
             return (*kept, node)
-        if node.function is None:
-            if kept and _adds_nothing(node, kept[-1], awaited):
-                continue
-            node = dataclasses.replace(node, where=None)
-        kept.append(node)
+        if node.function is not None:
+            kept.append(node)
+            continue
+        is_timed_call = node.kind == "call" and kept and kept[-1].secs is not None
+        is_caller_of_thread = node.kind in _TASKS and kept and awaited.kind == "thread"
+        if not is_timed_call and not is_caller_of_thread:
+            kept.append(dataclasses.replace(node, where=None))
     return ()
-
-
-def _adds_nothing(
-    node: WaitNode,
-    waiter: WaitNode,
-    awaited: WaitNode,
-) -> bool:
-    """Return whether a call or a task of the library says less than the nodes beside it."""
-    if node.kind == "call":
-        return waiter.secs is not None
-    return node.kind in _TASKS and awaited.kind == "thread"
 
 
 for _public in (WaitEdge, WaitGraph, WaitNode):

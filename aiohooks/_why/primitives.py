@@ -45,7 +45,7 @@ def primitive_wait(
 def class_name(owner: object) -> str:
     """Return the class of an object, with the package that it comes from: `asyncio.Lock`."""
     kind = type(owner)
-    package, _, _ = kind.__module__.partition(".")
+    package, _, _ = str(kind.__module__).partition(".")
     return f"{package}.{kind.__qualname__}"
 
 

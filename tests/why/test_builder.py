@@ -474,9 +474,13 @@ async def test_threads() -> None:
                 start(call(end.wait), "second")
                 elsewhere: concurrent.futures.Future[None] = concurrent.futures.Future()
                 start(until_done(elsewhere), "third")
+                running: concurrent.futures.Future[None] = concurrent.futures.Future()
+                running.set_running_or_notify_cancel()
+                start(until_done(running), "fourth")
                 text = await lines_with(rf"{thread}$")
             for name in ("second", "third"):
                 assert found(text, rf"task '{name}', .* waits for a call that has not begun$"), text
+            assert found(text, r"task 'fourth', .* waits for a call that no thread of this process")
             await lines_with(rf"{thread} <- thread 'owner' <- threading.Event \(not set\)$")
             end.set()
             await lines_with(rf"{thread} <- queue.Queue \(0 of any number\)$")
