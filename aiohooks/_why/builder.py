@@ -73,7 +73,8 @@ def why(*waiting: object) -> str:
     If thousands of errors are raised together, the first of each second have the note.
     """
     now = time.monotonic()
-    if len(_note_times) == _note_times.maxlen and now < _note_times[0] + 1.0:
+    is_full = len(_note_times) == _note_times.maxlen
+    if is_full and now < _note_times[0] + 1.0:
         return ""
     _note_times.append(now)
     try:
@@ -129,8 +130,9 @@ class _Builder:
                 node = self._nodes.pop(task)
                 del self._edges[task, session]
                 self._change(session, function=node.function, where=node.where)
-        edges = [WaitEdge(*ids, needs) for ids, needs in self._edges.items()]
-        return WaitGraph(tuple(self._nodes.values()), tuple(edges))
+        nodes = self._nodes.values()
+        edges = (WaitEdge(*ids, needs) for ids, needs in self._edges.items())
+        return WaitGraph(tuple(nodes), tuple(edges))
 
     # -- nodes and edges
 
@@ -224,7 +226,8 @@ class _Builder:
             self._nodes[node] = WaitNode(node, "thread", f"thread {name!r}")
             frames = frames_of(self._stacks.get(thread.ident or 0))
             self._place(node, frames)
-            self._connect(node, self._add([thread_wait(frames)]))
+            awaited = self._add([thread_wait(frames)])
+            self._connect(node, awaited)
         return node
 
     def _place(self, node: str, frames: Frames) -> None:
@@ -232,7 +235,9 @@ class _Builder:
 
         Without such a line, that of an installed package or, without a function, of a library.
         """
-        if not frames or self._nodes[node].where is not None:
+        if self._nodes[node].where is not None:
+            return
+        if not frames:
             return
         frame = frames[-1]
         written = [frame for frame in frames if not is_library(frame)]
@@ -281,7 +286,8 @@ class _Builder:
             node = target
             begin = index
         self._place(node, frames[begin:])
-        self._connect(node, self._add([end]))
+        targets = self._add([end])
+        self._connect(node, targets)
         return node
 
     def _add_calls(self, node: str, calls: Awaited) -> None:
@@ -291,7 +297,8 @@ class _Builder:
             self._connect(node, [session])
             self._session_edges.append((node, session))
             node = session
-        self._connect(node, self._add(calls.by()), calls.needs)
+        awaited = self._add(calls.by())
+        self._connect(node, awaited, calls.needs)
 
     def _awaited_at(self, frames: Frames, index: int) -> Awaited | None:
         """Return what the function of a frame waits for, if it is known."""
@@ -306,7 +313,8 @@ class _Builder:
             return Awaited("hook", frame.f_code.co_qualname, ends=False)
         if is_library(frame):
             # Not of the user's own code, whose variables are not read: see `awaited_in`.
-            return primitive_wait(frame, frames[index + 1 :], self._holders_of)
+            inner = frames[index + 1 :]
+            return primitive_wait(frame, inner, self._holders_of)
         return None
 
     def _holders_of(self, owner: object) -> list[Task]:

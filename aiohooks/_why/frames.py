@@ -26,20 +26,22 @@ _METHODS = (types.MethodType, types.BuiltinMethodType)
 def held_by(task: Task) -> list[Any]:
     """Return the objects whose `with` blocks a suspended task is in."""
     held: list[Any] = []
-    links = list(links_of(coroutine_of(task)))
-    for (frame, coroutine), (inner, _) in itertools.pairwise([*links, (None, None)]):
+    links = [*links_of(coroutine_of(task)), (None, None)]
+    for (frame, coroutine), (inner, _) in itertools.pairwise(links):
         if frame is None:
             continue
         blocks = _blocks_of(coroutine)
-        if blocks and inner is not None and inner.f_code.co_name == "__aenter__":
-            blocks.pop()  # the task still waits to enter it
+        is_entering = inner is not None and inner.f_code.co_name == "__aenter__"
+        if is_entering and blocks:
+            blocks.pop()
         for block in blocks:
             held += block
         if frame.f_code.co_name == "wait" and is_library(frame):
             condition: Any = frame.f_locals.get("self")
             if isinstance(condition, _CONDITIONS):
                 # It is released until it is notified.
-                released = {id(condition), id(_lock_of(condition))}
+                lock = _lock_of(condition)
+                released = (id(condition), id(lock))
                 held = [owner for owner in held if id(owner) not in released]
     return held
 

@@ -30,7 +30,8 @@ def sources_of(future: Any, stacks: Stacks) -> list[Any]:
         return _sources_of_call(call, stacks)
     children = getattr(future, "_children", None) or ()  # of `asyncio.gather`
     callbacks = getattr(future, "_callbacks", None) or ()
-    return [*children, *_from_callbacks(callback for callback, _ in callbacks)]
+    futures = _from_callbacks(callback for callback, _ in callbacks)
+    return [*children, *futures]
 
 
 def _sources_of_call(
@@ -54,7 +55,10 @@ def _from_callbacks(callbacks: Iterable[Any]) -> list[Any]:
     """Return the futures in the closures of the callbacks that `shield` and `wrap_future` add."""
     sources: list[Any] = []
     for callback in callbacks:
-        if isinstance(callback, types.FunctionType) and callback.__qualname__ in _VARIABLES:
-            variable = _VARIABLES[callback.__qualname__]
-            sources.append(inspect.getclosurevars(callback).nonlocals[variable])
+        if not isinstance(callback, types.FunctionType):
+            continue
+        variable = _VARIABLES.get(callback.__qualname__)
+        if variable is not None:
+            closure = inspect.getclosurevars(callback)
+            sources.append(closure.nonlocals[variable])
     return sources

@@ -6,14 +6,13 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple, Self
 
 from aiohooks._core.clock import secs_text
 from aiohooks._core.reports import Needs
 
 _MAX_CHAINS = 30
-_TASKS = ("task", "internal task")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,7 +91,8 @@ class WaitGraph:
     @property
     def deadlocks(self) -> tuple[Chain, ...]:
         """The cycles in which each node needs the next one: they do not end by themselves."""
-        awaited = self._awaited_nodes(edge for edge in self.edges if edge.needs == "all")
+        needed = [edge for edge in self.edges if edge.needs == "all"]
+        awaited = self._awaited_nodes(needed)
         cycles: list[Chain] = []
         visited: set[str] = set()
         path: list[WaitNode] = []
@@ -103,7 +103,8 @@ class WaitGraph:
             if node.id not in visited:
                 visited.add(node.id)
                 path.append(node)
-                pending += [(target, depth + 1) for target in reversed(awaited[node.id])]
+                targets = reversed(awaited[node.id])
+                pending += [(target, depth + 1) for target in targets]
             elif node in path:
                 begin = path.index(node)
                 cycles.append(tuple(path[begin:]))
@@ -145,13 +146,14 @@ class WaitGraph:
 
     def _awaited_nodes(
         self,
-        edges: Iterable[WaitEdge],
+        edges: Sequence[WaitEdge],
     ) -> dict[str, list[WaitNode]]:
         """Return the nodes for which each node waits, by its id."""
         nodes = {node.id: node for node in self.nodes}
-        awaited: dict[str, list[WaitNode]] = {identity: [] for identity in nodes}
+        awaited: dict[str, list[WaitNode]] = {node: [] for node in nodes}
         for edge in edges:
-            awaited[edge.waiter].append(nodes[edge.awaited])
+            target = nodes[edge.awaited]
+            awaited[edge.waiter].append(target)
         return awaited
 
     def lines(self) -> list[str]:
@@ -166,9 +168,12 @@ class WaitGraph:
 
     def to_json(self) -> str:
         """Return the graph, its deadlocks and its text as JSON."""
-        content = dataclasses.asdict(self)
-        content["deadlocks"] = [[node.id for node in cycle] for cycle in self.deadlocks]
-        content["lines"] = self.lines()
+        deadlocks = [[node.id for node in cycle] for cycle in self.deadlocks]
+        content = {
+            **dataclasses.asdict(self),
+            "deadlocks": deadlocks,
+            "lines": self.lines(),
+        }
         return json.dumps(content)
 
     @classmethod
@@ -236,15 +241,16 @@ def _shortened(chain: Chain, ends: Collection[str] = ()) -> Chain:
     Nodes with a function of the user's code are kept. Places in a library are only kept at the end.
     """
     kept: list[WaitNode] = []
-    for node, awaited in zip(chain, (*chain[1:], None), strict=True):
+    following = (*chain[1:], None)
+    for node, awaited in zip(chain, following, strict=True):
         if awaited is None or node.id in ends:
             return (*kept, node)
         if node.function is not None:
             kept.append(node)
             continue
         is_timed_call = node.kind == "call" and kept and kept[-1].secs is not None
-        is_caller_of_thread = node.kind in _TASKS and kept and awaited.kind == "thread"
-        if not is_timed_call and not is_caller_of_thread:
+        calls_thread = node.kind.endswith("task") and kept and awaited.kind == "thread"
+        if not is_timed_call and not calls_thread:
             kept.append(dataclasses.replace(node, where=None))
     return ()
 

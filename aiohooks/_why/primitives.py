@@ -49,11 +49,6 @@ def class_name(owner: object) -> str:
     return f"{package}.{kind.__qualname__}"
 
 
-def _key(owner: object, method: str) -> str:
-    """Return the key of all waits for an object in one of its methods."""
-    return f"{id(owner)}.{method}"
-
-
 def _holdable(
     owner: Any,
     method: str,
@@ -87,7 +82,7 @@ def _holdable(
         class_name(owner),
         detail,
         by=lambda: holders,
-        key=_key(owner, method),
+        key=f"{id(owner)}.{method}",
         needs=needs,
         not_found=_NO_HOLDER,
     )
@@ -96,34 +91,28 @@ def _holdable(
 def _stateful(owner: Any, method: str) -> Awaited | None:
     """Return a queue, an event or the like, for which no holder is known."""
     name = class_name(owner)
-    key = _key(owner, method)
+    key = f"{id(owner)}.{method}"
     match owner, method:
         case asyncio.Queue(), "put":
-            kind = "queue"
-            detail = f"full, {owner.qsize()} of {owner.maxsize}"
+            state = ("queue", f"full, {owner.qsize()} of {owner.maxsize}")
         case asyncio.Queue(), "get":
-            kind = "queue"
-            detail = "empty"
+            state = ("queue", "empty")
         case asyncio.Queue(), "join":
-            kind = "queue"
-            detail = f"{owner.qsize()} in it, task_done was not called for every item"
+            count = owner.qsize()
+            state = ("queue", f"{count} in it, task_done was not called for every item")
         case ((asyncio.Event() | anyio.Event()), "wait"):
-            kind = "event"
-            detail = "not set"
+            state = ("event", "not set")
         case ((locks.Condition() | anyio.Condition()), "wait"):
-            kind = "condition"
-            detail = "not notified"
+            state = ("condition", "not notified")
         case asyncio.Barrier(), "wait":
-            kind = "barrier"
-            detail = f"{owner.n_waiting} of {owner.parties} have arrived"
+            state = ("barrier", f"{owner.n_waiting} of {owner.parties} have arrived")
         case MemoryObjectSendStream(), "send":
-            kind = "stream"
-            detail = "full"
+            state = ("stream", "full")
         case MemoryObjectReceiveStream(), "receive":
-            kind = "stream"
-            detail = "empty"
+            state = ("stream", "empty")
         case _:
             return None
+    kind, detail = state
     return Awaited(
         kind,
         name,
@@ -167,7 +156,7 @@ def _outside_wait(
     method: str,
 ) -> Awaited | None:
     """Return the timer, the connection or the process for which a coroutine waits."""
-    key = _key(owner, method)
+    key = f"{id(owner)}.{method}"
     match owner, method:
         case _, "sleep" if hasattr(frame.f_locals.get("h"), "when"):
             left = frame.f_locals["h"].when() - time.monotonic()

@@ -80,7 +80,7 @@ def task_wait(task: Task) -> TaskWait:
         awaited = awaited_in(frame)
         if isinstance(awaited, Awaited) and awaited.kind != "calls":
             if awaited.ends:
-                name = awaited.name or name
+                name = awaited.name
             continue
         if isinstance(awaited, Awaited):
             # The chain of awaits is that of the first call.
@@ -191,11 +191,12 @@ def user_location(frames: Frames) -> str | None:
     if not frames:
         return None
     innermost = frames[-1]
-    if not is_library(innermost):
-        return location(innermost)
     for frame in reversed(frames):
-        if not is_library(frame):
-            return f"{location(frame)}, in {location(innermost)}"
+        if is_library(frame):
+            continue
+        if frame is innermost:
+            break
+        return f"{location(frame)}, in {location(innermost)}"
     return location(innermost)
 
 
