@@ -36,7 +36,6 @@ from aiohooks._why.tasks import (
     is_task,
     links_of,
 )
-from aiohooks._why.threads import thread_wait
 from aiohooks.errors import printable
 
 _MAX_DETAIL = 1000
@@ -225,9 +224,7 @@ class _Builder:
             name = printable(thread.name)
             self._nodes[node] = WaitNode(node, "thread", f"thread {name!r}")
             frames = frames_of(self._stacks.get(thread.ident or 0))
-            self._place(node, frames)
-            awaited = self._add([thread_wait(frames)])
-            self._connect(node, awaited)
+            self._follow(node, frames)
         return node
 
     def _place(self, node: str, frames: Frames) -> None:
@@ -254,7 +251,7 @@ class _Builder:
         node = self._id_of(task)
         if task in self._running:
             running = frames_of(self._running[task], in_loop=True)
-            node = self._follow(node, running, thread_wait(running))
+            node = self._follow(node, running)
             self._change(node, detail="runs; the event loop waits for it")
             return
         links = list(links_of(coroutine_of(task)))
@@ -267,9 +264,9 @@ class _Builder:
         self,
         node: str,
         frames: Frames,
-        end: object,
+        end: object = None,
     ) -> str:
-        """Add the named waits in a chain of awaits, or else its end; return the last waiter."""
+        """Add the named waits in a chain of frames, or else its end; return the last waiter."""
         begin = 0
         for index, frame in enumerate(frames):
             awaited = self._awaited_at(frames, index)

@@ -1,26 +1,44 @@
-"""What the coroutines of asyncio and anyio wait for: locks, queues, timers, tasks, connections."""
+"""What the functions of asyncio, anyio and threading wait for: locks, queues, timers, tasks."""
 
 from __future__ import annotations
 
 import asyncio
-import asyncio.subprocess
 import time
-from asyncio import locks, taskgroups
 from collections.abc import Callable
 from typing import Any
-
-import anyio
-import anyio.abc
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from aiohooks._core.clock import secs_text
 from aiohooks._core.reports import Awaited, Needs
 from aiohooks._why.processes import process_state
 from aiohooks._why.tasks import Frame, Frames, Task
 
-_NO_HOLDER = "its holder is not known: no task is in a `with` block of it"
 Holders = Callable[[object], list[Task]]
 """Returns the tasks that are in a `with` block of an object."""
+_PACKAGES = ("anyio", "asyncio", "concurrent", "queue", "threading")
+"""The packages of the functions below: others have functions of the same names."""
+_NO_HOLDER = "its holder is not known: no task is in a `with` block of it"
+_HELD = {
+    "Lock.acquire": "lock",
+    "LockAdapter.acquire": "lock",
+    "Semaphore.acquire": "semaphore",
+    "SemaphoreAdapter.acquire": "semaphore",
+    "CapacityLimiter.acquire": "limiter",
+    "CapacityLimiter.acquire_on_behalf_of": "limiter",
+    "CapacityLimiterAdapter.acquire": "limiter",
+    "CapacityLimiterAdapter.acquire_on_behalf_of": "limiter",
+}
+"""The kinds of the objects that tasks hold, by the functions that wait for them."""
+_STATES = {
+    "Queue.put": ("queue", "full, {0.maxsize} of {0.maxsize}"),
+    "Queue.get": ("queue", "empty"),
+    "Queue.join": ("queue", "{size} in it, task_done was not called for every item"),
+    "Event.wait": ("event", "not set"),
+    "Condition.wait": ("condition", "not notified"),
+    "Barrier.wait": ("barrier", "{0.n_waiting} of {0.parties} have arrived"),
+    "MemoryObjectSendStream.send": ("stream", "full"),
+    "MemoryObjectReceiveStream.receive": ("stream", "empty"),
+}
+"""The kinds of the other objects and their states, by the functions that wait for them."""
 
 
 def primitive_wait(
@@ -28,51 +46,67 @@ def primitive_wait(
     inner: Frames,
     holders_of: Holders,
 ) -> Awaited | None:
-    """Return what a coroutine waits for, given the `inner` frames of its chain of awaits."""
-    method = frame.f_code.co_name
-    owner: Any = frame.f_locals.get("self")
-    if method == "wait" and inner and inner[0].f_code.co_name == "acquire":
-        # A condition that was notified waits for its lock.
+    """Return what a function of a library waits for, given the frames that it has called."""
+    if _package(frame.f_globals.get("__name__")) not in _PACKAGES:
         return None
-    return (
-        _holdable(owner, method, holders_of)
-        or _stateful(owner, method)
-        or _group_wait(frame, owner, method)
-        or _outside_wait(frame, owner, method)
-    )
+    function = frame.f_code.co_qualname
+    variables = frame.f_locals
+    owner = variables.get("self")
+    if function in _HELD:
+        return _held(function, owner, holders_of)
+    if function in _STATES:
+        if inner and inner[0].f_code.co_name == "acquire":
+            # A condition that was notified waits for its lock.
+            return None
+        kind, detail = _STATES[function]
+        return Awaited(
+            kind,
+            class_name(owner),
+            detail.format(owner, size=_size(owner)),
+            key=f"{id(owner)}.{function}",
+        )
+    return _group(function, variables) or _outside(function, variables)
 
 
 def class_name(owner: object) -> str:
     """Return the class of an object, with the package that it comes from: `asyncio.Lock`."""
     kind = type(owner)
-    package, _, _ = str(kind.__module__).partition(".")
-    return f"{package}.{kind.__qualname__}"
+    return f"{_package(kind.__module__)}.{kind.__qualname__}"
 
 
-def _holdable(
+def _package(module: object) -> str:
+    """Return the package of the name of a module."""
+    package, _, _ = str(module).partition(".")
+    return package
+
+
+def _size(owner: Any) -> int:
+    """Return how many items are in a queue; 0 for other objects."""
+    if isinstance(owner, asyncio.Queue):
+        return owner.qsize()
+    # `qsize` of a queue of threads takes a lock, which the code that a signal has interrupted may
+    # hold.
+    return len(getattr(owner, "queue", ()))
+
+
+def _held(
+    function: str,
     owner: Any,
-    method: str,
     holders_of: Holders,
-) -> Awaited | None:
+) -> Awaited:
     """Return a lock or the like, which waits for the tasks that hold it."""
+    kind = _HELD[function]
     places: float | None = 1
     detail = "held"
-    match owner, method:
-        case ((asyncio.Lock() | anyio.Lock()), "acquire"):
-            kind = "lock"
-        case ((asyncio.Semaphore() | anyio.Semaphore()), "acquire"):
-            kind = "semaphore"
-            # asyncio has no public way to the number of places.
-            places = getattr(owner, "_bound_value", None)
+    if kind == "semaphore":
+        # asyncio has no public way to the number of places.
+        places = getattr(owner, "_bound_value", None)
+        detail = "none free"
+        if places is not None:
             detail = f"{places} of {places} in use"
-            if places is None:
-                detail = "none free"
-        case anyio.CapacityLimiter(), ("acquire" | "acquire_on_behalf_of"):
-            kind = "limiter"
-            places = owner.total_tokens
-            detail = f"{owner.borrowed_tokens} of {places:g} in use"
-        case _:
-            return None
+    elif kind == "limiter":
+        places = owner.total_tokens
+        detail = f"{owner.borrowed_tokens} of {places:g} in use"
     holders = holders_of(owner)
     needs: Needs = "perhaps"
     if len(holders) == places:
@@ -82,105 +116,73 @@ def _holdable(
         class_name(owner),
         detail,
         by=lambda: holders,
-        key=f"{id(owner)}.{method}",
+        key=f"{id(owner)}.{kind}",
         needs=needs,
         not_found=_NO_HOLDER,
     )
 
 
-def _stateful(owner: Any, method: str) -> Awaited | None:
-    """Return a queue, an event or the like, for which no holder is known."""
-    name = class_name(owner)
-    key = f"{id(owner)}.{method}"
-    match owner, method:
-        case asyncio.Queue(), "put":
-            state = ("queue", f"full, {owner.qsize()} of {owner.maxsize}")
-        case asyncio.Queue(), "get":
-            state = ("queue", "empty")
-        case asyncio.Queue(), "join":
-            count = owner.qsize()
-            state = ("queue", f"{count} in it, task_done was not called for every item")
-        case ((asyncio.Event() | anyio.Event()), "wait"):
-            state = ("event", "not set")
-        case ((locks.Condition() | anyio.Condition()), "wait"):
-            state = ("condition", "not notified")
-        case asyncio.Barrier(), "wait":
-            state = ("barrier", f"{owner.n_waiting} of {owner.parties} have arrived")
-        case MemoryObjectSendStream(), "send":
-            state = ("stream", "full")
-        case MemoryObjectReceiveStream(), "receive":
-            state = ("stream", "empty")
-        case _:
-            return None
-    kind, detail = state
-    return Awaited(
-        kind,
-        name,
-        detail,
-        key=key,
-    )
-
-
-def _group_wait(
-    frame: Frame,
-    owner: Any,
-    method: str,
-) -> Awaited | None:
-    """Return the tasks, futures or threads for which a coroutine waits."""
-    variables = frame.f_locals
+def _group(function: str, variables: dict[str, Any]) -> Awaited | None:
+    """Return the tasks, futures or threads for which a function waits."""
+    owner = variables.get("self")
     needs: Needs = "all"
-    match owner, method:
-        case _, "_wait" if frame.f_code.co_filename.endswith("tasks.py"):  # of `asyncio.wait`
+    match function:
+        case "_wait":  # of `asyncio.wait`
             awaited = variables.get("fs")
             if variables.get("return_when") != asyncio.ALL_COMPLETED:
                 needs = "any"
-        case _, "_wait_for_one" if hasattr(owner, "_todo"):  # of `as_completed`, from 3.13 on
-            awaited = owner._todo
+        case "_AsCompletedIterator._wait_for_one":  # from Python 3.13 on
+            awaited = getattr(owner, "_todo", None)
             needs = "any"
-        case _, "wait_for" if asyncio.isfuture(variables.get("fut")):  # before Python 3.12
+        case "wait_for" if asyncio.isfuture(variables.get("fut")):  # before Python 3.12
             awaited = [variables["fut"]]
-        case ((taskgroups.TaskGroup() | anyio.abc.TaskGroup()), "__aexit__"):
-            # Neither has a public list of its tasks.
+        case "TaskGroup.__aexit__":
+            # Neither asyncio's nor anyio's has a public list of its tasks.
             awaited = getattr(owner, "_tasks", None)
-        case _, "run_sync_in_worker_thread" if "worker" in variables:  # of `anyio.to_thread`
+        case "AsyncIOBackend.run_sync_in_worker_thread" if "worker" in variables:
             awaited = [variables["worker"]]
+        case "Thread.join" | "Future.result" | "Future.exception":
+            awaited = [owner]
         case _:
             return None
     targets = list(awaited or ())
     return Awaited("calls", "", by=lambda: targets, needs=needs)
 
 
-def _outside_wait(
-    frame: Frame,
-    owner: Any,
-    method: str,
-) -> Awaited | None:
+def _outside(function: str, variables: dict[str, Any]) -> Awaited | None:
     """Return the timer, the connection or the process for which a coroutine waits."""
-    key = f"{id(owner)}.{method}"
-    match owner, method:
-        case _, "sleep" if hasattr(frame.f_locals.get("h"), "when"):
-            left = frame.f_locals["h"].when() - time.monotonic()
+    owner: Any = variables.get("self")
+    kind = "connection"
+    detail = ""
+    match function:
+        case "sleep" if hasattr(variables.get("h"), "when"):
+            kind = "timer"
+            name = "asyncio.sleep"
+            left = variables["h"].when() - time.monotonic()
             detail = f"{secs_text(left)} left"
             if left <= 0:
                 detail = f"ended {secs_text(-left)} ago"
-            return Awaited("timer", "asyncio.sleep", detail)
-        case asyncio.subprocess.Process(), ("wait" | "communicate"):
-            state = process_state(owner.pid) or ""
-            return Awaited(
-                "process",
-                f"process {owner.pid}",
-                state,
-                key=key,
-            )
-        case (asyncio.StreamReader(), "_wait_for_data") | (anyio.abc.SocketStream(), "receive"):
-            return Awaited("connection", f"data from {_peer(owner)}", key=key)
-        case (asyncio.StreamWriter(), "drain") | (anyio.abc.SocketStream(), "send"):
-            return Awaited("connection", f"{_peer(owner)} to read what was sent", key=key)
-        case asyncio.AbstractEventLoop(), _ if method.startswith("sock_"):
-            connection = frame.f_locals.get("sock")
-            return Awaited("connection", f"{method} of {connection!r}")
+            owner = variables["h"]
+        case "Process.wait" | "Process.communicate":
+            kind = "process"
+            name = f"process {owner.pid}"
+            detail = process_state(owner.pid) or ""
+        case "StreamReader._wait_for_data" | "SocketStream.receive" | "UNIXSocketStream.receive":
+            name = f"data from {_peer(owner)}"
+        case "StreamWriter.drain" | "SocketStream.send" | "UNIXSocketStream.send":
+            name = f"{_peer(owner)} to read what was sent"
+        case _ if ".sock_" in function and "sock" in variables:
+            owner = variables["sock"]
+            _, _, method = function.rpartition(".")
+            name = f"{method} of {owner!r}"
         case _:
             return None
+    return Awaited(
+        kind,
+        name,
+        detail,
+        key=f"{id(owner)}.{function}",
+    )
 
 
 def _peer(stream: Any) -> str:

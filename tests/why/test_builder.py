@@ -483,7 +483,9 @@ async def test_threads() -> None:
             assert found(text, r"task 'fourth', .* waits for a call that no thread of this process")
             await lines_with(rf"{thread} <- thread 'owner' <- threading.Event \(not set\)$")
             end.set()
-            await lines_with(rf"{thread} <- queue.Queue \(0 of any number\)$")
+            await lines_with(rf"{thread} <- queue.Queue \(empty\)$")
+            with items.mutex:  # as in code that a signal has interrupted
+                assert wait_graph([loop]).edges
 
 
 async def test_a_thread_that_waits_for_the_loop() -> None:
