@@ -3,7 +3,6 @@
 graph        WaitGraph: plain data, as text and as JSON, with its deadlocks
 builder      makes the graph of event loops, of a task, or of another object
 primitives   what the functions of asyncio, anyio and threading wait for
-threads      the threads of this process
 futures      what sets a future
 frames       the locks that a suspended task holds
 tasks        the chain of awaits of a task

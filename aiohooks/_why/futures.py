@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import concurrent.futures
 import inspect
+import threading
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from aiohooks._core.reports import Awaited
-from aiohooks._why.threads import Stacks, thread_of_call
+from aiohooks._why.tasks import Frame, frames_of, is_library, threads
 
+Stacks = Mapping[int, Frame]
+"""The innermost frame of each thread, by its ID."""
 _VARIABLES = {
     "shield.<locals>._outer_done_callback": "inner",
     "_chain_future.<locals>._call_check_cancel": "source",
@@ -44,11 +47,27 @@ def _sources_of_call(
         return tasks  # of `run_coroutine_threadsafe`
     name = "a call that has not begun"
     if call.running():
-        thread = thread_of_call(call, stacks)
+        thread = _thread_of_call(call, stacks)
         if thread is not None:
             return [thread]
         name = "a call that no thread of this process runs"
     return [Awaited("call", name, key=call)]
+
+
+def _thread_of_call(
+    call: object,
+    stacks: Stacks,
+) -> threading.Thread | None:
+    """Return the thread that runs the call of an executor, given the frames of all threads."""
+    for thread in threads():
+        for frame in frames_of(stacks.get(thread.ident or 0)):
+            if frame.f_code.co_name != "run" or not is_library(frame):
+                continue
+            # The work items of an executor have the futures of their calls, as private parts.
+            work = frame.f_locals.get("self")
+            if getattr(work, "future", None) is call:
+                return thread
+    return None
 
 
 def _from_callbacks(callbacks: Iterable[Any]) -> list[Any]:

@@ -12,6 +12,7 @@ import asyncio
 import gc
 import inspect
 import os
+import threading
 import types
 from collections import deque
 from collections.abc import Awaitable, Generator, Iterable
@@ -234,6 +235,12 @@ def format_tasks(tasks: Iterable[Task]) -> str:
 
 
 # -- threads
+
+
+def threads() -> list[threading.Thread]:
+    """Return the threads of this process."""
+    # `threading.enumerate` takes a lock, which the code that a signal has interrupted may hold.
+    return [*getattr(threading, "_active", {}).values()]
 
 
 def frames_of(

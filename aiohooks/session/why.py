@@ -32,7 +32,7 @@ from aiohooks._core.fork import call_after_fork
 from aiohooks._core.reports import logger
 from aiohooks._why.builder import wait_graph
 from aiohooks._why.graph import WaitGraph
-from aiohooks._why.threads import threads
+from aiohooks._why.tasks import threads
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.session.coordinator import RUN_LOOPS, WHY_VARIABLE
 from aiohooks.session.lifecycle import OPEN_SESSIONS, Lifecycle
