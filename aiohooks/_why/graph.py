@@ -61,9 +61,9 @@ class WaitNode:
 
 
 class WaitEdge(NamedTuple):
-    """A wait: the ids of the node that waits, and of the node that it waits for.
+    """A wait: the ids of the `waiter` and of the node that is `awaited`.
 
-    The `waiter` `needs` "all" such nodes, "any" of them, or "perhaps" this one.
+    The waiter `needs` "all" such nodes, "any" of them, or "perhaps" this one.
     """
 
     waiter: str

@@ -83,7 +83,7 @@ class Leaves:
             by_key = {key: self.build(value) for key, value in fetches.items()}
             return lambda values: {key: builder(values) for key, builder in by_key.items()}
         if fetches is None:
-            raise FetchError("None cannot be fetched; leave it out")
+            raise FetchError("None cannot be fetched; leave it out, or give [] to fetch nothing")
         container = _split_container(fetches)
         if container is None:
             node = self._graph.node(fetches)

@@ -488,9 +488,15 @@ class Lifecycle(Waiting):
         try:
             while True:
                 reason = self._begin_recovery(error, step)
-                await Wait[None]("a recovery", waits=self.waits).result_of(
-                    self._close_failed_session(error, reason)
-                )
+                try:
+                    await Wait[None]("a recovery", waits=self.waits).result_of(
+                        self._close_failed_session(error, reason)
+                    )
+                except asyncio.CancelledError:
+                    if reason is not None:
+                        what = "%s: recovery gave up: %s"
+                        logger.error(what, self.requests.label, reason, exc_info=error)
+                    raise
                 # A task may have failed meanwhile, or beside the error that is recovered from.
                 for failure in coordinator.failures:
                     if not coordinator.is_recoverable(failure):
@@ -536,11 +542,6 @@ class Lifecycle(Waiting):
             else:
                 await self._close_raw_session(f"recovery gave up: {safe_repr(error)}")
                 raise error
-        except asyncio.CancelledError:
-            if reason is not None:
-                what = "%s: recovery gave up: %s"
-                logger.error(what, self.requests.label, reason, exc_info=error)
-            raise
         finally:
             del error
         pause = self.history.pause_secs()
