@@ -230,6 +230,8 @@ class Composite:
         for name, method in self.methods.items():
             if name in names or registered in method.hooks:
                 method.place(registered, implements=name in names)
+        if not self._outer:
+            return
         # Where this object is a hook itself, it may have more or fewer methods now.
         for outer, as_hook in self._outer.items():
             outer._place(as_hook, outer.interface.implemented(self.object))
