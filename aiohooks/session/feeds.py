@@ -27,7 +27,7 @@ from collections.abc import (
     Iterator,
     Mapping,
 )
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 from weakref import WeakSet
 
 from aiohooks._core.calls import Wait
@@ -49,6 +49,9 @@ from aiohooks.errors import (
 from aiohooks.graph.session import Session, was_fed
 from aiohooks.session.coordinator import Coordinator, Producer, Producers, checked_producers
 from aiohooks.session.turns import Turns
+
+if TYPE_CHECKING:
+    from aiohooks.checkpoint import Restored
 
 _END: Any = object()
 # Since Python 3.13.
@@ -110,7 +113,7 @@ class SessionFeeds:
         """The sources with elements that loops have left for another loop over the same feeds."""
         self.went_back: set[asyncio.Task[Any]] = set()
         """The tasks whose element a recovery has taken back, until their run has ended."""
-        self.lost_step = 0
+        self.lost_step: int = 0
         """The last step that used an element which does not come again."""
         self._reached = -1
         """The last step before a recovery, or -1."""
@@ -253,8 +256,8 @@ class SessionFeeds:
         on_lost_feeds: Literal["log", "raise"],
         recovering_from: BaseException | None,
     ) -> None:
-        """Take back what is in use if the feeds were restored; report the steps that are undone,
-        and what a session in memory has kept.
+        """Take back what is in use if the feeds were restored, and report what has become of the
+        steps.
         """
         self.session = session
         restored = session.restored
@@ -266,7 +269,32 @@ class SessionFeeds:
             return  # the first session
         if restored is None:
             self._report_kept_objects(session)
-            return
+        else:
+            self._report_undone_steps(
+                restored,
+                bool(tracked),
+                on_lost_feeds,
+                recovering_from,
+            )
+
+    def _report_undone_steps(
+        self,
+        restored: Restored,
+        are_tracked: bool,
+        on_lost_feeds: Literal["log", "raise"],
+        recovering_from: BaseException | None,
+    ) -> None:
+        """Log how many steps a recovery has undone, or raise if their feeds are lost.
+
+        Args:
+            restored: what the new session was restored from.
+            are_tracked: whether feeds were restored, too.
+            on_lost_feeds: whether to raise if the feeds of these steps are lost.
+            recovering_from: the error that the session recovers from.
+
+        Raises:
+            FeedsLostError: the feeds are lost.
+        """
         step = restored.checkpoint.step
         undone = self._reached - step
         are_lost = self.lost_step > step
@@ -282,7 +310,7 @@ class SessionFeeds:
             text += f", and with them their feeds, are gone; {_HOW_TO_KEEP_FEEDS}"
             if on_lost_feeds == "raise":
                 raise FeedsLostError(f"the recovery {text}") from recovering_from
-        elif tracked:
+        elif are_tracked:
             text += " are undone, and their feeds come again"
         else:
             text += " are undone"

@@ -23,7 +23,7 @@ from threading import get_ident
 from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
-from aiohooks._core.calls import Wait, limited
+from aiohooks._core.calls import RunWaits, Wait, limited
 from aiohooks._core.cancel import current_task, running_loop, shielded, shielded_task
 from aiohooks._core.clock import LoopClock, current_clock, monotonic_now, quick_now, secs_text
 from aiohooks._core.observers import observing
@@ -135,7 +135,7 @@ class Lifecycle(Waiting):
         self.run_raw: GatheredRun
         """Makes a run of the raw session as part of what a monitored run awaits."""
         self.turns: Turns = Turns(yield_secs)
-        self.waits = self.turns.waits
+        self.waits: RunWaits = self.turns.waits
         self.hooks: HookSet = HookSet(self.coordinator, hooks, self.graph)
         self.feeds: SessionFeeds = SessionFeeds(self.coordinator, self.turns)
         self.recoveries: int = 0

@@ -36,7 +36,13 @@ from aiohooks.errors import FetchError, InvalidArgumentError, SessionClosedError
 from aiohooks.graph.graph import A, B, C, D, FeedDict, Four, Graph, Node, Options, Three, Two
 from aiohooks.graph.session import Session
 from aiohooks.graph.variables import Variables
-from aiohooks.session.coordinator import WHY_VARIABLE, Coordinator, Producer, RequestMethods
+from aiohooks.session.coordinator import (
+    WHY_VARIABLE,
+    Coordinator,
+    Producer,
+    RequestMethods,
+    Requests,
+)
 from aiohooks.session.creators import Source, creator_of
 from aiohooks.session.feeds import Feeds
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook
@@ -141,7 +147,7 @@ class AsyncMonitoredSession(RequestMethods):
         self._lifecycle = lifecycle = Lifecycle(
             creator, hooks, recovery, stop_grace_period_secs, yield_secs, name
         )
-        self.requests = lifecycle.requests
+        self.requests: Requests = lifecycle.requests
         self._signals = None if signals is None else StopOnSignal(signals, lifecycle.coordinator)
 
     # -- running

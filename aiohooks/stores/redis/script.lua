@@ -220,7 +220,7 @@ elseif request == 'read' then
     redis.call('HSET', answers_key, 'run', run_id)
   end
   renew_expiry()
-  local data = redis.call('HGET', state_key, 'data') or ''
+  local data = redis.call('HMGET', state_key, 'data')[1] or ''
   if run_id ~= '' and data == '' then
     foreign('the data in the state', 'missing')
   end
