@@ -301,15 +301,17 @@ class _Builder:
         """Return what the function of a frame waits for, if it is known."""
         frame = frames[index]
         if is_of_aiohooks(frame.f_code):
+            # A function of this library says itself what it waits for: perhaps for a task.
             awaited = awaited_in(frame)
             if awaited is None or isinstance(awaited, Awaited):
                 return awaited
             return Awaited("calls", "", by=lambda: [awaited])
         if index > 0 and _calls_inline(frames[index - 1].f_code):
-            # A method that cannot wait, and blocks.
+            # A method of a hook that is called without a task blocks whoever calls it. The chain
+            # goes further, into this method.
             return Awaited("hook", frame.f_code.co_qualname, ends=False)
         if is_library(frame):
-            # Not of the user's own code, whose variables are not read: see `awaited_in`.
+            # Variables are only read in functions of libraries, never in the user's own code.
             inner = frames[index + 1 :]
             return primitive_wait(frame, inner, self._holders_of)
         return None

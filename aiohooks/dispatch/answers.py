@@ -341,18 +341,19 @@ async def observe(target: Target, args: tuple[Any, ...], keywords: Keywords) -> 
 
 
 def own_method(point: Point, own: Method) -> Method:
-    """Return what is called if no hook has a result: `own`, the method of the class itself, or a
-    function in its place if its body does nothing.
+    """Return the function that is called if no hook has a result.
 
-    That function returns the argument of a chain, or an empty merge, or it calls what the caller of
-    a wrapping method has given as the next.
+    It is `own`, the method of the class itself. If the body of that does nothing, it is a function
+    in its place: a chain returns its argument, a merge is empty, and a wrapping method calls what
+    its caller has given as the next.
     """
     if not point.does_nothing or point.how not in _STAND_INS:
         return own
     stand_in = _STAND_INS[point.how]
 
     async def call(self: Any, /, *args: Any, **keywords: Any) -> Any:
-        point.parameters.signature.bind(*args, **keywords)  # no other code may notice what is wrong
+        # The function in its place would accept arguments that the method does not have.
+        point.parameters.signature.bind(*args, **keywords)
         return await stand_in(point, args, keywords)
 
     return call

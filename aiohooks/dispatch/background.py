@@ -338,7 +338,7 @@ class CallQueue:
         asyncio.get_running_loop().call_soon(call.begin, context=call.context)
 
     def ended(self, _: object) -> None:
-        """Take the failure of the active call, and make the next one."""
+        """Keep the failure of the active call, which has ended, and start the next call."""
         call = self.calls.popleft()
         try:
             call.finish()

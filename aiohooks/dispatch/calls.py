@@ -267,10 +267,11 @@ class RegisteredHook:
         logger.warning(message, self.name, limit, period)
 
     def suppresses(self, who: str, error: BaseException) -> bool:
-        """Count an error. If it is only logged, log it and return True.
+        """Count an error of a call; return whether it is only logged, and not to be raised.
 
-        The log has the first error of each method and type with its traceback, and otherwise the
-        10th, the 100th, ... error of the hook.
+        An error that is only logged may disable the hook. The log has the first error of each
+        method and type with its traceback, and otherwise the 10th, the 100th, ... error of the
+        hook.
         """
         if not isinstance(error, Exception):
             return False
@@ -281,7 +282,7 @@ class RegisteredHook:
         kind_of_error = who.partition(" at step ")[0], type(error)
         if kind_of_error not in self._logged_errors:
             self._logged_errors.add(kind_of_error)
-            # Not to later errors, which may be the same object: it would collect notes.
+            # Only the first time: later errors may be the same object, which would collect notes.
             add_origin(error, who)
             message = "%s failed; continuing, as its on_error says: %s"
             logger.error(message, who, self.last_error, exc_info=error)

@@ -287,22 +287,24 @@ class Composite:
                 self._share(registered.hook, name)
 
     def _share(self, hook: object, *names: str) -> None:
-        """Set attributes of the object that stands for a hook on the hook itself."""
+        """Set attributes of the object on a hook that is of its class, or shares a base with it."""
         is_member = self.interface.has_member(hook)
         bases = {*self.interface.kind.__mro__}.intersection(type(hook).__mro__)
-        if not is_member and bases.issubset(_NO_BASES):
+        shares_base = not bases.issubset(_NO_BASES)
+        if not (is_member or shares_base):
             return
         for name in names:
             try:
                 setattr(hook, name, self._shared[name])
             except Exception as error:
-                if is_member:  # one that only has a base of the class need not have the attribute
-                    add_note(
-                        error,
-                        f"set on {hook_name(hook)}, as it was set on the hooks of group"
-                        f" {self._group_name}",
-                    )
-                    raise
+                if not is_member:
+                    continue  # the base need not have the attribute
+                add_note(
+                    error,
+                    f"set on {hook_name(hook)}, as it was set on the hooks of group"
+                    f" {self._group_name}",
+                )
+                raise
 
 
 def _identity(registered: RegisteredHook) -> object:

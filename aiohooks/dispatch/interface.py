@@ -162,14 +162,14 @@ class Interface:
 
     def overrides(self, hook: object, name: str) -> bool:
         """Return whether `hook` has a method `name` of its own, and not the one of the class."""
-        # The object that stands for a group has methods of its own that no hook implements; its
-        # class does not show them.
+        # First in the class: the object that stands for a group has methods that none of its hooks
+        # implements, and only its class says so.
         owner = hook if name in getattr(hook, "__dict__", ()) else type(hook)
         if name == "__call__" and owner is not hook and not callable(hook):
-            return False  # its class has one, which makes objects
+            return False  # what is found is the call of the class, which makes objects
         method = getattr(owner, name, None)
         if method is None:
-            method = getattr(hook, name, None)
+            method = getattr(hook, name, None)  # perhaps made by `__getattr__`
         function = getattr(method, "__func__", method)
         for base in self.kind.__mro__:
             own = vars(base).get(name)

@@ -581,13 +581,18 @@ class Coordinator(RequestMethods):
                 end.stop_watching()
 
     def _raise_if_ended(self, drain: bool) -> None:
-        """Raise what ends a wait already: the first failure, else the stop, or the drain if that
-        ends it too.
+        """Raise if a wait must not begin.
+
+        The reason is the first failure of a task, or else a stop, or, if `drain`, a drain.
         """
+        # `_whole` is the coordinator of the whole session, which has the failures of all tasks; a
+        # failure of another raw session is none of this one.
         for failure in self._whole._failures:
-            if self._failed_with(failure) or self._whole._failed_with(failure):
+            concerns_this = self._failed_with(failure) or self._whole._failed_with(failure)
+            if concerns_this:
                 raise_unchanged(failure)
-        if self.should_stop() or (drain and self.drain_reason is not None):
+        is_drained = drain and self.drain_reason is not None
+        if self.should_stop() or is_drained:
             raise_unchanged(self.requests.stop_error())
 
     def _warn_if_result_is_lost(self, wait: Wait[Any]) -> None:
@@ -603,12 +608,14 @@ class Coordinator(RequestMethods):
     async def _wait_for(self, condition: Callable[[], bool], secs: float | None = None) -> bool:
         """Wait until `condition()` holds, at most `secs`; return whether it does."""
         check_secs(secs, "timeout", optional=True)
-        if not condition():
-            self.bind()
-        # Looked at again: a request from another thread came before the loop was known, or it will
-        # wake the waiter there.
-        if not condition():
-            await self.requests.wait_for(condition, secs)
+        if condition():
+            return True
+        self.bind()
+        # Another thread may have made the request before the loop was known, so that it could wake
+        # nothing here.
+        if condition():
+            return True
+        await self.requests.wait_for(condition, secs)
         return condition()
 
     def bind(self) -> None:

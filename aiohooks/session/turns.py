@@ -101,9 +101,10 @@ class Turns(FifoLock):
         return scope
 
     def end_run(self, scope: RunScope) -> None:
-        """End the run; the next waiter begins."""
+        """End the run, and let the next run begin."""
         waits = self.waits
         self.runner = None
+        # Most runs have no error from outside and no contexts: a reset would cost more than they.
         if waits.cause is not None or waits.own_contexts:
             waits.reset()
         scope.active = False
@@ -111,6 +112,7 @@ class Turns(FifoLock):
         scope.attempt = None
         current_scope.set(scope.outer)
         self.release()
+        # Last: observers may look at the scope, which is not active any more.
         if scope.observers:
             scope.end_attempt()
 

@@ -130,14 +130,15 @@ class RunWatcher:
         self._waits = connection.engine.link.waits
         self._members = members
         self._waits_for_successors = on_lost == "keep"
-        # The time of a registration passes as that of a lease does: while the run is read.
+        # No member of the run: its lease is the time in which others may register again, which
+        # passes as that of every lease does, while the run is read.
         self._registration = Member("", "registration", return_secs)
         self._refreshing: asyncio.Task[None] | None = None
         self._refresh_wanted = False  # since the latest read began
         self.leases: LeaseWatch = LeaseWatch(self._engine.link.clock, members.process)
         self._next_read = NO_TIMER
         self._observed = False  # whether there has been a snapshot
-        # Whether the chief of a lost run, which another process is, may register again.
+        # Whether a chief in another process may still register again after a loss.
         self._lead_is_reserved = False
         # The members of lost runs in other processes, which may register again.
         self._missing: tuple[Member, ...] = ()

@@ -143,7 +143,7 @@ class RunDatabase:
             self._waiting_fd = self._open_file("waiting")
             self._changing.fd = self._waiting_fd
             self._reading.fd = self._waiting_fd
-            with no_fork:  # it takes no lock until it is used
+            with no_fork:  # SQLite takes no lock before the first statement
                 self._db = sqlite3.connect(
                     f"file:{quote(str(path))}/run.db?mode=rw",
                     uri=True,

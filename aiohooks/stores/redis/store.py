@@ -267,18 +267,21 @@ class RedisEngine(Engine):
         secs = self.link.heartbeat
         latest = self.link.waits.latest
         threshold = self.link.waits.threshold
+        # `subscribe` ends this read if a lower threshold comes.
         self._blocked_for = _NEVER if threshold is None else threshold
+        # The server returns entries behind these ids: no position below the threshold.
+        seen_step = max(self._blocked_for - 1, latest.step)
+        ids = {self._keys.positions: f"{latest.epoch}-{seen_step}", **seen_ids}
+        block_ms = max(1, round(secs * 1000))  # 0 would block indefinitely
         reply = await self._execute(
             self._reads,
             secs + _GRACE_SECS,
             "XREAD",
             "BLOCK",
-            max(1, round(secs * 1000)),
+            block_ms,
             "STREAMS",
-            self._keys.positions,
-            *seen_ids,
-            f"{latest.epoch}-{max(self._blocked_for - 1, latest.step)}",
-            *seen_ids.values(),
+            *ids,
+            *ids.values(),
         )
         self._blocked_for = 0
         return dict(reply or ())
