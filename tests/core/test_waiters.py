@@ -21,7 +21,7 @@ async def test_the_lowest_threshold_is_that_of_a_wait_that_is_left() -> None:
     futures = {threshold: loop.create_future() for threshold in (3, 5, 7)}
     for threshold, future in futures.items():
         waiters.park(threshold, future)
-    assert waiters.lowest == 3
+    assert (waiters.lowest, waiters.lowest_above(3), waiters.lowest_above(7)) == (3, 5, None)
     assert waiters.discard(3, futures[3])
     assert waiters.lowest == 5
     assert not waiters.discard(3, futures[3])

@@ -249,3 +249,21 @@ async def test_a_call_that_cannot_wait_and_raises_a_cancel_has_failed() -> None:
 
     with pytest.raises(HookCancelledError, match=r"Observer#2\.on was cancelled"):
         await ah.compose(Events, [hook(on=waits), hook(on=cancels)]).on("x")
+
+
+async def test_an_interrupt_is_raised_alone() -> None:
+    """Other failures beside it are in its context, and not in one group with it."""
+
+    async def interrupted(self, name):
+        await ticks()
+        raise KeyboardInterrupt
+
+    async def fails(self, name):
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            raise OSError("at its end")
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        await ah.compose(Events, [hook(on=fails), hook(on=interrupted)]).on("x")
+    assert "at its end" in repr(caught.value.__context__)
