@@ -33,6 +33,15 @@ def queue_wait(task: asyncio.Task[Any]) -> object:
     return waiter
 
 
+def wait_to_put(task: asyncio.Task[Any]) -> tuple[object, object] | None:
+    """Return the queue that a task waits to put into, and the future of this wait; else None."""
+    frames = task_wait(task).frames
+    if not frames or frames[-1].f_code is not _Queue.put.__code__:
+        return None
+    _, waiter = [*links_of(coroutine_of(task))][-1]
+    return frames[-1].f_locals.get("self"), waiter
+
+
 class LongWaitLog:
     """`with LongWaitLog(...): await ...` logs a warning when the wait has lasted a second.
 

@@ -43,7 +43,7 @@ from aiohooks.errors import (
     raise_unchanged,
     safe_repr,
 )
-from aiohooks.session._ending_tasks import LongWaitLog, queue_wait
+from aiohooks.session._ending_tasks import LongWaitLog, queue_wait, wait_to_put
 from aiohooks.session.status import EffectRecorder, SessionStatus, background_activities
 
 T = TypeVar("T")
@@ -474,15 +474,31 @@ class Coordinator(RequestMethods):
             lambda: self.drain_reason is not None or self.should_stop(), timeout
         )
 
-    def end_producers(self, producers: Producers) -> None:
-        """Cancel the producers, and those of all waits in `until`, that do not end by themselves in
-        a drain.
+    def end_producers(self, producers: Producers, queue: object) -> None:
+        """Cancel the producers of a queue, and those of all waits in `until`, that do not end by
+        themselves in a drain.
+
+        One that waits to put into another queue is left until it has put that. What it waits to put
+        after that is new, as it is into this queue, and is lost with a warning.
         """
         named = [task for coordinator in self._family for task in coordinator._producers]
         for task in {*producers, *named}:
-            if task not in _ending_in_drains:
-                _ending_in_drains.add(task)
-                task.cancel(f"a drain ends this producer: {self.drain_reason}")
+            if task in _ending_in_drains:
+                continue
+            put = wait_to_put(task)
+            if put is not None:
+                into, waiter = put
+                earlier = _puts_in_drains.setdefault(task, waiter)
+                if into is not queue and earlier is waiter:
+                    continue
+                logger.warning(
+                    "%s: the drain cancels task %r while it waits to put an element, which is lost;"
+                    " let it wait for what is new with until(..., drain=True)",
+                    self.requests.label,
+                    task.get_name(),
+                )
+            _ending_in_drains.add(task)
+            task.cancel(f"a drain ends this producer: {self.drain_reason}")
 
     async def wait_for_resume(self) -> None:
         """Wait while there is a pause, as a run does before it begins: also for tasks that prepare
@@ -969,6 +985,8 @@ class Coordinator(RequestMethods):
 
 _ending_in_drains: WeakSet[asyncio.Task[Any]] = WeakSet()
 """The tasks that look for a drain, or depend on producers, and so end by themselves in one."""
+_puts_in_drains: WeakKeyDictionary[asyncio.Task[Any], object] = WeakKeyDictionary()
+"""The first wait of a producer to put an element that a drain has found."""
 
 
 def note_own_end_in_drain() -> None:

@@ -534,7 +534,7 @@ class QueueSource(Source):
             self._due = due
         if due > 0 and not self.feeds.empty():
             return
-        self._coordinator.end_producers(self._producers or ())
+        self._coordinator.end_producers(self._producers or (), self.feeds)
         if self._producers is None and not self.feeds.empty():
             self._ended = self._is_draining(self.feeds)
 

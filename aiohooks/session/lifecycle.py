@@ -25,7 +25,14 @@ from weakref import WeakSet
 
 from aiohooks._core.calls import RunWaits, Wait, limited
 from aiohooks._core.cancel import current_task, running_loop, shielded, shielded_task
-from aiohooks._core.clock import LoopClock, current_clock, monotonic_now, quick_now, secs_text
+from aiohooks._core.clock import (
+    LoopClock,
+    current_clock,
+    monotonic_now,
+    quick_now,
+    secs_text,
+    sleep,
+)
 from aiohooks._core.observers import observing
 from aiohooks._core.reports import Awaited, Waiting, logger
 from aiohooks._core.scope import RunScope, begin_run, current_run, current_scope
@@ -140,6 +147,7 @@ class Lifecycle(Waiting):
         self.feeds: SessionFeeds = SessionFeeds(self.coordinator, self.turns)
         self.recoveries: int = 0
         self.recovering_from: BaseException | None = None
+        self._has_hurried = False  # whether an attempt was made without a pause, after a stop
         self.gave_up: BaseException | None = None
         """The error with which recovery gave up; no run can begin any more."""
         self.history: RecoveryHistory = RecoveryHistory(policy)
@@ -544,9 +552,18 @@ class Lifecycle(Waiting):
                 raise error
         finally:
             del error
-        pause = self.history.pause_secs()
-        if pause > 0 and not self.requests.stopped:
-            await self.coordinator.wait_for_stop(pause)
+        await self._pause_recovery(self.history.pause_secs())
+
+    async def _pause_recovery(self, secs: float) -> None:
+        """Wait before the next attempt. A stop ends this wait, and so hurries one attempt; if that
+        fails, too, the pauses are needed for what is away to return.
+        """
+        if not self._has_hurried:
+            if not self.requests.stopped:
+                await self.coordinator.wait_for_stop(secs)
+            self._has_hurried = self.requests.stopped
+        elif secs > 0:
+            await sleep(secs)
 
     async def _close_raw_session(self, reason: str) -> None:
         """Cancel the raw session's tasks and close it. Errors are only logged: another one is being
@@ -654,6 +671,9 @@ class Lifecycle(Waiting):
         scope_before = current_scope.get()
         own = self.hooks.own.state()
         self._enter_phase("closing")
+        # A run may wait for the end of the pause with its turn, for which the end of the session
+        # would wait.
+        self.requests.resume()
         # A hook that closes the session would deadlock.
         scope = begin_run(self, None if outer is None else outer.publisher)
         try:

@@ -211,3 +211,23 @@ async def test_a_pause_is_no_stall(clock: ManualClock) -> None:
         assert not watchdog.stalls
         session.resume()
         await run
+
+
+async def test_the_end_of_the_session_ends_the_pause_of_a_run_that_has_its_turn() -> None:
+    """It does not wait for the run, which would wait for the end of the pause."""
+
+    async def step() -> dict[str, int]:
+        await gate.wait()
+        return {"loss": 1}
+
+    gate = asyncio.Event()
+    async with ah.AsyncMonitoredSession(step) as session:
+        first = await parked(session.run("loss"), 5)
+        second = await parked(session.run("loss"), 5)
+        session.pause("maintenance")
+        gate.set()
+        assert await first == 1
+        await ticks()
+        assert not second.done()
+    with pytest.raises(ah.StopRequestedError):
+        await second
