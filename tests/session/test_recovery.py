@@ -317,6 +317,22 @@ async def test_a_stop_hurries_one_attempt_of_a_recovery(clock: ManualClock) -> N
     assert "end" in recorder.phases()
 
 
+async def test_a_wait_may_begin_while_a_recovery_pauses(clock: ManualClock) -> None:
+    """It is no end of the session: what is awaited comes, and a stop ends the wait as usual."""
+    async with ah.AsyncMonitoredSession(failing_step(AWAY), recovery=PAUSES) as session:
+        run = await parked(session.run("loss"), 20)
+        item: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        wait = await parked(session.until(item), 5)
+        later = await parked(session.until(forever()), 5)
+        item.set_result(7)
+        assert await wait == 7
+        clock.advance(60)
+        assert await run == 1
+        session.request_stop()
+        with pytest.raises(ah.StopRequestedError):
+            await later
+
+
 # -- giving up
 
 
