@@ -558,12 +558,14 @@ class Lifecycle(Waiting):
         """Wait before the next attempt. A stop ends this wait, and so hurries one attempt; if that
         fails, too, the pauses are needed for what is away to return.
         """
-        if not self._has_hurried:
-            if not self.requests.stopped:
-                await self.coordinator.wait_for_stop(secs)
-            self._has_hurried = self.requests.stopped
-        elif secs > 0:
+        if secs <= 0:
+            return
+        if self._has_hurried:
             await sleep(secs)
+            return
+        if not self.requests.stopped:
+            await self.coordinator.wait_for_stop(secs)
+        self._has_hurried = self.requests.stopped
 
     async def _close_raw_session(self, reason: str) -> None:
         """Cancel the raw session's tasks and close it. Errors are only logged: another one is being
