@@ -481,7 +481,10 @@ class AsyncMonitoredSession(RequestMethods):
 
     @property
     def coord(self) -> Coordinator:
-        """The coordinator of the raw session; another one after a recovery."""
+        """The coordinator of the raw session; another one after a recovery.
+
+        What lives through recoveries keeps the session itself, and not this.
+        """
         return self._lifecycle.raw_coordinator
 
     @property
