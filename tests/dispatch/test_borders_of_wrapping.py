@@ -100,6 +100,18 @@ async def test_more_positions_are_passed_on_where_any_are_taken() -> None:
     assert seen[-1] == ("a", "b", "c")
 
 
+async def test_what_the_last_hook_passes_by_name_is_passed_by_name() -> None:
+    """Also what the method has no parameter for, beside positions."""
+
+    async def run(self, prompt, call_next):
+        return await call_next(f"{prompt}+", retries=2)
+
+    async def model(prompt, retries=0):
+        return prompt, retries
+
+    assert await ah.compose(Wraps, [hook(run=run)]).run("p", model) == ("p+", 2)
+
+
 async def test_keyword_only_parameters_become_no_positions() -> None:
     """What is wrapped gets them by name, if it takes that."""
 
