@@ -65,6 +65,12 @@ class Parameters:
         """The names of all parameters, but not of those that take any others."""
         return [*self.by_position, *self.keyword_only]
 
+    def unknown(self, keywords: Keywords) -> dict[str, Any]:
+        """Return the keywords that the method has no parameter for."""
+        if self.takes_more_keywords:
+            return {}
+        return {name: keywords[name] for name in keywords if name not in self.names}
+
     def reject_call(self, signature: inspect.Signature) -> str:
         """Return why a hook with this signature cannot take every call that the method takes.
 

@@ -113,7 +113,7 @@ async def call_wrapped(point: Point, args: tuple[Any, ...], keywords: Keywords) 
         return await outer.call_next_with(values)
     args, keywords = parameters.for_function(values, given)
     if exact is not None:
-        args = exact.args
+        args = exact.args or args
         keywords = {**keywords, **exact.keywords}
     result = given(*args, **keywords)
     return await result if inspect.isawaitable(result) else result
@@ -181,14 +181,21 @@ class _WrapperCall(HookCalls):
     async def call_next(self, /, *args: Any, **keywords: Any) -> Any:
         """Call the next hook with the arguments of the call, of which some may be changed."""
         parameters = self._point.parameters
-        does_nothing = self._point.does_nothing
-        values = parameters.changed(self._values, args, keywords, may_drop=does_nothing)
-        if does_nothing and (args or keywords):
+        if not self._point.does_nothing:
+            values = parameters.changed(self._values, args, keywords, may_drop=False)
+            return await self._call_rest(values)
+        # What is wrapped may take what the method has no parameter for.
+        unknown = parameters.unknown(keywords)
+        known = {name: keywords[name] for name in keywords if name not in unknown}
+        values = parameters.changed(self._values, args, known, may_drop=True)
+        if args or keywords:
             given = parameters.chosen_value(values)
             if isinstance(given, _WrappedCall):
                 given = given.function
             if args:
                 given = _WrappedCall(given, args, keywords)
+            elif unknown:
+                given = _WrappedCall(given, (), unknown)
             values[parameters.chosen_key(values)] = given
         return await self._call_rest(values)
 

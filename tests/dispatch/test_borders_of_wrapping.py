@@ -106,10 +106,14 @@ async def test_what_the_last_hook_passes_by_name_is_passed_by_name() -> None:
     async def run(self, prompt, call_next):
         return await call_next(f"{prompt}+", retries=2)
 
+    async def named(self, prompt, call_next):
+        return await call_next(prompt=f"{prompt}-", retries=3)
+
     async def model(prompt, retries=0):
         return prompt, retries
 
     assert await ah.compose(Wraps, [hook(run=run)]).run("p", model) == ("p+", 2)
+    assert await ah.compose(Wraps, [hook(run=named)]).run("p", model) == ("p-", 3)
 
 
 async def test_keyword_only_parameters_become_no_positions() -> None:
