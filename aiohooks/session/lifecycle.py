@@ -560,12 +560,12 @@ class Lifecycle(Waiting):
         """
         if secs <= 0:
             return
-        if self._has_hurried:
-            await sleep(secs)
-            return
         if not self.requests.stopped:
-            await self.coordinator.wait_for_stop(secs)
-        self._has_hurried = self.requests.stopped
+            self._has_hurried = await self.coordinator.wait_for_stop(secs)
+        elif self._has_hurried:
+            await sleep(secs)
+        else:
+            self._has_hurried = True
 
     async def _close_raw_session(self, reason: str) -> None:
         """Cancel the raw session's tasks and close it. Errors are only logged: another one is being
@@ -1025,8 +1025,8 @@ class Lifecycle(Waiting):
         if method == "wait_for_turn":
             if self.requests.pause_reason is None and self.turns.taken:
                 return Awaited("turn", "its turn to run", by=lambda: [self.awaited()])
-        elif method == "_close_failed_session" and "pause" in arguments:
-            pause = secs_text(arguments["pause"])
+        elif method == "_pause_recovery":
+            pause = secs_text(arguments["secs"])
             return Awaited(
                 "recovery",
                 f"the pause of {pause} before recovery {self.recoveries}",
