@@ -156,10 +156,10 @@ async def answer(
     point = target.point
     if not target.groups:
         return await own(*args, **keywords)
-    if keywords:
-        args, keywords = point.parameters.call_for_hooks(args, keywords)
     if point.how == "chain":
         return await _chained(target, own, args, keywords)
+    if keywords:
+        args, keywords = point.parameters.call_for_hooks(args, keywords)
     if target.until_answered:
         result = await _first_result(target, args, keywords)
     else:

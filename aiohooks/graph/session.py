@@ -426,9 +426,7 @@ class Session:
             # The store may reject the step, so it comes first. Nothing is awaited before the values
             # are set, so no other task sees the step without them.
             self.committed_step = store.advance_nowait(steps) if steps else store.latest.step
-            if new_values:
-                by_name.update(new_values)
-                self._values.version += 1
+            self._values.replace(new_values)
         else:
             await self._set_and_advance(new_values, steps, run_waits)
         return True

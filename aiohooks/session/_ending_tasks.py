@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from types import FrameType
 from typing import Any
 
 from aiohooks._core.clock import NO_TIMER, current_clock, secs_text
@@ -24,10 +25,10 @@ def queue_wait(task: asyncio.Task[Any]) -> object:
     """
     from aiohooks._why.frames import held_by  # seldom needed
 
-    frames = task_wait(task).frames
-    if not frames or frames[-1].f_code not in _QUEUE_METHODS or held_by(task):
+    found = _queue_method(task)
+    if found is None or held_by(task):
         return None
-    _, waiter = [*links_of(coroutine_of(task))][-1]
+    _, waiter = found
     if not asyncio.isfuture(waiter) or waiter.done():
         return None
     return waiter
@@ -35,11 +36,22 @@ def queue_wait(task: asyncio.Task[Any]) -> object:
 
 def wait_to_put(task: asyncio.Task[Any]) -> tuple[object, object] | None:
     """Return the queue that a task waits to put into, and the future of this wait; else None."""
+    found = _queue_method(task)
+    if found is None:
+        return None
+    frame, waiter = found
+    if frame.f_code is not _Queue.put.__code__:
+        return None
+    return frame.f_locals.get("self"), waiter
+
+
+def _queue_method(task: asyncio.Task[Any]) -> tuple[FrameType, object] | None:
+    """Return the frame of the queue's method that a task waits in, and what it awaits there."""
     frames = task_wait(task).frames
-    if not frames or frames[-1].f_code is not _Queue.put.__code__:
+    if not frames or frames[-1].f_code not in _QUEUE_METHODS:
         return None
     _, waiter = [*links_of(coroutine_of(task))][-1]
-    return frames[-1].f_locals.get("self"), waiter
+    return frames[-1], waiter
 
 
 class LongWaitLog:
