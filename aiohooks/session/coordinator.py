@@ -56,8 +56,10 @@ RUN_LOOPS: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary
 """The event loops of `aiohooks.run`, each with its thread."""
 WHY_VARIABLE = "AIOHOOKS_WHY"
 """The environment variable that lets the processes of a program be asked why they wait."""
-_LOOKS_SECS = (0.05, 0.15, 1.0)
-"""When to look, after a stop, whether all remaining tasks wait for queues."""
+_FIRST_LOOK_SECS = 0.05
+"""When to look first, after a stop, whether all remaining tasks wait for queues; the pause before
+each further look is twice as long.
+"""
 _background_of: contextvars.ContextVar[tuple[Requests, ...]] = contextvars.ContextVar(
     "aiohooks_background", default=()
 )
@@ -782,18 +784,19 @@ class Coordinator(RequestMethods):
 
         with LongWaitLog(what, descriptions):
             now = current_clock().now
-            began_at = now()
+            ends_at = now() + stop_grace_secs
             waits_before: dict[asyncio.Task[Any], object] = {}
-            for look_secs in (*_LOOKS_SECS, stop_grace_secs):
-                secs_left = began_at + min(look_secs, stop_grace_secs) - now()
-                if secs_left <= 0:
-                    continue  # the loop was blocked, and nothing could use the queues
-                if await have_ended(secs_left):
+            pause_secs = _FIRST_LOOK_SECS
+            # A pause begins after the look before it: in a loop that was blocked meanwhile, tasks
+            # still have the time to use their queues.
+            while (secs_left := ends_at - now()) > 0:
+                if await have_ended(min(pause_secs, secs_left)):
                     return
+                pause_secs *= 2
                 waits = {task: queue_wait(task) for task in self.all_tasks}
                 is_idle = None not in waits.values() and waits == waits_before
                 waits_before = waits
-                if is_idle and now() - began_at < stop_grace_secs:
+                if is_idle and now() < ends_at:
                     names = "; ".join(descriptions().values())
                     text = (
                         "%s: cancelled early, as no other task is left that uses their queues: %s"

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
+from aiohooks._core.clock import sleep
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
@@ -520,6 +521,27 @@ async def test_tasks_that_only_queues_could_wake_are_cancelled_early(
         await ending
     assert all(task.cancelled() for task in tasks)
     assert "cancelled early, as no other task is left that uses their queues" in caplog.text
+
+
+async def test_a_task_that_waits_for_a_queue_later_is_cancelled_early_as_well(
+    clock: ManualClock,
+) -> None:
+    """It may have had work left when the others were looked at; the grace period is 10 s."""
+
+    async def work_then_put() -> None:
+        await sleep(0.5)
+        await put_forever(asyncio.Queue[int](1))
+
+    async with doubling() as session:
+        task = session.start_soon(work_then_put)
+        await ticks()
+        ending = asyncio.create_task(session.aclose())
+        await ticks()
+        for _ in range(20):
+            await advance_clock(clock, 0.1)
+        assert ending.done()
+        await ending
+    assert task.cancelled()
 
 
 async def test_a_queue_that_the_program_uses_is_not_idle(clock: ManualClock) -> None:
