@@ -12,6 +12,7 @@ import asyncio
 import threading
 import weakref
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from itertools import accumulate
@@ -53,6 +54,9 @@ _SCRAPE_TIMEOUT_SECS = 5.0
 
 class PrometheusHook(SessionRunHook):
     """Shows a session in a registry of `prometheus_client`, from its creation to its end.
+
+    The state "failed" stays after a session that an error has ended, until a session of the same
+    name is created. Failures are counted by session and error for as long as the registry is used.
 
     Each scrape of the registry reads the values from the session and the given hooks, in the
     session's event loop. A run only reads the clock twice. A scrape in another thread waits for the
@@ -151,11 +155,15 @@ class PrometheusHook(SessionRunHook):
             self._step_counts[bucket] += 1
 
     async def close(self, exc: BaseException | None) -> None:
-        """Remove the session from the registry."""
+        """Remove the session from the registry, except for its failure."""
         # If the session could not be created, the registry does not show it.
-        if self._collector is not None:
-            del self._collector.readers[self._name]
-            self._collector = None
+        if self._collector is None:
+            return
+        self._collector.remove(self._name)
+        # A cancellation or an exit of the program is no failure of the session.
+        if isinstance(exc, Exception):
+            self._collector.add_failure(self._name, exc)
+        self._collector = None
 
     def _collect_samples(self) -> list[_Sample]:
         """Return the current values, in any thread. If the event loop is blocked, return none."""
@@ -191,6 +199,7 @@ class PrometheusHook(SessionRunHook):
         assert status.steps is not None, "the session has been created"
         steps = status.steps
         session = (self._name,)
+        yield from _state_samples(self._name, status.state)
         yield "runs", session, status.runs
         yield "recoveries", session, status.recoveries
         yield "global_step", session, steps.latest.step
@@ -248,6 +257,14 @@ _METRICS: list[tuple[str, list[tuple[type[Metric], str, str]]]] = [
         ],
     ),
     (
+        "session state",
+        [(GaugeMetricFamily, "session_state", "1 for the state of the session, else 0.")],
+    ),
+    (
+        "session error",
+        [(CounterMetricFamily, "session_failures", "Sessions that an error has ended.")],
+    ),
+    (
         "session hook method",
         [
             (HistogramMetricFamily, "hook_seconds", "Calls of hooks."),
@@ -289,6 +306,15 @@ _Buckets = tuple[list[tuple[str, float]], float]
 _Sample = tuple[str, Sequence[str], float | _Buckets | None]
 
 
+_STATES = ("opening", "open", "closing", "failed")
+
+
+def _state_samples(session: str, current: str) -> Iterator[_Sample]:
+    """Yield the samples of all states: 1 for the current one."""
+    for state in _STATES:
+        yield "session_state", (session, state), float(state == current)
+
+
 def _histogram(counts: Iterable[int], total_secs: float) -> _Buckets:
     """Return the histogram of `counts` by bucket in the form of `HistogramMetricFamily`."""
     bounds = [*map(str, BUCKET_SECS), "+Inf"]
@@ -298,18 +324,30 @@ def _histogram(counts: Iterable[int], total_secs: float) -> _Buckets:
 
 
 class _SessionCollector(Collector):
-    """The sessions that a registry shows: functions that read their values, by name."""
+    """The sessions that a registry shows, and the failures of those that have ended."""
 
     def __init__(self) -> None:
-        self.readers: dict[str, Callable[[], list[_Sample]]] = {}
+        # Functions that read the values of a session, by its name.
+        self._readers: dict[str, Callable[[], list[_Sample]]] = {}
+        self._failed: set[str] = set()
+        self._failures: Counter[tuple[str, str]] = Counter()  # by session and error
 
     def add(self, name: str, read: Callable[[], list[_Sample]]) -> None:
-        if name in self.readers:
+        if name in self._readers:
             raise InvalidArgumentError(
                 f"the registry shows a session named {name!r} already; give each session a `name`,"
                 " or a registry of its own"
             )
-        self.readers[name] = read
+        self._failed.discard(name)
+        self._readers[name] = read
+
+    def remove(self, name: str) -> None:
+        del self._readers[name]
+
+    def add_failure(self, name: str, error: Exception) -> None:
+        """Count a failure, and show the session as failed until one of the name is added."""
+        self._failures[name, type(error).__name__] += 1
+        self._failed.add(name)
 
     def describe(self) -> Iterable[Metric]:
         """Return the metrics without samples, so that the registry rejects equal names."""
@@ -317,14 +355,21 @@ class _SessionCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         families = self._families()
-        # Iterate over a copy, because other threads may add and remove sessions meanwhile.
-        for read in tuple(self.readers.values()):
-            for name, labels, value in read():
-                if isinstance(value, tuple):
-                    families[name].add_metric(labels, *value)
-                elif value is not None:
-                    families[name].add_metric(labels, value)
+        for name, labels, value in self._samples():
+            if isinstance(value, tuple):
+                families[name].add_metric(labels, *value)
+            elif value is not None:
+                families[name].add_metric(labels, value)
         return families.values()
+
+    def _samples(self) -> Iterator[_Sample]:
+        # Iterate over copies, because other threads may add and remove sessions meanwhile.
+        for read in tuple(self._readers.values()):
+            yield from read()
+        for name in tuple(self._failed):
+            yield from _state_samples(name, "failed")
+        for labels, count in tuple(self._failures.items()):
+            yield "session_failures", labels, count
 
     def _families(self) -> dict[str, Any]:
         """Return all metrics by name, without samples."""

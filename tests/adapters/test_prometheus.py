@@ -250,6 +250,42 @@ async def test_sessions_share_a_registry(registry: CollectorRegistry) -> None:
         Counter("aiohooks_runs", "The name is taken.", registry=registry)
 
 
+async def test_a_failure_stays_in_the_registry(registry: CollectorRegistry) -> None:
+    """The state of a failed session stays until the next one of its name, and the count for good;
+    a cancellation is no failure.
+    """
+
+    async def end_with(error: BaseException) -> None:
+        async with shown(registry) as session:
+            await session.run("loss")
+            raise error
+
+    def states() -> dict[str, float | None]:
+        series = scraped(registry)
+        return {
+            state: value
+            for state in ("opening", "open", "closing", "failed")
+            for value in values(series, "session_state", state=state)
+        }
+
+    with pytest.raises(ZeroDivisionError):
+        await end_with(ZeroDivisionError())
+    failed = {"opening": 0, "open": 0, "closing": 0, "failed": 1}
+    assert states() == failed
+    assert values(scraped(registry), "runs_total") == [None]
+    async with shown(registry):
+        assert states() == {**failed, "open": 1, "failed": 0}
+    assert set(states().values()) == {None}
+    with pytest.raises(asyncio.CancelledError):
+        await end_with(asyncio.CancelledError())
+    assert set(states().values()) == {None}
+    with pytest.raises(ZeroDivisionError):
+        await end_with(ZeroDivisionError())
+    series = scraped(registry)
+    assert values(series, "session_failures_total", error="ZeroDivisionError") == [2]
+    assert values(series, "session_failures_total", error="CancelledError") == [None]
+
+
 async def test_a_scrape_in_another_thread_reads_in_the_event_loop(
     registry: CollectorRegistry,
 ) -> None:
