@@ -1,5 +1,5 @@
-"""TrackerHook: every metric reaches the tracker or the file, once, and nothing waits for the
-tracker.
+"""TrackerHook: each metric reaches the tracker once or is counted as lost, and nothing waits for
+the tracker.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from aiohooks.adapters.trackers import TrackerHook, TrackerStatistics
 from aiohooks.adapters.trackers.hook import Sender
 from aiohooks.errors import HookTimeoutError
 from aiohooks.hooks._fetching import Record
-from aiohooks.hooks._line_file import LineFile
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import invalid
 from tests.support.hooks import PhaseHook, RestoringHook
@@ -31,16 +30,10 @@ from tests.support.sessions import (
     run_session,
     train,
 )
-from tests.support.trackers import ScriptedTracker, kept
+from tests.support.trackers import ScriptedTracker
 from tests.support.waiting import forever, ticks, until_true
 
 EACH = ah.Every(steps=1)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """The file of unsent metrics."""
-    return tmp_path / "unsent.jsonl"
 
 
 @pytest.fixture
@@ -52,9 +45,9 @@ def hanging() -> Iterator[ScriptedTracker]:
     tracker.release()
 
 
-def hook_of(tracker: ScriptedTracker, path: Path, **options: Any) -> TrackerHook:
+def hook_of(tracker: ScriptedTracker, **options: Any) -> TrackerHook:
     """Make a hook that sends the loss of each step."""
-    return TrackerHook(tracker, ["loss"], **{"every": EACH, "unsent_path": path, **options})
+    return TrackerHook(tracker, ["loss"], **{"every": EACH, **options})
 
 
 class Adding(ah.SessionRunHook):
@@ -95,12 +88,12 @@ async def close_hanging(
 # -- what is sent
 
 
-async def test_values_and_metrics_of_due_runs_are_sent(path: Path, clock: ManualClock) -> None:
+async def test_values_and_metrics_of_due_runs_are_sent(clock: ManualClock) -> None:
     """The tracker gets the fetched values and what other hooks added, with step and time, and is
     closed.
     """
     tracker = ScriptedTracker()
-    hook = TrackerHook(tracker, {"train/loss": "loss"}, every=ah.Every(steps=2), unsent_path=path)
+    hook = TrackerHook(tracker, {"train/loss": "loss"}, every=ah.Every(steps=2))
     async with counting(hook, Adding()) as session:
         for _ in range(5):
             clock.advance(10)
@@ -112,54 +105,48 @@ async def test_values_and_metrics_of_due_runs_are_sent(path: Path, clock: Manual
     assert tracker.calls == ["start 0", "log 2", "log 4", "close"]
     assert tracker.closed == [None]
     assert hook.statistics() == TrackerStatistics(sent=2)
-    assert kept(path) is None
 
 
-async def test_metrics_alone_are_enough(path: Path) -> None:
+async def test_metrics_alone_are_enough() -> None:
     """Without values the metrics of other hooks are sent, a run without any sends nothing; a value
     hides that name.
     """
     tracker = ScriptedTracker()
-    await train(TrackerHook(tracker, every=EACH, unsent_path=path), runs=2)
+    await train(TrackerHook(tracker, every=EACH), runs=2)
     assert tracker.calls == ["close"]
-    await train(TrackerHook(tracker, every=EACH, unsent_path=path), Adding(), runs=1)
-    await train(
-        TrackerHook(tracker, {"lr": "loss"}, every=EACH, unsent_path=path), Adding(), runs=2
-    )
+    await train(TrackerHook(tracker, every=EACH), Adding(), runs=1)
+    await train(TrackerHook(tracker, {"lr": "loss"}, every=EACH), Adding(), runs=2)
     assert tracker.metrics == [(1, {"lr": 0.5, "seen": 1.0}), (2, {"lr": 10.0, "seen": 2.0})]
 
 
-async def test_what_is_not_a_number_is_refused(path: Path) -> None:
+async def test_what_is_not_a_number_is_refused() -> None:
     """A metric that is not one number is an error of the run, which names it."""
 
     async def add(context: ah.SessionRunContext) -> None:
         context.metrics["gradient"] = np.zeros(3)
 
     with invalid("'gradient'", "shape (3,)"):
-        await train(hook_of(ScriptedTracker(), path), PhaseHook("before_run", add), runs=1)
+        await train(hook_of(ScriptedTracker()), PhaseHook("before_run", add), runs=1)
 
 
 # -- a tracker that hangs, fails, loses
 
 
 async def test_a_session_does_not_wait_for_a_tracker_that_hangs(
-    hanging: ScriptedTracker, path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
+    hanging: ScriptedTracker, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What does not fit into the queue, and what is left at the end, is in the file; the thread
-    ends with the call that hangs.
+    """Metrics that do not fit into the queue, and those left at the end, are lost; the thread ends
+    with the call that hangs.
     """
-    hook = hook_of(hanging, path, max_queue=3)
+    hook = hook_of(hanging, max_queue=3)
     await close_hanging(hook, hanging, clock, runs=20)
     assert hanging.steps == [1]
-    assert kept(path) == list(range(2, 21))
-    error = "the session has ended, and the tracker did not answer for 5.0 s"
-    assert hook.statistics() == TrackerStatistics(sent=1, pending=0, unsent=19, lost=0, error=error)
+    error = "the session has ended, and it did not answer for 5.0 s"
+    assert hook.statistics() == TrackerStatistics(sent=1, lost=19, error=error)
     assert clock.now() == 5.0
     assert "ScriptedTracker() is busy with step 2 5.0 s after the end of the session" in caplog.text
     messages = [
-        record.getMessage()
-        for record in caplog.records
-        if "could not be sent" in record.getMessage()
+        record.getMessage() for record in caplog.records if "are lost" in record.getMessage()
     ]
     assert len(messages) == 2
     assert "3 wait already, and the tracker " in messages[0]
@@ -176,23 +163,21 @@ async def test_start_and_close_may_hang(
     hanging: ScriptedTracker,
     where: int,
     what: str,
-    path: Path,
     clock: ManualClock,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Nothing waits for them longer than for a step, and the log says which it was."""
     hanging.hangs_at = where
-    await close_hanging(hook_of(hanging, path), hanging, clock, runs=3)
-    assert kept(path) == ([1, 2, 3] if where == -1 else None)
+    await close_hanging(hook_of(hanging), hanging, clock, runs=3)
     assert f"{what} 5.0 s after the end of the session" in caplog.text
     hanging.release()
 
 
 async def test_a_slow_tracker_is_waited_for_at_the_end(
-    hanging: ScriptedTracker, path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
+    hanging: ScriptedTracker, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What it still accepts within the time of the end is sent."""
-    session = asyncio.create_task(train(hook_of(hanging, path), runs=5))
+    session = asyncio.create_task(train(hook_of(hanging), runs=5))
     await until_true(lambda: hanging.is_hanging.is_set() and clock.pending)
     await ticks(20)
     clock.advance(4.9)
@@ -201,112 +186,66 @@ async def test_a_slow_tracker_is_waited_for_at_the_end(
     assert hanging.steps == [1, 2, 3, 4, 5]
     assert hanging.closed == [None]
     assert "after the end of the session" not in caplog.text
-    assert kept(path) is None
 
 
 @pytest.mark.parametrize(
     "error", [ConnectionError("refused"), SystemExit(1)], ids=["an error", "SystemExit"]
 )
 async def test_a_tracker_that_fails_stops_nothing(
-    error: BaseException, path: Path, caplog: pytest.LogCaptureFixture
+    error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What it does not take is counted, kept in the file, and reported at the first, the tenth and
-    the hundredth step.
+    """Metrics that it does not take are counted, and reported at the first, the tenth and the
+    hundredth step.
     """
     tracker = ScriptedTracker({0: error})
-    hook = hook_of(tracker, path)
+    hook = hook_of(tracker)
     await train(hook, runs=120)
-    assert kept(path) == list(range(1, 121))
     assert hook.statistics() == TrackerStatistics(
-        unsent=120, error=f"{type(error).__name__}: {error}"
+        lost=120, error=f"{type(error).__name__}: {error}"
     )
     messages = [
-        record.getMessage()
-        for record in caplog.records
-        if "could not be sent" in record.getMessage()
+        record.getMessage() for record in caplog.records if "are lost" in record.getMessage()
     ]
     assert [message.split("the metrics of ")[1].split(" steps")[0] for message in messages] == [
         "1",
         "10",
         "100",
     ]
-    assert all(str(error) in message and str(path) in message for message in messages)
+    assert all(str(error) in message for message in messages)
 
 
-async def test_start_is_tried_again_with_the_next_metrics(path: Path) -> None:
+async def test_start_is_tried_again_with_the_next_metrics() -> None:
     """A tracker that cannot be reached at first gets what comes when it can be."""
     tracker = ScriptedTracker({-1: ConnectionError("not yet")})
-    hook = hook_of(tracker, path)
+    hook = hook_of(tracker)
 
     async def reach(context: ah.SessionRunContext, values: object) -> None:
         if context.global_step == 3:
-            await until_true(lambda: hook.statistics().unsent == 2)
+            await until_true(lambda: hook.statistics().lost == 2)
             del tracker.failures[-1]
 
     await train(hook, PhaseHook("after_run", reach), runs=4)
     assert tracker.steps == [3, 4]
-    assert kept(path) == [1, 2]
 
 
-async def test_what_fails_at_the_end_stops_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A `close` that fails is logged; a file that cannot be written is counted."""
+async def test_a_close_that_fails_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged."""
     tracker = ScriptedTracker({0: OSError("no room")})
-    hook = hook_of(tracker, tmp_path / "missing" / "unsent.jsonl")
-    await train(hook, runs=3)
-    assert (hook.statistics().unsent, hook.statistics().lost) == (3, 3)
-    assert "3 records were lost" in caplog.text
+    await train(hook_of(tracker), runs=3)
     assert "ScriptedTracker() was not closed: OSError('no room')" in caplog.text
-
-
-async def test_memory_is_bounded_when_the_disk_hangs_too(
-    hanging: ScriptedTracker, path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A session waits for the disk of the file, not for the tracker, when as many lines wait as may
-    be queued.
-    """
-    disk, append = threading.Event(), LineFile.append
-
-    def wait_and_append(file: LineFile, lines: list[dict[str, Any]]) -> None:
-        disk.wait()
-        append(file, lines)
-
-    monkeypatch.setattr(LineFile, "append", wait_and_append)
-    made: list[int] = []
-
-    async def count(context: ah.SessionRunContext) -> None:
-        made.append(context.global_step)
-        await until_true(lambda: context.global_step != 3 or hanging.is_hanging.is_set())
-
-    session = asyncio.create_task(
-        train(hook_of(hanging, path, max_queue=3), PhaseHook("before_run", count), runs=30)
-    )
-    await until_true(lambda: len(made) == 7)
-    await ticks(100)
-    assert (
-        made[-1] == 7
-    )  # 1 was sent, 2 is being sent, 3 and 4 wait for that, and 5 to 7 for the disk
-    disk.set()
-    await until_true(lambda: len(made) == 30 and clock.pending > 1)  # the closing has time limits
-    await ticks(20)
-    clock.advance(5.0)
-    await session
-    assert kept(path) == list(range(2, 31))
-    hanging.release()
 
 
 # -- how sessions end
 
 
-async def test_a_tracker_learns_how_the_session_ended(path: Path) -> None:
+async def test_a_tracker_learns_how_the_session_ended() -> None:
     """`close` gets the error that ended it; without a session there is no thread, and the tracker
     is not used.
     """
     tracker, error = ScriptedTracker(), ZeroDivisionError()
     for fault in (("before_run", 3), ("begin", 1)):
         with pytest.raises(ZeroDivisionError):
-            await train(hook_of(tracker, path), FaultInjectionHook({fault: error}), runs=5)
+            await train(hook_of(tracker), FaultInjectionHook({fault: error}), runs=5)
     assert tracker.steps == [1, 2]
     assert tracker.closed == [error]
     assert len(tracker.threads) == 1
@@ -315,10 +254,10 @@ async def test_a_tracker_learns_how_the_session_ended(path: Path) -> None:
 @pytest.mark.every_python
 @pytest.mark.parametrize("end", ["cancelled", "cancelled twice at the end", "a short grace period"])
 async def test_what_cuts_the_end_loses_nothing(
-    hanging: ScriptedTracker, path: Path, clock: ManualClock, end: str
+    hanging: ScriptedTracker, clock: ManualClock, end: str
 ) -> None:
     """It passes through, waits as long for a tracker that hangs as a clean end or its own limit,
-    and the file is complete.
+    and the metrics that are left are counted.
     """
     parked = asyncio.Event()
 
@@ -327,7 +266,7 @@ async def test_what_cuts_the_end_loses_nothing(
         await (forever() if end == "cancelled" else asyncio.sleep(0))
 
     short = end == "a short grace period"
-    hook = hook_of(hanging, path, drain_secs=60 if short else 5)
+    hook = hook_of(hanging, drain_secs=60 if short else 5)
 
     async def run() -> None:
         hooks = [hook, FaultInjectionHook({("before_run", 4): wait})]
@@ -347,7 +286,7 @@ async def test_what_cuts_the_end_loses_nothing(
             await asyncio.sleep(0)
     with pytest.raises(HookTimeoutError if short else asyncio.CancelledError):
         await end_hanging(session, hanging, clock, 1.0 if short else 5.0)
-    assert kept(path) == ([2, 3] if end == "cancelled" else [2, 3, 4])
+    assert hook.statistics().lost == (2 if end == "cancelled" else 3)
     hanging.release()
     assert isinstance(hanging.closed[0], asyncio.CancelledError) == (end == "cancelled")
 
@@ -363,32 +302,34 @@ class Suspending(ah.SessionRunHook):
 
 
 @pytest.mark.every_python
-async def test_a_session_cancelled_anywhere_has_each_step_once(tmp_path: Path) -> None:
-    """In the tracker or in the file, up to the last one; the tracker is closed, unless the session
-    was never created.
+async def test_a_session_cancelled_anywhere_counts_each_step_once() -> None:
+    """As sent or as lost, up to the last one; the tracker is closed, unless the session was never
+    created.
     """
     for turns in range(60):
-        tracker, path = ScriptedTracker(), tmp_path / f"{turns}.jsonl"
-        tracker.failures = {2: OSError("lost"), 5: OSError("lost")}
-        session = asyncio.create_task(train(hook_of(tracker, path), Suspending(), runs=8))
+        failed_steps = (2, 5)
+        tracker = ScriptedTracker({step: OSError("lost") for step in failed_steps})
+        hook = hook_of(tracker)
+        session = asyncio.create_task(train(hook, Suspending(), runs=8))
         await ticks(turns)
         session.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await session
-        steps = sorted([*tracker.steps, *(kept(path) or [])])
-        assert steps == list(range(1, len(steps) + 1))
+        counts = hook.statistics()
+        due = range(1, counts.sent + counts.lost + 1)
+        assert tracker.steps == [step for step in due if step not in failed_steps]
         assert len(tracker.closed) == bool(tracker.threads)
-        assert steps == [] or tracker.closed
+        assert not due or tracker.closed
 
 
 async def test_sessions_in_turn_use_the_tracker_in_turn(
-    hanging: ScriptedTracker, path: Path, clock: ManualClock
+    hanging: ScriptedTracker, clock: ManualClock
 ) -> None:
     """While it still hangs with an earlier session's metrics, it is not called for a later one."""
-    hook = hook_of(hanging, path)
+    hook = hook_of(hanging)
     await close_hanging(hook, hanging, clock, runs=3)
     later = asyncio.create_task(train(hook, runs=2, start=3))
-    await until_true(lambda: hook.statistics().pending + hook.statistics().unsent == 2)
+    await until_true(lambda: hook.statistics().pending + hook.statistics().lost == 2)
     await ticks(100)
     hanging.release()
     await later
@@ -408,12 +349,10 @@ async def test_sessions_in_turn_use_the_tracker_in_turn(
 
 
 @pytest.mark.parametrize("replaces", [False, True], ids=["removes nothing", "replaces"])
-async def test_a_recovery_repeats_no_step(
-    replaces: bool, path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_recovery_repeats_no_step(replaces: bool, caplog: pytest.LogCaptureFixture) -> None:
     """Steps that are made again are sent again only to a tracker that has dropped them."""
     tracker = ScriptedTracker(replaces=replaces)
-    hook = hook_of(tracker, path)
+    hook = hook_of(tracker)
 
     async def all_sent(session: ah.Session, coord: ah.Coordinator) -> None:
         await until_true(lambda: not hook.statistics().pending)
@@ -433,21 +372,18 @@ async def test_a_recovery_repeats_no_step(
         "log 6",
         "close",
     ]
-    assert kept(path) is None
     assert ("steps up to 4 are not sent again" in caplog.text) is not replaces
     assert caplog.text.count("not sent again") == (not replaces)
 
 
-async def test_a_recovery_that_does_not_set_back_changes_nothing(path: Path) -> None:
+async def test_a_recovery_that_does_not_set_back_changes_nothing() -> None:
     """The tracker is not started again."""
     tracker = ScriptedTracker()
-    await run_set_back(hook_of(tracker, path), runs=5, to=4)
+    await run_set_back(hook_of(tracker), runs=5, to=4)
     assert tracker.calls == ["start 0", "log 1", "log 2", "log 3", "log 4", "log 5", "close"]
 
 
-async def test_queued_steps_that_are_made_again_are_dropped(
-    hanging: ScriptedTracker, path: Path
-) -> None:
+async def test_queued_steps_that_are_made_again_are_dropped(hanging: ScriptedTracker) -> None:
     """What waits when a recovery sets the run back is sent once."""
 
     async def release(session: ah.Session, coord: ah.Coordinator) -> None:
@@ -466,35 +402,16 @@ async def test_queued_steps_that_are_made_again_are_dropped(
     releases = ah.configure(
         PhaseHook("after_create_session", release), order=91
     )  # after the hook, which is set back first
-    await run_set_back(hook_of(hanging, path), Counts(), releases)
+    await run_set_back(hook_of(hanging), Counts(), releases)
     assert [(step, metrics["run"]) for step, metrics in hanging.metrics] == [
         (1, 1),
         (2, 2),
         (3, 6),
         (4, 7),
     ]
-    assert kept(path) is None
 
 
-@pytest.mark.parametrize("replaces", [False, True], ids=["removes nothing", "replaces"])
-async def test_unsent_steps_that_are_made_again_and_sent_are_not_kept(
-    replaces: bool, path: Path
-) -> None:
-    """A step is in the tracker or in the file, also when it was not sent the first time."""
-    tracker = ScriptedTracker({3: OSError("lost"), 4: OSError("lost")}, replaces=replaces)
-    hook = hook_of(tracker, path)
-
-    async def mended(session: ah.Session, coord: ah.Coordinator) -> None:
-        await until_true(lambda: not hook.statistics().pending)
-        if hook.statistics().unsent:
-            del tracker.failures[3]
-
-    await run_set_back(hook, PhaseHook("after_create_session", mended), runs=8)
-    assert tracker.steps == [1, 2, 3, 5, 6]
-    assert kept(path) == [4]
-
-
-async def test_a_process_that_resumes_repeats_no_step(path: Path) -> None:
+async def test_a_process_that_resumes_repeats_no_step() -> None:
     """Killed at step 7, resumed from the checkpoint of step 5: what was sent stays, what was not is
     in the checkpoint.
     """
@@ -503,7 +420,7 @@ async def test_a_process_that_resumes_repeats_no_step(path: Path) -> None:
         {"pending": [[4, 1.0, {"loss": 40.0}], [5, 2.0, {"loss": 50.0}]]},
     )
     tracker.metrics = [(step, {}) for step in (1, 2, 3)]
-    hook = hook_of(tracker, path)
+    hook = hook_of(tracker)
     await train(hook, RestoringHook(hook, hook_state), runs=2, start=5)
     assert tracker.steps == [1, 2, 3, 4, 5, 6, 7]
     assert tracker.metrics[3:5] == [(4, {"loss": 40.0}), (5, {"loss": 50.0})]
@@ -512,11 +429,11 @@ async def test_a_process_that_resumes_repeats_no_step(path: Path) -> None:
     assert tracker.steps == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
-async def test_a_process_that_resumes_continues_its_period(path: Path, clock: ManualClock) -> None:
+async def test_a_process_that_resumes_continues_its_period(clock: ManualClock) -> None:
     """What was left of `every` when the checkpoint was saved."""
     tracker, state = ScriptedTracker(), dict[str, Any]()
     for start, secs in ((0, 6), (1, 5)):
-        hook = hook_of(tracker, path, every=ah.Every(secs=10))
+        hook = hook_of(tracker, every=ah.Every(secs=10))
         async with counting(
             hook,
             *([RestoringHook(hook, state)] if state else []),
@@ -528,31 +445,17 @@ async def test_a_process_that_resumes_continues_its_period(path: Path, clock: Ma
     assert tracker.steps == [2]
 
 
-async def test_a_process_that_resumes_voids_what_it_sends_now(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Steps that an earlier process could not send, and that are made again, are not sent twice."""
-    tracker = ScriptedTracker({step: OSError("lost") for step in (2, 4, 5)})
-    await train(hook_of(tracker, path), runs=5)
-    tracker.failures.clear()
-    tracker.metrics.pop()
-    await train(hook_of(tracker, path), runs=4, start=3)
-    assert tracker.steps == [1, 4, 5, 6, 7]
-    assert kept(path) == [2]
-    assert "has the metrics of 3 steps, which were not sent" in caplog.text
-
-
-async def test_a_recovery_before_the_tracker_is_reached_forgets_nothing(path: Path) -> None:
+async def test_a_recovery_before_the_tracker_is_reached_forgets_nothing() -> None:
     """What an earlier process had sent behind its checkpoint is replaced from the first step that
     this one has to send.
     """
     tracker, store = ScriptedTracker(replaces=True), ah.MemoryStepStore(5)
     tracker.metrics = [(step, {}) for step in range(1, 10)]
     tracker.failures[-1] = ConnectionError("not yet")
-    hook = hook_of(tracker, path)
+    hook = hook_of(tracker)
 
     async def back() -> None:
-        await until_true(lambda: hook.statistics().unsent == 4)
+        await until_true(lambda: hook.statistics().lost == 4)
         del tracker.failures[-1]
         await store.reset(5)
         raise ah.AbortedError("lost")
@@ -566,49 +469,33 @@ async def test_a_recovery_before_the_tracker_is_reached_forgets_nothing(path: Pa
     )
     assert tracker.calls == ["start 3", "log 6", "log 7", "close"]
     assert tracker.steps == [1, 2, 3, 6, 7]
-    assert kept(path) == [4, 5]
 
 
-def test_what_was_abandoned_is_reported_before_or_never(path: Path) -> None:
-    """`take_back` waits for a report that is under way: no record comes out of both, and none after
-    it.
-    """
-    tracker = ScriptedTracker()
-    tracker.failures[0] = ConnectionError("refused")
-    reporting, go = threading.Event(), threading.Event()
-    order: list[object] = []
-
-    def report(records: list[Record], reason: str) -> None:
-        reporting.set()
-        go.wait()
-        order.extend(record.step for record in records)
-
-    sender = Sender(tracker, 10, order.append, report, None)
-    sender.restart(0)
+def test_a_record_is_lost_once() -> None:
+    """Also if its call fails while the session gives it up."""
+    tracker = ScriptedTracker({0: ConnectionError("refused")})
+    tracker.hangs_at = 1
+    sender = Sender(tracker, 10, None)
+    sender.restart(0, [])
     for step in (1, 2):
-        sender.add(Record(step, 0.0, {}))
-    reporting.wait()
-    thread = threading.Thread(
-        target=lambda: order.append([record.step for record in sender.take_back()])
-    )
-    thread.start()
-    go.set()
-    thread.join()
-    asyncio.run(ended(sender))
-    assert order in ([1, [2]], [1, 2, []])
+        sender.send(Record(step, 0.0, {}))
+    tracker.is_hanging.wait()
+    sender.abandon("given up")
+    tracker.released.set()
 
+    async def end() -> None:
+        await sender.close_after(None)
 
-async def ended(sender: Sender) -> None:
-    """Wait for the end of the thread."""
-    await sender.close_after(None)
+    asyncio.run(end())
     sender.join()
+    assert (sender.sent, sender.lost, sender.error) == (0, 2, "given up")
 
 
 async def test_a_checkpoint_has_what_is_not_sent(
-    hanging: ScriptedTracker, path: Path, tmp_path: Path, clock: ManualClock
+    hanging: ScriptedTracker, tmp_path: Path, clock: ManualClock
 ) -> None:
     """The metrics of the saved step included: the hook comes before the one that saves."""
-    hook = hook_of(hanging, path)
+    hook = hook_of(hanging)
     states: list[Any] = []
 
     class Saving(ah.CheckpointSaverListener):
@@ -645,10 +532,10 @@ def test_the_hook_is_stateful_by_its_name() -> None:
     assert TrackerHook(ScriptedTracker()).statistics() == TrackerStatistics()
 
 
-def test_the_threads_are_daemons(path: Path) -> None:
+def test_the_threads_are_daemons() -> None:
     """A tracker that hangs does not keep the process from ending."""
     tracker = ScriptedTracker()
-    asyncio.run(train(hook_of(tracker, path), runs=1))
+    asyncio.run(train(hook_of(tracker), runs=1))
     assert tracker.threads
     assert all(thread.daemon for thread in tracker.threads)
     assert threading.main_thread() not in tracker.threads

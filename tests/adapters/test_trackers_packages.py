@@ -15,7 +15,7 @@ import wandb
 from wandb.proto import wandb_internal_pb2
 
 import aiohooks as ah
-from aiohooks.adapters.trackers import TrackerHook, send_unsent
+from aiohooks.adapters.trackers import TrackerHook
 from aiohooks.adapters.trackers.mlflow import MLflowTracker
 from aiohooks.adapters.trackers.tensorboard import TensorBoardTracker
 from aiohooks.adapters.trackers.wandb import WandbTracker
@@ -44,15 +44,9 @@ def _offline(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     wandb.teardown()
 
 
-def hook_of(tracker: Any, folder: Path) -> TrackerHook:
+def hook_of(tracker: Any) -> TrackerHook:
     """Make a hook that sends the loss and the total of each step."""
-    return TrackerHook(
-        tracker,
-        ["loss", "total"],
-        every=ah.Every(steps=1),
-        unsent_path=folder / "unsent.jsonl",
-        drain_secs=60,
-    )
+    return TrackerHook(tracker, ["loss", "total"], every=ah.Every(steps=1), drain_secs=60)
 
 
 async def train(
@@ -174,22 +168,15 @@ EACH = pytest.mark.parametrize(
 @EACH
 @one_loop
 async def test_each_step_is_there_once(package: Package, tmp_path: Path) -> None:
-    """With its time, also a step that a recovery and a later session make again; what is sent late
-    changes nothing else.
-    """
+    """With its time, also a step that a recovery and a later session make again."""
     folder = tmp_path / "package"
     tracker = package.tracker(folder)
-    await train(hook_of(tracker, tmp_path), runs=7, back_to=2)
+    await train(hook_of(tracker), runs=7, back_to=2)
     if package.tracker is not wandb_tracker:  # offline, another process does not know what is there
         assert package.points(folder, "total") == package.recovered
         tracker = package.tracker(folder)
-    await train(hook_of(tracker, tmp_path), runs=3, start=3)
+    await train(hook_of(tracker), runs=3, start=3)
     assert package.points(folder, "total") == package.continued
-    (tmp_path / "unsent.jsonl").write_text(
-        json.dumps({"step": 1, "time": 1.7e9, "metrics": {"late": 0.5}}) + "\n"
-    )
-    assert send_unsent(tmp_path / "unsent.jsonl", package.tracker(folder)) == 1
-    assert package.points(folder, "late") == [(1, 0.5)]
     assert sorted(step for step, _ in package.points(folder, "loss")) == [1, 2, 3, 4, 5, 6]
     if package.tracker is mlflow_tracker:
         (run,) = mlflow_runs(folder)
@@ -205,7 +192,7 @@ async def test_each_step_is_there_once(package: Package, tmp_path: Path) -> None
 @one_loop
 async def test_mlflow_has_the_end_of_the_run(tmp_path: Path, how: str) -> None:
     """A session that fails says so, and one that is cancelled."""
-    hook, waiting = hook_of(mlflow_tracker(tmp_path), tmp_path), asyncio.Event()
+    hook, waiting = hook_of(mlflow_tracker(tmp_path)), asyncio.Event()
 
     async def end() -> None:
         await until_true(lambda: hook.statistics().sent == 1)
@@ -226,14 +213,16 @@ async def test_mlflow_has_the_end_of_the_run(tmp_path: Path, how: str) -> None:
 
 
 @one_loop
-async def test_what_mlflow_did_not_get_is_sent_later(tmp_path: Path) -> None:
-    """A server that refuses connections costs the session nothing; the file is sent to a store that
-    works.
-    """
-    hook = hook_of(MLflowTracker("digits", "first", tracking_uri="no-such-scheme://host"), tmp_path)
-    await train(hook, runs=3)
+async def test_a_server_that_cannot_be_reached_costs_nothing(tmp_path: Path) -> None:
+    """The metrics are in the records of a `JSONLinesHook`, from which they can be sent later."""
+    hook = hook_of(MLflowTracker("digits", "first", tracking_uri="no-such-scheme://host"))
+    path = tmp_path / "metrics.jsonl"
+    await train(hook, ah.JSONLinesHook(path, ["total"]), runs=3)
     assert "no-such-scheme" in (hook.statistics().error or "")
-    assert send_unsent(tmp_path / "unsent.jsonl", mlflow_tracker(tmp_path / "mlruns")) == 3
+    tracker = mlflow_tracker(tmp_path / "mlruns")
+    for record in ah.hooks.read_records(path):
+        step, time = record.pop("step"), record.pop("time")
+        tracker.log_metrics(record, step, time)
     assert mlflow_points(tmp_path / "mlruns", "total") == [(1, 0), (2, 1), (3, 2)]
 
 
@@ -244,7 +233,7 @@ async def test_wandb_has_the_end_of_the_run_which_is_there_for_others(tmp_path: 
     that fails says so.
     """
     tracker = WandbTracker(project="digits", dir=str(tmp_path))
-    hook = hook_of(tracker, tmp_path)
+    hook = hook_of(tracker)
     runs: list[Any] = []
 
     async def look(context: ah.SessionRunContext, values: object) -> None:
@@ -256,7 +245,7 @@ async def test_wandb_has_the_end_of_the_run_which_is_there_for_others(tmp_path: 
     assert (runs[0].project, tracker.run) == ("digits", None)
     with pytest.raises(ZeroDivisionError):
         await train(
-            hook_of(tracker, tmp_path),
+            hook_of(tracker),
             FaultInjectionHook({("before_run", 2): ZeroDivisionError()}),
             runs=2,
         )

@@ -248,7 +248,6 @@ VALUES = [
         value(every=10),
         value(max_queue=0),
         value(drain_secs=-1),
-        value(unsent_path=""),
         other("values", values="loss"),
     ),
     *refusals(

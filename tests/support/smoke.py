@@ -227,7 +227,6 @@ async def mlflow() -> None:
             tracker,
             ["loss"],
             every=ah.Every(steps=1),
-            unsent_path=FOLDER / "mlflow.jsonl",
             drain_secs=60,
         )
     )
@@ -252,7 +251,6 @@ async def wandb() -> None:
             tracker,
             ["loss"],
             every=ah.Every(steps=1),
-            unsent_path=FOLDER / "wandb.jsonl",
             drain_secs=60,
         )
     )

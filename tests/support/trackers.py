@@ -1,13 +1,10 @@
-"""A tracker that fails and hangs where a test says, and what its file of unsent metrics has."""
+"""A tracker that fails and hangs where a test says."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-
-from aiohooks.adapters.trackers import send_unsent
 
 Metrics = dict[str, float]
 
@@ -83,16 +80,3 @@ class ScriptedTracker:
 
     def __repr__(self) -> str:
         return "ScriptedTracker()"
-
-
-def kept(path: Path) -> list[int] | None:
-    """Return the steps of the metrics in a file, as they would be sent; None if there is no
-    file.
-    """
-    if not path.exists():
-        return None
-    tracker = ScriptedTracker()
-    text = path.read_bytes()
-    send_unsent(path, tracker)
-    path.write_bytes(text)
-    return tracker.steps
