@@ -547,7 +547,7 @@ class EarlyStoppingHook(FetchingHook):
             return
         self.best, self.best_step = state["best"], state["best_step"]
         if self._restore_best:
-            self.best_states = state["best_states"]
+            self.best_states = self._checked_best_states(state["best_states"])
         in_recovery = (
             self._coord is not None
         )  # the stop has been requested already, whatever the state says
@@ -565,6 +565,17 @@ class EarlyStoppingHook(FetchingHook):
         if self.reason is not None and state["ended"] and not in_recovery:
             logger.info("resuming a run that had ended: %s; its patience starts again", self.reason)
             self.reason, self.waited, self._since = None, 0, None
+
+    def _checked_best_states(self, states: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the states, if they are those of the objects of `restore_best`."""
+        # Without a best observation there are none.
+        if states and states.keys() != self._restore_best.keys():
+            raise InvalidArgumentError(
+                f"the checkpoint has the best states of {', '.join(map(repr, states))}, and"
+                f" restore_best is {', '.join(map(repr, self._restore_best))}; name the objects as"
+                " before"
+            )
+        return states
 
     def __repr__(self) -> str:
         state = "" if self.best is None else f", best={self.best:g} at step {self.best_step}"

@@ -445,6 +445,16 @@ async def test_the_best_states_survive_a_restart_and_a_recovery(tmp_path: Path) 
         assert model.weights.tolist() == [BEST_STEP, BEST_STEP]
 
 
+async def test_an_object_that_was_renamed_is_refused_when_the_session_opens() -> None:
+    """Its best state belongs to another name, and would be missed after the last step."""
+    hook = EarlyStoppingHook("loss", patience=2, restore_best={"model": Model()})
+    await stopped_at([1, 2], hook)
+    renamed = EarlyStoppingHook("loss", patience=2, restore_best={"network": Model()})
+    await renamed.begin()
+    with invalid("best states of 'model'", "restore_best is 'network'"):
+        renamed.load_state_dict(hook.state_dict())
+
+
 async def test_states_of_an_evaluation_elsewhere() -> None:
     """What was evaluated is given with the value: the model has changed since."""
     model = Model()
