@@ -16,6 +16,7 @@ from tests.fuzz.explored.harness import Program, Result, explored, in_a_place
 from tests.fuzz.explored.injected_bugs import FAULTY
 from tests.fuzz.explored.scenarios import SCENARIOS
 from tests.fuzz.random_programs import injected_bugs, model
+from tests.fuzz.random_programs.programs import draw_with_group
 from tests.fuzz.random_programs.records import TrackedTask
 
 
@@ -35,6 +36,9 @@ PROGRAMS |= {
     for one in signals.SCENARIOS
 }
 PROGRAMS["random sessions"] = Program(model.run, _RANDOM, TrackedTask, times=100)
+PROGRAMS["random groups"] = Program(
+    partial(model.run, draw_with_group), _RANDOM, TrackedTask, times=50
+)
 BUGS: dict[str, Bug] = {
     name: Bug(in_a_place(one), finding) for name, (one, finding) in FAULTY.items()
 }

@@ -12,7 +12,7 @@ import contextlib
 import contextvars
 import functools
 import itertools
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import anyio
@@ -21,7 +21,14 @@ import aiohooks as ah
 from aiohooks._core.cancel import current_task
 from aiohooks.errors import SessionClosedError
 from aiohooks.testing import may_happen
-from tests.fuzz.random_programs.programs import OPERATIONS, Action, HookSpec, Program, Script
+from tests.fuzz.random_programs.programs import (
+    CALLS,
+    OPERATIONS,
+    Action,
+    HookSpec,
+    Program,
+    Script,
+)
 from tests.fuzz.random_programs.records import HARNESS, Record, Recorder, SessionRecord, TrackedTask
 
 GRACE_SECS = 300.0
@@ -67,18 +74,27 @@ class ScriptedHook(ah.SessionRunHook):
         self.scripts = dict(self.spec.methods)
         self.asked: tuple[int, int] | None = None
 
-    async def call(self, name: str, raw: Any = None, token: int = 0, attempt: int = 0) -> Any:
-        queued = self.spec.background and name in ("after_run", "notify")
+    async def call(
+        self,
+        method: str,
+        raw: Any = None,
+        token: int = 0,
+        attempt: int = 0,
+        name: str | None = None,
+    ) -> Any:
+        """Run the script of a method; `name` is that of its record, by default the method's."""
+        queued = self.spec.background and method in ("after_run", "notify")
         record = Record(
             "queued" if queued else "hook",
-            name,
+            name or method,
             self.record,
             0 if queued else token,
             is_library=False,
         )
-        record.hook, record.attempt = self, attempt
+        record.hook = self
+        record.attempt = attempt
         await self.execution.watch(
-            record, self.execution.run(self.scripts[name], Place(self.record, raw))
+            record, self.execution.run(self.scripts[method], Place(self.record, raw))
         )
         return record
 
@@ -117,6 +133,9 @@ class _Methods:
         await self.call("close")
 
 
+Members = tuple[int, ...]
+
+
 class Watchers:
     """A lifecycle of its own, for a `HookGroup`."""
 
@@ -125,6 +144,17 @@ class Watchers:
 
     async def ask(self, token: int) -> Any:
         """Ask something."""
+
+    @ah.point("chain")
+    async def convert(self, members: Members, *, token: int) -> Members:
+        """Return the members with one more."""
+        return members
+
+    @ah.point("wrap")
+    async def wrap(  # type: ignore[empty-body]
+        self, token: int, call_next: Callable[[int], Awaitable[Members]]
+    ) -> Members:
+        """Return the members that the call has passed."""
 
 
 class _MemberMethods:
@@ -140,6 +170,18 @@ class _MemberMethods:
     async def ask(self: Any, token: int) -> Any:
         await self.call("ask", token=token)
         return self.number
+
+    async def convert(self: Any, members: Members, *, token: int) -> Members:
+        await self.call("convert", token=token)
+        return (*members, self.number)
+
+    async def wrap(
+        self: Any, token: int, call_next: Callable[[int], Awaitable[Members]]
+    ) -> Members:
+        await self.call("wrap", token=token)
+        members = await call_next(token)
+        await self.call("wrap", token=token, name=f"end of wrap {self.number}")
+        return (self.number, *members)
 
 
 class Member:
@@ -685,21 +727,48 @@ class Execution(Recorder):
         await self._run_and_check("hooked", place.step.run_with_hooks, action.n % 3, place, session)
 
     async def do_call(self, action: Action, place: Place) -> None:
-        """Call the group: `notify` of the composite, or `ask` of all members."""
+        """Call the group: `notify`, `convert` or `wrap` of the composite, or `ask` of all
+        members.
+        """
         group, session = self.group, self.group_record
         if group is None:
             return
         token = next(self._tokens)
-        coro = group.call(Watchers.ask, token) if action.n else group.hooks.notify(token)
-        record = Record("call", "ask" if action.n else "notify", session, token, is_library=True)
-        answers = await self.watch(record, coro)
-        expected = [
-            number for number, spec in enumerate(session.specs) if "ask" in dict(spec.methods)
-        ]
-        expected.sort(key=lambda number: session.specs[number].order)
-        logged = any(spec.on_error == "log" for spec in session.specs)
-        if action.n and answers != expected and not logged:
-            self.wrong.append(f"ask returned {answers}, not {expected}")
+        innermost_calls = 0
+
+        async def innermost(token: int) -> Members:
+            nonlocal innermost_calls
+            innermost_calls += 1
+            return ()
+
+        name = CALLS[action.n]
+        calls: dict[str, Callable[[], Coroutine[Any, Any, Any]]] = {
+            "notify": lambda: group.hooks.notify(token),
+            "ask": lambda: group.call(Watchers.ask, token),
+            "convert": lambda: group.hooks.convert((), token=token),
+            "wrap": lambda: group.hooks.wrap(token, innermost),
+        }
+        record = Record("call", name, session, token, is_library=True)
+        result = await self.watch(record, calls[name]())
+        if name == "notify":
+            return
+        if name == "wrap" and innermost_calls != 1:
+            self.wrong.append(f"wrap made the innermost call {innermost_calls} times")
+        self._check_members(name, list(result))
+
+    def _check_members(self, name: str, members: list[int | None]) -> None:
+        """Check that a result is that of all members with the method, in their order.
+
+        A member whose error is only logged has no result, or None.
+        """
+        specs = self.group_record.specs
+        expected = [number for number, spec in enumerate(specs) if name in spec.names]
+        expected.sort(key=lambda number: specs[number].order)
+        if any(spec.on_error == "log" for spec in specs):
+            expected = [number for number in expected if number in members]
+            members = [number for number in members if number is not None]
+        if members != expected:
+            self.wrong.append(f"{name} returned {members}, not {expected}")
 
     async def do_aclose(self, action: Action, place: Place) -> None:
         session = place.session

@@ -11,13 +11,13 @@ import asyncio
 import contextlib
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import permutations
 
 from aiohooks import errors
 from aiohooks.testing import choose
 from tests.fuzz.random_programs.execution import Execution, RecoverableError
-from tests.fuzz.random_programs.programs import draw
+from tests.fuzz.random_programs.programs import Program, draw
 from tests.fuzz.random_programs.records import Record, SessionRecord, TrackedTask, flat, reachable
 
 ENDED = (
@@ -28,7 +28,7 @@ ENDED = (
 )
 
 
-async def run() -> None:
+async def run(draw_program: Callable[[], Program] = draw) -> None:
     """Run a program that the schedule chooses, on a loop with or without debug mode and eager
     tasks; it is to be explored.
     """
@@ -38,7 +38,7 @@ async def run() -> None:
     loop.set_debug(mode == "debug")
     if mode == "eager" and sys.version_info >= (3, 12):
         loop.set_task_factory(asyncio.create_eager_task_factory(TrackedTask))
-    execution = Execution(draw())
+    execution = Execution(draw_program())
     with _collecting_logs(logs):
         await execution.execute()
     execution.logs = logs

@@ -14,6 +14,8 @@ from aiohooks.testing import choose
 
 PHASES = ("begin", "after_create_session", "before_run", "after_run", "end", "close")
 OPERATIONS = ("a", "b", "train", "raw", "replace")
+CALLS = ("notify", "ask", "convert", "wrap")
+"""The calls of the group."""
 ERRORS = ("plain", "recoverable", "clean end", "takes no note", "group")
 
 
@@ -105,13 +107,40 @@ def draw() -> Program:
             _hook(f"hook {number}") for number in range(choose(2, 0, 1, 3, 4, name="hooks"))
         ),
         members=tuple(
-            _member(f"member {number}") for number in range(choose(0, 0, 1, 2, 3, name="members"))
+            _member(f"member {number}")
+            for number in range(choose(0, 0, 1, 2, 3, 3, name="members"))
         ),
         operations=tuple(_Drawn(f"operation {name}").script("op") for name in OPERATIONS),
         graph=choose(True, True, False, name="graph"),
         recovers=choose(True, True, False, name="recovers"),
         joins=choose(True, True, False, name="joins"),
     )
+
+
+def draw_with_group() -> Program:
+    """Draw a program whose callers mostly call the group."""
+    members = range(choose(2, 3, 4, name="members"))
+    callers = range(choose(1, 2, name="callers"))
+    return Program(
+        callers=tuple(_calls(f"caller {number}") for number in callers),
+        members=tuple(_member(f"member {number}") for number in members),
+        graph=False,
+        joins=choose(True, True, False, name="joins"),
+    )
+
+
+def _calls(name: str) -> Script:
+    """Draw the calls of the group that a caller makes, some of them at the same time."""
+    drawn = _Drawn(name)
+    actions: list[Action] = []
+    for _ in range(drawn(2, 1, 3)):
+        calls = [Action("call", drawn(2, 3, 3, 0, 1)) for _ in range(drawn(1, 1, 2))]
+        actions += drawn.script("body", 1)
+        actions.append(Action("together", 3, 1, scripts=((), *((call,) for call in calls))))
+        wrapped = drawn("", "", "catch", "timeout", "scope")
+        if wrapped:
+            actions[-1:] = [Action(wrapped, drawn(3, 1, 2, 6), 1, ((actions[-1],),))]
+    return tuple(actions)
 
 
 def _hook(name: str) -> HookSpec:
@@ -127,7 +156,12 @@ def _hook(name: str) -> HookSpec:
 def _member(name: str) -> HookSpec:
     drawn = _Drawn(name)
     names = drawn(
-        ("notify", "ask"), ("notify",), ("ask",), ("__aenter__", "notify", "ask", "__aexit__")
+        CALLS,
+        ("notify", "ask"),
+        ("convert", "wrap"),
+        ("__aenter__", *CALLS, "__aexit__"),
+        ("notify",),
+        ("ask", "wrap"),
     )
     return drawn.spec([(one, _Drawn(f"{name}.{one}").script("member")) for one in names])
 
@@ -140,7 +174,9 @@ def _body(name: str) -> Script:
     """Draw what a caller does inside the block."""
     drawn, actions = _Drawn(name), list[Action]()
     for _ in range(drawn(2, 1, 3)):
-        kind = drawn("run", "run", "run", "step_fn", "script", "background", "until", "call")
+        kind = drawn(
+            "run", "run", "run", "step_fn", "script", "background", "until", "call", "call"
+        )
         if kind == "script":
             actions += drawn.script("body")
         elif kind == "step_fn":
@@ -151,7 +187,8 @@ def _body(name: str) -> Script:
         elif kind in ("background", "until"):
             actions.append(Action(kind, scripts=(drawn.script("task"),)))
         else:
-            actions.append(Action(kind, drawn(0, 1, 2) if kind == "run" else drawn(0, 1)))
+            numbers = (0, 1, 2) if kind == "run" else range(len(CALLS))
+            actions.append(Action(kind, drawn(*numbers)))
         wrapped = drawn("", "", "", "catch", "timeout", "scope", "group")
         if wrapped and actions:
             last = (actions[-1],)
@@ -215,7 +252,8 @@ class _Drawn:
             )
         if kind in special:
             return self._special(kind, place, depth + 1)
-        return Action(kind, self(0, 1) if kind == "call" else self(1, 2, 3, 5, 8))
+        numbers = range(len(CALLS)) if kind == "call" else (1, 2, 3, 5, 8)
+        return Action(kind, self(*numbers))
 
     def _special(self, kind: str, place: str, depth: int) -> Action:
         if kind in ("cancelled", "third_party", "stale") or (kind == "stop" and place != "member"):
