@@ -1,7 +1,7 @@
 """`monitored_training_session`: which hooks a chief and a worker get, in which order, and what
 depends on what.
 
-Intended differences from TensorFlow (O62 and O63 in docs/reference/tensorflow-tests.md): a saver is
+Intended differences from TensorFlow (O62 and O63 in tests/tensorflow/ORIGINAL_TESTS.md): a saver is
 turned off by None, none of the default hooks depends on another one, their order is always the
 same, and the steps per second are logged without any directory.
 """

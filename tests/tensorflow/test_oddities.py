@@ -1,7 +1,7 @@
 """The original's oddities (O1-O68 in the table), where ours does the better thing: stopping,
 ending, background work.
 
-Those that a test elsewhere has are named in docs/reference/tensorflow-tests.md, and not here again.
+Those that a test elsewhere has are named in tests/tensorflow/ORIGINAL_TESTS.md, and not here again.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from tests.support.source import ROOT, tree
 
 pytestmark = pytest.mark.every_python
 
-PAGE = ROOT / "docs" / "reference" / "tensorflow-tests.md"
+PAGE = ROOT / "tests" / "tensorflow" / "ORIGINAL_TESTS.md"
 NOT_APPLICABLE = "not applicable: "
 AS_ABOVE = re.compile(r"as (\d+)")
 REFERENCE = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
