@@ -135,11 +135,8 @@ class Membership:
 
     async def flush(self, timeout: float | None) -> None:
         """Wait until the engine knows the members, `timeout` seconds at most."""
-        if self._sending is None:
-            return
-        if timeout is None:
-            await self._connection.outages.wait_in_opening(self._sending)
-        await wait_done([self._sending], timeout)
+        if self._sending is not None:
+            await wait_done([self._sending], timeout)
 
     def stop(self) -> None:
         """Send nothing any more."""

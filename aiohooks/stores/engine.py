@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -129,5 +128,3 @@ class EngineLink:
     """Ends all calls and waits with an error, for good."""
     spawn: Callable[[Coroutine[Any, Any, Any], str], asyncio.Task[Any]]
     """Starts a task of the store's, with what it is for; it is cancelled before `close`."""
-    outage: Callable[[], AbstractContextManager[None]]
-    """Marks the time of a block as one in which the engine does not answer."""

@@ -17,6 +17,7 @@ from aiohooks._core.clock import current_clock, monotonic_now, secs_text
 from aiohooks._core.fork import call_after_fork
 from aiohooks._core.reports import Awaited
 from aiohooks._core.validate import check_choice, check_secs
+from aiohooks._core.waits import wait_for_others
 from aiohooks.errors import InvalidArgumentError, StoreDamagedError, StoreResetError
 from aiohooks.stores._connection import Connection, StoreTasks, Writes
 from aiohooks.stores._membership import Membership
@@ -115,7 +116,6 @@ class SharedStepStore(StepStore):
             observe=lambda snapshot: self._watcher.observe(snapshot),
             fail=self._connection.fail,
             spawn=self._tasks.spawn,
-            outage=self._connection.outages.outage,
         )
         engine.attach(link)
         self._members = Membership(self._connection, lease_secs)
@@ -180,9 +180,7 @@ class SharedStepStore(StepStore):
             self._writes.check_loss()
         # Nothing is reported while nothing waits: read the run before a wait that would fail.
         if self._waits.unreachable is not None and step > self._waits.latest.step:
-            refreshing = self._watcher.refresh()
-            await self._connection.outages.wait_in_opening(refreshing)
-            await wait_done([refreshing], None)
+            await wait_for_others(wait_done([self._watcher.refresh()], None))
 
     def _subscribe(self, step: int | None) -> None:
         if self._watcher.leases.silences:
@@ -215,7 +213,7 @@ class SharedStepStore(StepStore):
         self._members.update(publisher)
 
     async def flush(self, timeout: float | None = None) -> None:
-        await self._members.flush(timeout)
+        await wait_for_others(self._members.flush(timeout))
 
     # The chief.
 
@@ -393,7 +391,7 @@ class SharedStepStore(StepStore):
         for publisher in self._waits.publishers.here:
             publisher.close()
         self._step_down(None)
-        await self.flush(_CLOSE_SECS)
+        await self._members.flush(_CLOSE_SECS)
         self._members.stop()
 
     def __reduce__(self) -> NoReturn:
