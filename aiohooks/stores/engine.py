@@ -56,9 +56,9 @@ class Engine(abc.ABC):
 
         If there is no run any more, another one than before (`Snapshot.run_id`), or an older copy,
         the engine has lost data. Then it applies `RunState.follow` with what this process knows
-        (`EngineLink.waits`), and the run has another id than the lost one. Requests and reports of
-        a run with another id than the known one must fail, and end the connection; so must a
-        request that `RunState` has answered with "lost".
+        (`waits.known_run` of its link), and the run has another id than the lost one. Requests and
+        reports of a run with another id than the known one must fail, and end the connection; so
+        must a request that `RunState` has answered with "lost".
         """
 
     async def watch(self) -> None:  # noqa: B027 - only if it is `remote`
