@@ -37,11 +37,6 @@ def opening_until(until: Callable[[Awaitable[Any]], Awaitable[Any]]) -> Generato
         _wait_or_stop.reset(token)
 
 
-def is_opening() -> bool:
-    """Return whether this code is part of the opening of a session."""
-    return _wait_or_stop.get() is not None
-
-
 async def wait_for_others(waiter: Awaitable[T]) -> T:
     """Await something that only another process can bring about.
 

@@ -10,8 +10,7 @@
     memory          MemoryStepStore, for one process
     engine          Engine: what an engine provides, and EngineLink: what its store offers to it
     _connection     Connection: outages, repeated calls; Writes: combined advances
-    _membership     Membership: the members of this process, and their announcement
-    _run_watcher    RunWatcher: snapshots of the run, and the leases of other processes
+    _members        Members: the members of this process and of the others, and their leases
     shared          SharedStepStore: a store of several processes, over an engine
     local/          LocalEngine, for the processes of one machine: SQLite
     redis/          RedisEngine: Redis or Valkey

@@ -6,17 +6,15 @@ Calls outlast its loss; writes are sent one after the other.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 from asyncio import get_running_loop
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from aiohooks._core.cancel import new_task, wait_done
 from aiohooks._core.clock import sleep, wake
-from aiohooks._core.waiters import Waiters
-from aiohooks._core.waits import Backoff, is_opening, wait_for_others
+from aiohooks._core.waits import Backoff, wait_for_others
 from aiohooks.errors import (
     AiohooksError,
     StaleTermError,
@@ -27,6 +25,7 @@ from aiohooks.errors import (
     copy_error,
 )
 from aiohooks.stores._protocol import (
+    ENGINE_ERRORS,
     MAX_STEP,
     Answer,
     EngineError,
@@ -71,7 +70,9 @@ class StoreTasks:
 
     def _on_done(self, task: asyncio.Task[Any]) -> None:
         del self.running[task]
-        if not task.cancelled() and (error := task.exception()) is not None:
+        error = None if task.cancelled() else task.exception()
+        # The errors of an engine end a connection, which is logged there.
+        if error is not None and not isinstance(error, ENGINE_ERRORS):
             logger.error("%s failed", task.get_name(), exc_info=error)
 
     async def cancel(self, secs: float) -> None:
@@ -80,42 +81,6 @@ class StoreTasks:
         for task in late:
             task.cancel()
         await wait_done(late, secs)
-
-
-class Outages:
-    """The outages of an engine.
-
-    A session that opens may wait for what a task of its store requests. From an outage on, a stop
-    ends this wait.
-    """
-
-    def __init__(self) -> None:
-        self._current = 0
-        self._waiters = Waiters()
-
-    @contextlib.contextmanager
-    def outage(self) -> Generator[None]:
-        """Mark the time of this block as an outage, in which the engine does not answer."""
-        self._current += 1
-        self._waiters.wake()
-        try:
-            yield
-        finally:
-            self._current -= 1
-
-    async def wait_in_opening(self, answer: asyncio.Future[Any]) -> None:
-        """Wait until `answer` is done, if a session is being opened by this code.
-
-        A session whose engine answers is opened even after a stop, and its hooks see the end. So
-        this waits like `wait_for_others` only from an outage on.
-        """
-        if not is_opening():
-            return
-        if not self._current:
-            with self._waiters.added() as outage:
-                await asyncio.wait([answer, outage], return_when=asyncio.FIRST_COMPLETED)
-        if not answer.done():
-            await wait_for_others(wait_done([answer], None))
 
 
 class Connection:
@@ -137,13 +102,12 @@ class Connection:
 
         Args:
             engine: the engine.
-            tasks: starts the task that keeps the connection.
+            tasks: starts the tasks of the connection.
             connect: connects the engine, and processes its first snapshot.
             lease_secs: the time in which leases run out unless there is a connection.
         """
         self.engine: Engine = engine
         self.tasks: StoreTasks = tasks
-        self.outages: Outages = Outages()
         self.is_open: bool = False
         """Whether waits may begin: the engine has been connected, and has not failed since."""
         self.has_failed: bool = False
@@ -155,19 +119,17 @@ class Connection:
         max_pause_secs = min(_MAX_PAUSE_SECS, lease_secs / 4)
         self._backoff = Backoff(initial_secs=0.05, max_secs=max_pause_secs)
         self._keeping: asyncio.Task[None] | None = None
-        # What callers wait for: pending while a connection is made. Its result is None when the
-        # connection is there, and otherwise the error that ends the calls. A new one takes its
-        # place when that changes; None before the first connection is begun.
-        self._ready: asyncio.Future[Exception | None] | None = None
-        self._settled = Waiters()  # the calls that wait before they are tried again
+        self._reporting: asyncio.Task[None] | None = None
+        # The current connection, which callers wait for. It is pending while it is made. Its result
+        # is None when it is there, and otherwise the error that ends the calls.
+        self._current: asyncio.Future[Exception | None] | None = None
 
     # Calls.
 
     async def call(self, request: Callable[[], Awaitable[T]]) -> T:
-        """Await `request()`, again after a pause each time the engine is unavailable."""
-        attempt = 0
+        """Await `request()`, again over a new connection each time the engine is unavailable."""
         while True:
-            await self.wait()
+            used = await self.wait()
             try:
                 return await request()
             except (StoreRefusedError, StoreResetError):
@@ -175,107 +137,86 @@ class Connection:
             except StoreDamagedError as error:
                 self.fail(error)  # no other request can succeed, either
                 raise
-            except StoreUnavailableError:
+            except StoreUnavailableError as error:
                 if not self.engine.remote:
                     raise  # there is no connection that could be made again
-            attempt += 1
-            with self.outages.outage():
-                pause = self._settled.wait(
-                    self._backoff.pause_secs(attempt), self.engine.link.clock
-                )
-                await wait_for_others(pause)
+                if used is self._current:
+                    self._lose(error)
 
-    async def wait(self) -> None:
-        """Wait until there is a connection, or raise the error that ends the calls."""
-        ready: asyncio.Future[Exception | None] | None = None
-        while ready is None or ready is not self._ready:  # otherwise it has been lost again
-            ready = self._ready or self._begin()
-            if not ready.done():
-                await wait_for_others(wait_done([ready], None))
-            error = ready.result()
-            if isinstance(error, AiohooksError):
-                raise copy_error(error)
+    async def wait(self) -> asyncio.Future[Exception | None]:
+        """Wait until there is a connection and return it, or raise the error that ends the calls.
+
+        If a session is being opened here, a stop of it ends the wait.
+        """
+        while True:
+            current = self._current or self._begin()
+            if not current.done():
+                await wait_for_others(wait_done([current], None))
+            error = current.result()
             if error is not None:
-                raise error
-
-    def _settle(self, result: Exception | None) -> None:
-        """Let callers continue: None if there is a connection, or the error that they raise."""
-        self.is_open = result is None
-        if self._ready is None or self._ready.done():
-            self._ready = get_running_loop().create_future()
-        self._ready.set_result(result)
-        self._settled.wake()
+                raise copied(error)
+            if current is self._current:  # otherwise it has been lost again
+                return current
 
     # The connection.
 
     def _begin(self) -> asyncio.Future[Exception | None]:
         """Start the task that connects, and return what its callers wait for."""
-        self._ready = get_running_loop().create_future()
+        self._current = get_running_loop().create_future()
         self._keeping = self.tasks.spawn(self._keep(), "connection")
-        return self._ready
+        return self._current
 
     async def _keep(self) -> None:
         """Connect, in several attempts if need be, and again whenever the connection is lost."""
-        clock = self.engine.link.clock
-        began = clock.now()
-        has_connected = False
+        link = self.engine.link
+        gives_up_at = link.clock.now() + link.connect_timeout
         attempt = 0
         while True:
-            error = await self._try_to_connect()
-            if error is None:
+            began = link.clock.now()
+            try:
+                await self._connect()
+                self._open()
                 if not self.engine.remote:
                     return
-                has_connected = True
-                connected_at = clock.now()
-                error = await self._watch()
-                # A connection that has lasted is made again soon, others less and less often.
-                if clock.now() - connected_at > _MAX_PAUSE_SECS:
-                    attempt = 0
+                await self._watch()
+            except Exception as raised:
+                # Errors that no engine should raise are caught as well: without this task all
+                # callers would wait indefinitely.
+                error = raised
+            await self._disconnect()
+            now = link.clock.now()
+            # A connection that has lasted is made again soon, others less and less often.
+            if now - began > _MAX_PAUSE_SECS:
+                attempt = 0
             attempt += 1
             pause_secs = self._backoff.pause_secs(attempt)
-            if has_connected and isinstance(error, StoreDamagedError):
-                self.fail(error)
-                return
-            if not has_connected and self._is_final(error, clock.now() + pause_secs - began):
+            if self.is_open:
+                if isinstance(error, StoreDamagedError):
+                    return self.fail(error)
+                self._lose(error)
+            elif type(error) is not StoreUnavailableError or now + pause_secs >= gives_up_at:
                 self._settle(error)
-                self._ready = None  # the next call tries again
+                self._current = None  # the next call tries again
                 return
-            self._note_outage(error, is_first=not has_connected)
-            with self.outages.outage():
-                await sleep(pause_secs, clock)
+            logger.info("run %s: %s; trying again", link.run, error)
+            await sleep(pause_secs, link.clock)
 
-    def _is_final(self, error: Exception, secs: float) -> bool:
-        """Return whether the first connection is given up, `secs` after it was begun."""
-        if isinstance(error, StoreRefusedError) or not isinstance(error, StoreUnavailableError):
-            return True
-        return not self.engine.remote or secs > self.engine.link.connect_timeout
-
-    async def _try_to_connect(self) -> Exception | None:
-        """Connect, and return the error if that fails."""
-        try:
-            await self._connect()
-        except Exception as error:
-            # Errors that no engine should raise are caught as well: without this task all callers
-            # would wait indefinitely.
-            await self._disconnect()
-            return error
+    def _open(self) -> None:
+        link = self.engine.link
         if self.lost_at is not None:
-            link = self.engine.link
             secs = link.clock.now() - self.lost_at
             logger.info("run %s: connected again after %.1f s", link.run, secs)
-        self.lost_at = None
+            self.lost_at = None
         self._settle(None)
-        return None
 
-    async def _watch(self) -> Exception:
-        """Let the engine report, and return the error that ends this."""
-        error: Exception = StoreUnavailableError("the engine has ended the connection")
-        try:
-            await self.engine.watch()
-        except Exception as raised:
-            error = raised
-        await self._disconnect()
-        return error
+    async def _watch(self) -> None:
+        """Let the engine report until the connection is lost, and raise the error."""
+        # In a task of its own: a report runs through no other file than the engine's.
+        self._reporting = self.tasks.spawn(self.engine.watch(), "reports")
+        await wait_done([self._reporting], None)
+        if not self._reporting.cancelled():
+            self._reporting.result()
+        raise StoreUnavailableError("the engine has ended the connection")
 
     async def _disconnect(self) -> None:
         """Disconnect the engine, and log an error of that: it ends nothing else."""
@@ -284,19 +225,23 @@ class Connection:
         except Exception:
             logger.exception("run %s: disconnecting has failed", self.engine.link.run)
 
-    def _note_outage(self, error: Exception, *, is_first: bool) -> None:
-        """Begin an outage, or log that it continues; the first connection is only logged."""
-        link = self.engine.link
-        if is_first:
-            logger.info("run %s: %s; trying again", link.run, error)
-            return
+    def _lose(self, error: Exception) -> None:
+        """Let calls wait for another connection; harmless if this one is lost already."""
         if self.lost_at is not None:
-            secs = link.clock.now() - self.lost_at
-            logger.info("run %s: still disconnected after %.0f s: %s", link.run, secs, error)
             return
+        link = self.engine.link
         logger.warning("run %s: the connection is lost, trying again: %s", link.run, error)
         self.lost_at = link.clock.now()
-        self._ready = get_running_loop().create_future()
+        self._current = get_running_loop().create_future()
+        if self._reporting is not None:
+            self._reporting.cancel()
+
+    def _settle(self, result: Exception | None) -> None:
+        """Let callers continue: None if there is a connection, or the error that they raise."""
+        self.is_open = result is None
+        if self._current is None or self._current.done():
+            self._current = get_running_loop().create_future()
+        self._current.set_result(result)
 
     # The end.
 
@@ -316,11 +261,17 @@ class Connection:
 
     def _stop(self, error: Exception) -> None:
         """Let all calls end with an error."""
-        if self._keeping is not None:
-            self._keeping.cancel()
-            self._keeping = None
+        for task in (self._keeping, self._reporting):
+            if task is not None:
+                task.cancel()
+        self._keeping = None
         self.lost_at = None
         self._settle(error)
+
+
+def copied(error: Exception) -> Exception:
+    """Return an error for another caller, which collects its own traceback."""
+    return copy_error(error) if isinstance(error, AiohooksError) else error
 
 
 class _PendingWrite:
@@ -369,8 +320,7 @@ class Writes:
             self._sending, self._send_all, "writing"
         )
         try:
-            await self._connection.outages.wait_in_opening(write.answer)
-            answer = await write.answer
+            answer = await wait_for_others(write.answer)
         finally:
             write.answer.cancel()  # a stop has ended the wait
         if isinstance(answer, Position):
@@ -413,8 +363,7 @@ class Writes:
             # Errors that no engine should raise are caught as well: otherwise the callers would
             # wait indefinitely. Each caller gets a copy, which collects its own traceback.
             for write in batch:
-                copied = copy_error(error) if isinstance(error, AiohooksError) else error
-                wake(write.answer, copied)
+                wake(write.answer, copied(error))
             return
         # The engine returns where all writes have led to: walk back to the step of each advance.
         step = reached.step

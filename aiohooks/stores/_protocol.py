@@ -133,6 +133,11 @@ class Snapshot(NamedTuple):
         return self.ready and bool(self.members or self.last_exit is None)
 
 
+def exit_writer(process: str) -> str:
+    """Return the writer of the exits of a process, which are numbered on their own."""
+    return f"{process}/"
+
+
 # What users see of a store and of a run.
 
 
@@ -148,8 +153,7 @@ class StoreStatistics:
         watching: how many iterations of `changes` wait for the next position.
         publishers: the names of the registered publishers, in order.
         waits: how many `wait_for` have been parked so far.
-        waiting_secs: for how long there has been a parked `wait_for` without a break; None if there
-            is none.
+        waiting_secs: for how long there has been a wait without a break; None if there is none.
     """
 
     latest: Position

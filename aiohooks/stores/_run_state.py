@@ -22,6 +22,7 @@ from aiohooks.stores._protocol import (
     Request,
     Snapshot,
     Write,
+    exit_writer,
 )
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
@@ -67,22 +68,30 @@ class RunState:
             self._leave(request)
         return self._answer("ok")
 
-    def follow(self, lost: Position, term: int, leader: str) -> None:
-        """Follow a run that the engine has lost, and that a process knew up to here.
+    def follow(self, lost: Snapshot) -> None:
+        """Follow a run that the engine has lost, as a process knew it.
 
         The epoch is later than any of the lost run, so that no step falls within an epoch. The
         first process that knew it decides on the step, unless a chief has decided on it before. The
-        chief of the latest term may lead on, and no other one.
+        chief of the latest term may lead on, and no other one. Members whose processes have not
+        returned yet have the time of their lease for that.
         """
         epoch, step = self.position
-        if self.position == _START and (self.term < term or not self.term):
-            step = lost.step
-        self.position = Position(max(epoch, lost.epoch + 1), step)
-        if self.term < term:
-            self.term = term
-            self.leader = leader
+        if self.position == _START and (self.term < lost.term or not self.term):
+            step = lost.position.step
+        self.position = Position(max(epoch, lost.position.epoch + 1), step)
+        if self.term < lost.term:
+            self.term = lost.term
+            self.leader = lost.leader
             self.members = {id: member for id, member in self.members.items() if not member.term}
-            self.revision += 1
+        returned = {member.process for member in self.members.values()}
+        for member in lost.members:
+            # A process that has left something since had announced its members before.
+            if member.process in returned or exit_writer(member.process) in self.answers:
+                continue
+            if not self._is_term_over(member.term, member.process):
+                self.members[member.id] = member
+        self.revision += 1
 
     def snapshot(self, run_id: str = "") -> Snapshot:
         return Snapshot(

@@ -35,6 +35,7 @@ from aiohooks.stores._protocol import (
     MAX_STEP,
     Member,
     Position,
+    Snapshot,
     StoreStatistics,
     Term,
     checked_step,
@@ -44,7 +45,6 @@ from aiohooks.stores._protocol import (
 )
 from aiohooks.stores.publishers import (
     Publisher,
-    PublisherExit,
     Publishers,
     publisher_summary,
     publishers_held_up,
@@ -126,14 +126,10 @@ class WaitRegistry:
         """
         self.steps_waited: int = 0
         """The number of waits for a step so far that did not end immediately."""
-        self.term: int = 0
-        """The number of the latest term."""
-        self.leader: str = ""
-        """The process that it was granted to; empty in the store of one process."""
-        self.is_initialised: bool = False
-        """Whether the chief has initialised what the workers need."""
+        self.snapshot: Snapshot = Snapshot(position, revision=-1)
+        """The latest one of the run; only `latest` has the latest position."""
         self.waiting_since: float | None = None
-        """Since when there has been a wait for a step, without a break."""
+        """Since when there has been a wait for a step or a change, without a break."""
         self._clock = current_clock()
         self._subscribe = subscribe
         self._on_publisher_changed = on_publisher_changed
@@ -191,7 +187,7 @@ class WaitRegistry:
                 on_timeout = functools.partial(self._time_out, threshold, waiter, self._clock.now())
                 timer = self._clock.call_later(secs, on_timeout)
             if publishers:
-                self._check_reachable()
+                self.check_reachable()
             session = None if run is None else run.session
             # A stop of the session ends the wait. The waiter is parked by now, so that no advance
             # is missed.
@@ -221,7 +217,7 @@ class WaitRegistry:
 
         Wait for `secs` seconds at most; None for no limit.
         """
-        if self.is_initialised:
+        if self.snapshot.is_initialised:
             return
         waiter = self._new_waiter()
 
@@ -231,13 +227,10 @@ class WaitRegistry:
         self._ready_waiters[waiter] = None
         timer = call_later(secs, on_timeout, self._clock)  # None: never
         try:
-            # The subscriber watches leases only while something waits.
-            self._notify_subscriber()
             result = await wait_for_others(waiter)
         finally:
             timer.cancel()
             self._ready_waiters.pop(waiter, None)
-            self._notify_subscriber()
         if not isinstance(result, int):
             raise result
 
@@ -268,13 +261,18 @@ class WaitRegistry:
         return self.waiters.lowest_above(ANY_CHANGE)
 
     @property
+    def known_run(self) -> Snapshot:
+        """The run as this process knows it."""
+        return self.snapshot._replace(position=self.latest)
+
+    @property
     def threshold(self) -> int | None:
         """The lowest threshold: 0 while any change is waited for, None without a waiter."""
         return self.waiters.lowest if self.waiters.count else None
 
     @property
     def waiting_secs(self) -> float | None:
-        """For how long there has been a wait for a step without a break; None if there is none."""
+        """For how long there has been a wait without a break; None if there is none."""
         if self.waiting_since is None:
             return None
         # In any thread, where no loop may be running.
@@ -311,34 +309,16 @@ class WaitRegistry:
             self._update_scheduled = True
             self._loop.call_soon(self._update_threshold)
 
-    def observe_term(self, term: int, leader: str, *, is_initialised: bool) -> None:
-        """Take note of a term, and whether its chief has initialised the run."""
-        if term > self.term:
-            self.term = term
-            self.leader = leader
-        self.is_initialised = is_initialised
-        if is_initialised:
+    def observe_run(self, snapshot: Snapshot) -> None:
+        """Take note of a snapshot, also of the chief that has initialised the run."""
+        self.snapshot = snapshot
+        if snapshot.is_initialised:
             for waiter in self._ready_waiters:
                 wake(waiter, 0)
 
-    def observe_others(
-        self, members: tuple[Member, ...], last_exit: PublisherExit | None, *, lost: bool
-    ) -> None:
-        """Take note of the publishers in other processes, and of the last exit there.
-
-        The exit is None if there is no new one, or if it is not to be used yet.
-
-        A publisher that was `lost` without an exit is expected back: all exits are forgotten.
-        """
-        publishers = self.publishers
-        publishers.others = members
-        if last_exit is not None or lost:
-            publishers.last_exit = last_exit
-        self._check_reachable()
-
     def leave(self, publisher: Publisher, exc: BaseException | None) -> None:
         self.publishers.leave(publisher, self.latest.step, exc)
-        self._check_reachable()
+        self.check_reachable()
 
     def close(self) -> None:
         """End all waits for good."""
@@ -409,7 +389,7 @@ class WaitRegistry:
             add_note(error, note)
         return error
 
-    def _check_reachable(self) -> None:
+    def check_reachable(self) -> None:
         """Report waits that cannot succeed any more.
 
         Called after a publisher has left or begun to wait.
@@ -437,14 +417,11 @@ class WaitRegistry:
         self._update_scheduled = False
         if self.waiters.lowest != self._subscribed:
             self._subscribed = self.waiters.lowest
-            self._notify_subscriber()
-        if not self.waiters.count_above(ANY_CHANGE):
+            self._subscribe(self.threshold)
+        if not self.waiters.count:
             self.waiting_since = None
         elif self.waiting_since is None:
             self.waiting_since = self._clock.now()
-
-    def _notify_subscriber(self) -> None:
-        self._subscribe(self.threshold)
 
     # Publishers that wait themselves.
 
@@ -738,7 +715,7 @@ class StepStore(Waiting):
         waits = self._waits
         return StoreStatistics(
             latest=waits.latest,
-            term=waits.term,
+            term=waits.snapshot.term,
             waiting=waits.waiting_for_steps,
             wanted=waits.wanted,
             watching=waits.watching,

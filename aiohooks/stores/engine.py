@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -57,9 +56,9 @@ class Engine(abc.ABC):
 
         If there is no run any more, another one than before (`Snapshot.run_id`), or an older copy,
         the engine has lost data. Then it applies `RunState.follow` with what this process knows
-        (`EngineLink.waits`), and the run has another id than the lost one. Requests and reports of
-        a run with another id than the known one must fail, and end the connection; so must a
-        request that `RunState` has answered with "lost".
+        (`waits.known_run` of its link), and the run has another id than the lost one. Requests and
+        reports of a run with another id than the known one must fail, and end the connection; so
+        must a request that `RunState` has answered with "lost".
         """
 
     async def watch(self) -> None:  # noqa: B027 - only if it is `remote`
@@ -129,5 +128,3 @@ class EngineLink:
     """Ends all calls and waits with an error, for good."""
     spawn: Callable[[Coroutine[Any, Any, Any], str], asyncio.Task[Any]]
     """Starts a task of the store's, with what it is for; it is cancelled before `close`."""
-    outage: Callable[[], AbstractContextManager[None]]
-    """Marks the time of a block as one in which the engine does not answer."""

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator
 from typing import ClassVar
 
-from aiohooks.stores._protocol import MAX_STEP, Position, Term, checked_step
+from aiohooks.stores._protocol import MAX_STEP, Position, Snapshot, Term, checked_step
 from aiohooks.stores.base import StepStore
 
 
@@ -53,15 +53,15 @@ class MemoryStepStore(StepStore):
     async def lead(self) -> AsyncGenerator[Term]:
         self._check_loop()
         async with self._lead:
-            term = self._waits.term + 1
-            self._waits.observe_term(term, "", is_initialised=False)
+            term = self._waits.snapshot.term + 1
+            self._waits.observe_run(Snapshot(self.latest, term))
             yield Term(term)
 
     async def mark_initialised(self) -> None:
         self._check_loop()
         if not self._lead.locked():
             raise self._not_leading_error()
-        self._waits.observe_term(self._waits.term, "", is_initialised=True)
+        self._waits.observe_run(self._waits.snapshot._replace(ready=True))
 
     def advance_nowait(self, by: int = 1) -> int:
         # Once per step of every session: written to be quick.

@@ -17,9 +17,10 @@ from aiohooks._core.clock import current_clock, monotonic_now, secs_text
 from aiohooks._core.fork import call_after_fork
 from aiohooks._core.reports import Awaited
 from aiohooks._core.validate import check_choice, check_secs
+from aiohooks._core.waits import wait_for_others
 from aiohooks.errors import InvalidArgumentError, StoreDamagedError, StoreResetError
 from aiohooks.stores._connection import Connection, StoreTasks, Writes
-from aiohooks.stores._membership import Membership
+from aiohooks.stores._members import Members, OnLost
 from aiohooks.stores._protocol import (
     Answer,
     Lead,
@@ -29,7 +30,6 @@ from aiohooks.stores._protocol import (
     checked_step,
     logger,
 )
-from aiohooks.stores._run_watcher import OnLost, RunWatcher
 from aiohooks.stores.base import OPEN_BY_URL, StepStore, awaited_member
 from aiohooks.stores.engine import Engine, EngineLink
 from aiohooks.stores.publishers import Publisher
@@ -74,8 +74,8 @@ class SharedStepStore(StepStore):
             on_lost: what happens to waiters when a publisher was found dead and no other could
                 reach their step: "raise" `PublisherFailedError`, or "keep" waiting for its
                 successor.
-            lease_secs: for how long a process that has stopped renewing its leases counts as alive.
-                They are renewed by the event loop, so give more than the longest time for which the
+            lease_secs: for how long a process that has stopped renewing its leases counts as alive,
+                or a quarter longer. They are renewed by the event loop, so give more than the longest time for which the
                 loop is blocked; a longer one is logged at WARNING.
             heartbeat: after how many seconds of silence the connection for notifications is tested:
                 one that is dead without a signal is detected within this time and a second more.
@@ -87,7 +87,6 @@ class SharedStepStore(StepStore):
         check_secs(lease_secs, "lease_secs", positive=True)
         check_secs(heartbeat, "heartbeat", positive=True)
         check_secs(connect_timeout, "connect_timeout", optional=True, positive=True)
-        return_secs = lease_secs
         if not engine.remote:
             if (lease_secs, heartbeat, connect_timeout) != _NO_CONNECTION:
                 raise InvalidArgumentError(
@@ -112,19 +111,12 @@ class SharedStepStore(StepStore):
             heartbeat=heartbeat,
             connect_timeout=connect_timeout or engine.connect_timeout,
             waits=self._waits,
-            observe=lambda snapshot: self._watcher.observe(snapshot),
+            observe=lambda snapshot: self._members.observe(snapshot),
             fail=self._connection.fail,
             spawn=self._tasks.spawn,
-            outage=self._connection.outages.outage,
         )
         engine.attach(link)
-        self._members = Membership(self._connection, lease_secs)
-        self._watcher = RunWatcher(
-            self._connection,
-            self._members,
-            on_lost=on_lost,
-            return_secs=return_secs,
-        )
+        self._members = Members(self._connection, lease_secs=lease_secs, on_lost=on_lost)
         self._writes = Writes(self._connection)
         self._closing: asyncio.Future[None] | None = None
         call_after_fork(self._waits)
@@ -133,7 +125,7 @@ class SharedStepStore(StepStore):
 
     async def value(self) -> Position:
         self._check_loop()
-        self._watcher.observe(await self._watcher.read())
+        self._members.observe(await self._members.read())
         return self._waits.latest
 
     async def advance(self, by: int = 1) -> int:
@@ -180,19 +172,15 @@ class SharedStepStore(StepStore):
             self._writes.check_loss()
         # Nothing is reported while nothing waits: read the run before a wait that would fail.
         if self._waits.unreachable is not None and step > self._waits.latest.step:
-            refreshing = self._watcher.refresh()
-            await self._connection.outages.wait_in_opening(refreshing)
-            await wait_done([refreshing], None)
+            await wait_for_others(wait_done([self._members.refresh()], None))
 
     def _subscribe(self, step: int | None) -> None:
-        if self._watcher.leases.silences:
-            self._watcher.schedule_read()
         self._engine.subscribe(step)
 
     def _on_unreachable(self) -> None:
         # Other processes may have moved the step or registered a publisher, which is not known here
         # yet.
-        self._watcher.refresh()
+        self._members.refresh()
 
     # Publishers.
 
@@ -215,7 +203,7 @@ class SharedStepStore(StepStore):
         self._members.update(publisher)
 
     async def flush(self, timeout: float | None = None) -> None:
-        await self._members.flush(timeout)
+        await wait_for_others(self._members.flush(timeout))
 
     # The chief.
 
@@ -232,7 +220,9 @@ class SharedStepStore(StepStore):
         try:
             term = await self._request_lead(member)
             self._writes.term = term
-            self._waits.observe_term(term, self._members.process, is_initialised=False)
+            known = self._waits.snapshot
+            leader = self._members.process
+            self._waits.observe_run(known._replace(term=term, leader=leader, ready=False))
             self._members.put(member._replace(term=term))
             yield Term(term)
         except BaseException as error:
@@ -247,17 +237,15 @@ class SharedStepStore(StepStore):
         Wait while another process is the chief.
         """
 
-        async def request() -> Answer | None:
-            if not self._watcher.is_vacant:
-                return None  # the run was lost meanwhile
+        async def request() -> Answer:
             return await self._engine.request(Lead(member))
 
         while True:
-            await self._watcher.wait_vacancy()
+            await self._members.wait_vacancy()
             self._check_loop()  # the store may have been closed meanwhile
             answer = await self._connection.call(request)
             self._check_loop()
-            if answer is not None and answer.status == "ok":
+            if answer.status == "ok":
                 return answer.term
 
     async def mark_initialised(self) -> None:
@@ -297,13 +285,13 @@ class SharedStepStore(StepStore):
 
     async def _connect(self) -> None:
         """Connect the engine, take note of the run, and announce the members of this process."""
-        known_run_id = self._watcher.snapshot.run_id
+        known_run_id = self._waits.snapshot.run_id
         snapshot = await self._engine.connect()
         if known_run_id not in ("", snapshot.run_id):
             self._note_loss(snapshot.position)
-        # First the leases begin again: what was silent before an outage is not dead because of it.
-        self._watcher.leases.restart()
-        self._watcher.observe(snapshot)
+        # What was silent before an outage is not dead because of it.
+        self._members.begin_leases()
+        self._members.observe(snapshot)
         self._members.send_again()
 
     def _note_loss(self, new: Position) -> None:
@@ -381,7 +369,6 @@ class SharedStepStore(StepStore):
 
     async def _end_calls(self) -> None:
         self._connection.stop()
-        self._watcher.stop()
         await self._tasks.cancel(_CLOSE_SECS)
         self._writes.close()
 
@@ -393,7 +380,7 @@ class SharedStepStore(StepStore):
         for publisher in self._waits.publishers.here:
             publisher.close()
         self._step_down(None)
-        await self.flush(_CLOSE_SECS)
+        await self._members.flush(_CLOSE_SECS)
         self._members.stop()
 
     def __reduce__(self) -> NoReturn:
@@ -402,7 +389,7 @@ class SharedStepStore(StepStore):
     # Reports.
 
     def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> Awaited | None:
-        chief = self._watcher.snapshot.chief
+        chief = self._waits.snapshot.chief
         if method == "lead" and chief is not None:
             lead = f"the lead of {self.run}"
             return Awaited("lead", lead, by=lambda: [awaited_member(chief)])
@@ -417,7 +404,7 @@ class SharedStepStore(StepStore):
 
     @property
     def _identity(self) -> str:
-        return self._watcher.snapshot.run_id or super()._identity
+        return self._waits.snapshot.run_id or super()._identity
 
     @property
     def _label(self) -> str:

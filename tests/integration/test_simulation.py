@@ -29,7 +29,7 @@ from tests.support.store_servers import running
 QUICKLY_FOUND = (
     "terms_begin_again",
     "the_epoch_stays",
-    "a_loss_ends_waits",
+    "the_members_of_a_lost_run_are_forgotten",
     "registrations_are_not_repeated",
     "names_are_not_synced",
     "an_interrupted_element_is_repeated",

@@ -176,19 +176,24 @@ async def test_a_stop_ends_the_wait_for_another_session(make_creator: Any, befor
     assert recorder.calls == ["begin", "close(StopRequestedError)"]
 
 
-async def test_a_stop_before_a_lead_that_is_free() -> None:
-    """A chief that need not wait for anybody is opened, also after a stop: its hooks see the end of
-    the session.
+async def test_a_stop_before_a_request_to_the_engine() -> None:
+    """After a stop, a session whose step is in an engine is not opened, also if the engine
+    answers. A session that waits for nothing is, and its hooks see its end.
     """
-    recorder = EndRecorder()
 
-    async def stop() -> None:
-        session.request_stop("enough")
+    async def calls(steps: ah.StepStore) -> list[str]:
+        async def stop() -> None:
+            session.request_stop("enough")
 
-    async with FakeStepStore(FakeEngine()) as steps:
+        recorder = EndRecorder()
         session = ah.AsyncMonitoredSession(chief(steps), [PhaseHook("begin", stop), recorder])
-        assert await outcome(session) is None
-    assert recorder.calls == ["begin", "end", "close(NoneType)"]
+        error = await outcome(session)
+        assert (error is None) is isinstance(steps, ah.MemoryStepStore)
+        return recorder.calls
+
+    assert await calls(ah.MemoryStepStore()) == ["begin", "end", "close(NoneType)"]
+    async with FakeStepStore(FakeEngine()) as steps:
+        assert await calls(steps) == ["begin", "close(StopRequestedError)"]
 
 
 @pytest.mark.parametrize("was_open", [False, True])

@@ -12,7 +12,7 @@ from aiohooks.errors import StoreClosedError, StoreRefusedError, StoreUnavailabl
 from aiohooks.stores._protocol import Answer, Join, Member, Position, Request, Snapshot, Write
 from aiohooks.testing import ManualClock
 from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
-from tests.support.waiting import advance_clock, cancel_and_wait, parked, pass_time, ticks
+from tests.support.waiting import advance_clock, cancel_and_wait, parked, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -185,22 +185,3 @@ async def test_a_connection_is_made_again_when_disconnecting_fails(
         engine.apply("default", Write("advance", 9, Position(1, 0), 0, "elsewhere", 1))
         assert await wait == 9
     assert "run default: disconnecting has failed" in caplog.text
-
-
-async def test_a_lead_waits_for_the_chief_of_a_lost_run(
-    clock: ManualClock, engine: FakeEngine
-) -> None:
-    """This process need not have known the latest chief, who has the time of a lease to return."""
-    async with FakeStepStore(engine) as standby:
-        await standby.value()
-        engine.lose_data()
-        engine.cut()
-        await ticks(40)
-        await advance_clock(clock, 1, 40)
-        lead = standby.lead()
-        leading = await parked(lead.__aenter__(), 40)
-        await pass_time(clock, 5)
-        assert not leading.done()
-        await pass_time(clock, 6)
-        assert (await leading).number == 1
-        await lead.__aexit__(None, None, None)

@@ -283,7 +283,7 @@ async def test_no_timer_runs_while_waiting(tmp_path: Path) -> None:
                     never = await parked(store.wait_for(2))
                     await other.advance()
                     assert await step == 1
-                    assert store._members._renewal is other._members._renewal is None
+                    assert store._members._renewing is other._members._renewing is None
             with pytest.raises(ah.errors.PublisherFinishedError, match="one finished at step 1"):
                 await never
 
@@ -291,11 +291,11 @@ async def test_no_timer_runs_while_waiting(tmp_path: Path) -> None:
 async def test_an_old_snapshot_is_ignored(tmp_path: Path) -> None:
     """A snapshot that a thread has read may arrive after a newer one."""
     async with local_store(tmp_path) as store, local_store(tmp_path) as other:
-        old = await store._watcher.read()
+        old = await store._members.read()
         with other.publisher("one"):
             await other.flush()
             await store.value()
-            store._watcher.observe(old)
+            store._members.observe(old)
             assert store.statistics().publishers == ("one",)
 
 

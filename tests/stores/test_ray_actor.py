@@ -12,7 +12,7 @@ import pytest
 
 from aiohooks import open_step_store
 from aiohooks.stores import Position
-from aiohooks.stores._protocol import Write
+from aiohooks.stores._protocol import Snapshot, Write
 from aiohooks.stores.ray._actor import LongPoll, StepActor
 from aiohooks.stores.ray.store import RayEngine
 from aiohooks.testing import check_step_store, step_store_checks
@@ -70,7 +70,7 @@ async def test_a_thousand_waiters_are_one_call() -> None:
     actor.stop()
 
 
-NOTHING = Position(1, 0)
+NOTHING = Snapshot(Position(1, 0))
 
 
 async def test_a_process_that_did_not_connect_is_not_answered() -> None:
@@ -82,14 +82,14 @@ async def test_a_process_that_did_not_connect_is_not_answered() -> None:
     assert await actor.long_poll("another", LongPoll("p", None, 1, 0, 1.0)) is None
     assert await actor.read("another") is None
     assert await actor.apply("another", write) is None
-    snapshot = await actor.connect("", NOTHING, 0, "")
+    snapshot = await actor.connect(NOTHING)
     assert await actor.read(snapshot.run_id) == snapshot
 
 
 async def test_the_newest_poll_replaces_the_others() -> None:
     """A process has one poll: another one ends the earlier one immediately."""
     actor = StepActor()
-    snapshot = await actor.connect("", NOTHING, 0, "")
+    snapshot = await actor.connect(NOTHING)
 
     def send_poll(threshold: int) -> asyncio.Future[Any]:
         poll = LongPoll("p", threshold, 1, snapshot.revision, 60.0)

@@ -14,16 +14,13 @@ from aiohooks.stores._protocol import (
     MAX_STEP,
     Answer,
     Expire,
-    Join,
-    Leave,
-    Member,
     Position,
     Request,
     Snapshot,
 )
 from aiohooks.testing import ManualClock, check_step_store, step_store_checks
 from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
-from tests.support.waiting import advance_clock, parked, pass_time, ticks
+from tests.support.waiting import advance_clock, parked, ticks
 
 # --- the conformance suite
 
@@ -53,38 +50,6 @@ async def test_conformance_without_its_data(check: str, connected: bool) -> None
 
 
 # --- outages
-
-
-async def test_an_exit_right_after_a_loss_ends_no_wait(
-    clock: ManualClock, engine: FakeEngine
-) -> None:
-    """Another publisher may not have been announced again, and not have been seen before: it has as
-    long as a lease.
-    """
-    async with (
-        FakeStepStore(engine, lease_secs=10) as trainer,
-        FakeStepStore(engine, lease_secs=10) as waiter,
-    ):
-        publisher = trainer.publisher("trainer")
-        await trainer.flush()
-        wait = await parked(waiter.wait_for(5), 20)
-        engine.lose_data()
-        engine.cut()
-        await ticks(20)
-        await advance_clock(clock, 3, 40)
-        publisher.close()
-        await trainer.flush()
-        await ticks(40)
-        assert not wait.done()
-        engine.apply("default", Join(Member("elsewhere/1", "other", 1000.0)))
-        await pass_time(clock, 11)
-        assert not wait.done()
-        engine.apply("default", Leave("elsewhere/1", "other", 0, "", "elsewhere/", 1))
-        await ticks(40)
-        with pytest.raises(
-            ah.errors.PublisherFinishedError, match="other finished at step 0, wanted 5"
-        ):
-            await wait
 
 
 async def test_a_connection_is_made_again_after_any_error(

@@ -15,6 +15,7 @@ from aiohooks.stores._protocol import (
     Member,
     Position,
     Request,
+    Snapshot,
     Write,
 )
 from aiohooks.stores._run_state import RunState
@@ -137,7 +138,8 @@ def test_a_run_that_follows_a_lost_one_is_later_in_all_respects(order: tuple[int
     marks = [(Position(1, 7), 2), (Position(2, 3), 0), (Position(1, 9), 3)]
     state = RunState()
     for number in (*order, *order):
-        state.follow(*marks[number], "old")
+        position, term = marks[number]
+        state.follow(Snapshot(position, term, "old"))
     assert state.position.epoch > 2
     assert state.position.step == marks[order[0]][0].step
     assert state.apply(Lead(Member("p/1", "chief", 1.0))).term == 4
@@ -146,11 +148,11 @@ def test_a_run_that_follows_a_lost_one_is_later_in_all_respects(order: tuple[int
 def test_who_comes_late_does_not_move_a_run_that_continues() -> None:
     """A chief has restored an earlier step since: only the epoch may become a later one."""
     state = RunState()
-    state.follow(Position(1, 7), 0, "")
+    state.follow(Snapshot(Position(1, 7), 0, ""))
     state.apply(Write("reset", 4, state.position, 0, "p", 1))
-    state.follow(Position(2, 9), 0, "")
+    state.follow(Snapshot(Position(2, 9), 0, ""))
     assert state.position == Position(3, 4)
-    state.follow(Position(5, 9), 0, "")
+    state.follow(Snapshot(Position(5, 9), 0, ""))
     assert state.position == Position(6, 4)
 
 
@@ -158,7 +160,7 @@ def test_who_knew_a_lost_run_does_not_move_one_that_has_a_chief() -> None:
     """A chief that knows nothing has begun at step 0: its step stays."""
     state = RunState()
     state.apply(Lead(Member("new/1", "chief", 1.0)))
-    state.follow(Position(1, 7), 1, "new")
+    state.follow(Snapshot(Position(1, 7), 1, "new"))
     assert state.position == Position(2, 0)
 
 
@@ -170,7 +172,7 @@ def test_a_chief_with_a_lower_term_than_that_of_a_lost_run_leads_no_more(lost_te
         state.apply(Leave("new/1", seq=number))
         state.apply(Lead(Member(f"new/{number}", "chief", 1.0)))
     state.apply(Join(Member("new/0", "trainer", 1.0)))
-    state.follow(Position(1, 9), lost_term, "old")
+    state.follow(Snapshot(Position(1, 9), lost_term, "old"))
     leads = lost_term <= 2
     write = Write("advance", 1, state.position, 2, "new", 1)
     assert state.apply(write).status == ("ok" if leads else "stale")
@@ -181,8 +183,8 @@ def test_a_chief_with_a_lower_term_than_that_of_a_lost_run_leads_no_more(lost_te
 def test_the_chief_of_a_lost_run_leads_on() -> None:
     """Once it is back; it has to initialise the run again. No other process has its term."""
     state = RunState()
-    state.follow(Position(1, 9), 1, "older")
-    state.follow(Position(1, 9), 2, "old")
+    state.follow(Snapshot(Position(1, 9), 1, "older"))
+    state.follow(Snapshot(Position(1, 9), 2, "old"))
     state.apply(Join(Member("older/1", "chief", 1.0, term=1)))
     assert not state.members
     state.apply(Join(Member("old/1", "chief", 1.0, term=2)))

@@ -115,8 +115,7 @@ class FakeConnection(Engine):
             state = server.run(self.link.run)
         self._run_id = server.run_ids[self.link.run]
         if before not in ("", self._run_id):
-            waits = self.link.waits
-            state.follow(waits.latest, waits.term, waits.leader)
+            state.follow(self.link.waits.known_run)
             server.notify()
         self._reported = self._read()
         return self._reported

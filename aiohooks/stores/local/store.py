@@ -82,6 +82,7 @@ class LocalEngine(Engine):
     """
 
     remote: ClassVar[bool] = False
+    connect_timeout: ClassVar[float] = 0.0  # an error of the system is raised immediately
 
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
         """Open nothing yet.
@@ -196,8 +197,7 @@ class LocalEngine(Engine):
         answer = submit(partial(work, self._run))
         try:
             if not answer.done():
-                with self.link.outage():
-                    await wait_for_others(answer)
+                await wait_for_others(answer)
             return answer.result()
         except SYSTEM_ERRORS as error:
             raise self._explain(error) from error

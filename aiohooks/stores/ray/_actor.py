@@ -41,12 +41,10 @@ class StepActor:
 
     # Remote calls.
 
-    async def connect(
-        self, known_incarnation: str, known: Position, term: int, leader: str
-    ) -> Snapshot:
-        """Return the run; `known_incarnation` is empty for a process that knows none."""
-        if known_incarnation not in ("", self.incarnation):
-            self._state.follow(known, term, leader)
+    async def connect(self, known: Snapshot) -> Snapshot:
+        """Return the run, for a process that knows this one; without an id it knows none."""
+        if known.run_id not in ("", self.incarnation):
+            self._state.follow(known)
             self._answer_satisfied()
         return self._state.snapshot(self.incarnation)
 

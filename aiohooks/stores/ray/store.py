@@ -72,10 +72,9 @@ class RayEngine(Engine):
 
     async def connect(self) -> Snapshot:
         actor = await to_thread(self._find_actor, grace_secs=_GRACE_SECS)
-        waits = self.link.waits
         found: object
         try:
-            call = actor.connect.remote(self._incarnation, waits.latest, waits.term, waits.leader)
+            call = actor.connect.remote(self.link.waits.known_run)
         except (AttributeError, TypeError) as error:  # Ray compares the arguments here
             found = error
         else:

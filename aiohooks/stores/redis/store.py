@@ -166,6 +166,7 @@ class RedisEngine(Engine):
         # As found by the latest connection; the one before, while a connection is made.
         self._run = FoundRun("", 0, RunState())
         self._newest_version = 0  # that this process has read or made
+        self._threshold: int | None = None
         # The step that the blocking read waits for; 0 if it is about to end.
         self._blocked_for = 0
 
@@ -196,7 +197,6 @@ class RedisEngine(Engine):
 
     async def _find_run(self) -> FoundRun:
         """Read the run, or make one if there is none, or an older copy than this process knows."""
-        waits = self.link.waits
         for attempt in range(1, _MOST_ROUNDS + 1):
             found = await self._read_state()
             run_id = found.run_id
@@ -207,10 +207,10 @@ class RedisEngine(Engine):
             elif self._run.run_id in ("", run_id):
                 return found
             if self._run.run_id:
-                state.follow(waits.latest, waits.term, waits.leader)
+                state.follow(self.link.waits.known_run)
             if run_id != found.run_id and found.state.position > RunState().position:
                 # A part of a run may be left, which this process does not know.
-                state.follow(found.state.position, found.state.term, found.state.leader)
+                state.follow(found.state.snapshot())
             if version := await self._swap(found, run_id, state):
                 return FoundRun(run_id, version, state)
             await sleep(_RACE_BACKOFF.pause_secs(attempt), self.link.clock)
@@ -222,16 +222,15 @@ class RedisEngine(Engine):
             found.version < self._newest_version or found.state.position < self.link.waits.latest
         )
 
-    def _lose(self, reason: str) -> StoreUnavailableError:
+    def _end_calls(self, reason: str) -> None:
         """End all calls, and with them `watch`: the store connects again."""
         self._lost_by = StoreUnavailableError(reason)
         for call in self._calls:
             if not call.expired():
                 call.reschedule(0.0)
-        return self._lost_by
 
     async def disconnect(self) -> None:
-        self._lose("the connections are closed on this side")
+        self._end_calls("the connections are closed on this side")
         # They have been ended, and are over after a few rounds of the loop.
         while self._calls:  # noqa: ASYNC110
             await asyncio.sleep(0)
@@ -258,7 +257,7 @@ class RedisEngine(Engine):
                 elif fields == {"run": self._run.run_id}:
                     self.link.waits.observe(Position(*map(int, entry_id.split("-"))))
                 else:
-                    raise self._lose(_DATA_LOST)
+                    raise StoreUnavailableError(_DATA_LOST)
             if not streams or self._keys.changes in streams:
                 self.link.observe(await self.read())
 
@@ -266,9 +265,8 @@ class RedisEngine(Engine):
         """Return the streams with a new entry, or none after a heartbeat."""
         secs = self.link.heartbeat
         latest = self.link.waits.latest
-        threshold = self.link.waits.threshold
         # `subscribe` ends this read if a lower threshold comes.
-        self._blocked_for = _NEVER if threshold is None else threshold
+        self._blocked_for = _NEVER if self._threshold is None else self._threshold
         # The server returns entries behind these ids: no position below the threshold.
         seen_step = max(self._blocked_for - 1, latest.step)
         ids = {self._keys.positions: f"{latest.epoch}-{seen_step}", **seen_ids}
@@ -287,6 +285,7 @@ class RedisEngine(Engine):
         return dict(reply or ())
 
     def subscribe(self, step: int | None) -> None:
+        self._threshold = step
         if step is not None and step < self._blocked_for:
             self._blocked_for = 0
             self.link.spawn(self._end_blocking_read(), "waiting for a lower step")
@@ -297,7 +296,7 @@ class RedisEngine(Engine):
         try:
             await self._call_script("wake")
         except StoreUnavailableError as error:
-            self._lose(str(error))
+            self._end_calls(str(error))
 
     # Requests.
 
@@ -306,7 +305,7 @@ class RedisEngine(Engine):
             reply = await self._call_script("write", write_argument(request))
             answer = parse_answer(reply)
             if answer.status == "lost":
-                raise self._lose(_DATA_LOST)
+                raise StoreUnavailableError(_DATA_LOST)
             return answer
         lost_races = 0
         while True:
@@ -327,7 +326,7 @@ class RedisEngine(Engine):
         newest_version = self._newest_version
         found = await self._read_state()
         if found.run_id != self._run.run_id or found.version < newest_version:
-            raise self._lose(_DATA_LOST)
+            raise StoreUnavailableError(_DATA_LOST)
         self._newest_version = max(self._newest_version, found.version)
         return found
 
@@ -383,12 +382,7 @@ class RedisEngine(Engine):
         except Exception as error:
             if is_shared and self._lost_by is not None:
                 raise copy_error(self._lost_by) from error
-            explained = self._explain(error, f"no answer within {within:g} s")
-            # A server that is full, or has become a replica, counts as lost until it takes requests
-            # again.
-            if is_shared and type(explained) is StoreUnavailableError:
-                self._lose(str(explained))
-            raise explained from error
+            raise self._explain(error, f"no answer within {within:g} s") from error
 
     def _explain(self, error: Exception, timed_out: str) -> EngineError:
         """Return the store's error for one of redis-py's, or of `RunState.load`."""

@@ -68,11 +68,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "self.revision += 1  =>  self.revision += 2",
     ): _COMPARED,
     (
-        "aiohooks/stores/_membership.py",
-        "Membership.leave",
-        "self._seq += 1  =>  self._seq += 2",
-    ): _COMPARED,
-    (
         "aiohooks/stores/_connection.py",
         "Writes.__init__",
         "self._seq = 0  =>  self._seq = 1",
@@ -85,16 +80,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         "aiohooks/stores/memory.py",
         "MemoryStepStore.lead",
-        "term = self._waits.term + 1  =>  term = self._waits.term + 2",
+        "term = self._waits.snapshot.term + 1  =>  term = self._waits.snapshot.term + 2",
     ): _COMPARED,
-    (
-        "aiohooks/stores/_run_watcher.py",
-        "RunWatcher.__init__",
-        (
-            "self.snapshot: Snapshot = Snapshot(Position(1, 0))  =>  self.snapshot: Snapshot ="
-            " Snapshot(Position(0, 1))"
-        ),
-    ): "its members, exits and failure are compared, not its position",
     (
         "aiohooks/session/signals.py",
         "_Wakeup.__init__",

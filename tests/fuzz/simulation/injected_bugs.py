@@ -17,10 +17,9 @@ from aiohooks.checkpoint import _format
 from aiohooks.session import creators
 from aiohooks.session.feeds import ReaderSource, SessionFeeds
 from aiohooks.stores._connection import Writes
-from aiohooks.stores._membership import Membership
-from aiohooks.stores._protocol import Member, Position
+from aiohooks.stores._members import Members
+from aiohooks.stores._protocol import Member, Position, Snapshot
 from aiohooks.stores._run_state import RunState
-from aiohooks.stores._run_watcher import RunWatcher, Silence
 from aiohooks.stores.base import WaitRegistry
 from aiohooks.stores.shared import SharedStepStore
 from aiohooks.version_gate.tickets import Ticket
@@ -79,44 +78,36 @@ def _do_nothing(*args: Any) -> None:
 
 
 @bug(RunState, "follow")
-def terms_begin_again(
-    follow: Method, self: RunState, lost: Position, term: int, leader: str
-) -> None:
+def terms_begin_again(follow: Method, self: RunState, lost: Snapshot) -> None:
     """Findings 02 and 03: after a loss the terms begin again."""
-    follow(self, lost, 0, "")
+    follow(self, lost._replace(term=0, leader=""))
 
 
 @bug(RunState, "follow")
-def the_epoch_stays(follow: Method, self: RunState, lost: Position, term: int, leader: str) -> None:
+def the_epoch_stays(follow: Method, self: RunState, lost: Snapshot) -> None:
     """After a loss the step falls within an epoch."""
-    follow(self, Position(0, 0), term, leader)
+    follow(self, lost._replace(position=Position(0, 0)))
 
 
-@bug(RunWatcher, "_await_members")
-def a_loss_ends_waits(hold: Method, self: RunWatcher, lost: Any) -> None:
-    """Finding 04: after a loss an exit ends a wait before its trainer was announced again."""
+@bug(RunState, "follow")
+def the_members_of_a_lost_run_are_forgotten(follow: Method, self: RunState, lost: Snapshot) -> None:
+    """Finding 04: after a loss an exit ends a wait before its trainer was announced again, and a
+    wait for a trainer that has died while the run was lost never ends.
+    """
+    follow(self, lost._replace(members=()))
 
 
-@bug(RunWatcher, "_end_registration")
-def the_dead_of_a_lost_run_are_forgotten(end_hold: Method, self: RunWatcher) -> None:
-    """A wait for a trainer that has died while the run was lost never ends."""
-    self._missing = ()
-    end_hold(self)
-
-
-@bug(Membership, "send_again")
-def registrations_are_not_repeated(send_again: Method, self: Membership) -> None:
+@bug(Members, "send_again")
+def registrations_are_not_repeated(send_again: Method, self: Members) -> None:
     """Finding 05: a registration is given up for good."""
 
 
-@bug(Silence, "read_after")
-def late_reads_count_in_full(
-    read_after: Method, self: Silence, secs: float, member: Member
-) -> Silence:
-    """Findings 08 and 15: a lease runs out while it could not be renewed, or when a clock jumps."""
-    if member.heartbeat != self.member.heartbeat:
-        return Silence(member)
-    return Silence(member, self.secs + secs)
+@bug(Members, "begin_leases")
+def outages_count_as_silence(begin_leases: Method, self: Members) -> None:
+    """Findings 08 and 15: a lease runs out because it could not be renewed."""
+    silent_reads = dict(self._silent_reads)
+    begin_leases(self)
+    self._silent_reads = silent_reads
 
 
 # Others.
