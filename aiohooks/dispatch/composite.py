@@ -29,7 +29,6 @@ from aiohooks.dispatch.answers import (
     answer,
     as_coroutine_function,
     combined,
-    observe,
     own_method,
 )
 from aiohooks.dispatch.calls import RegisteredHook, failed_in_turn
@@ -39,11 +38,9 @@ from aiohooks.dispatch.plain import wraps_others
 from aiohooks.dispatch.ways import Point
 from aiohooks.dispatch.wrapping import Innermost, wrapped
 from aiohooks.errors import (
-    InvalidArgumentError,
     InvalidHookError,
     WrongLoopError,
     add_note,
-    did_you_mean,
     safe_repr,
 )
 
@@ -432,7 +429,7 @@ class CompositeMethod:
         """Return whether the result of a hook is the result of the call, so that only one hook may
         return any.
         """
-        if self._point.how != "one" or registered.registration.observer:
+        if self._point.how != "one":
             return False
         return not wraps_others(getattr(registered.hook, self._point.name))
 
@@ -535,7 +532,7 @@ async def call_target(
     args: tuple[Any, ...],
     keywords: dict[str, Any],
 ) -> Any:
-    """Call the observers and the wrappers of a method, and `innermost`, which calls the others."""
+    """Call the wrappers of a method, and `innermost`, which calls the others."""
     binding = composite.binding
     if not binding.is_running():
         binding.check(may_wait=target.point.is_async and target.may_wait)
@@ -544,8 +541,6 @@ async def call_target(
     active = composite.active
     active.count += 1
     try:
-        if target.observers:
-            await observe(target, args, keywords)
         if target.wrappers:
             values = target.point.parameters.values(args, keywords)
             return await wrapped(target.point, target.wrappers, innermost)(values)
@@ -653,23 +648,9 @@ def _composite_class(kind: type[Any], composite: Composite) -> type[Any]:
 
 
 def _instance_of(made: type[Any], interface: Interface, init: Mapping[str, Any]) -> Any:
-    """Return an object of the class, made with these arguments; of a protocol, with these values of
-    its data.
-    """
-    data: Mapping[str, Any] = {}
-    if interface.is_protocol:
-        data = init
-        init = {}
-    for name in data:
-        if name not in interface.attributes:
-            known = did_you_mean(name, interface.attributes)
-            raise InvalidArgumentError(
-                f"init has {name!r}, which is no data of {made.__name__}; {known}"
-            )
+    """Return an object of the class, made with these arguments."""
     try:
         instance = made(**init)
-        for name, value in data.items():
-            setattr(instance, name, value)
     except Exception as error:
         raise InvalidHookError(
             f"{made.__name__} cannot be a hook interface: {_init_advice(made, init, error)}"

@@ -59,22 +59,19 @@ async def _call_wrapper(
     """
     registered = group.hooks[0]
     registered.counted += 1
-    is_retry = registered.disabled_since is not None
-    if not registered.begin_call():
+    if not registered.may_be_called():
         return await rest(values)
     wrapper = _WrapperCall(group, point, rest, values)
-    has_succeeded = False
     try:
         await wrapper.make()
         if not wrapper.is_logged:
-            has_succeeded = True
+            registered.failures_in_a_row = 0
             return point.value_of(wrapper.results[0])
         if wrapper.answers:
             return wrapper.answers[0]
         if wrapper.errors:
             raise_unchanged(wrapper.last_error())
     finally:
-        registered.end_call(is_retry=is_retry, has_succeeded=has_succeeded)
         wrapper.errors.clear()  # their tracebacks refer to it
     return await rest(values)
 

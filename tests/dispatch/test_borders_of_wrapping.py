@@ -279,44 +279,6 @@ async def test_the_grace_period_runs_while_the_next_one_does(clock: ManualClock)
     await ticks()
 
 
-@pytest.mark.parametrize("wraps", [False, True])
-async def test_a_retry_that_succeeds_enables_the_hook(clock: ManualClock, wraps: bool) -> None:
-    """Also if an older call of the hook fails meanwhile."""
-
-    class Both:
-        async def on(self, name) -> None: ...
-
-        @ah.point("wrap")
-        async def around(self, name, call_next): ...
-
-    async def on(self, name, call_next=None):
-        if name == "bad":
-            raise ValueError
-        await gates[name].wait()
-        if name == "old":
-            raise OSError
-
-    async def nothing(name): ...
-
-    gates = {"old": asyncio.Event(), "retry": asyncio.Event()}
-    retried = ah.configure(hook(on=on, around=on), on_error="log", disable_after=1, retry_secs=5)
-    group = ah.HookGroup(Both, [retried])
-
-    def called(name):
-        return group.hooks.around(name, nothing) if wraps else group.hooks.on(name)
-
-    old = await parked(called("old"), 5)
-    await called("bad")
-    clock.advance(5)
-    retry = await parked(called("retry"), 5)
-    gates["old"].set()
-    await old
-    assert group.status()[0].disabled
-    gates["retry"].set()
-    await retry
-    assert not group.status()[0].disabled
-
-
 async def test_a_hook_that_ends_what_it_wraps_has_failed(caplog: pytest.LogCaptureFixture) -> None:
     """Its error is raised, as there is no result; it is counted, and disables the hook."""
 

@@ -123,6 +123,7 @@ class Watchers:
     async def notify(self, token: int) -> None:
         """Tell something."""
 
+    @ah.point("all")
     async def ask(self, token: int) -> Any:
         """Ask something."""
 
@@ -685,12 +686,12 @@ class Execution(Recorder):
         await self._run_and_check("hooked", place.step.run_with_hooks, action.n % 3, place, session)
 
     async def do_call(self, action: Action, place: Place) -> None:
-        """Call the group: `notify` of the composite, or `ask` of all members."""
+        """Call the group: `notify`, or `ask`, which returns what all members answer."""
         group, session = self.group, self.group_record
         if group is None:
             return
         token = next(self._tokens)
-        coro = group.call(Watchers.ask, token) if action.n else group.hooks.notify(token)
+        coro = group.hooks.ask(token) if action.n else group.hooks.notify(token)
         record = Record("call", "ask" if action.n else "notify", session, token, is_library=True)
         answers = await self.watch(record, coro)
         expected = [
