@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from aiohooks.dispatch.arguments import Keywords
+from aiohooks.dispatch.arguments import NO_ARGUMENTS, Keywords
 from aiohooks.dispatch.calls import (
     Method,
     OrderGroup,
@@ -24,7 +24,7 @@ from aiohooks.dispatch.calls import (
 )
 from aiohooks.dispatch.plain import wraps_others
 from aiohooks.dispatch.ways import ChainEnd, Point
-from aiohooks.dispatch.wrapping import call_wrapped, generator_call
+from aiohooks.dispatch.wrapping import call_given, generator_call
 from aiohooks.errors import InvalidHookError, safe_repr
 
 Bind = Callable[[RegisteredHook, str], Method]
@@ -268,25 +268,13 @@ def own_method(point: Point, own: Method) -> Method:
     in its place: a chain returns its argument, a merge is empty, and a wrapping method calls what
     its caller has given as the next.
     """
-    if not point.does_nothing or point.how not in _STAND_INS:
+    if not point.does_nothing or point.how not in ("wrap", "chain", "merge", "all"):
         return own
-    stand_in = _STAND_INS[point.how]
 
     async def call(self: Any, /, *args: Any, **keywords: Any) -> Any:
-        # The function in its place would accept arguments that the method does not have.
-        point.parameters.signature.bind(*args, **keywords)
-        return await stand_in(point, args, keywords)
+        values = point.parameters.values(args, keywords)
+        if point.how == "wrap":
+            return await call_given(point, values, NO_ARGUMENTS)
+        return point.parameters.chosen_value(values) if point.how == "chain" else point.empty()
 
     return call
-
-
-async def _argument(point: Point, args: tuple[Any, ...], keywords: Keywords) -> Any:
-    values = point.parameters.values(args, keywords)
-    return point.parameters.chosen_value(values)
-
-
-async def _nothing(point: Point, args: tuple[Any, ...], keywords: Keywords) -> Any:
-    return point.empty()
-
-
-_STAND_INS = {"wrap": call_wrapped, "chain": _argument, "merge": _nothing, "all": _nothing}

@@ -31,6 +31,7 @@ from aiohooks.dispatch.answers import (
     combined,
     own_method,
 )
+from aiohooks.dispatch.arguments import NO_ARGUMENTS
 from aiohooks.dispatch.calls import RegisteredHook, failed_in_turn
 from aiohooks.dispatch.hook import FunctionHook, hook_name, identity
 from aiohooks.dispatch.interface import NO_VALUE, Interface
@@ -543,7 +544,7 @@ async def call_target(
     try:
         if target.wrappers:
             values = target.point.parameters.values(args, keywords)
-            return await wrapped(target.point, target.wrappers, innermost)(values)
+            return await wrapped(target.point, target.wrappers, innermost)(values, NO_ARGUMENTS)
         return await innermost(args, keywords)
     finally:
         active.ended()

@@ -127,6 +127,42 @@ async def test_keyword_only_parameters_become_no_positions() -> None:
     assert await hooks.get("request", only, timeout=5) == "request"
 
 
+async def test_positions_are_the_last_arguments_before_one_that_is_given_by_name() -> None:
+    """What calls the next hook is keyword-only then, as are arguments before it."""
+
+    class Tools:
+        @ah.point(ah.wrap(argument="handler"))
+        async def run(self, ctx, *, call, args, handler): ...
+
+    async def run(self, ctx, *, call, args, handler):
+        seen.append((ctx, call, args))
+        return await handler(f"{args}+")
+
+    async def tool(args):
+        return args
+
+    seen: list[object] = []
+    hooks = ah.compose(Tools, [hook(run=run), hook(run=run)])
+    assert await hooks.run("ctx", call="call", args="a", handler=tool) == "a++"
+    assert seen == [("ctx", "call", "a"), ("ctx", "call", "a+")]
+    assert await ah.compose(Tools, []).run("ctx", call="call", args="a", handler=tool) == "a"
+
+
+async def test_a_keyword_that_the_class_does_not_take_is_an_error() -> None:
+    """Also if the errors of all hooks are only logged."""
+
+    class First:
+        @ah.point("first")
+        async def ask(self, a, /): ...
+
+    async def ask(self, a):
+        return a
+
+    logged = ah.compose(First, [ah.configure(hook(ask=ask), on_error="log")])
+    with pytest.raises(TypeError, match="'bad'"):
+        await logged.ask("x", bad=1)
+
+
 @pytest.mark.parametrize("kind", [Wraps, Own])
 @pytest.mark.parametrize("passes", [None, "passes", "fails"])
 async def test_a_group_in_a_hook_keeps_what_the_hook_has_changed(kind, passes) -> None:

@@ -106,7 +106,10 @@ async def test_a_call_of_a_group(count: int, most: int) -> None:
     class Listener:
         async def on_item(self) -> None: ...
 
-    async with ah.HookGroup(Listener, [Listener() for _ in range(count)]) as group:
+    class Counter(Listener):
+        async def on_item(self) -> None: ...
+
+    async with ah.HookGroup(Listener, [Counter() for _ in range(count)]) as group:
         found = await calls_of(lambda: group.hooks.on_item())
     assert 0 < found <= most, found
 
