@@ -3,7 +3,6 @@
 Target      what a method calls
 answer      calls the hooks that do not wrap, and returns the one result: the only one, the first,
             the last of a chain, or all as one
-own_method  the method of the class itself, which is called where no hook has a result
 
 A plain function is called as a coroutine function that cannot wait.
 """
@@ -13,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from aiohooks.dispatch.arguments import NO_ARGUMENTS, Keywords
+from aiohooks.dispatch.arguments import Keywords
 from aiohooks.dispatch.calls import (
     Method,
     OrderGroup,
@@ -24,7 +23,7 @@ from aiohooks.dispatch.calls import (
 )
 from aiohooks.dispatch.plain import wraps_others
 from aiohooks.dispatch.ways import ChainEnd, Point
-from aiohooks.dispatch.wrapping import call_given, generator_call
+from aiohooks.dispatch.wrapping import generator_call
 from aiohooks.errors import InvalidHookError, safe_repr
 
 Bind = Callable[[RegisteredHook, str], Method]
@@ -259,22 +258,3 @@ def _merged(point: Point, names: Sequence[str], answers: Sequence[Any]) -> Any:
             merged[key] = value
             origins[key] = name
     return merged
-
-
-def own_method(point: Point, own: Method) -> Method:
-    """Return the function that is called if no hook has a result.
-
-    It is `own`, the method of the class itself. If the body of that does nothing, it is a function
-    in its place: a chain returns its argument, a merge is empty, and a wrapping method calls what
-    its caller has given as the next.
-    """
-    if not point.does_nothing or point.how not in ("wrap", "chain", "merge", "all"):
-        return own
-
-    async def call(self: Any, /, *args: Any, **keywords: Any) -> Any:
-        values = point.parameters.values(args, keywords)
-        if point.how == "wrap":
-            return await call_given(point, values, NO_ARGUMENTS)
-        return point.parameters.chosen_value(values) if point.how == "chain" else point.empty()
-
-    return call

@@ -281,10 +281,7 @@ class HookGroup(Generic[K]):
         if fn is not None:
             self.add(configure(FunctionHook(name, fn), **options))
             return fn
-        own = [vars(base).get(name) for base in kind.__mro__]
-        if isinstance(method, types.FunctionType) and not any(
-            method is getattr(member, "__func__", member) for member in own
-        ):
+        if isinstance(method, types.FunctionType) and method is not getattr(kind, name):
             # The function is decorated with `@group.on` alone; it would be replaced by a decorator.
             raise InvalidArgumentError(
                 f"{method!r} is not a method of {kind.__name__}; write"

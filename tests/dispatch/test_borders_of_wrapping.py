@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -158,7 +159,7 @@ async def test_a_keyword_that_the_class_does_not_take_is_an_error() -> None:
     async def ask(self, a):
         return a
 
-    logged = ah.compose(First, [ah.configure(hook(ask=ask), on_error="log")])
+    logged: Any = ah.compose(First, [ah.configure(hook(ask=ask), on_error="log")])
     with pytest.raises(TypeError, match="'bad'"):
         await logged.ask("x", bad=1)
 
