@@ -1,24 +1,19 @@
 """One result of several hooks, for each way (`ways.Point.how`).
 
 Target      what a method calls
-observe     calls the hooks that only observe, before the others
-answer      calls the others, and returns the one result: the only one, the first, the last of a
-            chain, or all as one
-own_method  the method of the class itself, which is called where no hook has a result
+answer      calls the hooks that do not wrap, and returns the one result: the only one, the first,
+            the last of a chain, or all as one
 
 A plain function is called as a coroutine function that cannot wait.
 """
 
 from __future__ import annotations
 
-from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from aiohooks._core.reports import logger
 from aiohooks.dispatch.arguments import Keywords
 from aiohooks.dispatch.calls import (
-    HookCalls,
     Method,
     OrderGroup,
     RegisteredHook,
@@ -28,7 +23,7 @@ from aiohooks.dispatch.calls import (
 )
 from aiohooks.dispatch.plain import wraps_others
 from aiohooks.dispatch.ways import ChainEnd, Point
-from aiohooks.dispatch.wrapping import call_wrapped, generator_call
+from aiohooks.dispatch.wrapping import generator_call
 from aiohooks.errors import InvalidHookError, safe_repr
 
 Bind = Callable[[RegisteredHook, str], Method]
@@ -39,15 +34,11 @@ class Target(NamedTuple):
 
     point: Point
     groups: tuple[OrderGroup, ...]
-    """The calls of the hooks that neither wrap nor only observe."""
-    until_answered: tuple[OrderGroup, ...]
-    """The same calls where a result decides what is called next: of one hook each, or, in a race,
-    of one order each.
+    """The calls of the hooks that do not wrap; of one hook each, where a result decides what is
+    called next.
     """
     wrappers: tuple[OrderGroup, ...]
     """The calls of hooks that wrap the others, of one hook each."""
-    observers: tuple[OrderGroup, ...]
-    """The calls of hooks whose results are dropped."""
     once: tuple[RegisteredHook, ...]
     """The hooks that are removed by this call."""
     quick: OrderGroup | None
@@ -58,7 +49,7 @@ class Target(NamedTuple):
     @property
     def may_wait(self) -> bool:
         """Whether a call may wait."""
-        return not all(group.in_turn for group in (*self.groups, *self.wrappers, *self.observers))
+        return not all(group.in_turn for group in (*self.groups, *self.wrappers))
 
 
 def make_target(
@@ -66,8 +57,6 @@ def make_target(
     hooks: Iterable[RegisteredHook],
     grace_secs: float,
     bind: Bind,
-    *,
-    is_reverse: bool = False,
 ) -> Target:
     """Return what a method calls.
 
@@ -76,51 +65,37 @@ def make_target(
         hooks: the hooks that implement it, in registration order.
         grace_secs: how long cancelled calls may take to end.
         bind: returns the function that is called for a hook, which may queue the call.
-        is_reverse: whether the last hook is the first.
     """
-    step = -1 if is_reverse else 1
-    hooks = sorted(hooks, key=lambda registered: registered.registration.order)[::step]
+    hooks = sorted(hooks, key=lambda registered: registered.registration.order)
     if not point.is_async:
         bind = _plain
     elif point.how != "none":
         bind = bound_method
-    wrappers: list[RegisteredHook] = []
-    observers: list[RegisteredHook] = []
+    bind_wrapper = bound_method if point.how == "wrap" else generator_call
+    wrappers: list[OrderGroup] = []
     callees: list[RegisteredHook] = []
     for registered in hooks:
         if point.how == "wrap" or wraps_others(getattr(registered.hook, point.name)):
-            wrappers.append(registered)
-        elif registered.registration.observer and point.how != "none":
-            observers.append(registered)
+            wrapper = OrderGroup(
+                point.name, [registered], grace_secs, bind=bind_wrapper, wraps=True
+            )
+            wrappers.append(wrapper)
         else:
             callees.append(registered)
-    groups = order_groups(point.name, callees, grace_secs, bind)[::step]
-    until_answered: tuple[OrderGroup, ...] = ()
-    if point.how in ("first", "chain"):
-        until_answered = tuple(
+    once = tuple(registered for registered in hooks if registered.registration.once)
+    is_answered_in_turn = point.how in ("first", "chain")
+    all_calls = OrderGroup(point.name, callees, grace_secs, bind=bind)
+    if is_answered_in_turn:
+        groups = tuple(
             OrderGroup(point.name, [registered], grace_secs, bind=bind) for registered in callees
         )
-    elif point.how == "race":
-        until_answered = groups
-    bind_wrapper = bound_method if point.how == "wrap" else generator_call
-    once = tuple(registered for registered in hooks if registered.registration.once)
-    all_calls = OrderGroup(point.name, callees, grace_secs, bind=bind)
+    else:
+        groups = order_groups(point.name, callees, grace_secs, bind)
     is_simple = point.how == "none" or (
         point.how in ("any", "one", "together") and point.does_nothing
     )
-    is_quick = is_simple and all_calls.in_turn and bool(callees)
-    return Target(
-        point,
-        groups,
-        until_answered,
-        tuple(
-            OrderGroup(point.name, [registered], grace_secs, bind=bind_wrapper, wraps=True)
-            for registered in wrappers
-        ),
-        order_groups(point.name, observers, grace_secs, bind)[::step],
-        once,
-        all_calls if is_quick and not (wrappers or observers or once) else None,
-    )
+    is_quick = is_simple and all_calls.in_turn and callees and not (wrappers or once)
+    return Target(point, groups, tuple(wrappers), once, all_calls if is_quick else None)
 
 
 def as_coroutine_function(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
@@ -160,7 +135,7 @@ async def answer(
         return await _chained(target, own, args, keywords)
     if keywords:
         args, keywords = point.parameters.call_for_hooks(args, keywords)
-    if target.until_answered:
+    if point.how == "first":
         result = await _first_result(target, args, keywords)
     else:
         result = combined(target, await call_groups(target.groups, args, keywords))
@@ -169,12 +144,6 @@ async def answer(
     if result is None and not is_answered:
         return await own(*args, **keywords)
     return result
-
-
-async def all_results(target: Target, args: tuple[Any, ...], keywords: Keywords) -> list[Any]:
-    """Call the hooks that do not wrap, and return all their results."""
-    given = target.point.parameters.call_for_hooks(args, keywords)
-    return await call_groups(target.groups, *given)
 
 
 async def _chained(
@@ -187,7 +156,7 @@ async def _chained(
     parameters = target.point.parameters
     values = parameters.values(args, keywords)
     has_result = False
-    for group in target.until_answered:
+    for group in target.groups:
         (result,) = await call_groups((group,), *parameters.for_hooks(values))
         if isinstance(result, ChainEnd):
             return result.value
@@ -200,14 +169,9 @@ async def _chained(
 
 
 async def _first_result(target: Target, args: tuple[Any, ...], keywords: Keywords) -> Any:
-    """Call the groups in order, and return the first result that is not None."""
-    for group in target.until_answered:
-        if target.point.how == "race":
-            race = _Race(group)
-            results = await race.call_together(group.current_calls(), args, keywords=keywords)
-        else:
-            results = await call_groups((group,), args, keywords)
-        result = _first(results)
+    """Call the hooks in order, and return the first result that is not None."""
+    for group in target.groups:
+        (result,) = await call_groups((group,), args, keywords)
         if result is not None:
             return target.point.value_of(result)
     return None
@@ -223,7 +187,7 @@ def combined(target: Target, results: Sequence[Any]) -> Any:
     point = target.point
     if point.how == "none":
         if _first(results) is not None:
-            _log_dropped(target.groups, results, "the method returns None")
+            _log_dropped(target.groups, results)
         return None
     values = [point.value_of(result) for result in results]
     if point.how == "together":
@@ -249,11 +213,11 @@ def _first(answers: Sequence[Any]) -> Any:
     return None
 
 
-def _log_dropped(groups: Sequence[OrderGroup], answers: Sequence[Any], reason: str) -> None:
+def _log_dropped(groups: Sequence[OrderGroup], answers: Sequence[Any]) -> None:
     remaining = iter(answers)
     for group in groups:
         for registered, call in zip(group.hooks, group.calls, strict=True):
-            registered.log_dropped(call.name, next(remaining), reason)
+            registered.log_dropped(call.name, next(remaining))
 
 
 def _merged(point: Point, names: Sequence[str], answers: Sequence[Any]) -> Any:
@@ -294,78 +258,3 @@ def _merged(point: Point, names: Sequence[str], answers: Sequence[Any]) -> Any:
             merged[key] = value
             origins[key] = name
     return merged
-
-
-class _Race(HookCalls):
-    """The calls of hooks of one order. The first result ends the other calls, and only that one is
-    kept.
-    """
-
-    __slots__ = ()
-
-    keeps_result = True  # only a result ends it
-
-    def _winner(self) -> str | None:
-        for number, result in enumerate(self.results):
-            if result is not None:
-                return self.describe(number)
-        return None
-
-    def succeeded(self, number: int) -> None:
-        result = self.results[number]
-        self.results[number] = None
-        if result is not None and self._winner() is None and not self.cancelling:
-            self.results[number] = result
-            self.end(CancelledError())
-
-    def suppresses(self, number: int, error: BaseException) -> bool:
-        if super().suppresses(number, error):
-            return True
-        winner = self._winner()
-        if winner is None or not isinstance(error, Exception):
-            return False
-        logger.error(
-            "%s failed, but %s has returned a result",
-            self.describe(number),
-            winner,
-            exc_info=error,
-        )
-        return True
-
-
-async def observe(target: Target, args: tuple[Any, ...], keywords: Keywords) -> None:
-    """Call the hooks that only observe, and log that their results are dropped."""
-    given = target.point.parameters.call_for_hooks(args, keywords)
-    results = await call_groups(target.observers, *given)
-    _log_dropped(target.observers, results, "it is an observer")
-
-
-def own_method(point: Point, own: Method) -> Method:
-    """Return the function that is called if no hook has a result.
-
-    It is `own`, the method of the class itself. If the body of that does nothing, it is a function
-    in its place: a chain returns its argument, a merge is empty, and a wrapping method calls what
-    its caller has given as the next.
-    """
-    if not point.does_nothing or point.how not in _STAND_INS:
-        return own
-    stand_in = _STAND_INS[point.how]
-
-    async def call(self: Any, /, *args: Any, **keywords: Any) -> Any:
-        # The function in its place would accept arguments that the method does not have.
-        point.parameters.signature.bind(*args, **keywords)
-        return await stand_in(point, args, keywords)
-
-    return call
-
-
-async def _argument(point: Point, args: tuple[Any, ...], keywords: Keywords) -> Any:
-    values = point.parameters.values(args, keywords)
-    return point.parameters.chosen_value(values)
-
-
-async def _nothing(point: Point, args: tuple[Any, ...], keywords: Keywords) -> Any:
-    return point.empty()
-
-
-_STAND_INS = {"wrap": call_wrapped, "chain": _argument, "merge": _nothing, "all": _nothing}

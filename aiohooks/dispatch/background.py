@@ -175,9 +175,7 @@ class _QueuedCall(HookCalls):
         """Raise the failure of the call, which has ended; log that its result is dropped."""
         try:
             super().finish()
-            self.registered.log_dropped(
-                self._group.calls[0].name, self.results[0], "the method returns None"
-            )
+            self.registered.log_dropped(self._group.calls[0].name, self.results[0])
         finally:
             # It refers to the call, in `_current_call`.
             del self.context

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple, TypeVar, cast
 from weakref import ref
 
 from aiohooks._core.calls import Calls, OwnContext, RunWaits
-from aiohooks._core.clock import monotonic_now
 from aiohooks._core.coroutines import can_wait, result_now
 from aiohooks._core.observers import Observer, observed_call
 from aiohooks._core.reports import Awaited, logger
@@ -120,7 +119,6 @@ class RegisteredHook:
         "__weakref__",
         "_logged_errors",
         "_logged_results",
-        "_retry_at",
         "counted",
         "disabled_since",
         "dropped",
@@ -153,9 +151,6 @@ class RegisteredHook:
         self.failures_in_a_row: int = 0
         self.last_error: str | None = None
         self.disabled_since: float | None = None
-        # When a disabled hook is called again; None while such a call is being made, and if the
-        # hook stays disabled.
-        self._retry_at: float | None = None
         self._logged_results: set[str] = set()  # the calls whose dropped result was logged
         self._logged_errors: set[tuple[str, type]] = set()  # of a call, with the type of the error
 
@@ -197,56 +192,19 @@ class RegisteredHook:
             )
             logger.warning(text, who, self.registration.max_pending, self.overflows)
 
-    def log_dropped(
-        self,
-        who: str,
-        result: object,
-        reason: str,
-    ) -> None:
+    def log_dropped(self, who: str, result: object) -> None:
         """Log that a result is dropped, once for each method."""
         if result is not None and who not in self._logged_results:
             self._logged_results.add(who)
-            logger.warning("%s returned %s, which is dropped: %s", who, safe_repr(result), reason)
+            message = "%s returned %s, which is dropped: the method returns None"
+            logger.warning(message, who, safe_repr(result))
 
-    def begin_call(self) -> bool:
-        """Return whether a call is made; count the call as dropped if the hook is disabled.
-
-        The first call after its `retry_secs` tries the hook again.
-        """
+    def may_be_called(self) -> bool:
+        """Return whether the hook is called; count the call as dropped if it is disabled."""
         if self.disabled_since is None:
             return True
-        now = monotonic_now()
-        may_retry = self._retry_at is not None and now() >= self._retry_at
-        if not may_retry:
-            self.dropped += 1
-            return False
-        # Other calls are dropped until this one has ended.
-        self._retry_at = None
-        return True
-
-    def end_call(self, *, is_retry: bool, has_succeeded: bool) -> None:
-        """Note the end of a call.
-
-        Args:
-            is_retry: whether the hook was disabled when the call began.
-            has_succeeded: whether the call has returned; this enables the hook again if it was the
-                retry, and otherwise there is another retry later.
-        """
-        if has_succeeded:
-            self.failures_in_a_row = 0
-        if not is_retry:
-            return
-        if has_succeeded:
-            self.disabled_since = None
-            message = "%s has succeeded and is called again, as its retry_secs says"
-            logger.warning(message, self.name)
-        else:
-            self._set_retry()
-
-    def _set_retry(self) -> None:
-        secs = self.registration.retry_secs
-        if secs is not None:
-            self._retry_at = monotonic_now()() + secs
+        self.dropped += 1
+        return False
 
     def count_failure(self, error: Exception) -> None:
         """Count an error of a call."""
@@ -260,11 +218,10 @@ class RegisteredHook:
         if limit is None or self.failures_in_a_row < limit or self.disabled_since is not None:
             return
         self.disabled_since = time.time()
-        self._set_retry()
-        secs = self.registration.retry_secs
-        period = "any more" if secs is None else f"for {secs:g} s"
-        message = "%s failed %s times in a row and is not called %s, as its disable_after says"
-        logger.warning(message, self.name, limit, period)
+        message = (
+            "%s failed %s times in a row and is not called any more, as its disable_after says"
+        )
+        logger.warning(message, self.name, limit)
 
     def suppresses(self, who: str, error: BaseException) -> bool:
         """Count an error of a call; return whether it is only logged, and not to be raised.
@@ -431,15 +388,10 @@ def _hook_call(
 
 def _unless_disabled(method: Method, registered: RegisteredHook) -> Method:
     async def call(*args: Any, **keywords: Any) -> Any:
-        is_retry = registered.disabled_since is not None
-        if not registered.begin_call():
+        if not registered.may_be_called():
             return None
-        try:
-            result = await method(*args, **keywords)
-        except BaseException:
-            registered.end_call(is_retry=is_retry, has_succeeded=False)
-            raise
-        registered.end_call(is_retry=is_retry, has_succeeded=True)
+        result = await method(*args, **keywords)
+        registered.failures_in_a_row = 0
         return result
 
     return call

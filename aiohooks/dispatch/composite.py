@@ -29,21 +29,18 @@ from aiohooks.dispatch.answers import (
     answer,
     as_coroutine_function,
     combined,
-    observe,
-    own_method,
 )
-from aiohooks.dispatch.calls import RegisteredHook, failed_in_turn
+from aiohooks.dispatch.arguments import NO_ARGUMENTS
+from aiohooks.dispatch.calls import Method, RegisteredHook, failed_in_turn
 from aiohooks.dispatch.hook import FunctionHook, hook_name, identity
 from aiohooks.dispatch.interface import NO_VALUE, Interface
 from aiohooks.dispatch.plain import wraps_others
 from aiohooks.dispatch.ways import Point
-from aiohooks.dispatch.wrapping import Innermost, wrapped
+from aiohooks.dispatch.wrapping import Innermost, call_given, wrapped
 from aiohooks.errors import (
-    InvalidArgumentError,
     InvalidHookError,
     WrongLoopError,
     add_note,
-    did_you_mean,
     safe_repr,
 )
 
@@ -70,17 +67,6 @@ class LoopBinding:
         """The thread of the last call."""
         self.in_block: bool = False
         """Whether the group is entered, so that its loop cannot change."""
-
-    def is_running(self) -> bool:
-        """Return whether the event loop of the group runs here."""
-        try:
-            return asyncio.get_running_loop() is self.loop
-        except RuntimeError:
-            return False
-
-    def is_current(self) -> bool:
-        """Return whether this is the thread of the last call: enough for calls that cannot wait."""
-        return get_ident() == self.thread
 
     def check(self, *, may_wait: bool = False) -> None:
         """Bind to the running loop, or raise.
@@ -174,7 +160,7 @@ class Composite:
         }
         for name, default in interface.attributes.items():
             if name not in init:
-                setattr(self.kind, name, _attribute(self, name, default))
+                setattr(self.kind, name, _Attribute(self, name, default))
         self.object: Any = _instance_of(self.kind, interface, init)
         self._shares = True
 
@@ -320,8 +306,6 @@ def composite_of(hook: object) -> Composite | None:
 class _Attribute:
     """Public data of a hook interface: of the object that stands for the hooks, or of the first
     hook that sets it.
-
-    A value that was set on the object comes first, because this descriptor has no `__set__`.
     """
 
     def __init__(
@@ -335,48 +319,28 @@ class _Attribute:
         self._default = default
 
     def __get__(self, instance: Any, owner: type[Any]) -> Any:
-        # As the class has it, without this descriptor.
-        own = cast("Any", super(self._composite.kind, owner if instance is None else instance))
         if instance is None:
-            return getattr(own, self._name)
+            return _of_class(self._composite, owner, self._name)
+        if self._name in vars(instance):
+            return vars(instance)[self._name]
         if self._default is NO_VALUE:
             with contextlib.suppress(AttributeError):
-                return getattr(own, self._name)
+                return _of_class(self._composite, instance, self._name)
         hook = self._composite.hook_overriding(self._name, self._default)
         if hook is None:
-            return getattr(own, self._name)
+            return _of_class(self._composite, instance, self._name)
         try:
             return getattr(hook, self._name)
         except Exception as error:
             add_note(error, f"read from {hook_name(hook)}")
             raise
 
-
-class _SettableAttribute(_Attribute):
-    """Public data with a setter of its own in the class: a property, or a slot."""
-
-    def __init__(
-        self,
-        composite: Composite,
-        name: str,
-        default: Any,
-        own: Any,
-    ) -> None:
-        super().__init__(composite, name, default)
-        self._own = own
-
     def __set__(self, instance: Any, value: Any) -> None:
-        self._own.__set__(instance, value)
-
-    def __delete__(self, instance: Any) -> None:
-        self._own.__delete__(instance)
-
-
-def _attribute(composite: Composite, name: str, default: Any) -> _Attribute:
-    own: object = composite.interface.members[name]
-    if hasattr(type(own), "__set__"):
-        return _SettableAttribute(composite, name, default, own)
-    return _Attribute(composite, name, default)
+        own: Any = self._composite.interface.members[self._name]
+        if hasattr(type(own), "__set__"):  # a property, or a slot
+            own.__set__(instance, value)
+        else:
+            vars(instance)[self._name] = value
 
 
 # -- methods
@@ -390,27 +354,26 @@ class CompositeMethod:
     it. Otherwise the attribute is the function that calls the hooks.
     """
 
-    __slots__ = ("_composite", "_declared", "_function", "_point", "_returning", "hooks", "usable")
+    __slots__ = ("_composite", "_function", "_point", "_returning", "hooks", "usable")
 
     def __init__(self, composite: Composite, point: Point) -> None:
         """Make the method of the object, which calls no hook yet."""
         self._composite = composite
         self._point = point
-        # The method as it stands in the interface.
-        self._declared: Any = composite.interface.members[point.name]
         self.hooks: dict[RegisteredHook, None] = {}
         """The hooks that implement the method."""
         self._returning: dict[RegisteredHook, None] = {}  # those whose result would be the result
         self.usable: Target | None = None
         """The target of the next call; None if the hooks have changed since it was made."""
-        function = _calling(self, composite, point, self._declared)
-        self._function = functools.update_wrapper(function, inspect.unwrap(self._declared))
+        function = _calling(self, composite, point)
+        declared = composite.interface.members[point.name]
+        self._function = functools.update_wrapper(function, inspect.unwrap(declared))
         setattr(composite.kind, point.name, self)
 
     def __get__(self, instance: Any, owner: type[Any]) -> Any:
         """Return the method of the object, or the method of the class."""
         if instance is None:
-            return bound(self._declared, None, owner)
+            return _of_class(self._composite, owner, self._point.name)
         return types.MethodType(self._function, instance)
 
     def place(self, registered: RegisteredHook, *, implements: bool) -> None:
@@ -432,7 +395,7 @@ class CompositeMethod:
         """Return whether the result of a hook is the result of the call, so that only one hook may
         return any.
         """
-        if self._point.how != "one" or registered.registration.observer:
+        if self._point.how != "one":
             return False
         return not wraps_others(getattr(registered.hook, self._point.name))
 
@@ -468,12 +431,9 @@ def _calling(
     method: CompositeMethod,
     composite: Composite,
     point: Point,
-    own: Any,
 ) -> Callable[..., Any]:
-    """Return the function that calls the hooks of a method, or `own`, the method of the class
-    itself, if no hook implements it.
-    """
-    call_own = own_method(point, _as_coroutine_method(point, own))
+    """Return the function that calls the hooks of a method."""
+    call_own = _own_method(composite, point)
     binding = composite.binding
 
     async def call_method(self: Any, /, *args: Any, **keywords: Any) -> Any:
@@ -535,48 +495,55 @@ async def call_target(
     args: tuple[Any, ...],
     keywords: dict[str, Any],
 ) -> Any:
-    """Call the observers and the wrappers of a method, and `innermost`, which calls the others."""
+    """Call the wrappers of a method, and `innermost`, which calls the others."""
     binding = composite.binding
-    if not binding.is_running():
-        binding.check(may_wait=target.point.is_async and target.may_wait)
+    binding.check(may_wait=target.point.is_async and target.may_wait)
     for registered in target.once:
         composite.remove(registered)
     active = composite.active
     active.count += 1
     try:
-        if target.observers:
-            await observe(target, args, keywords)
         if target.wrappers:
             values = target.point.parameters.values(args, keywords)
-            return await wrapped(target.point, target.wrappers, innermost)(values)
+            return await wrapped(target.point, target.wrappers, innermost)(values, NO_ARGUMENTS)
         return await innermost(args, keywords)
     finally:
         active.ended()
 
 
-def bound(member: Any, instance: Any, owner: type[Any]) -> Any:
-    """Return a member of a class as an attribute of an object, or of the class itself."""
-    kind = cast("Any", type(member))
-    if hasattr(kind, "__get__"):
-        return kind.__get__(member, instance, owner)
-    return member
+def _own_method(composite: Composite, point: Point) -> Method:
+    """Return the function that is called if no hook has a result.
 
+    It is the method of the class itself. If the body of that does nothing, it is a function in its
+    place: a chain returns its argument, a merge is empty, and a wrapping method calls what its
+    caller has given as the next.
+    """
 
-def _as_coroutine_method(point: Point, own: Any) -> Callable[..., Any]:
-    """Return a method of the class itself as a coroutine function that takes `self`."""
-    if inspect.iscoroutinefunction(own):
-        coroutine_function: Callable[..., Any] = own
-        return coroutine_function
+    async def call_stand_in(self: Any, /, *args: Any, **keywords: Any) -> Any:
+        values = point.parameters.values(args, keywords)
+        if point.how == "wrap":
+            return await call_given(point, values, NO_ARGUMENTS)
+        return point.parameters.chosen_value(values) if point.how == "chain" else point.empty()
 
     def call(self: Any, /, *args: Any, **keywords: Any) -> Any:
-        kind = cast("Any", type(self))
-        return bound(own, self, kind)(*args, **keywords)
+        return _of_class(composite, self, point.name)(*args, **keywords)
 
     async def call_and_wait(self: Any, /, *args: Any, **keywords: Any) -> Any:
         result = call(self, *args, **keywords)
         return await result if inspect.isawaitable(result) else result
 
+    if point.does_nothing and point.how in ("wrap", "chain", "merge", "all"):
+        return call_stand_in
     return call_and_wait if point.is_async and not point.is_either else as_coroutine_function(call)
+
+
+def _of_class(
+    composite: Composite,
+    owner: Any,
+    name: str,
+) -> Any:
+    """Return an attribute of the object, or of its class, as the interface has it."""
+    return getattr(cast("Any", super(composite.kind, owner)), name)
 
 
 # -- the class
@@ -653,26 +620,13 @@ def _composite_class(kind: type[Any], composite: Composite) -> type[Any]:
 
 
 def _instance_of(made: type[Any], interface: Interface, init: Mapping[str, Any]) -> Any:
-    """Return an object of the class, made with these arguments; of a protocol, with these values of
-    its data.
-    """
-    data: Mapping[str, Any] = {}
-    if interface.is_protocol:
-        data = init
-        init = {}
-    for name in data:
-        if name not in interface.attributes:
-            known = did_you_mean(name, interface.attributes)
-            raise InvalidArgumentError(
-                f"init has {name!r}, which is no data of {made.__name__}; {known}"
-            )
+    """Return an object of the class, made with these arguments."""
     try:
         instance = made(**init)
-        for name, value in data.items():
-            setattr(instance, name, value)
     except Exception as error:
         raise InvalidHookError(
-            f"{made.__name__} cannot be a hook interface: {_init_advice(made, init, error)}"
+            f"{made.__name__} cannot be a hook interface: its __init__ failed with"
+            f" init={safe_repr(init)}: {safe_repr(error)}; give what it needs as init={{...}}"
         ) from error
     if type(instance) is not made:
         raise InvalidHookError(
@@ -684,17 +638,3 @@ def _instance_of(made: type[Any], interface: Interface, init: Mapping[str, Any])
         if name not in init and own.get(name, NO_VALUE) is default is not NO_VALUE:
             del own[name]  # a dataclass sets its defaults, which would hide those of the hooks
     return instance
-
-
-def _init_advice(made: type[Any], init: Mapping[str, Any], error: Exception) -> str:
-    missing: list[str] = []
-    with contextlib.suppress(TypeError, ValueError):
-        variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        for parameter in inspect.signature(made).parameters.values():
-            is_needed = parameter.default is parameter.empty and parameter.kind not in variadic
-            if is_needed and parameter.name not in init:
-                missing.append(parameter.name)
-    if missing:
-        values = ", ".join(f"{name!r}: ..." for name in missing)
-        return f"its __init__ wants {', '.join(missing)}; give init={{{values}}}"
-    return f"its __init__ failed with init={safe_repr(init)}: {safe_repr(error)}"

@@ -16,7 +16,7 @@ import functools
 import inspect
 import types
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import Context
 from typing import (
     Any,
@@ -37,34 +37,27 @@ from aiohooks._core.cancel import DEFAULT_GRACE_SECS, current_task, new_task, sh
 from aiohooks._core.clock import wake
 from aiohooks._core.reports import logger
 from aiohooks._core.validate import (
-    check_choice,
-    check_instance,
     check_mapping,
     check_secs,
     is_coroutine_function,
 )
-from aiohooks.dispatch.answers import Target, all_results, make_target
+from aiohooks.dispatch.answers import Target, make_target
 from aiohooks.dispatch.background import BackgroundCalls, raise_failures
 from aiohooks.dispatch.calls import HookStatus, Method, OrderGroup, RegisteredHook, call_groups
 from aiohooks.dispatch.composite import (
     ActiveCalls,
     Composite,
     LoopBinding,
-    call_target,
     composite_of,
 )
 from aiohooks.dispatch.hook import (
     FunctionHook,
     HookOptions,
     HookRegistration,
-    OnError,
     configure,
-    for_group,
     registration_of,
-    with_defaults,
 )
 from aiohooks.dispatch.interface import (
-    NO_VALUE,
     Interface,
     base_name,
     check_options,
@@ -85,7 +78,6 @@ from aiohooks.errors import (
 
 K = TypeVar("K")
 P = ParamSpec("P")
-T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -116,10 +108,6 @@ class HookGroup(Generic[K]):
         name: str | None = None,
         grace_secs: float = DEFAULT_GRACE_SECS,
         init: Mapping[str, Any] | None = None,
-        methods: Iterable[str] = (),
-        exit_reverse: Iterable[str] = (),
-        timeout: float | None = None,
-        on_error: OnError = "raise",
     ) -> None:
         """Check the hooks.
 
@@ -135,45 +123,22 @@ class HookGroup(Generic[K]):
             grace_secs: how long cancelled calls, background calls and the end of the hooks may
                 take.
             init: the arguments of the `__init__` of `kind`, by name, which runs before the hooks
-                are there, so that what it calls is its own; for a protocol, which has none, the
-                values of its data.
-            methods: the names of methods that a framework looks for and its class leaves out; each
-                is as the first hook has it.
-            exit_reverse: the names of methods that undo what others have done: their hooks are
-                called in reverse, those of the highest `order` first, and of one order the last
-                first.
-            timeout: the time limit of hooks that have none of their own, where they can have one;
-                see `configure`.
-            on_error: for hooks that do not say it themselves.
+                are there, so that what it calls is its own.
 
         Raises:
             InvalidHookError: `kind` is not a class, or no object of it can be made; a hook does not
                 fit it; several hooks implement a method that returns something, and nothing says
                 how their results become one.
-            InvalidArgumentError: `results` or `exit_reverse` names a method that `kind` does not
-                have, `methods` one that it has or no hook has, or another argument is invalid.
+            InvalidArgumentError: `results` names a method that `kind` does not have, or another
+                argument is invalid.
         """
         check_secs(grace_secs, "grace_secs")
-        check_secs(timeout, "timeout", optional=True, positive=True)
-        check_choice(on_error, "on_error", "raise", "log")
         check_mapping(init, "init")
         if isinstance(hooks, HookRegistration) or not isinstance(hooks, Iterable):
             raise InvalidHookError(f"hooks is {hooks!r}; give a list of hooks")
-        hooks = [for_group(hook, kind) for hook in hooks]
-        self._interface = Interface(
-            kind, results, methods=_left_out(methods, hooks), hint=_BLOCKING_HINT
-        )
+        self._interface = Interface(kind, results, hint=_BLOCKING_HINT)
         self._name = name or self._interface.kind.__name__
         self._grace_secs = grace_secs
-        self._defaults = {"timeout": timeout, "on_error": on_error}
-        self._exit_reverse = _names(exit_reverse, "exit_reverse")
-        for method in self._exit_reverse:
-            if method not in self._interface.points:
-                raise InvalidArgumentError(
-                    f"exit_reverse has {method!r}, which is no method of"
-                    f" {self._interface.kind.__name__};"
-                    f" {did_you_mean(method, self._interface.points)}"
-                )
         self._background = BackgroundCalls(grace_secs)
         self._numbers: Counter[str] = Counter()  # of the names that hooks have had
         self._entered: list[RegisteredHook] = []
@@ -196,67 +161,12 @@ class HookGroup(Generic[K]):
         """
         for registered in registered_hooks(hooks, self._numbers):
             self._insert(registered)
-        self._check_data(init or {})
-
-    def _check_data(self, init: Mapping[str, Any]) -> None:
-        """Raise if no hook has the data that a protocol only declares."""
-        if not self._interface.is_protocol or not self._hooks:
-            return
-        for name, default in self._interface.attributes.items():
-            is_missing = default is NO_VALUE and name not in init
-            if is_missing and self._composite.hook_overriding(name, default) is None:
-                raise InvalidHookError(
-                    f"no hook has {name} of {self._interface.kind.__name__}; give"
-                    f" init={{{name!r}: ...}}"
-                )
 
     def _make_target(self, point: Point, hooks: Iterable[RegisteredHook]) -> Target:
         self.check_usable()
-        return make_target(
-            point,
-            hooks,
-            self._grace_secs,
-            self._background.bind,
-            is_reverse=point.name in self._exit_reverse,
-        )
+        return make_target(point, hooks, self._grace_secs, self._background.bind)
 
-    # -- calling
-
-    async def call(
-        self,
-        method: Callable[Concatenate[K, P], Coroutine[Any, Any, T]],
-        /,
-        *args: P.args,
-        **keywords: P.kwargs,
-    ) -> list[T]:
-        """Call a method of all hooks that implement it, and return every result, in order of the
-        hooks.
-
-        Example: `results = await group.call(AgentHooks.before_model, request)`.
-
-        Raises:
-            InvalidArgumentError: `method` is not a coroutine method of the class, or one that
-                wraps.
-            HookGroupClosedError: the group is not entered yet and has to be, or has been left.
-            BaseException: the failure of a hook; several as one group.
-        """
-        called_point = self._point_of(method)
-        if not called_point.is_async or called_point.how == "wrap":
-            name = called_point.name
-            raise InvalidArgumentError(
-                f"{name} has no list of results; call group.hooks.{name}(...)"
-            )
-        composite = self._composite
-        called = composite.methods[called_point.name]
-        target = called.usable or called.target()
-        if not (target.groups or target.wrappers or target.observers):
-            return []
-        if target.quick is not None and not keywords and composite.binding.is_current():
-            return await call_groups(target.groups, args)
-        innermost = functools.partial(all_results, target)
-        results: list[Any] = await call_target(composite, target, innermost, args, {**keywords})
-        # A wrapper that has swallowed the error returns None.
-        return [called_point.value_of(result) for result in results or ()]
+    # -- the hooks
 
     def _point_of(self, method: Callable[..., Any]) -> Point:
         kind = self._interface.kind.__name__
@@ -274,8 +184,6 @@ class HookGroup(Generic[K]):
             )
         return point
 
-    # -- the hooks
-
     def add(self, hook: object) -> None:
         """Add a hook, or a registration; this applies from the next call.
 
@@ -286,7 +194,7 @@ class HookGroup(Generic[K]):
         """
         if self._state == "closed":
             self.check_usable()
-        (registered,) = registered_hooks([for_group(hook, self._interface.kind)], self._numbers)
+        (registered,) = registered_hooks([hook], self._numbers)
         try:
             for known in self._composite.find(registered.hook):
                 if known.hook is registered.hook:
@@ -314,9 +222,7 @@ class HookGroup(Generic[K]):
             InvalidArgumentError: it is not a hook of the group.
             WrongLoopError: a hook that was entered is removed outside of the group's event loop.
         """
-        given = for_group(hook, self._interface.kind)
-        if isinstance(given, HookRegistration):
-            given = given.hook
+        given = hook.hook if isinstance(hook, HookRegistration) else hook
         found = self._composite.find(given)
         if method is not None:
             name = self._point_of(method).name
@@ -375,10 +281,7 @@ class HookGroup(Generic[K]):
         if fn is not None:
             self.add(configure(FunctionHook(name, fn), **options))
             return fn
-        own = [vars(base).get(name) for base in kind.__mro__]
-        if isinstance(method, types.FunctionType) and not any(
-            method is getattr(member, "__func__", member) for member in own
-        ):
+        if isinstance(method, types.FunctionType) and method is not getattr(kind, name):
             # The function is decorated with `@group.on` alone; it would be replaced by a decorator.
             raise InvalidArgumentError(
                 f"{method!r} is not a method of {kind.__name__}; write"
@@ -413,7 +316,6 @@ class HookGroup(Generic[K]):
                 )
         for implemented in points:
             self._composite.methods[implemented.name].check_results(registered)
-        registered.registration = with_defaults(registered.registration, **self._defaults)
         self._composite.insert(registered, points)
 
     def _may_lack_methods(self, hook: object) -> bool:
@@ -629,31 +531,17 @@ def compose(
     *,
     results: Mapping[str, How] | How | None = None,
     init: Mapping[str, Any] | None = None,
-    methods: Iterable[str] = (),
-    exit_reverse: Iterable[str] = (),
-    timeout: float | None = None,
-    on_error: OnError = "raise",
 ) -> K:
     """Return one object of the class `kind` that stands for several hooks; a framework's runner
     takes it like a single one.
 
-    It is the `hooks` of a `HookGroup`, with its `results`, `init`, `methods`, `exit_reverse`,
-    `timeout`, `on_error` and errors.
+    It is the `hooks` of a `HookGroup`, with its `results`, `init` and errors.
 
     Raises:
         InvalidHookError: a hook is a context manager or has background calls, so that it must be
             entered: use a `HookGroup`.
     """
-    group = HookGroup(
-        kind,
-        hooks,
-        results=results,
-        init=init,
-        methods=methods,
-        exit_reverse=exit_reverse,
-        timeout=timeout,
-        on_error=on_error,
-    )
+    group = HookGroup(kind, hooks, results=results, init=init)
     try:
         group.check_usable()
     except HookGroupClosedError as error:
@@ -684,8 +572,6 @@ def compose_functions(
     functions: list[Never],
     *,
     results: How | None = None,
-    timeout: float | None = None,
-    on_error: OnError = "raise",
     name: str | None = None,
 ) -> ComposedFunctions[...]: ...
 @overload
@@ -693,8 +579,6 @@ def compose_functions(  # type: ignore[overload-overlap]
     functions: Iterable[Callable[P, object]],
     *,
     results: How | None = None,
-    timeout: float | None = None,
-    on_error: OnError = "raise",
     name: str | None = None,
 ) -> ComposedFunctions[P]: ...
 @overload
@@ -702,16 +586,12 @@ def compose_functions(
     functions: Iterable[object],
     *,
     results: How | None = None,
-    timeout: float | None = None,
-    on_error: OnError = "raise",
     name: str | None = None,
 ) -> ComposedFunctions[...]: ...
 def compose_functions(
     functions: Iterable[object],
     *,
     results: How | None = None,
-    timeout: float | None = None,
-    on_error: OnError = "raise",
     name: str | None = None,
 ) -> ComposedFunctions[...]:
     """Return one coroutine function that calls several functions, for a framework that takes a
@@ -726,8 +606,6 @@ def compose_functions(
     Args:
         functions: coroutine functions and plain ones, or registrations made by `configure`.
         results: how the results of several become one, if they return any; see `point`.
-        timeout: the time limit of coroutine functions that have none of their own.
-        on_error: for functions that do not say it themselves.
         name: its name, and that of the group in messages.
 
     Raises:
@@ -739,8 +617,7 @@ def compose_functions(
         raise InvalidArgumentError(f"functions is {safe_repr(functions)}; give a list of functions")
     if results is not None:
         check_how(results, "results")
-    options: dict[str, Any] = {"timeout": timeout, "on_error": on_error}
-    composed = _FunctionGroup(name or "functions", results, options)
+    composed = _FunctionGroup(name or "functions", results)
     composed.fill([_function_hook(function) for function in functions])
 
     async def call(*args: Any, **keywords: Any) -> Any:
@@ -762,11 +639,9 @@ class _FunctionGroup:
         self,
         name: str,
         results: How | None,
-        options: dict[str, Any],
     ) -> None:
         self._name = name
         self._results: How | None = results
-        self._options = options
 
     def fill(self, hooks: list[HookRegistration]) -> None:
         """Make the group, of which the hooks are functions."""
@@ -774,7 +649,7 @@ class _FunctionGroup:
         for hook in hooks:
             self._check_place(hook.hook.function, pattern)
         kind: Any = type(self._name, (), {"__call__": self._method_like(pattern)})
-        self.group: HookGroup[Any] = HookGroup(kind, hooks, name=self._name, **self._options)
+        self.group: HookGroup[Any] = HookGroup(kind, hooks, name=self._name)
         # Last: if functions do not fit, nothing has changed.
         self.pattern: Callable[..., Any] = pattern
 
@@ -861,45 +736,12 @@ def interface_of(group: HookGroup[Any]) -> Interface:
     return group._interface  # pyright: ignore[reportPrivateUsage] - of this module
 
 
-def _left_out(names: Iterable[str], hooks: Iterable[object]) -> dict[str, Callable[..., Any]]:
-    """Return methods that a class leaves out, with the signatures that they have in the first hook,
-    and empty bodies.
-    """
-    registrations = [registration_of(hook) for hook in hooks]
-    methods: dict[str, Callable[..., Any]] = {}
-    for name in _names(names, "methods"):
-        having = [
-            registration
-            for registration in registrations
-            if callable(getattr(registration.hook, name, None))
-        ]
-        if not having or name.startswith("_"):
-            raise InvalidArgumentError(
-                f"methods has {name!r}, which is no public method of any hook; give one that hooks"
-                " have"
-            )
-        method = getattr(having[0].hook, name)
-        is_async = having[0].thread or is_coroutine_function(method)
-        methods[name] = _empty_method(method, is_async=is_async)
-    return methods
-
-
-def _names(names: Iterable[str], what: str) -> tuple[str, ...]:
-    """Return names that are given as a list, or one of them alone."""
-    check_instance(names, Iterable, what)
-    given = (names,) if isinstance(names, str) else tuple(names)
-    for name in given:
-        check_instance(name, str, f"a name in {what}")
-    return given
-
-
-def _empty_method(like: Callable[..., Any], *, is_async: bool = True) -> Any:
+def _empty_method(like: Callable[..., Any]) -> Any:
     """Return a method that looks like a function, with an empty body."""
 
     async def call(self: Any, *args: Any, **keywords: Any) -> Any: ...
-    def call_plain(self: Any, *args: Any, **keywords: Any) -> Any: ...
 
-    made: Any = functools.update_wrapper(call if is_async else call_plain, like)
+    made: Any = functools.update_wrapper(call, like)
     del made.__wrapped__  # its signature may not be known: it may be written in C
     with contextlib.suppress(TypeError, ValueError):
         own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)

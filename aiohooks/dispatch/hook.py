@@ -53,16 +53,10 @@ class HookRegistration(NamedTuple):
     background: bool = False
     max_pending: int = 100
     disable_after: int | None = None
-    observer: bool = False
     on_full: OnFull = "wait"
-    retry_secs: float | None = None
     thread: bool = False
     name: str | None = None
     once: bool = False
-    given: frozenset[str] = frozenset()
-    """The names of the attributes that were given, so that no default of a group takes their
-    place.
-    """
 
 
 class HookOptions(TypedDict, total=False):
@@ -74,9 +68,7 @@ class HookOptions(TypedDict, total=False):
     background: bool
     max_pending: int
     disable_after: int | None
-    observer: bool
     on_full: OnFull
-    retry_secs: float | None
     thread: bool
     name: str | None
     once: bool
@@ -112,19 +104,12 @@ def configure(hook: object, **options: Unpack[HookOptions]) -> HookRegistration:
             `disable_after`: take the hook out of the calls, with a warning, when it has failed this
             often in a row; with `on_error="log"` only.
 
-            `observer`: whether it only observes methods that return a result: it is called before
-            the others, with the caller's arguments. Observers run concurrently; their own results
-            do not count.
-
             `on_full`: `"wait"`, or `"drop"`: a background call is dropped if the queue is full,
             counted, and logged as failures are.
 
-            `retry_secs`: try a disabled hook again after this time, by one call, and if that fails,
-            after as long again.
-
             `thread`: whether plain methods that stand for coroutine methods are called in a worker
-            thread each, so that they may block; for a hook of a group, as `BlockingHook(hook)`. A
-            cancel or time limit waits for it, for at most the grace period.
+            thread each, so that they may block; for a hook of a group. A cancel or
+            time limit waits for it, for at most the grace period.
 
             `name`: the name of the hook in messages and in the status, in place of its class's.
 
@@ -143,7 +128,7 @@ def configure(hook: object, **options: Unpack[HookOptions]) -> HookRegistration:
                 f" {did_you_mean(name, HookOptions.__optional_keys__)}"
             )
     known = registration_of(hook)
-    registration = registration_of(known._replace(**options, given=known.given.union(options)))
+    registration = registration_of(known._replace(**options))
     for name in ("max_pending", "on_full"):
         if name in options and "background" not in options and not known.background:
             raise InvalidHookError(
@@ -151,34 +136,6 @@ def configure(hook: object, **options: Unpack[HookOptions]) -> HookRegistration:
                 " are not queued; give background=True too"
             )
     return registration
-
-
-def with_defaults(registration: HookRegistration, **defaults: Any) -> HookRegistration:
-    """Return a registration with `defaults` where it has no attributes of its own."""
-    usual = HookRegistration._field_defaults
-    missing = {
-        name: default
-        for name, default in defaults.items()
-        if default != usual[name]
-        and getattr(registration, name) == usual[name]
-        and name not in registration.given
-    }
-    return registration._replace(**missing) if missing else registration
-
-
-BLOCKING = "__aiohooks_blocking__"
-"""The attribute of a class whose objects call the plain methods of another in worker threads. Its
-value is the name of the attribute that holds the other.
-"""
-
-
-def for_group(hook: Any, kind: Any) -> Any:
-    """Return a hook or registration of a group; for a `BlockingHook` its object, in threads."""
-    given: object = hook.hook if isinstance(hook, HookRegistration) else hook
-    place: str | None = getattr(type(given), BLOCKING, None)
-    if place is None or kind in type(given).__mro__:
-        return hook
-    return registration_of(hook)._replace(hook=getattr(given, place), thread=True)
 
 
 def in_order(hooks: Iterable[object], *, first: int = 0) -> list[HookRegistration]:
@@ -205,15 +162,7 @@ def registration_of(hook: object) -> HookRegistration:
             f" {hook.__name__}(...)"
         )
     if isinstance(hook, Hook):
-        # By name, not by value: a class that sets an attribute to its default means it.
-        bases = type(hook).__mro__
-        names = set[str](getattr(hook, "__dict__", ()))
-        for base in bases[: bases.index(Hook)]:
-            names.update(vars(base))
-        given = names.intersection(("order", "timeout", "on_error"))
-        hook = HookRegistration(
-            hook, hook.order, hook.timeout, hook.on_error, given=frozenset(given)
-        )
+        hook = HookRegistration(hook, hook.order, hook.timeout, hook.on_error)
     elif not isinstance(hook, HookRegistration):
         return HookRegistration(hook)
     if isinstance(hook.hook, HookRegistration):
@@ -232,22 +181,16 @@ def _check_options(registration: HookRegistration) -> None:
     )
     check_secs(registration.timeout, f"timeout of {name}", optional=True, positive=True)
     check_choice(registration.on_error, f"on_error of {name}", "raise", "log")
-    for option in ("background", "observer", "thread", "once"):
+    for option in ("background", "thread", "once"):
         check_instance(getattr(registration, option), bool, f"{option} of {name}")
     check_instance(registration.name, str, f"name of {name}", optional=True)
     checked_int(registration.max_pending, f"max_pending of {name}", 1)
     check_choice(registration.on_full, f"on_full of {name}", "wait", "drop")
     checked_int(registration.disable_after, f"disable_after of {name}", 1, optional=True)
-    check_secs(registration.retry_secs, f"retry_secs of {name}", optional=True, positive=True)
     if registration.disable_after is not None and registration.on_error != "log":
         raise InvalidHookError(
             f"disable_after of {name} is {registration.disable_after}, but its errors are raised;"
             ' give on_error="log" too'
-        )
-    if registration.retry_secs is not None and registration.disable_after is None:
-        raise InvalidHookError(
-            f"retry_secs of {name} is {registration.retry_secs}, but it is never disabled; give"
-            " disable_after too"
         )
 
 

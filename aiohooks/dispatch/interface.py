@@ -51,7 +51,6 @@ class Interface:
         kind: Callable[..., Any],
         results: Mapping[str, How] | How | None = None,
         *,
-        methods: Mapping[str, Callable[..., Any]] | None = None,
         in_group: bool = True,
         hint: str = "",
     ) -> None:
@@ -61,15 +60,13 @@ class Interface:
             kind: a class, or a typing alias of one.
             results: the ways of `point`, by the name of the method; or one for all methods that
                 return something.
-            methods: further methods, which the class leaves out.
             in_group: whether hooks may implement a coroutine method as an async generator, which
                 wraps it, and have further ones.
             hint: what to do with a hook whose methods are plain functions.
 
         Raises:
             InvalidHookError: `kind` is not a class, or has no public methods.
-            InvalidArgumentError: `results` has an unknown method or way, or `methods` a method that
-                `kind` has.
+            InvalidArgumentError: `results` has an unknown method or way.
         """
         origin: object = typing.get_origin(kind) or kind
         if not isinstance(origin, type):
@@ -92,13 +89,6 @@ class Interface:
             check_how(way, f"results[{name!r}]")
         self.members: dict[str, Any] = _members(origin)
         """What the class and its bases have."""
-        for name, method in (methods or {}).items():
-            if name in self.members:
-                raise InvalidArgumentError(
-                    f"methods has {name!r}, which {origin.__name__} has itself; give what it"
-                    " leaves out"
-                )
-            self.members[name] = method
         self.points: dict[str, Point] = {}
         self.attributes: dict[str, Any] = {}
         """The public data of the class, and its properties."""
@@ -319,11 +309,10 @@ class Interface:
         if coroutines and self._in_group and self.has_member(hook):
             logger.warning(
                 "%s does not have %s of %s, so a group does not call them; if something calls"
-                " them, give methods=%s",
+                " them, derive a class that has them, and give that",
                 self.kind.__name__,
                 ", ".join(coroutines),
                 hook_name(hook),
-                tuple(coroutines),
             )
 
     def _reject_unsupported(self, hook: object) -> None:
@@ -461,7 +450,7 @@ def check_options(registered: RegisteredHook, points: Iterable[Point]) -> None:
         InvalidHookError: an attribute would have no effect.
     """
     options = registered.registration
-    if options.timeout is None and not (options.observer or options.background or options.thread):
+    if options.timeout is None and not (options.background or options.thread):
         return
     kinds = {point: function_kind(getattr(registered.hook, point.name)) for point in points}
     for point, kind in kinds.items():
@@ -496,10 +485,6 @@ def _option_problem(options: HookRegistration, point: Point, kind: str) -> str:
         )
     if options.timeout is not None and not options.thread and is_called_plainly:
         return "is a plain function, which no time limit can end; give its hook no timeout"
-    if options.observer and (point.calls_next or is_wrapper):
-        return (
-            "wraps the calls of others, so it cannot only observe; give its hook no observer=True"
-        )
     if options.background and is_wrapper:
         return (
             "is an async generator, which wraps the calls of others; give its hook no"

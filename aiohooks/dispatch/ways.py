@@ -29,7 +29,7 @@ from aiohooks.errors import InvalidHookError, did_you_mean, safe_repr
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
-Way = Literal["first", "together", "race", "merge", "all", "chain", "wrap"]
+Way = Literal["first", "together", "merge", "all", "chain", "wrap"]
 WAYS: tuple[str, ...] = typing.get_args(Way)
 
 
@@ -62,9 +62,6 @@ def point(how: How) -> Callable[[F], F]:
 
             `"together"`: they run concurrently, and the first result in registration order that is
             not None wins.
-
-            `"race"`: they run concurrently, the earliest result wins, and the others are cancelled;
-            their errors are logged then.
 
             `"merge"`: they run concurrently, and their results are joined in registration order:
             lists, tuples, or dicts of different keys.
@@ -255,8 +252,8 @@ class Point:
             Why the way cannot hold, or an empty text.
         """
         way = _way_of(asked)
-        if not self.is_async and way in _ONLY_ASYNC:
-            return _ONLY_ASYNC[way]
+        if not self.is_async and way == "wrap":
+            return "only a coroutine method can, with an argument that calls the next hook"
         if isinstance(asked, NamedArgument):
             return self._take_argument(asked.argument)
         if way in ("chain", "wrap"):
@@ -322,12 +319,6 @@ class Point:
 def _way_of(how: How | None) -> Way | None:
     """Return a way without its argument."""
     return how.how if isinstance(how, NamedArgument) else how
-
-
-_ONLY_ASYNC: dict[Way | None, str] = {
-    "race": 'plain methods do not run concurrently; give "first"',
-    "wrap": "only a coroutine method can, with an argument that calls the next hook",
-}
 
 
 Guess = Literal["none", "only", "last"]

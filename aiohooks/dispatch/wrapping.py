@@ -1,7 +1,7 @@
 """Hooks that wrap: each calls the next one, and the last one what is wrapped.
 
 wrapped         calls the hooks that wrap
-call_wrapped    calls what the caller has given as the next
+call_given      calls what the caller has given as the next
 generator_call  an async generator as a function that wraps
 """
 
@@ -11,10 +11,10 @@ import functools
 import inspect
 from asyncio import CancelledError
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from aiohooks._core.clock import current_clock
-from aiohooks.dispatch.arguments import Keywords, Values
+from aiohooks.dispatch.arguments import NO_ARGUMENTS, Arguments, Keywords, Values
 from aiohooks.dispatch.calls import HookCalls, Method, OrderGroup, RegisteredHook
 from aiohooks.dispatch.ways import Point
 from aiohooks.errors import (
@@ -27,17 +27,22 @@ from aiohooks.errors import (
 )
 
 Innermost = Callable[[tuple[Any, ...], Keywords], Awaitable[Any]]
-Rest = Callable[[Values], Awaitable[Any]]
+Rest = Callable[[Values, Arguments], Awaitable[Any]]
+"""Calls the next hook, or what is wrapped. The arguments are the values of the call, and what the
+last hook before has passed.
+"""
 
 
 def wrapped(point: Point, wrappers: Sequence[OrderGroup], innermost: Innermost) -> Rest:
     """Return a function that calls the first wrapping hook.
 
     Each hook gets a function that calls the next hook; the last one gets one that calls
-    `innermost`.
+    `innermost`, or, if that would do nothing, what the caller has given as the next.
     """
 
-    def call_innermost(values: Values) -> Awaitable[Any]:
+    def call_innermost(values: Values, passed: Arguments) -> Awaitable[Any]:
+        if point.how == "wrap" and point.does_nothing:
+            return call_given(point, values, passed)
         return innermost(*point.parameters.spread(values))
 
     rest: Rest = call_innermost
@@ -51,6 +56,7 @@ async def _call_wrapper(
     group: OrderGroup,
     rest: Rest,
     values: Values,
+    passed: Arguments,
 ) -> Any:
     """Call a wrapping hook, which gets a function that calls the rest.
 
@@ -59,63 +65,43 @@ async def _call_wrapper(
     """
     registered = group.hooks[0]
     registered.counted += 1
-    is_retry = registered.disabled_since is not None
-    if not registered.begin_call():
-        return await rest(values)
-    wrapper = _WrapperCall(group, point, rest, values)
-    has_succeeded = False
+    if not registered.may_be_called():
+        return await rest(values, passed)
+    wrapper = _WrapperCall(group, point, rest, values, passed)
     try:
         await wrapper.make()
         if not wrapper.is_logged:
-            has_succeeded = True
+            registered.failures_in_a_row = 0
             return point.value_of(wrapper.results[0])
         if wrapper.answers:
             return wrapper.answers[0]
         if wrapper.errors:
             raise_unchanged(wrapper.last_error())
     finally:
-        registered.end_call(is_retry=is_retry, has_succeeded=has_succeeded)
         wrapper.errors.clear()  # their tracebacks refer to it
-    return await rest(values)
+    return await rest(values, passed)
 
 
-class _WrappedCall(NamedTuple):
-    """What the caller has given as the next, with what the last hook passes to it."""
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    keywords: Keywords
-
-
-async def call_wrapped(point: Point, args: tuple[Any, ...], keywords: Keywords) -> Any:
+async def call_given(point: Point, values: Values, passed: Arguments) -> Any:
     """Call what the caller has given as the next.
 
-    It gets the positions that the last hook passes, exactly; if there are none, those of the call
-    that it takes. Keywords are those of the call that it takes.
+    It gets what the last hook passes, exactly. If there are no positions, it gets those of the call
+    that it takes, and it gets the keywords of the call that it takes.
 
     Raises:
         InvalidArgumentError: it cannot be called.
     """
-    parameters = point.parameters
-    values = parameters.values(args, keywords)
-    given = parameters.chosen_value(values)
-    values.pop(parameters.chosen_key(values), None)
-    exact = None
-    if isinstance(given, _WrappedCall):
-        exact = given
-        given = exact.function
+    given = point.parameters.chosen_value(values)
     if not callable(given):
         raise InvalidArgumentError(
             f"{point.name} got {safe_repr(given)} as the next; give what the last hook calls"
         )
-    outer = getattr(given, "__self__", None)
-    if isinstance(outer, _WrapperCall) and exact is None:
-        return await outer.call_next_with(values)
-    args, keywords = parameters.for_function(values, given)
-    if exact is not None:
-        args = exact.args or args
-        keywords = {**keywords, **exact.keywords}
-    result = given(*args, **keywords)
+    args, keywords = point.parameters.for_function(values, given)
+    passed_args, passed_keywords = passed
+    for name, value in passed_keywords.items():
+        if passed_args or name not in values:
+            keywords = {**keywords, name: value}
+    result = given(*(passed_args or args), **keywords)
     return await result if inspect.isawaitable(result) else result
 
 
@@ -127,6 +113,7 @@ class _WrapperCall(HookCalls):
 
     __slots__ = (
         "_active",
+        "_passed",
         "_point",
         "_rest",
         "_secs_left",
@@ -143,11 +130,13 @@ class _WrapperCall(HookCalls):
         point: Point,
         rest: Rest,
         values: Values,
+        passed: Arguments,
     ) -> None:
         super().__init__(group)
         self._point = point
         self._rest = rest
         self._values = values
+        self._passed = passed
         self._active = 0  # calls of the rest that have not ended
         self._secs_left: float | None = None
         self._since = 0.0
@@ -167,7 +156,7 @@ class _WrapperCall(HookCalls):
             values = {**values, parameters.chosen_key(values): self.call_next}
         args, keywords = parameters.for_hooks(values)
         if self._point.how != "wrap":
-            args = (functools.partial(self._call_rest, self._values), *args)
+            args = (functools.partial(self._call_rest, self._values, NO_ARGUMENTS), *args)
         if call.may_wait:
             method = functools.partial(call.method, **keywords) if keywords else call.method
             self.start(0, method, args, call.name, call.secs)
@@ -180,30 +169,14 @@ class _WrapperCall(HookCalls):
 
     async def call_next(self, /, *args: Any, **keywords: Any) -> Any:
         """Call the next hook with the arguments of the call, of which some may be changed."""
-        parameters = self._point.parameters
-        if not self._point.does_nothing:
-            values = parameters.changed(self._values, args, keywords, may_drop=False)
-            return await self._call_rest(values)
+        if not (args or keywords):
+            return await self._call_rest(self._values, self._passed)
         # What is wrapped may take what the method has no parameter for.
-        unknown = parameters.unknown(keywords)
-        known = {name: keywords[name] for name in keywords if name not in unknown}
-        values = parameters.changed(self._values, args, known, may_drop=True)
-        if args or keywords:
-            given = parameters.chosen_value(values)
-            if isinstance(given, _WrappedCall):
-                given = given.function
-            if args:
-                given = _WrappedCall(given, args, keywords)
-            elif unknown:
-                given = _WrappedCall(given, (), unknown)
-            values[parameters.chosen_key(values)] = given
-        return await self._call_rest(values)
+        may_drop = self._point.does_nothing
+        values = self._point.parameters.changed(self._values, args, keywords, may_drop=may_drop)
+        return await self._call_rest(values, (args, keywords))
 
-    async def call_next_with(self, values: Values) -> Any:
-        """Call the next hook with these values of a group that a hook calls inside of its own."""
-        return await self._call_rest({**self._values, **values})
-
-    async def _call_rest(self, values: Values) -> Any:
+    async def _call_rest(self, values: Values, passed: Arguments) -> Any:
         """Call the rest, and keep its result or its error."""
         if self.is_logged or self.is_left_behind(0):
             raise HookCancelledError(
@@ -211,7 +184,7 @@ class _WrapperCall(HookCalls):
             )
         self._pause_timer()
         try:
-            result = await self._rest(values)
+            result = await self._rest(values, passed)
         except BaseException as error:
             self.errors.append(error)
             raise

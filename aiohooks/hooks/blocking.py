@@ -28,9 +28,6 @@ class BlockingHook(SessionRunHook):
     """Calls the plain methods of any object as a hook, each in a worker thread, so that they may
     block.
 
-    In a `HookGroup` these are the methods of its interface, called with what the caller gives and
-    with the grace period of the group.
-
     In a session the object may have any of a hook's methods; those it lacks cost nothing. A hook
     written for TensorFlow runs
     unchanged: what it gets has the same methods, all of them plain. `session.run("loss")`,
@@ -47,8 +44,6 @@ class BlockingHook(SessionRunHook):
     likewise, and later calls raise `SessionClosedError`. In the event loop's own thread, which
     would wait for itself, a call raises `WrongLoopError`.
     """
-
-    __aiohooks_blocking__ = "_obj"
 
     def __init__(self, obj: Any, *, grace_secs: float = DEFAULT_GRACE_SECS) -> None:
         """Create a hook of `obj`; `grace_secs` is the grace period.
@@ -67,11 +62,10 @@ class BlockingHook(SessionRunHook):
         }
         self._obj = obj
         if not methods:
-            if not any(
-                inspect.isfunction(one) for base in type(obj).__mro__ for one in vars(base).values()
-            ):
-                raise self._lacks_methods()
-            vars(self)["begin"] = self._refuse  # it may be a hook of a group
+            raise InvalidHookError(
+                f"{obj!r} has none of the methods of a hook: {', '.join(HOOK_METHODS)}; for a"
+                " HookGroup, give configure(hook, thread=True)"
+            )
         self._grace_secs = grace_secs
         self._calls: _LoopCalls | None = None
         for name, method in methods.items():
@@ -121,14 +115,6 @@ class BlockingHook(SessionRunHook):
             )
         finally:
             _thread_call.reset(token)
-
-    async def _refuse(self) -> None:
-        raise self._lacks_methods()
-
-    def _lacks_methods(self) -> InvalidHookError:
-        return InvalidHookError(
-            f"{self._obj!r} has none of the methods of a hook: {', '.join(HOOK_METHODS)}"
-        )
 
     def __repr__(self) -> str:
         return f"BlockingHook({self._obj!r})"

@@ -66,11 +66,6 @@ class HookSet:
         for registered in self.registered:
             registration = registered.registration
             LIFECYCLE.check(registered.hook, plain=registration.thread)
-            if registration.observer:
-                raise InvalidHookError(
-                    f"{registered.name} has observer=True, but a session calls all its hooks; leave"
-                    " it out"
-                )
             if registration.thread:
                 raise InvalidHookError(
                     f"{registered.name} has thread=True, which is for hooks of a group; give"

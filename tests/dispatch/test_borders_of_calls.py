@@ -101,11 +101,11 @@ def test_a_second_loop_is_refused_while_the_first_is_open() -> None:
 async def test_call_of_a_group_is_refused_in_another_thread() -> None:
     """There is another loop, in which hooks would wait for objects of the first."""
     group = ah.HookGroup(Events, [Waits()])
-    await group.call(Events.on_event, "started")
+    await group.hooks.on_event("started")
 
     def in_thread():
         with pytest.raises(WrongLoopError):
-            asyncio.run(group.call(Events.on_event, "started"))
+            asyncio.run(group.hooks.on_event("started"))
 
     await asyncio.to_thread(in_thread)
 
@@ -119,9 +119,9 @@ async def test_a_call_of_all_hooks_takes_keywords(keywords) -> None:
             return event
 
     args = () if keywords else ("started",)
-    group = ah.HookGroup(Events, [Sees(), Sees()])
+    hooks = ah.compose(Events, [Sees(), Sees()], results={"on_event": "all"})
     for _ in range(2):
-        assert await group.call(Events.on_event, *args, **keywords) == ["started", "started"]
+        assert await hooks.on_event(*args, **keywords) == ["started", "started"]
 
 
 async def test_all_results_of_no_hook_are_an_empty_list() -> None:

@@ -201,9 +201,9 @@ async def test_a_function_that_is_called_once() -> None:
         group.add(ah.configure(Notes(), once=True))
 
 
-@pytest.mark.parametrize("how", ["background", "observer", "wrap", "generator", "plain"])
+@pytest.mark.parametrize("how", ["background", "wrap", "generator", "plain"])
 async def test_once_with_other_features(how: str) -> None:
-    """A queued call, an observer, a wrapper and a plain method take part once, too."""
+    """A queued call, a wrapper and a plain method take part once, too."""
     calls: list[str] = []
 
     async def note(text: str, call_next: Any = None) -> Any:
@@ -220,7 +220,6 @@ async def test_once_with_other_features(how: str) -> None:
     async with ah.HookGroup(Events) as group:
         called: Any = {
             "background": lambda: group.hooks.on("x"),
-            "observer": lambda: group.hooks.ask("x"),
             "wrap": lambda: group.hooks.around("x", tool),
             "generator": lambda: group.hooks.on("x"),
             "plain": lambda: asyncio.sleep(0, group.hooks.plain()),
@@ -231,8 +230,6 @@ async def test_once_with_other_features(how: str) -> None:
             group.on(Events.around, note, once=True)
         elif how == "generator":
             group.on(Events.on, generator, once=True)
-        elif how == "observer":
-            group.on(Events.ask, note, once=True, observer=True)
         else:
             group.on(Events.on, note, once=True, background=True)
         for _ in range(3):
@@ -381,7 +378,6 @@ async def test_a_call_from_another_loop_is_refused(background: bool) -> None:
         for call in (
             lambda: in_new_loop(lambda: group.hooks.on("b")),
             lambda: in_new_loop(lambda: group.hooks.off("b")),
-            lambda: in_new_loop(lambda: group.call(Events.on, "b")),
             lambda: group.hooks.plain(),
         ):
             with refused(WrongLoopError, "HookGroup Events", "call_soon_threadsafe"):

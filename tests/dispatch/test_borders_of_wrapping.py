@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -125,6 +126,42 @@ async def test_keyword_only_parameters_become_no_positions() -> None:
     hooks = ah.compose(Wraps, [])
     assert await hooks.send(echo, "a", "b", flag=True) == (("a", "b"), {"flag": True})
     assert await hooks.get("request", only, timeout=5) == "request"
+
+
+async def test_positions_are_the_last_arguments_before_one_that_is_given_by_name() -> None:
+    """What calls the next hook is keyword-only then, as are arguments before it."""
+
+    class Tools:
+        @ah.point(ah.wrap(argument="handler"))
+        async def run(self, ctx, *, call, args, handler): ...
+
+    async def run(self, ctx, *, call, args, handler):
+        seen.append((ctx, call, args))
+        return await handler(f"{args}+")
+
+    async def tool(args):
+        return args
+
+    seen: list[object] = []
+    hooks = ah.compose(Tools, [hook(run=run), hook(run=run)])
+    assert await hooks.run("ctx", call="call", args="a", handler=tool) == "a++"
+    assert seen == [("ctx", "call", "a"), ("ctx", "call", "a+")]
+    assert await ah.compose(Tools, []).run("ctx", call="call", args="a", handler=tool) == "a"
+
+
+async def test_a_keyword_that_the_class_does_not_take_is_an_error() -> None:
+    """Also if the errors of all hooks are only logged."""
+
+    class First:
+        @ah.point("first")
+        async def ask(self, a, /): ...
+
+    async def ask(self, a):
+        return a
+
+    logged: Any = ah.compose(First, [ah.configure(hook(ask=ask), on_error="log")])
+    with pytest.raises(TypeError, match="'bad'"):
+        await logged.ask("x", bad=1)
 
 
 @pytest.mark.parametrize("kind", [Wraps, Own])
@@ -277,44 +314,6 @@ async def test_the_grace_period_runs_while_the_next_one_does(clock: ManualClock)
         await call
     gate.set()
     await ticks()
-
-
-@pytest.mark.parametrize("wraps", [False, True])
-async def test_a_retry_that_succeeds_enables_the_hook(clock: ManualClock, wraps: bool) -> None:
-    """Also if an older call of the hook fails meanwhile."""
-
-    class Both:
-        async def on(self, name) -> None: ...
-
-        @ah.point("wrap")
-        async def around(self, name, call_next): ...
-
-    async def on(self, name, call_next=None):
-        if name == "bad":
-            raise ValueError
-        await gates[name].wait()
-        if name == "old":
-            raise OSError
-
-    async def nothing(name): ...
-
-    gates = {"old": asyncio.Event(), "retry": asyncio.Event()}
-    retried = ah.configure(hook(on=on, around=on), on_error="log", disable_after=1, retry_secs=5)
-    group = ah.HookGroup(Both, [retried])
-
-    def called(name):
-        return group.hooks.around(name, nothing) if wraps else group.hooks.on(name)
-
-    old = await parked(called("old"), 5)
-    await called("bad")
-    clock.advance(5)
-    retry = await parked(called("retry"), 5)
-    gates["old"].set()
-    await old
-    assert group.status()[0].disabled
-    gates["retry"].set()
-    await retry
-    assert not group.status()[0].disabled
 
 
 async def test_a_hook_that_ends_what_it_wraps_has_failed(caplog: pytest.LogCaptureFixture) -> None:

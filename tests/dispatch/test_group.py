@@ -132,13 +132,11 @@ async def test_several_answers_need_a_way_to_become_one() -> None:
         "@point",
     ):
         ah.compose(AgentHooks, [Counting(1), Counting(2)])
-    group = ah.HookGroup(AgentHooks, [Counting(1), Counting(2)], results={"count": "first"})
-    assert await group.hooks.count() == 1
-    assert await group.call(AgentHooks.count) == [1, 2]
+    hooks = [Counting(1), Counting(2)]
+    assert await ah.compose(AgentHooks, hooks, results={"count": "first"}).count() == 1
     ordered = [ah.configure(Counting(number), order=number // 3) for number in range(9)]
-    group = ah.HookGroup(AgentHooks, ordered, results={"count": "first"})
-    assert await group.call(AgentHooks.count) == list(range(9))
-    assert await ah.HookGroup(AgentHooks).call(AgentHooks.count) == []
+    composite: Any = ah.compose(AgentHooks, ordered, results={"count": "all"})
+    assert await composite.count() == list(range(9))
 
 
 async def test_answers_where_nothing_says_whether_there_are_any() -> None:
@@ -288,13 +286,6 @@ def of_the_same_name() -> Any:
 def without_arguments() -> None: ...
 
 
-async def test_methods_that_have_no_list_of_answers_are_refused() -> None:
-    """`call` takes coroutine methods whose hooks are independent of each other."""
-    group = ah.HookGroup(AgentHooks, [Answering("a")])
-    with invalid("call_tool has no list of results", "group.hooks.call_tool"):
-        await group.call(AgentHooks.call_tool, "x", tool)
-
-
 # -- observers
 
 
@@ -365,7 +356,6 @@ async def test_hooks_are_entered_in_order_and_left_in_reverse() -> None:
     for use in (
         group.__aenter__,
         lambda: group.hooks.on_tool_start("x"),
-        lambda: group.call(AgentHooks.on_tool_start, "x"),
     ):
         with refused(ah.errors.HookGroupClosedError, "make a new one"):
             await use()

@@ -5,7 +5,6 @@ hooks that are tried again.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -16,7 +15,7 @@ from aiohooks.dispatch.calls import is_logged
 from aiohooks.testing import ManualClock
 from tests.support.kinds import Kinds, Next, call
 from tests.support.sessions import doubling, make_runs
-from tests.support.waiting import forever, ticks, until_true
+from tests.support.waiting import forever, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -172,116 +171,6 @@ def test_which_failures_are_logged() -> None:
         False,
         True,
     ]
-
-
-# -- tried again
-
-OFTEN = [
-    *((kind, name) for kind in (Quick, Slow) for name in ("none", "first")),
-    (Quick, "wrap"),
-    (Around, "none"),
-    (Quick, "plain"),
-]
-
-
-@pytest.mark.parametrize(("made", "kind"), OFTEN)
-async def test_a_disabled_hook_is_tried_again(
-    made: type[Quick], kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """After `retry_secs` by one call. If that fails, the hook is left out as long again; if it
-    succeeds, it takes part again.
-    """
-    hook, other = made(ValueError("down")), Other()
-    with ManualClock() as clock:
-        group = ah.HookGroup(
-            Kinds, [ah.configure(hook, on_error="log", disable_after=2, retry_secs=30), other]
-        )
-        began = time.time()
-        for _ in range(4):
-            await call(group.hooks, kind)
-        status, _ = group.status()
-        assert status[:5] == (made.__name__, 4, 2, "ValueError('down')", 2)
-        assert status.disabled
-        assert status.disabled_since is not None
-        assert began - 1 < status.disabled_since < time.time() + 1
-        clock.advance(29)
-        await call(group.hooks, kind)
-        assert hook.made == 2
-        clock.advance(1)
-        for _ in range(3):
-            await call(group.hooks, kind)
-        assert hook.made == 3
-        clock.advance(30)
-        hook.error = None
-        for _ in range(3):
-            await call(group.hooks, kind)
-        assert (hook.made, other.made) == (6, 11)
-        assert group.status()[0] == (made.__name__, 11, 3, "ValueError('down')", 5, None, 0)
-        assert "has succeeded and is called again" in caplog.records[-1].getMessage()
-        hook.error = ValueError("down again")
-        await call(group.hooks, kind)
-        assert not group.status()[0].disabled  # its failures are counted anew
-        await call(group.hooks, kind)
-        assert group.status()[0].disabled
-
-
-@pytest.mark.parametrize("kind", ["none", "wrap"])
-async def test_only_one_call_tries_it(kind: str) -> None:
-    """However long it takes; those beside it do without the hook. If it is cancelled, the hook is
-    tried again later.
-    """
-    gates = [asyncio.Event() for _ in range(3)]
-
-    class Gated(Quick):
-        async def none(self, number: int) -> None:
-            await self.pass_through()
-
-        async def wrap(self, number: int, call_next: Next) -> Any:
-            await self.pass_through()
-            return await call_next(number)
-
-        async def pass_through(self) -> None:
-            self.make()
-            await gates[self.made - 2].wait()
-
-    hook = Gated(ValueError("down"))
-    with ManualClock() as clock:
-        group = ah.HookGroup(
-            Kinds, [ah.configure(hook, on_error="log", disable_after=1, retry_secs=30)]
-        )
-        await call(group.hooks, kind)
-        hook.error = None
-        for outcome in ("cancelled", "done"):
-            clock.advance(30)
-            made = hook.made
-            calls = [asyncio.create_task(call(group.hooks, kind)) for _ in range(3)]
-            await ticks()
-            clock.advance(100)
-            await call(group.hooks, kind)
-            assert [one.done() for one in calls] == [False, True, True]
-            assert hook.made == made + 1
-            calls[0].cancel() if outcome == "cancelled" else gates[1].set()
-            await asyncio.wait(calls)
-            assert calls[0].cancelled() == (outcome == "cancelled")
-            assert [one.result() for one in calls[1:]] == [1 if kind == "wrap" else None] * 2
-        assert not group.status()[0].disabled
-
-
-async def test_a_background_hook_is_tried_again() -> None:
-    """The calls that were queued meanwhile are counted as dropped."""
-    hook = Slow(ValueError("down"))
-    options: dict[str, Any] = {"on_error": "log", "disable_after": 1, "retry_secs": 5}
-    with ManualClock() as clock:
-        async with ah.HookGroup(Kinds, [ah.configure(hook, background=True, **options)]) as group:
-            for _ in range(3):
-                await group.hooks.none(1)
-            await until_true(lambda: not group.status()[0].pending)
-            assert (hook.made, group.status()[0].dropped) == (1, 2)
-            hook.error = None
-            clock.advance(5)
-            for _ in range(3):
-                await group.hooks.none(1)
-        assert (hook.made, group.status()[0].disabled) == (4, False)
 
 
 # -- in a session

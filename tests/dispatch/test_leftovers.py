@@ -63,10 +63,6 @@ async def is_slow() -> None:
 class Answers(Does):
     """Answers where that ends a call, or is kept."""
 
-    async def race(self, value: Any) -> Any:
-        await self.none(value)
-        return value
-
     async def merge(self, value: Any) -> Any:
         await self.none(value)
         return [value]
@@ -110,7 +106,7 @@ async def repeat(
 @pytest.mark.parametrize(
     "options", [{}, {"timeout": 60.0}, {"on_error": "log"}, {"order": 1}], ids=str
 )
-@pytest.mark.parametrize("kind", ["none", "first", "race", "merge", "chain", "wrap", "around"])
+@pytest.mark.parametrize("kind", ["none", "first", "merge", "chain", "wrap", "around"])
 async def test_of_a_group(kind: str, options: dict[str, Any], work: Work) -> None:
     """A call of each kind, with each option, whether its hooks wait or not."""
     composite = ah.compose(Kinds, [ah.configure(Answers(work), **options), Answers(work)])
@@ -122,7 +118,7 @@ async def test_of_a_group(kind: str, options: dict[str, Any], work: Work) -> Non
     [{"on_error": "log"}, {"timeout": 0.001}, {"timeout": 0.001, "on_error": "log"}, {}],
     ids=str,
 )
-@pytest.mark.parametrize("kind", ["none", "first", "race", "merge", "chain", "wrap", "around"])
+@pytest.mark.parametrize("kind", ["none", "first", "merge", "chain", "wrap", "around"])
 async def test_of_a_group_with_a_failure(kind: str, options: dict[str, Any]) -> None:
     """A call of each kind in which one hook fails or takes too long, logged or raised."""
     failing = Answers(is_slow if "timeout" in options else fails)

@@ -30,7 +30,7 @@ class Plain:
 
 
 kinds = pytest.mark.parametrize(
-    "kind", ["none", "unknown", "first", "race", "merge", "chain", "wrap", "around"]
+    "kind", ["none", "unknown", "first", "merge", "chain", "wrap", "around"]
 )
 
 

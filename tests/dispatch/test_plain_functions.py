@@ -5,13 +5,12 @@ one.
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import ContextVar
 from types import CoroutineType
-from typing import Annotated, Any, ClassVar, TypeVar, Union
+from typing import Annotated, Any, ClassVar, TypeVar, Union, cast
 
 import pytest
 
@@ -233,10 +232,7 @@ class Blocking:
         return text + "!"
 
 
-@pytest.mark.parametrize(
-    "wrap", [ah.hooks.BlockingHook, functools.partial(ah.configure, thread=True)]
-)
-async def test_blocking_hooks_of_a_group_overlap_in_threads(wrap: Callable[[Any], Any]) -> None:
+async def test_blocking_hooks_of_a_group_overlap_in_threads() -> None:
     """Sync and async hooks share a group; what a thread leaves in its context is the caller's."""
 
     class Async:
@@ -246,12 +242,12 @@ async def test_blocking_hooks_of_a_group_overlap_in_threads(wrap: Callable[[Any]
 
     barrier = threading.Barrier(3)
     first, second = Blocking(barrier), Blocking(barrier)
-    given = wrap(second)
-    group = ah.HookGroup(Calls, [wrap(first), Async(), given], results="together")
-    assert await group.call(Calls.on, "x") == ["x!", "async", "x!"]
+    hooks = [ah.configure(first, thread=True), Async(), ah.configure(second, thread=True)]
+    group = ah.HookGroup(Calls, hooks, results="all")
+    assert await cast("Any", group.hooks).on("x") == ["x!", "async", "x!"]
     assert variable.get() == "x"
     assert threading.get_ident() not in first.threads + second.threads
-    group.remove(given if isinstance(given, ah.hooks.BlockingHook) else second)
+    group.remove(second)
     assert [one.name for one in group.status()] == ["Blocking#1", "Async"]
 
 
@@ -273,7 +269,7 @@ def test_a_thread_that_cannot_be_is_refused() -> None:
     with refused(
         InvalidHookError, "Both.plain is called as a plain method, which cannot wait for a thread"
     ):
-        ah.compose(Calls, [ah.hooks.BlockingHook(Both())])
+        ah.compose(Calls, [ah.configure(Both(), thread=True)])
     with refused(InvalidHookError, "Async is to be called in a thread, but has no plain method"):
         ah.compose(Calls, [ah.configure(Async(), thread=True)])
     with refused(
@@ -298,11 +294,10 @@ class Ending:
         self.ended.append(exc)
 
 
-async def test_a_hook_of_a_group_is_none_of_a_session() -> None:
-    """An object with methods of another lifecycle is refused when the session begins."""
-    with pytest.raises(InvalidHookError, match="has none of the methods of a hook: begin"):
-        async with ah.AsyncMonitoredSession(ah.Graph(), [ah.hooks.BlockingHook(Blocking())]):
-            pass
+def test_a_hook_of_a_group_is_none_of_a_session() -> None:
+    """An object with methods of another lifecycle is refused, with what to do in a group."""
+    with refused(InvalidHookError, "has none of the methods of a hook: begin", "thread=True"):
+        ah.hooks.BlockingHook(Blocking())
 
 
 async def test_a_time_limit_waits_for_the_thread(clock: ManualClock) -> None:
@@ -436,8 +431,8 @@ async def test_functions_fail_as_hooks_do(clock: ManualClock) -> None:
     with pytest.raises(ValueError, match="no") as caught:
         await ah.compose_functions([forever, fails])(1)
     assert caught.value.__notes__ == ["raised by fails"]
-    await ah.compose_functions([fails], on_error="log")(1)
-    call = await parked(ah.compose_functions([forever], timeout=1.0)(1), 5)
+    await ah.compose_functions([ah.configure(fails, on_error="log")])(1)
+    call = await parked(ah.compose_functions([ah.configure(forever, timeout=1.0)])(1), 5)
     clock.advance(1.0)
     with refused(ah.errors.HookTimeoutError, "forever"):
         await call

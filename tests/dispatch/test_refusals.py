@@ -16,7 +16,6 @@ from aiohooks.errors import AiohooksError, InvalidArgumentError, InvalidHookErro
 from tests.support.checks import refused
 from tests.support.kinds import Does, Kinds
 from tests.support.sessions import do_nothing
-from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -145,7 +144,6 @@ class Runs(Protocol):
 
 Make = Callable[[], object]
 ON = hook(on=coroutine)
-OBSERVING: Any = {"observer": True}
 DIFFERENT = hook(different=coroutine)
 UNCLEAR = "not clear which argument takes the result", "ah.chain(argument=...)", "message, ctx"
 
@@ -252,13 +250,6 @@ HOOKS: list[Any] = [
         said(Calls, hook(plain=function), timeout=5),
         "Observer.plain is a plain function, which no time limit can end",
     ),
-    (said(Calls, hook(first=around), **OBSERVING), "wraps the calls of others", "observer=True"),
-    (said(Calls, hook(wrap=coroutine), **OBSERVING), "wraps the calls of others", "observer=True"),
-    (
-        lambda: ah.AsyncMonitoredSession(ticks, [ah.configure(ah.NanHook("x"), **OBSERVING)]),
-        "observer=True",
-        "leave it out",
-    ),
     (
         said(Calls, ON, max_pending=3),
         "max_pending of Observer is 3, but its calls are not queued",
@@ -267,17 +258,11 @@ HOOKS: list[Any] = [
     (said(Calls, ON, on_full="drop"), "on_full of Observer is drop", "background=True"),
     (said(Calls, ON, disable_after=3), "disable_after of Observer is 3", 'on_error="log"'),
     (
-        said(Calls, ON, on_error="log", retry_secs=3),
-        "retry_secs of Observer is 3",
-        "give disable_after",
-    ),
-    (
         said(Calls, HookRegistration(ah.configure(ON))),
         "is a registration of a registration",
         "give the hook",
     ),
     # which argument takes the result, or calls the next
-    (given(results={"answers": "race"}), "Calls.answers cannot race", 'give "first"'),
     *[
         (
             made(Layers, hook(**{name: coroutine}), results={name: "wrap"}),
@@ -333,19 +318,11 @@ ARGUMENTS: list[Any] = [
     (
         given(results={"count": "last"}),
         "results['count'] is 'last'",
-        '"together", "race", "merge", "all", "chain" or "wrap"',
+        '"together", "merge", "all", "chain" or "wrap"',
     ),
     (given(results="last"), "results is 'last'", '"wrap"'),
     (given(results={"count"}), "results is {'count'}", "give a mapping"),
     (given(grace_secs=-1), "grace_secs is -1"),
-    (
-        given(exit_reverse=["frst"]),
-        "exit_reverse has 'frst', which is no method of Calls",
-        "did you mean",
-    ),
-    (given(exit_reverse=5), "exit_reverse is 5"),
-    (given(timeout=-1), "timeout is -1"),
-    (given(on_error="ignore"), "on_error is 'ignore'"),
     (given(init=[1]), "init is [1]; give a mapping"),
     (lambda: ah.point("last"), "the argument of @point is 'last'"),  # type: ignore[arg-type]
     (lambda: ah.wrap(argument=1), "argument is 1"),  # type: ignore[arg-type]
@@ -355,24 +332,6 @@ ARGUMENTS: list[Any] = [
         "functions is <function",
         "give a list of functions",
     ),
-    # methods that the class leaves out
-    (made(Runs, hook(run=function), methods=["run"]), "methods has 'run', which Runs has itself"),
-    (
-        made(Runs, hook(run=function), methods=["later"]),
-        "methods has 'later', which is no public method of any hook",
-    ),
-    (
-        made(Runs, hook(run=function, seen=1), methods=["seen"]),
-        "methods has 'seen'",
-        "no public method",
-    ),
-    (
-        made(Runs, hook(run=function), methods=["__init__"]),
-        "methods has '__init__'",
-        "no public method",
-    ),
-    (made(Runs, hook(run=function), methods=[1]), "a name in methods is 1"),
-    (made(Runs, hook(run=function), methods=1), "methods is 1"),
     # options of a hook
     *[
         (make, f"{name} of Observer is {options[name]!r}")
@@ -382,12 +341,10 @@ ARGUMENTS: list[Any] = [
             ("timeout", {"timeout": 0}),
             ("on_error", {"on_error": ""}),
             ("background", {"background": 1}),
-            ("observer", {"observer": 1}),
             ("max_pending", {"max_pending": 0}),
             ("max_pending", {"max_pending": None}),
             ("disable_after", {"disable_after": 0, "on_error": "log"}),
             ("on_full", {"on_full": "discard"}),
-            ("retry_secs", {"retry_secs": 0}),
         )
         for make in (
             said(Calls, ON, **options),
@@ -487,7 +444,7 @@ def test_a_name_of_a_plain_hook_is_checked_too() -> None:
         *(made(Builder, hook(**{name: coroutine})) for name in ("anything", "other")),
         *(made(Events, hook(**{name: any_arguments})) for name in ("on_items", "on_fields")),
         made(Handler, hook(Handler, on_event=coroutine)),
-        given(results="race"),
+        given(results="merge"),
         *(
             made(
                 Layers,

@@ -110,20 +110,13 @@ SIGNATURES: dict[str, str | None] = {
     "ChiefSessionCreator.aclose": "async (self, *, grace_secs=10.0)",
     "Clock": None,
     "configure": "(hook, **options)",
-    "HookGroup": (
-        "(kind, hooks=(), *, results=None, name=None, grace_secs=10.0, init=None, methods=(),"
-        " exit_reverse=(), timeout=None, on_error='raise')"
-    ),
-    "HookGroup.call": "async (self, method, /, *args, **keywords)",
+    "HookGroup": ("(kind, hooks=(), *, results=None, name=None, grace_secs=10.0, init=None)"),
     "HookGroup.on": "(self, method, fn=None, **options)",
     "HookGroup.add": "(self, hook)",
     "HookGroup.remove": "(self, hook, method=None)",
     "HookGroup.status": "(self)",
-    "compose": (
-        "(kind, hooks, *, results=None, init=None, methods=(), exit_reverse=(), timeout=None,"
-        " on_error='raise')"
-    ),
-    "compose_functions": "(functions, *, results=None, timeout=None, on_error='raise', name=None)",
+    "compose": "(kind, hooks, *, results=None, init=None)",
+    "compose_functions": "(functions, *, results=None, name=None)",
     "in_order": "(hooks, *, first=0)",
     "point": "(how)",
     "chain": "(*, argument)",

@@ -20,9 +20,6 @@ class Kinds:
     @ah.point("first")
     async def first(self, value: Any) -> Any: ...
 
-    @ah.point("race")
-    async def race(self, value: Any) -> Any: ...
-
     @ah.point("merge")
     async def merge(self, value: Any) -> Any: ...
 
@@ -49,7 +46,7 @@ class Does:
         self.calls += 1
         await self.act()
 
-    unknown = first = race = merge = chain = none
+    unknown = first = merge = chain = none
 
     async def wrap(self, value: Any, call_next: Next) -> Any:
         await self.none(value)

@@ -309,9 +309,8 @@ async def check_hook_groups(hooks: list[object]) -> None:
         assert_type(group, ah.HookGroup[AgentHooks])
         assert_type(group.hooks, AgentHooks)
         assert_type(await group.hooks.decide("x"), float | None)
-        assert_type(await group.call(AgentHooks.decide, "x", times=2), list[float | None])
-        assert_type(await group.call(AgentHooks.on_start, "x"), list[None])
-        await group.call(AgentHooks.on_start, 5)  # type: ignore[arg-type]
+        assert_type(await group.hooks.decide("x", times=2), float | None)
+        await group.hooks.on_start(5)  # type: ignore[arg-type]
         await group.hooks.on_strt("x")  # type: ignore[attr-defined]
 
         @group.on(AgentHooks.on_start)

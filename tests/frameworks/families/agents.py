@@ -167,6 +167,12 @@ class HaystackModel:
         return self.run(messages)  # type: ignore[no-any-return]
 
 
+class AwaitedHook(Hook):
+    """The class leaves out the method that is awaited."""
+
+    async def run_async(self, state: Any) -> None: ...
+
+
 @runner(hook_overriding("run_async"), "rain in Bergen")
 async def haystack_ai(hooks: Sequence[Any]) -> object:
     @haystack_tool
@@ -175,7 +181,7 @@ async def haystack_ai(hooks: Sequence[Any]) -> object:
         return f"rain in {city}"
 
     # composed
-    hook = ah.compose(Hook, hooks, methods=("run_async",))
+    hook = ah.compose(AwaitedHook, hooks)
     agent = HaystackAgent(
         chat_generator=HaystackModel(), tools=[weather], hooks={"before_tool": [hook]}
     )

@@ -26,8 +26,8 @@ class Calls:
     @ah.point("first")
     async def ask(self, number: int) -> int | None: ...
 
-    @ah.point("race")
-    async def race(self, number: int) -> int | None: ...
+    @ah.point("all")
+    async def every(self, number: int) -> Any: ...
 
     @ah.point("chain")
     async def change(self, number: int) -> int:
@@ -57,9 +57,9 @@ class Member:
         await self._perform("ask")
         return number if self.name == "m1" else None
 
-    async def race(self, number: int) -> int | None:
-        await self._perform("race")
-        return number
+    async def every(self, number: int) -> Any:
+        await self._perform("every")
+        return number + 1
 
     async def change(self, number: int) -> int:
         await self._perform("change")
@@ -109,7 +109,7 @@ async def call(fixture: Fixture, method: Callable[[], Awaitable[Any]]) -> Any:
     try:
         return await method()
     finally:
-        methods = (".call", ".ask", ".race", ".change", ".before", ".after")
+        methods = (".call", ".ask", ".every", ".change", ".before", ".after")
         if busy := [label for label in fixture.inside if label.endswith(methods)]:
             fixture.add_violation(
                 f"siblings: {', '.join(busy)} still active after the call had ended"
@@ -128,8 +128,7 @@ async def each_kind(fixture: Fixture) -> None:
     assert await call(fixture, lambda: hooks.ask(1)) == 1
     assert await call(fixture, lambda: hooks.change(1)) == 4
     assert await call(fixture, lambda: hooks.around(1, own)) == 4
-    group = ah.HookGroup(Calls, members(fixture))
-    assert await call(fixture, lambda: group.call(Calls.change, 1)) == [2, 2, 2]
+    assert await call(fixture, lambda: hooks.every(1)) == [2, 2, 2]
 
 
 @scenario("a hook group with orders", hooks=0)
@@ -243,16 +242,6 @@ def _failure_beside(tool: Tool) -> Body:
         use(fixture, tool, f"m{1 - failing}.call", "m2.call")
         fixture.actions[f"m{failing}.call"] = fails(Broken)
         await call(fixture, lambda: ah.compose(Calls, members(fixture)).call(1))
-
-    return body
-
-
-def _race_with(tool: Tool) -> Body:
-    """The hook that ends first has the answer, and the other ones are cancelled."""
-
-    async def body(fixture: Fixture) -> None:
-        use(fixture, tool, "m0.race", "m1.race")
-        assert await call(fixture, lambda: ah.compose(Calls, members(fixture)).race(1)) == 1
 
     return body
 
@@ -409,5 +398,4 @@ for _tool in TOOLS:
     scenario(f"a hook of a group fails beside a {_name}", hooks=0, expect=Broken)(
         _failure_beside(_tool)
     )
-    scenario(f"a race of hooks with a {_name}", hooks=0)(_race_with(_tool))
     scenario(f"a time limit after a {_name}", hooks=0, expect=_TIMEOUT)(_time_limit_with(_tool))

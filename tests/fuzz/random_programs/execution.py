@@ -142,6 +142,7 @@ class Watchers:
     async def notify(self, token: int) -> None:
         """Tell something."""
 
+    @ah.point("all")
     async def ask(self, token: int) -> Any:
         """Ask something."""
 
@@ -727,9 +728,7 @@ class Execution(Recorder):
         await self._run_and_check("hooked", place.step.run_with_hooks, action.n % 3, place, session)
 
     async def do_call(self, action: Action, place: Place) -> None:
-        """Call the group: `notify`, `convert` or `wrap` of the composite, or `ask` of all
-        members.
-        """
+        """Call a method of the group."""
         group, session = self.group, self.group_record
         if group is None:
             return
@@ -744,7 +743,7 @@ class Execution(Recorder):
         name = CALLS[action.n]
         calls: dict[str, Callable[[], Coroutine[Any, Any, Any]]] = {
             "notify": lambda: group.hooks.notify(token),
-            "ask": lambda: group.call(Watchers.ask, token),
+            "ask": lambda: group.hooks.ask(token),
             "convert": lambda: group.hooks.convert((), token=token),
             "wrap": lambda: group.hooks.wrap(token, innermost),
         }
