@@ -13,8 +13,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
+from aiohooks._core.activity import Awaited, active
 from aiohooks._core.cancel import new_task, wait_done
-from aiohooks._core.clock import sleep, wake
+from aiohooks._core.clock import monotonic_now, secs_text, sleep, wake
 from aiohooks._core.waiters import Waiters
 from aiohooks._core.waits import Backoff, is_opening, wait_for_others
 from aiohooks.errors import (
@@ -169,7 +170,8 @@ class Connection:
         while True:
             await self.wait()
             try:
-                return await request()
+                with self.active_wait():
+                    return await request()
             except (StoreRefusedError, StoreResetError):
                 raise  # the engine would give the same answer again
             except StoreDamagedError as error:
@@ -183,7 +185,8 @@ class Connection:
                 pause = self._settled.wait(
                     self._backoff.pause_secs(attempt), self.engine.link.clock
                 )
-                await wait_for_others(pause)
+                with self.active_wait():
+                    await wait_for_others(pause)
 
     async def wait(self) -> None:
         """Wait until there is a connection, or raise the error that ends the calls."""
@@ -191,12 +194,27 @@ class Connection:
         while ready is None or ready is not self._ready:  # otherwise it has been lost again
             ready = self._ready or self._begin()
             if not ready.done():
-                await wait_for_others(wait_done([ready], None))
+                with self.active_wait():
+                    await wait_for_others(wait_done([ready], None))
             error = ready.result()
             if isinstance(error, AiohooksError):
                 raise copy_error(error)
             if error is not None:
                 raise error
+
+    def active_wait(self) -> active:
+        """Enter a wait for the engine in the registry of activity."""
+        return active("wait", self._name, self._awaited)
+
+    @property
+    def _name(self) -> str:
+        return f"{type(self.engine).__name__} of {self.engine.link.run}"
+
+    def _awaited(self) -> Awaited:
+        detail = "no answer yet"
+        if self.lost_at is not None:
+            detail = f"away for {secs_text(monotonic_now()() - self.lost_at)}"
+        return Awaited("store", self._name, detail)
 
     def _settle(self, result: Exception | None) -> None:
         """Let callers continue: None if there is a connection, or the error that they raise."""
@@ -369,8 +387,9 @@ class Writes:
             self._sending, self._send_all, "writing"
         )
         try:
-            await self._connection.outages.wait_in_opening(write.answer)
-            answer = await write.answer
+            with self._connection.active_wait():
+                await self._connection.outages.wait_in_opening(write.answer)
+                answer = await write.answer
         finally:
             write.answer.cancel()  # a stop has ended the wait
         if isinstance(answer, Position):
