@@ -20,18 +20,21 @@ import sys
 import threading
 import types
 from asyncio import CancelledError
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from contextvars import Context, ContextVar, Token, copy_context
 from operator import is_
+from time import monotonic
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+from weakref import ref
 
 import anyio
 
 from aiohooks._core import cancel
+from aiohooks._core.activity import ENTRIES, Awaited
 from aiohooks._core.cancel import retrieve_exception, running_loop, wait_done
 from aiohooks._core.clock import TimerHandle, call_later, current_clock, monotonic_now
 from aiohooks._core.coroutines import as_coroutine, close_unawaited
-from aiohooks._core.reports import Awaited, Waiting, logger
+from aiohooks._core.reports import logger
 from aiohooks._core.scope import RunScope, current_scope
 from aiohooks.errors import (
     add_origin,
@@ -84,7 +87,7 @@ class _Ending:
         self.cause = None
 
 
-class Calls(Waiting):
+class Calls(abc.ABC):
     """Numbered calls that run concurrently and end together.
 
     The first failure cancels the other calls, and `wait` waits for them. A single failure is raised
@@ -95,6 +98,7 @@ class Calls(Waiting):
     """
 
     __slots__ = (
+        "__weakref__",
         "_caller",
         "_ending",
         "_idle",
@@ -108,6 +112,7 @@ class Calls(Waiting):
         "pending",
         "results",
         "since",
+        "task",
     )
 
     kind: ClassVar[str] = "call"
@@ -135,8 +140,10 @@ class Calls(Waiting):
         """The number of calls that have not ended. At 0, `finish` may replace `wait`."""
         self.cancelling: bool = False
         """Whether the calls have been cancelled, so that no other call may start."""
-        self.since: float | None = None
-        """When the wait for the calls began, if they are part of a run."""
+        self.task: asyncio.Task[Any] | None = None
+        """The task that waits for the calls."""
+        self.since: float = 0.0
+        """When the wait for the calls began."""
         self.contexts: list[CallContext] = []
         """The contexts whose changes the caller gets, in order."""
         self._waits = waits
@@ -173,7 +180,7 @@ class Calls(Waiting):
         """Add the origin to an error that will be raised."""
         add_origin(error, self.describe(number))
 
-    def succeeded(self, number: int) -> None:
+    def succeeded(self, number: int) -> None:  # noqa: B027 - most calls have no successors
         """Start calls that depend on this one; called in its task, after its result is stored."""
 
     # -- start
@@ -296,9 +303,13 @@ class Calls(Waiting):
             BaseException: the failure of a call, several as one group, or else the cause of `end`.
         """
         if self.pending:
-            waits = self._waits
-            enclosing = None if waits is None else waits.begin_wait(self)
             self._idle = self._loop.create_future()
+            waits = self._waits
+            self.task = asyncio.current_task(self._loop)
+            self.since = self._loop.time() if waits is None else waits.now()
+            ENTRIES[id(self)] = ref(self)
+            if waits is not None:
+                waits.begin_wait(self)
             try:
                 await self._idle
             except CancelledError as cancelled:
@@ -310,8 +321,11 @@ class Calls(Waiting):
                 self._stop_grace_period()
                 raise
             finally:
+                del ENTRIES[id(self)]
+                # An error of the task would refer to it in a cycle, by this frame.
+                self.task = None
                 if waits is not None:
-                    waits.end_wait(self, enclosing)
+                    waits.end_wait(self)
         self.finish()
 
     async def _wait_for_cancelled_calls(self) -> None:
@@ -519,15 +533,22 @@ class Calls(Waiting):
             if self.is_running(number)
         ]
 
-    def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> Awaited | None:
-        unfinished = self.unfinished
-        if method != "wait" or not unfinished:
-            return None
-        secs = None if self.since is None else max(0.0, monotonic_now()() - self.since)
-        calls = [Awaited(self.kind, name, key=task, secs=secs) for _, name, task in unfinished]
-        first_task = f"task {unfinished[0][2].get_name()!r}"
-        session = None if self._waits is None else self._waits.session_waiting_for(self)
-        return Awaited("calls", first_task, by=lambda: calls, key=session)
+    def hook(self, number: int) -> object:
+        """Return the hook of a call; None if it is the call of no hook."""
+        return None
+
+    @property
+    def owner(self) -> object:
+        """The session whose run waits for the calls."""
+        return None if self._waits is None else self._waits.owner
+
+    def awaited(self) -> Awaited:
+        secs = max(0.0, monotonic_now()() - self.since)
+        calls = [
+            Awaited(self.kind, name, key=task, secs=secs, hook=self.hook(number))
+            for number, name, task in self.unfinished
+        ]
+        return Awaited("calls", "", by=lambda: calls)
 
 
 def _single_or_urgent(errors: list[BaseException]) -> BaseException | None:
@@ -648,32 +669,29 @@ class RunWaits:
     __slots__ = (
         "began",
         "cause",
-        "current",
         "now",
         "outermost",
         "own_contexts",
+        "owner",
         "scope",
-        "suspended_at",
     )
 
     def __init__(
         self,
         scope: RunScope | None = None,
-        now: Callable[[], float] | None = None,
+        now: Callable[[], float] = monotonic,
+        owner: object = None,
     ) -> None:
-        """Prepare the waits of the run `scope`; with `now`, note the times for a status."""
+        """Prepare the waits of the run `scope` of the session `owner`; `now` returns the time."""
         self.scope: RunScope | None = scope
-        self.now: Callable[[], float] | None = now
+        self.now: Callable[[], float] = now
+        self.owner: object = owner
         self.cause: BaseException | None = None
         """The error that ends the run."""
         self.outermost: Calls | None = None
         """The calls that the run's own task waits for. Their tasks may wait for other calls."""
-        self.current: Calls | None = None
-        """The calls whose wait began last."""
         self.began: float | None = None
         """When the run waited first. The time before costs nothing to note, and is short."""
-        self.suspended_at: float | None = None
-        """When the current wait began."""
         self.own_contexts: dict[Any, OwnContext] = {}
         """The contexts of hooks that are called several times in an attempt."""
 
@@ -702,36 +720,19 @@ class RunWaits:
         if self.outermost is not None:
             self.outermost.end(cause)
 
-    def begin_wait(self, calls: Calls) -> Calls | None:
-        """Begin a wait; return the enclosing calls, which `end_wait` needs."""
-        if self.now is not None:
-            self.suspended_at = calls.since = self.now()
-            if self.began is None:
-                self.began = self.suspended_at
-        enclosing = self.current
-        self.current = calls
+    def begin_wait(self, calls: Calls) -> None:
+        """Begin a wait."""
+        if self.began is None:
+            self.began = calls.since
         if self.outermost is None:
             self.outermost = calls
             if self.cause is not None:
                 calls.end(self.cause)
-        return enclosing
 
-    def end_wait(self, calls: Calls, enclosing: Calls | None) -> None:
+    def end_wait(self, calls: Calls) -> None:
         """End a wait."""
-        self.current = enclosing
         if self.outermost is calls:
             self.outermost = None
-
-    def session_waiting_for(self, calls: Calls) -> Awaited | None:
-        """Return the session of the run if its own task waits for these calls."""
-        owner: Any = None if self.scope is None else self.scope.session
-        if owner is None or self.outermost is not calls:
-            return None
-        if getattr(owner, "waits", None) is not self:
-            # A session that is nested in a run of the owner waits.
-            return None
-        session: Awaited = owner.awaited()
-        return session
 
 
 # -- the contexts of calls

@@ -3,16 +3,14 @@
 An activity checks whether there are observers before it begins. The observers of a run are in its
 scope (`RunScope.observers`), and those of other activities of a session in `Coordinator.observers`.
 
-    observing       observes a block
+    started         notifies observers of the start; a block does so with `active(observers=...)`
     observed_call   observes a call that is awaited
 """
 
 from __future__ import annotations
 
-import contextlib
 import types
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol
 
 from aiohooks._core.coroutines import as_coroutine
@@ -72,29 +70,11 @@ class _Observations:
             observation.ended(error)
 
 
-def _started(observers: Sequence[Observer], kind: Kind, what: str) -> Observation:
+def started(observers: Sequence[Observer], kind: Kind, what: str) -> Observation:
+    """Notify `observers` of the start of an activity; return what is notified of its end."""
     if len(observers) == 1:
         return observers[0].started(kind, what)
     return _Observations([observer.started(kind, what) for observer in observers])
-
-
-@contextlib.contextmanager
-def _observing(observers: Sequence[Observer], kind: Kind, what: str) -> Generator[None]:
-    observation = _started(observers, kind, what)
-    try:
-        yield
-    except BaseException as error:
-        observation.ended(error)
-        raise
-    observation.ended(None)
-
-
-_UNOBSERVED = contextlib.nullcontext()
-
-
-def observing(observers: Sequence[Observer], kind: Kind, what: str) -> AbstractContextManager[None]:
-    """Return a context manager that notifies `observers` of its block."""
-    return _observing(observers, kind, what) if observers else _UNOBSERVED
 
 
 @types.coroutine
@@ -108,7 +88,7 @@ def observed_call(
     **keywords: Any,
 ) -> Generator[Any, Any, Any]:
     """Await `call(*args, **keywords)`, and notify `observers` of it."""
-    observation = _started(observers, kind, what)
+    observation = started(observers, kind, what)
     try:
         coro: Any = call(*args, **keywords)
         made: Any = type(coro)  # pyright: ignore[reportUnknownVariableType]

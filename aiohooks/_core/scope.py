@@ -11,7 +11,6 @@ from contextvars import ContextVar
 from typing import Any, Protocol, TypeVar
 
 from aiohooks._core.observers import RunObserver
-from aiohooks._core.reports import Awaited
 
 T = TypeVar("T")
 
@@ -21,10 +20,6 @@ class RunOwner(Protocol):
 
     def until(self, awaitable: Awaitable[T], /) -> Awaitable[T]:
         """Return a wait for an awaitable, which a stop of the session ends."""
-        ...
-
-    def awaited(self) -> Awaited:
-        """Return the session for a report of what its calls are part of."""
         ...
 
 

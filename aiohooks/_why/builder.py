@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from aiohooks._core.reports import Awaited, Needs
+from aiohooks._core.activity import Awaited, Entry, Needs, entries
 from aiohooks._why.frames import held_by
 from aiohooks._why.futures import sources_of
 from aiohooks._why.graph import WaitEdge, WaitGraph, WaitNode
@@ -28,7 +28,6 @@ from aiohooks._why.tasks import (
     Frame,
     Frames,
     Task,
-    awaited_in,
     coroutine_of,
     frames_of,
     is_library,
@@ -45,8 +44,6 @@ _MAX_TASKS_OF_NOTE = 100
 Others may end with an error in the same tick.
 """
 _note_times: deque[float] = deque(maxlen=20)
-_INLINE = ("call_groups", "_call_here")
-"""The functions that call methods that cannot wait in the task of the caller."""
 _INSTALLED = f"-packages{os.sep}"  # "site-", or "dist-" of a Linux distribution
 BlockedLoops = Mapping[asyncio.AbstractEventLoop, Frame]
 """The innermost frame of each event loop that cannot run."""
@@ -107,6 +104,9 @@ class _Builder:
         self._edges: dict[tuple[str, str], Needs] = {}
         self._keys: list[object] = []  # kept, so that their ids stay unique
         self._new_tasks: list[Task] = []
+        self._entries: dict[Task | None, list[Entry]] = {}
+        for entry in entries():
+            self._entries.setdefault(entry.task, []).append(entry)
         self._sessions: dict[str, tuple[list[str], Needs]] = {}
         """The tasks of each session, and whether it needs all of them."""
         self._session_edges: list[tuple[str, str]] = []
@@ -203,8 +203,6 @@ class _Builder:
             self._sessions[node] = (targets, awaited.needs)
             return node
         self._connect(node, targets, awaited.needs)
-        if not targets and awaited.not_found:
-            self._change(node, detail=f"{detail}, {awaited.not_found}")
         return node
 
     def _add_task(self, task: Task) -> str:
@@ -224,7 +222,8 @@ class _Builder:
             name = printable(thread.name)
             self._nodes[node] = WaitNode(node, "thread", f"thread {name!r}")
             frames = frames_of(self._stacks.get(thread.ident or 0))
-            self._follow(node, frames)
+            self._place(node, frames)
+            self._add_end(node, frames, None)
         return node
 
     def _place(self, node: str, frames: Frames) -> None:
@@ -247,74 +246,58 @@ class _Builder:
     # -- chains of awaits
 
     def _expand_task(self, task: Task) -> None:
-        """Add what a task waits for."""
+        """Add what a task waits for: its entries in the registry, then the end of its awaits."""
         node = self._id_of(task)
-        if task in self._running:
-            running = frames_of(self._running[task], in_loop=True)
-            node = self._follow(node, running)
-            self._change(node, detail="runs; the event loop waits for it")
-            return
         links = list(links_of(coroutine_of(task)))
-        if links:
-            frames = [frame for frame, _ in links if frame is not None]
-            _, last = links[-1]
-            self._follow(node, tuple(frames), last)
-
-    def _follow(
-        self,
-        node: str,
-        frames: Frames,
-        end: object = None,
-    ) -> str:
-        """Add the named waits in a chain of frames, or else its end; return the last waiter."""
-        begin = 0
-        for index, frame in enumerate(frames):
-            awaited = self._awaited_at(frames, index)
+        frames = tuple(frame for frame, _ in links if frame is not None)
+        running = self._running.get(task)
+        if running is None:
+            self._place(node, frames)
+        for entry in self._entries.get(task, ()):
+            awaited = entry.awaited()
             if awaited is None:
                 continue
-            self._place(node, frames[begin:index] or (frame,))
             if awaited.kind == "calls":
-                self._add_calls(node, awaited)
-                return node
+                self._connect(node, self._add(awaited.by()), awaited.needs)
+                return
             target = self._add_awaited(awaited)
             self._connect(node, [target])
-            if awaited.ends:
-                return node
+            if awaited.kind == "session":
+                self._session_edges.append((node, target))
+            elif awaited.ends:
+                return
             node = target
-            begin = index
-        self._place(node, frames[begin:])
-        targets = self._add([end])
-        self._connect(node, targets)
-        return node
+        if running is not None:
+            frames = frames_of(running, in_loop=True)
+            node = self._add_running(node, frames)
+        self._add_end(node, frames, links[-1][1] if links else None)
 
-    def _add_calls(self, node: str, calls: Awaited) -> None:
-        """Add the calls for which a task waits, or its session."""
-        if isinstance(calls.key, Awaited):
-            session = self._add_awaited(calls.key)
-            self._connect(node, [session])
-            self._session_edges.append((node, session))
-            node = session
-        awaited = self._add(calls.by())
-        self._connect(node, awaited, calls.needs)
+    def _add_running(self, node: str, frames: Frames) -> str:
+        """Add the function that blocks the event loop, and return its node."""
+        function = Awaited("call", "code", "runs; the event loop waits for it", key=frames)
+        target = self._add_awaited(function)
+        self._place(target, frames)
+        name = self._nodes[target].function
+        if name is not None:
+            self._change(target, name=name)
+        self._connect(node, [target])
+        return target
 
-    def _awaited_at(self, frames: Frames, index: int) -> Awaited | None:
-        """Return what the function of a frame waits for, if it is known."""
-        frame = frames[index]
-        if is_of_aiohooks(frame.f_code):
-            # A function of this library says itself what it waits for: perhaps for a task.
-            awaited = awaited_in(frame)
-            if awaited is None or isinstance(awaited, Awaited):
-                return awaited
-            return Awaited("calls", "", by=lambda: [awaited])
-        if index > 0 and _calls_inline(frames[index - 1].f_code):
-            # A method of a hook that is called without a task blocks whoever calls it. The chain
-            # goes further, into this method.
-            return Awaited("hook", frame.f_code.co_qualname, ends=False)
-        if is_library(frame):
+    def _add_end(self, node: str, frames: Frames, end: object) -> None:
+        """Add the known function of a library in which a chain of awaits ends, or its future."""
+        for index, frame in enumerate(frames):
+            if not is_library(frame):
+                continue
             # Variables are only read in functions of libraries, never in the user's own code.
-            inner = frames[index + 1 :]
-            return primitive_wait(frame, inner, self._holders_of)
-        return None
+            awaited = primitive_wait(frame, frames[index + 1 :], self._holders_of)
+            if awaited is None:
+                continue
+            if awaited.kind == "calls":
+                self._connect(node, self._add(awaited.by()), awaited.needs)
+            else:
+                self._connect(node, [self._add_awaited(awaited)])
+            return
+        self._connect(node, self._add([end]))
 
     def _holders_of(self, owner: object) -> list[Task]:
         return self._holders.get(id(owner), [])
@@ -336,7 +319,3 @@ def _is_internal(task: Task) -> bool:
     if code is None or not is_of_aiohooks(code):
         return False
     return code.co_name.startswith("_")
-
-
-def _calls_inline(code: types.CodeType) -> bool:
-    return code.co_name in _INLINE and is_of_aiohooks(code)

@@ -12,7 +12,7 @@ import types
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from aiohooks._core.reports import Awaited
+from aiohooks._core.activity import Awaited
 from aiohooks._why.tasks import Frame, frames_of, is_library, threads
 
 Stacks = Mapping[int, Frame]

@@ -9,8 +9,8 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple, Self
 
+from aiohooks._core.activity import Needs
 from aiohooks._core.clock import secs_text
-from aiohooks._core.reports import Needs
 
 _MAX_CHAINS = 30
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from aiohooks._core.activity import Awaited, Needs
 from aiohooks._core.clock import secs_text
-from aiohooks._core.reports import Awaited, Needs
 from aiohooks._why.processes import process_state
 from aiohooks._why.tasks import Frame, Frames, Task
 
@@ -111,6 +111,8 @@ def _held(
     needs: Needs = "perhaps"
     if len(holders) == places:
         needs = "any"
+    if not holders:
+        detail = f"{detail}, {_NO_HOLDER}"
     return Awaited(
         kind,
         class_name(owner),
@@ -118,7 +120,6 @@ def _held(
         by=lambda: holders,
         key=f"{id(owner)}.{kind}",
         needs=needs,
-        not_found=_NO_HOLDER,
     )
 
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeGuard, cast
 
 import anyio
 
-from aiohooks._core.reports import Awaited, Waiting
+from aiohooks._core.activity import Awaited, entries_of
 
 PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 """The folder of this library."""
@@ -70,27 +70,33 @@ def task_wait(task: Task) -> TaskWait:
     """
     frames: list[Frame] = []
     name: str | None = None
-    links = links_of(coroutine_of(task))
-    while len(frames) < _MAX_FRAMES:
-        link = next(links, None)
-        if link is None:
-            break
-        frame, awaitable = link
-        if frame is None:
-            name = name or _task_name(awaitable)
-            continue
-        frames.append(frame)
-        awaited = awaited_in(frame)
-        if isinstance(awaited, Awaited) and awaited.kind != "calls":
+    following: Task | None = task
+    while following is not None and len(frames) < _MAX_FRAMES:
+        links = list(links_of(coroutine_of(following)))
+        frames += [frame for frame, _ in links if frame is not None]
+        waits = [entry.awaited() for entry in entries_of(following)]
+        following = None
+        for awaited in waits:
+            if awaited is None:
+                continue
+            if awaited.kind == "calls":
+                following = _first_task(awaited)
+                break
             if awaited.ends:
                 name = awaited.name
-            continue
-        if isinstance(awaited, Awaited):
-            # The chain of awaits is that of the first call.
-            awaited = next((call.key for call in awaited.by()), None)
-        if awaited is not None:
-            links = links_of(coroutine_of(awaited))
+                break
+        else:
+            name = _task_name(links[-1][1]) if links else None
     return TaskWait(tuple(frames), name)
+
+
+def _first_task(calls: Awaited) -> Task | None:
+    """Return the task of the first call that has not ended."""
+    for call in calls.by():
+        task = call.key if isinstance(call, Awaited) else call
+        if is_task(task) and not task.done():
+            return task
+    return None
 
 
 def coroutine_of(task: Task) -> Any:
@@ -102,14 +108,10 @@ def coroutine_of(task: Task) -> Any:
 
 
 def describe_awaitable(awaitable: object) -> str:
-    """Return the name of what an awaitable waits for, before it is awaited."""
+    """Return the name of an awaitable before it is awaited: of its task, function or class."""
     name = _task_name(awaitable)
     if inspect.iscoroutine(awaitable):
         name = awaitable.__qualname__
-        if awaitable.cr_frame is not None:
-            awaited = awaited_in(awaitable.cr_frame)
-            if isinstance(awaited, Awaited):
-                name = awaited.name or name
     return name or type(awaitable).__qualname__
 
 
@@ -131,20 +133,6 @@ def _task_name(awaitable: object) -> str | None:
     if is_task(awaitable):
         return f"task {awaitable.get_name()!r}"
     return None
-
-
-def awaited_in(frame: Frame) -> Awaited | Task | None:
-    """Return what the call of a frame waits for, if it is a method of a `Waiting`."""
-    code = frame.f_code
-    # Only the code of this library: before Python 3.13, a frame keeps the values that its variables
-    # had when they were read.
-    if not is_of_aiohooks(code) or "self" not in code.co_varnames[:1]:
-        return None
-    arguments = frame.f_locals
-    owner = arguments.get("self")
-    if not isinstance(owner, Waiting):
-        return None
-    return owner.awaited_by(code.co_name, arguments)
 
 
 def links_of(link: Any) -> Generator[tuple[Frame | None, Any]]:

@@ -16,10 +16,11 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from aiohooks._core.activity import Awaited, active, awaited_tasks
 from aiohooks._core.cancel import new_task, retrieve_exception, to_thread, wait_done
 from aiohooks._core.clock import sleep
 from aiohooks._core.fork import call_after_fork
-from aiohooks._core.reports import Awaited, Waiting, logger
+from aiohooks._core.reports import logger
 from aiohooks._core.validate import check_instance, check_mapping, check_secs, checked_int
 from aiohooks._core.waiters import Waiters
 from aiohooks._core.waits import Backoff
@@ -150,7 +151,7 @@ class _LeftBehindError(Exception):
     """Ends the thread of a call that its caller no longer waits for."""
 
 
-class Copier(Waiting):
+class Copier:
     """Copies checkpoints to a mirror and back.
 
     A file system may block indefinitely, and a thread cannot be stopped. So each call runs in a
@@ -275,23 +276,16 @@ class Copier(Waiting):
             self._pending.popleft()
             self._replaced += 1
 
-    def awaited_by(
-        self, method: str, arguments: Mapping[str, Any]
-    ) -> Awaited | asyncio.Task[Any] | None:
-        if method == "flush" and self._task is not None:
-            return self._task
-        return (
-            Awaited("mirror", f"mirror {self.mirror}", str(self._error or ""), ends=False)
-            if method == "_copy"
-            else None
-        )
+    def _awaited_copy(self) -> Awaited:
+        return Awaited("mirror", f"mirror {self.mirror}", str(self._error or ""), ends=False)
 
     async def _copy_pending(self) -> None:
         self._attempt = 0
         while self._pending:
             pending = self._current = self._pending.popleft()
             try:
-                await self._copy(pending)
+                with active("save", f"mirror {self.mirror}", self._awaited_copy):
+                    await self._copy(pending)
             except (MirrorError, DamagedError) as error:
                 self._attempt += 1
                 self._failures += 1
@@ -370,7 +364,8 @@ class Copier(Waiting):
             return True
         if len(self._pending) > 1:
             self._pending.rotate(1)  # the newest first: there may be no time for the others
-        complete = await wait_done([self._task], secs)
+        with active("wait", f"mirror {self.mirror}", functools.partial(awaited_tasks, self._task)):
+            complete = await wait_done([self._task], secs)
         if not complete:
             steps = ", ".join(str(each.checkpoint.step) for each in self._waiting)
             logger.warning(

@@ -9,14 +9,15 @@ import errno
 import importlib
 import os
 import threading
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, SupportsFloat, TypeVar
 
+from aiohooks._core.activity import Awaited, active
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, to_thread
 from aiohooks._core.fork import call_after_fork
-from aiohooks._core.reports import Awaited, Waiting, logger
+from aiohooks._core.reports import logger
 from aiohooks._core.validate import check_checkpoint_dir, check_instance, check_secs, checked_int
 from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._files import DirectoryLock, FileReader, Files, check_system
@@ -46,7 +47,7 @@ class Restored:
     """Name and reason of each damaged checkpoint that was skipped, newest first."""
 
 
-class Saver(Waiting):
+class Saver:
     """Saves states to a directory and restores them.
 
     The first `save` or `restore` makes the directory if it is missing, and locks it: a directory
@@ -126,13 +127,15 @@ class Saver(Waiting):
     def __repr__(self) -> str:
         return f"Saver({str(self.checkpoint_dir)!r})"
 
-    def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> Awaited | None:
-        """Return what a call waits for, for status and the notes of errors."""
-        if method not in ("save", "restore", "add_metrics"):
-            return None
-        step = arguments.get("step")
+    @contextlib.asynccontextmanager
+    async def _in_order(self, method: str, step: int | None) -> AsyncGenerator[None]:
+        """Wait for the calls before this one, and be the current call in the block."""
         what = "a checkpoint" if step is None else f"the checkpoint of step {step}"
-        return Awaited("checkpoint", f"{method} of {what} in {self.checkpoint_dir}", ends=False)
+        name = f"{method} of {what} in {self.checkpoint_dir}"
+        description = Awaited("checkpoint", name, ends=False)
+        with active("save", name, lambda: description):
+            async with self._order:
+                yield
 
     async def save(
         self,
@@ -166,7 +169,7 @@ class Saver(Waiting):
         """
         step, checked = _checked_step(step), _format.check_metrics(metrics)
         copier = self._copier
-        async with self._order:
+        async with self._in_order("save", step):
             least, stride = (0, 1) if copier is None else copier.begin_save()
             saved = await to_thread(self._directory.save, state, step, checked, least, stride)
             self._is_newest_here = True
@@ -190,7 +193,7 @@ class Saver(Waiting):
             InvalidArgumentError: the metrics are not numbers by name.
         """
         step, checked = _checked_step(step), _format.check_metrics(metrics)
-        async with self._order:
+        async with self._in_order("add_metrics", step):
             found = await to_thread(self._directory.add_metrics, step, checked)
             if found is not None and self._copier is not None:
                 self._copier.submit(found)
@@ -222,7 +225,7 @@ class Saver(Waiting):
             CheckpointBusyError: another writer has the directory; `read_only=True` reads beside it.
         """
         wanted = None if step is None else _checked_step(step)
-        async with self._order:
+        async with self._in_order("restore", wanted):
             if self._copier is None:
                 return await to_thread(self._directory.restore, wanted, missing_ok)
             restored = await self._restore_newest(self._copier, wanted, missing_ok)

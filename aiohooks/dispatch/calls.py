@@ -23,10 +23,11 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar, cast
 from weakref import ref
 
+from aiohooks._core.activity import Awaited
 from aiohooks._core.calls import Calls, OwnContext, RunWaits
 from aiohooks._core.coroutines import can_wait, result_now
 from aiohooks._core.observers import Observer, observed_call
-from aiohooks._core.reports import Awaited, logger
+from aiohooks._core.reports import logger
 from aiohooks._core.scope import current_scope
 from aiohooks._core.validate import is_coroutine_function
 from aiohooks.dispatch.hook import HookRegistration

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from aiohooks._core.activity import active
 from aiohooks._core.cancel import new_task
 from aiohooks._core.clock import quick_now
-from aiohooks._core.observers import observing
 from aiohooks._core.validate import check_choice, check_instance, check_mapping, checked_int
 from aiohooks.checkpoint import Checkpoint, Saver
 from aiohooks.checkpoint.policies import INTERIM
@@ -449,7 +449,7 @@ class CheckpointSaverHook(ScheduledHook):
         assert self._saver is not None
         assert self._coord is not None
         try:
-            with observing(self._coord.observers, "save", f"save of step {step}"):
+            with active("save", f"save of step {step}", observers=self._coord.observers):
                 self.latest = await self._saver.save(state, step, metrics=metrics)
         except Exception as error:
             self._record_failed_save(step, error)

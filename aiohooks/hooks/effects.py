@@ -19,10 +19,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import Context, copy_context
 from typing import Any, ClassVar, Literal, TypeAlias, cast
 
+from aiohooks._core.activity import Awaited, active
 from aiohooks._core.calls import Wait, limited
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, new_task, wait_done
 from aiohooks._core.clock import sleep
-from aiohooks._core.reports import Awaited, Waiting
 from aiohooks._core.scope import leave_run
 from aiohooks._core.validate import (
     call_error,
@@ -95,7 +95,7 @@ class _KindQueue:
     last_error: str | None = None
 
 
-class EffectsHook(ResettingHook, Waiting):
+class EffectsHook(ResettingHook):
     """Delivers the effects of steps and hooks when they can no longer be undone.
 
     With `when="checkpoint"`, an effect is delivered when a durable checkpoint contains its step: a
@@ -545,11 +545,11 @@ class EffectsHook(ResettingHook, Waiting):
         return self._delivered_since_state
 
     async def _wait_until(self, condition: Callable[[], bool]) -> None:
-        while not condition():
-            await self._progress.wait()
+        with active("wait", "the deliveries of effects", self._awaited):
+            while not condition():
+                await self._progress.wait()
 
-    def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> Awaited | None:
-        """Return the running deliveries, for which `_wait_until` waits."""
+    def _awaited(self) -> Awaited:
         deliveries = [
             Awaited(
                 "deliveries", f"the deliveries of {kind!r}, {len(queue.ready)} left", key=queue.task
@@ -557,8 +557,6 @@ class EffectsHook(ResettingHook, Waiting):
             for kind, queue in self._queues.items()
             if queue.task is not None
         ]
-        if not deliveries or method != "_wait_until":
-            return None
         return Awaited("calls", "", by=lambda: deliveries, needs="any")
 
     def __repr__(self) -> str:

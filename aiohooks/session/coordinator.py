@@ -20,11 +20,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from typing import Any, Protocol, TypeAlias, TypeVar, TypeVarTuple, cast
 from weakref import WeakKeyDictionary, WeakSet
 
+from aiohooks._core.activity import Awaited, active
 from aiohooks._core.calls import Calls, Wait
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, current_task, new_task, running_loop
 from aiohooks._core.clock import NO_TIMER, current_clock, wait_woken, wake
 from aiohooks._core.coroutines import close_unawaited
-from aiohooks._core.observers import Observer, observing
+from aiohooks._core.observers import Observer
 from aiohooks._core.reports import logger
 from aiohooks._core.scope import current_run, leave_run
 from aiohooks._core.validate import check_callable, check_instance, check_secs
@@ -511,11 +512,14 @@ class Coordinator(RequestMethods):
             BaseException: the error of a background task that has failed.
         """
         while self.pause_reason is not None:
-            with observing(self.observers, "wait", "end of the pause"):
+            with active("wait", "end of the pause", self._awaited_resume, observers=self.observers):
                 await self.wait_until_ended(
                     Wait("the end of the pause"),
                     self._wait_for(lambda: self.pause_reason is None),
                 )
+
+    def _awaited_resume(self) -> Awaited:
+        return Awaited("pause", "the end of the pause", self.pause_reason or "")
 
     # -- waits
 
@@ -555,10 +559,8 @@ class Coordinator(RequestMethods):
         if drain or producers:
             note_own_end_in_drain()
             self._producers.update(producers or ())
-        what = ""
-        if self.observers:
-            what = describe_awaitable(awaitable)
-        with observing(self.observers, "wait", what):
+        name = describe_awaitable(awaitable) if self.observers else ""
+        with active("wait", name, observers=self.observers):
             return await self.wait_until_ended(
                 Wait("what `until` awaits"), awaitable, producers, drain=drain
             )

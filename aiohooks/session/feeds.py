@@ -30,11 +30,11 @@ from collections.abc import (
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 from weakref import WeakSet
 
+from aiohooks._core.activity import Awaited, active, awaited_tasks
 from aiohooks._core.calls import Wait
 from aiohooks._core.cancel import current_task, to_thread, wait_done
 from aiohooks._core.coroutines import close_unawaited
-from aiohooks._core.observers import observing
-from aiohooks._core.reports import Waiting, logger
+from aiohooks._core.reports import logger
 from aiohooks._core.validate import checked_int
 from aiohooks._core.waiters import Waiters
 from aiohooks.checkpoint.stateful import Stateful, is_stateful
@@ -472,7 +472,7 @@ class IterableSource(Source):
         try:
             if not self._coordinator.observers:
                 return next(self._iterator)
-            with observing(self._coordinator.observers, "feed", "next feed"):
+            with active("feed", "next feed", observers=self._coordinator.observers):
                 return next(self._iterator)
         except StopIteration:
             raise StopAsyncIteration from None
@@ -576,7 +576,7 @@ class _Taken(NamedTuple):
     number: int
 
 
-class ReaderSource(Source, Waiting):
+class ReaderSource(Source):
     """Reads feeds in one task of the session, in order, up to `ahead` elements further than was
     asked for.
 
@@ -646,11 +646,8 @@ class ReaderSource(Source, Waiting):
         """
         return None if self._ahead or self._thread else self._reader
 
-    def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> asyncio.Task[Any] | None:
-        reader = self._reader
-        if method != "_wait_ready" or reader is None or reader.done():
-            return None
-        return reader
+    def _awaited_reader(self) -> Awaited | None:
+        return None if self._reader is None else awaited_tasks(self._reader)
 
     @property
     def is_ready(self) -> bool:
@@ -670,7 +667,8 @@ class ReaderSource(Source, Waiting):
                     if self not in self._session.readers:
                         self._session.readers.append(self)
                     self._reader = self._coordinator.start_soon(self._read, name="feeds")
-                await self._changes.wait()
+                with active("wait", "next feed", self._awaited_reader):
+                    await self._changes.wait()
         finally:
             self._asking -= 1
 
@@ -831,7 +829,7 @@ class ReaderSource(Source, Waiting):
 
         try:
             observers = self._coordinator.observers if self._ahead or self._thread else ()
-            with observing(observers, "prefetch", "take a feed"):
+            with active("prefetch", "take a feed", observers=observers):
                 if isinstance(self.feeds, AsyncIterable):
                     read.append((await anext(iterator, _END), self._feeds_state()))
                 elif self._thread:

@@ -204,12 +204,12 @@ class HookSet:
         step: int | None = None,
         own: OwnContext | None = None,
     ) -> None:
-        self.waits = RunWaits(current_scope.get(), current_clock().now)
+        waits = RunWaits(current_scope.get(), current_clock().now, self._coordinator.owner)
         await call_groups(
             groups,
             args,
             step=step,
-            waits=self.waits,
+            waits=waits,
             observers=self._coordinator.observers,
             own=own,
         )

@@ -18,11 +18,12 @@ import contextlib
 import functools
 import os
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
 from threading import get_ident
 from typing import Any, TypeVar, cast
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
+from aiohooks._core.activity import ENTRIES, Awaited, active
 from aiohooks._core.calls import RunWaits, Wait, limited
 from aiohooks._core.cancel import current_task, running_loop, shielded, shielded_task
 from aiohooks._core.clock import (
@@ -33,8 +34,7 @@ from aiohooks._core.clock import (
     secs_text,
     sleep,
 )
-from aiohooks._core.observers import observing
-from aiohooks._core.reports import Awaited, Waiting, logger
+from aiohooks._core.reports import logger
 from aiohooks._core.scope import RunScope, begin_run, current_run, current_scope
 from aiohooks._core.waits import opening_until
 from aiohooks._why.blocked_loop import warn_if_blocked
@@ -102,7 +102,7 @@ _CLOSING = "closing the session"
 _PHASE_ACTIVITIES = {"opening": "creating the session", "open": "the session's block"}
 
 
-class Lifecycle(Waiting):
+class Lifecycle:
     """Opens, runs, recovers and closes one monitored session.
 
     It owns the raw session. The coordinator of the whole session owns its tasks and requests; that
@@ -143,6 +143,7 @@ class Lifecycle(Waiting):
         """Makes a run of the raw session as part of what a monitored run awaits."""
         self.turns: Turns = Turns(yield_secs)
         self.waits: RunWaits = self.turns.waits
+        self.waits.owner = self
         self.hooks: HookSet = HookSet(self.coordinator, hooks, self.graph)
         self.feeds: SessionFeeds = SessionFeeds(self.coordinator, self.turns)
         self.recoveries: int = 0
@@ -174,8 +175,10 @@ class Lifecycle(Waiting):
         self._phase_began_at = current_clock().now()
         if phase == "closed":
             OPEN_SESSIONS.discard(self)
-        else:
+            ENTRIES.pop(id(self), None)
+        elif phase == "opening":
             OPEN_SESSIONS.add(self)
+            ENTRIES[id(self)] = ref(self)
 
     # -- open
 
@@ -306,7 +309,9 @@ class Lifecycle(Waiting):
             return self.begin_run()
         self._raise_if_nested("run")
         self._raise_if_unusable()
-        with observing(self.coordinator.observers, "wait", "turn to run"):
+        with active(
+            "wait", "turn to run", self._awaited_turn, observers=self.coordinator.observers
+        ):
             await turns.wait()
         try:
             await self._wait_for_resume()
@@ -475,7 +480,7 @@ class Lifecycle(Waiting):
         self.recovering_from = error
         what = f"recovery from {type(error).__name__}"
         try:
-            with observing(self.coordinator.observers, "recovery", what):
+            with active("recovery", what, observers=self.coordinator.observers):
                 await self._replace_session(error, step)
         finally:
             self.recovering_from = None
@@ -560,12 +565,13 @@ class Lifecycle(Waiting):
         """
         if secs <= 0:
             return
-        if not self.requests.stopped:
-            self._has_hurried = await self.coordinator.wait_for_stop(secs)
-        elif self._has_hurried:
-            await sleep(secs)
-        else:
-            self._has_hurried = True
+        with active("recovery", "pause", functools.partial(self._awaited_pause, secs)):
+            if not self.requests.stopped:
+                self._has_hurried = await self.coordinator.wait_for_stop(secs)
+            elif self._has_hurried:
+                await sleep(secs)
+            else:
+                self._has_hurried = True
 
     async def _close_raw_session(self, reason: str) -> None:
         """Cancel the raw session's tasks and close it. Errors are only logged: another one is being
@@ -928,7 +934,7 @@ class Lifecycle(Waiting):
         is_running = turns.runner is not None
         failure = self.gave_up or next(iter(self.coordinator.failures), None)
         now = None
-        if self.waits.now is not None and self.phase != "closed":
+        if self.phase not in ("new", "closed"):
             now = self.waits.now()
         saver = None if self.session is None else self.session.saver
         readers = [reader.own_reader for reader in self.feeds.readers]
@@ -963,17 +969,25 @@ class Lifecycle(Waiting):
         """Return the most specific current activities: calls and operations; else the run, the
         block or the session itself.
         """
-        if self.hooks.waits is not None:
-            calls = call_activities(self.hooks.waits, now)
-            if calls:
-                return calls
+        calls = call_activities(self)
+        if calls:
+            return calls
         turns = self.turns
         if turns.runner is not None:
-            run = activity(f"run {turns.runs}", turns.runner, elapsed(self.waits.began, now))
-            return call_activities(self.waits, now) or [run]
+            return [activity(f"run {turns.runs}", turns.runner, elapsed(self.waits.began, now))]
         if self._entered_by is None:
             return []
         return [activity(_PHASE_ACTIVITIES.get(self.phase, _CLOSING), self._entered_by)]
+
+    @property
+    def task(self) -> asyncio.Task[Any] | None:
+        """The task that makes a run, which waits for the session then."""
+        return self.turns.runner
+
+    @property
+    def owner(self) -> object:
+        """No other session."""
+        return None
 
     def awaited(self) -> Awaited:
         """Return the session, for the wait-for graph: it waits for its run, or for what its block
@@ -989,7 +1003,6 @@ class Lifecycle(Waiting):
             self if self._publisher is None else self._publisher.key,
             needs="any" if runner is None else "all",  # other tasks may run it
             ends=False,
-            not_found="",
         )
 
     def _descriptions(self) -> Iterator[str]:
@@ -1019,20 +1032,15 @@ class Lifecycle(Waiting):
         if requests.stop_reason is not None:
             yield f"stopping: {requests.stop_reason}"
 
-    def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> Awaited | None:
-        if method == "_wait_for_resume":
-            return Awaited("pause", "the end of the pause", self.requests.pause_reason or "")
-        if method == "wait_for_turn":
-            if self.requests.pause_reason is None and self.turns.taken:
-                return Awaited("turn", "its turn to run", by=lambda: [self.awaited()])
-        elif method == "_pause_recovery":
-            pause = secs_text(arguments["secs"])
-            return Awaited(
-                "recovery",
-                f"the pause of {pause} before recovery {self.recoveries}",
-                f"what failed, oldest first: {'; '.join(self.history.failures)}",
-            )
-        return None
+    def _awaited_turn(self) -> Awaited:
+        return Awaited("turn", "its turn to run", by=lambda: [self.awaited()])
+
+    def _awaited_pause(self, secs: float) -> Awaited:
+        return Awaited(
+            "recovery",
+            f"the pause of {secs_text(secs)} before recovery {self.recoveries}",
+            f"what failed, oldest first: {'; '.join(self.history.failures)}",
+        )
 
 
 class EndErrors:

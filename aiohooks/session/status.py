@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
 from aiohooks import checkpoint
-from aiohooks._core.calls import RunWaits
+from aiohooks._core.activity import entries
 from aiohooks._core.clock import secs_text
 from aiohooks._why.tasks import task_wait
-from aiohooks.dispatch.calls import HookCalls, HookStatus
+from aiohooks.dispatch.calls import HookStatus
 from aiohooks.dispatch.hook import Hook
 from aiohooks.stores._protocol import StoreStatistics
 
@@ -204,17 +204,14 @@ def activity(
     return Activity(what, secs, wait.awaits, wait.where, hook, task)
 
 
-def call_activities(waits: RunWaits, now: float) -> list[Activity]:
-    """Return what the calls do that are awaited."""
-    calls = waits.current
-    if calls is None:
+def call_activities(session: object) -> list[Activity]:
+    """Return what the calls do that a session has begun last and that are awaited."""
+    waits = [entry for entry in entries() if entry.owner is session]
+    if not waits:
         return []
-    secs = elapsed(waits.suspended_at, now)
-    activities: list[Activity] = []
-    for number, what, task in calls.unfinished:
-        hook = calls.hook(number) if isinstance(calls, HookCalls) else None
-        activities.append(activity(what, task, secs, hook))
-    return activities
+    latest = waits[-1].awaited()
+    calls: Iterable[Any] = () if latest is None else latest.by()
+    return [activity(call.name, call.key, call.secs, call.hook) for call in calls]
 
 
 def background_activities(tasks: Iterable[asyncio.Task[object]]) -> list[Activity]:

@@ -8,8 +8,8 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
+from aiohooks._core.activity import active
 from aiohooks._core.cancel import current_task
-from aiohooks._core.observers import observing
 from aiohooks._core.reports import logger
 from aiohooks._core.scope import RunScope
 from aiohooks._core.validate import call_error, check_callable
@@ -239,7 +239,7 @@ class Steps(Generic[T_co]):
         ):
             await self._session.run_step_fn(_do_nothing)
         coordinator = lifecycle.raw_coordinator
-        with observing(coordinator.observers, "feed", "next feed"):
+        with active("feed", "next feed", observers=coordinator.observers):
             await lifecycle.wait_between_runs(
                 coordinator.wait_until_ended(feed_wait, wait(), producers, drain=drain)
             )

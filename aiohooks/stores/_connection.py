@@ -12,8 +12,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+from aiohooks._core.activity import Awaited, active
 from aiohooks._core.cancel import new_task, wait_done
-from aiohooks._core.clock import sleep, wake
+from aiohooks._core.clock import monotonic_now, secs_text, sleep, wake
 from aiohooks._core.waits import Backoff, wait_for_others
 from aiohooks.errors import (
     AiohooksError,
@@ -131,7 +132,8 @@ class Connection:
         while True:
             used = await self.wait()
             try:
-                return await request()
+                with self.active_wait():
+                    return await request()
             except (StoreRefusedError, StoreResetError):
                 raise  # the engine would give the same answer again
             except StoreDamagedError as error:
@@ -151,12 +153,27 @@ class Connection:
         while True:
             current = self._current or self._begin()
             if not current.done():
-                await wait_for_others(wait_done([current], None))
+                with self.active_wait():
+                    await wait_for_others(wait_done([current], None))
             error = current.result()
             if error is not None:
                 raise copied(error)
             if current is self._current:  # otherwise it has been lost again
                 return current
+
+    def active_wait(self) -> active:
+        """Enter a wait for the engine in the registry of activity."""
+        return active("wait", self._name, self._awaited)
+
+    @property
+    def _name(self) -> str:
+        return f"{type(self.engine).__name__} of {self.engine.link.run}"
+
+    def _awaited(self) -> Awaited:
+        detail = "no answer yet"
+        if self.lost_at is not None:
+            detail = f"away for {secs_text(monotonic_now()() - self.lost_at)}"
+        return Awaited("store", self._name, detail)
 
     # The connection.
 
@@ -320,7 +337,8 @@ class Writes:
             self._sending, self._send_all, "writing"
         )
         try:
-            answer = await wait_for_others(write.answer)
+            with self._connection.active_wait():
+                answer = await wait_for_others(write.answer)
         finally:
             write.answer.cancel()  # a stop has ended the wait
         if isinstance(answer, Position):

@@ -8,11 +8,11 @@ import contextlib
 import functools
 import socket
 from asyncio import get_running_loop
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
+from aiohooks._core.activity import Awaited, active
 from aiohooks._core.clock import call_later, current_clock, monotonic_now, wake
-from aiohooks._core.reports import Awaited, Waiting
 from aiohooks._core.scope import RunScope, current_run
 from aiohooks._core.waiters import ANY_CHANGE, ThresholdWaiters, Waiters
 from aiohooks._core.waits import wait_for_others
@@ -459,7 +459,7 @@ def step_timeout_error(
     return StepTimeoutError(message, wanted=wanted, seen=seen, waited_secs=secs)
 
 
-class StepStore(Waiting):
+class StepStore(abc.ABC):
     """Keeps the global step of a run, advances it, and lets tasks wait for it.
 
     A store belongs to the event loop in which it is first used. From another loop or thread every
@@ -563,9 +563,10 @@ class StepStore(Waiting):
         self._check_loop()
         if not self.inline:
             await self._before_wait(MAX_STEP)
-        await self._waits.wait_initialised(timeout)
+        with active("wait", f"the chief of {self.run}", self._awaited_chief):
+            await self._waits.wait_initialised(timeout)
 
-    async def flush(self, timeout: float | None = None) -> None:
+    async def flush(self, timeout: float | None = None) -> None:  # noqa: B027 - if it is shared
         """Wait until the other processes could know the publishers of this one.
 
         This waits for `timeout` seconds at most.
@@ -576,13 +577,13 @@ class StepStore(Waiting):
 
     # Overridden by a store that several processes share.
 
-    async def _before_wait(self, step: int) -> None:
+    async def _before_wait(self, step: int) -> None:  # noqa: B027
         """Called before a wait for `step`, unless the store is `inline`.
 
         Open the store, and read the run if the wait would fail by what this process knows.
         """
 
-    def _subscribe(self, step: int | None) -> None:
+    def _subscribe(self, step: int | None) -> None:  # noqa: B027
         """Called with the next threshold whenever it has changed: the lowest step with a waiter.
 
         After a wake this comes in the next tick.
@@ -590,7 +591,7 @@ class StepStore(Waiting):
         It is 0 while any change is waited for, and None without a waiter.
         """
 
-    def _on_publisher_changed(self, publisher: Publisher) -> None:
+    def _on_publisher_changed(self, publisher: Publisher) -> None:  # noqa: B027
         """Called when a publisher has begun or ended a wait."""
 
     def _on_unreachable(self) -> None:
@@ -651,7 +652,8 @@ class StepStore(Waiting):
         seen = self._waits.latest.step
         if seen >= step:
             return seen
-        return await self._waits.wait(step, secs, raise_on_reset=on_reset == "raise")
+        with self._active_wait(step):
+            return await self._waits.wait(step, secs, raise_on_reset=on_reset == "raise")
 
     def changes(self) -> Changes:
         """Return an iterator over the positions: the current one, then always the newest.
@@ -664,7 +666,8 @@ class StepStore(Waiting):
         self._check_loop()
         if not self.inline:
             await self._before_wait(self.latest.step + (seen == self.latest))
-        return await self._waits.next_position(seen)
+        with self._active_wait(self.latest.step + 1):
+            return await self._waits.next_position(seen)
 
     # Publishing.
 
@@ -724,37 +727,36 @@ class StepStore(Waiting):
             waiting_secs=waits.waiting_secs,
         )
 
-    def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> Awaited | None:
-        """Return what a call waits for, for status and the notes of errors."""
-        if method in ("wait_for", "_next_position"):
-            return self.awaited_step(arguments.get("step", self.latest.step + 1))
-        if method == "wait_initialised":
-            return self.awaited_step(0)._replace(name=f"the chief of {self.run}", key=None)
-        return None
+    def _active_wait(self, step: int) -> active:
+        describe = functools.partial(self.awaited_step, step)
+        return active("wait", f"step {step} of {self.run}", describe)
+
+    def _awaited_chief(self) -> Awaited:
+        return self.awaited_step(0)._replace(name=f"the chief of {self.run}", key=None)
 
     def awaited_step(self, step: int) -> Awaited:
         """Return a step for reports, with the publishers that could reach it."""
         seen = self.latest.step
 
+        registered = self._waits.publishers
+        here = [publisher for publisher in registered.here if not publisher.waiting]
+        others = [member for member in registered.others if member.waits_for <= seen]
+        if not here and not others:  # all of them wait themselves
+            here = list(registered.here)
+            others = list(registered.others)
+
         def publishers() -> list[Awaited]:
-            registered = self._waits.publishers
-            here = [publisher for publisher in registered.here if not publisher.waiting]
-            others = [member for member in registered.others if member.waits_for <= seen]
-            if not here and not others:  # all of them wait themselves
-                here = list(registered.here)
-                others = list(registered.others)
             awaited = [publisher.awaited() for publisher in here]
             return awaited + [awaited_member(member) for member in others]
 
         return Awaited(
             "step",
             f"step {step} of {self.run}",
-            f"seen {seen}",
+            f"seen {seen}" if here or others else f"seen {seen}, no publisher",
             publishers,
             key=f"{self._identity}: step {step} of {self.run}",
             secs=self._waits.waiting_secs,
             needs="any",
-            not_found="no publisher",
         )
 
     @property

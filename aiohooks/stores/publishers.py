@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from aiohooks._core.reports import Awaited
+from aiohooks._core.activity import Awaited
 from aiohooks._core.scope import RunScope, current_run
 from aiohooks.errors import is_clean_end
 

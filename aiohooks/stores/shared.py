@@ -9,13 +9,13 @@ import os
 import secrets
 import socket
 from asyncio import get_running_loop
-from collections.abc import AsyncGenerator, Mapping
-from typing import Any, NoReturn, Self
+from collections.abc import AsyncGenerator
+from typing import NoReturn, Self
 
+from aiohooks._core.activity import Awaited, active
 from aiohooks._core.cancel import shielded, wait_done
-from aiohooks._core.clock import current_clock, monotonic_now, secs_text
+from aiohooks._core.clock import current_clock, monotonic_now
 from aiohooks._core.fork import call_after_fork
-from aiohooks._core.reports import Awaited
 from aiohooks._core.validate import check_choice, check_secs
 from aiohooks._core.waits import wait_for_others
 from aiohooks.errors import InvalidArgumentError, StoreDamagedError, StoreResetError
@@ -241,7 +241,8 @@ class SharedStepStore(StepStore):
             return await self._engine.request(Lead(member))
 
         while True:
-            await self._members.wait_vacancy()
+            with active("wait", f"the lead of {self.run}", self._awaited_lead):
+                await self._members.wait_vacancy()
             self._check_loop()  # the store may have been closed meanwhile
             answer = await self._connection.call(request)
             self._check_loop()
@@ -388,19 +389,13 @@ class SharedStepStore(StepStore):
 
     # Reports.
 
-    def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> Awaited | None:
+    def _awaited_lead(self) -> Awaited:
         chief = self._waits.snapshot.chief
-        if method == "lead" and chief is not None:
-            lead = f"the lead of {self.run}"
-            return Awaited("lead", lead, by=lambda: [awaited_member(chief)])
-        awaited = super().awaited_by(method, arguments)
-        if awaited is None:
-            detail = "no answer yet"
-            outage_secs = self.outage_secs
-            if outage_secs is not None:
-                detail = f"its engine has been away for {secs_text(outage_secs)}"
-            awaited = Awaited("store", f"{self._label} of {self.run}", detail)
-        return awaited
+        return Awaited(
+            "lead",
+            f"the lead of {self.run}",
+            by=lambda: [] if chief is None else [awaited_member(chief)],
+        )
 
     @property
     def _identity(self) -> str:

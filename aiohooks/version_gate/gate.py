@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from aiohooks._core.activity import Awaited, active
 from aiohooks._core.calls import Wait
 from aiohooks._core.clock import call_later, current_clock
-from aiohooks._core.reports import Awaited, Waiting
 from aiohooks._core.validate import check_callable, check_instance
 from aiohooks._core.waits import WaitLog
 from aiohooks.errors import (
@@ -62,7 +62,7 @@ class _Waiter:
         self.wake()
 
 
-class AdmissionQueue(Waiting):
+class AdmissionQueue:
     """The callers that wait for room in the ledger, in order.
 
     A single waiter, on behalf of all, waits until the step store publishes a version. The others
@@ -84,13 +84,15 @@ class AdmissionQueue(Waiting):
         self._clock = current_clock()
         self._log = WaitLog(logger, self._clock, self._describe_waits)
 
-    def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> Awaited | None:
-        if method != "wait":
-            return None
+    @property
+    def _name(self) -> str:
+        return f"room in the version gate of {self.ledger.versions.run}"
+
+    def _awaited(self) -> Awaited:
         versions = self.ledger.versions
         return Awaited(
             "gate",
-            f"room in the version gate of {versions.run}",
+            self._name,
             repr(self.ledger).strip("<>"),
             lambda: [versions.awaited_step(versions.latest.step + 1)],
             self,
@@ -135,10 +137,11 @@ class AdmissionQueue(Waiting):
         self._log.begin(waiter)
         try:
             admission = self._wait_admitted(waiter, begin_secs)
-            if until is None:
-                await admission
-            else:
-                await until(admission)
+            with active("wait", self._name, self._awaited):
+                if until is None:
+                    await admission
+                else:
+                    await until(admission)
         except BaseException:
             # The caller may have been admitted and cancelled in the same iteration of the event
             # loop. It does not use its place, so another caller gets it.

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from aiohooks._core.observers import Kind, observed_call, observing
+from aiohooks._core.activity import active
+from aiohooks._core.observers import Kind, observed_call
 from tests.support.waiting import cancel_and_wait, forever, parked, ticks
 
 pytestmark = pytest.mark.every_python
@@ -106,12 +107,13 @@ async def test_an_observed_call_is_ended_from_outside(thrown_away: bool) -> None
 
 @pytest.mark.parametrize("names", ["", "a", "ab"])
 @pytest.mark.parametrize("error", [None, ValueError("no")], ids=repr)
-def test_each_observer_is_notified_of_a_block(names: str, error: ValueError | None) -> None:
+async def test_each_observer_is_notified_of_a_block(names: str, error: ValueError | None) -> None:
     """Of its start and its end, with its error, which passes."""
     events: list[tuple[object, ...]] = []
     raised: BaseException | None = None
     try:
-        with observing([Recorder(name, events) for name in names], "save", "to disk"):
+        observers = [Recorder(name, events) for name in names]
+        with active("save", "to disk", observers=observers):
             events.append(("in it",))
             if error is not None:
                 raise error

@@ -96,8 +96,8 @@ HANGS = {
         r" 600 s .*is away"
     ),
     "blocked_loop": (
-        r"'chief' \(step 1, in run 1 for S\) .* <- Block.after_run \(runs; the event loop waits for"
-        r" it\), LINE"
+        r"'chief' \(step 1, in run 1 for S\) waits for Block.after_run \(runs; the event loop waits"
+        r" for it\), LINE"
     ),
     "task_done": (
         r"'chief' \(step 1, in its block; run 1 began S ago\).* LINE <- asyncio.Queue \(0 in it,"
@@ -195,7 +195,7 @@ def test_an_engine_that_is_away(hang: Hang, ask: Ask, tmp_path: Path) -> None:
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
-        away = rf"over RedisEngine of digits \(its engine has been away for {SECS}\)"
+        away = rf"RedisEngine of digits \(away for {SECS}\), {SECS}"
         ask(
             rf"'chief' \(step 1, in run 2 for {SECS}\).* at \S*{re.escape(line_of('run'))} waits"
             rf" for .*{SECS} <- .*{away}",

@@ -91,8 +91,8 @@ async def test_a_wait_for_a_feed_leads_into_the_feeds() -> None:
     async with doubling() as session:
         loop = await parked(use_up(session.steps(feeds=feeds())), 10)
         pattern = (
-            r" waits for next feed <- task 'feeds' <- next feed, .*\.feeds at .* <- asyncio.Event"
-            r" \(not set"
+            r" waits for next feed, .* s <- task 'feeds' <- next feed, .*\.feeds at .*, .* s"
+            r" <- asyncio.Event \(not set"
         )
         assert re.search(pattern, unfolded(str(session.why())))
         arrived.set()
@@ -201,7 +201,8 @@ async def test_a_blocked_loop_answers(folder: Path, capsys: pytest.CaptureFixtur
         await session.run(())
     assert codes == [0]
     assert re.search(
-        r"<- Block.before_run \(runs; the event loop waits for it\), .*test_why.py:\d+ <- thread",
+        r"waits for Block.before_run \(runs; the event loop waits for it\), .*test_why.py:\d+"
+        r" <- thread",
         re.sub(r"\S*<locals>\.", "", unfolded(capsys.readouterr().out)),
     )
 

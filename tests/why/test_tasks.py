@@ -88,16 +88,14 @@ async def test_what_is_awaited_is_named() -> None:
 
 
 async def test_what_will_be_awaited_is_named() -> None:
-    """A wait that has not begun is named like one that has, or else by its function or its
-    class.
-    """
+    """A wait that has not begun is named by its task, its function or its class."""
     stored, own, ended = (
         MemoryStepStore().wait_for(5),
         OwnWait().wait_for(5),
         asyncio.create_task(ticks(0), name="ended"),
     )
     names = [describe_awaitable(one) for one in (stored, own, ended, Waiting())]
-    assert names == ["step 5 of default", "OwnWait.wait_for", "task 'ended'", "Waiting"]
+    assert names == ["StepStore.wait_for", "OwnWait.wait_for", "task 'ended'", "Waiting"]
     stored.close()
     own.close()
     await ended

@@ -1,0 +1,102 @@
+"""The registry of activity: what is in it, in which order, and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Awaitable
+
+import pytest
+
+import aiohooks as ah
+from aiohooks._core.activity import Awaited, active, entries, entries_of
+from tests.support.waiting import forever, parked
+
+pytestmark = pytest.mark.every_python
+
+
+class Notified:
+    async def changed(self) -> None: ...
+
+
+def names(task: asyncio.Task[None]) -> list[str]:
+    """Return what a task waits for, by name."""
+    descriptions = [entry.awaited() for entry in entries_of(task)]
+    return [awaited.name for awaited in descriptions if awaited is not None]
+
+
+def named(name: str) -> active:
+    """Return a block with a description."""
+    return active("wait", name, lambda: Awaited("wait", name))
+
+
+async def nested(opened: Awaitable[object]) -> None:
+    with named("outer"):
+        with named("inner"):
+            await opened
+        raise ValueError
+
+
+async def test_blocks_are_entered_by_their_task_and_left_with_their_errors() -> None:
+    """The outermost comes first, and has lasted for some time; an error passes."""
+    opened = asyncio.Event()
+    first = await parked(nested(opened.wait()))
+    second = await parked(nested(forever()))
+    assert (names(first), names(second)) == (["outer", "inner"],) * 2
+    (outer, _) = [entry.awaited() for entry in entries_of(first)]
+    assert outer is not None
+    assert outer.secs is not None
+    assert outer.secs > 0
+    opened.set()
+    with pytest.raises(ValueError, match=r"^$"):
+        await first
+    assert entries_of(first) == []
+    second.cancel()
+    await asyncio.wait([second])
+    assert entries_of(second) == []
+
+
+async def test_a_group_is_entered_while_it_waits() -> None:
+    """Its calls are its parts, until they end; a group that does not wait is never entered."""
+    opened = [asyncio.Event(), asyncio.Event()]
+    entered: list[int] = []
+
+    class Waits(Notified):
+        def __init__(self, event: asyncio.Event) -> None:
+            self.event = event
+
+        async def changed(self) -> None:
+            await self.event.wait()
+
+    class DoesNotWait(Notified):
+        async def changed(self) -> None:
+            entered.append(len(entries()))
+
+    before = len(entries())
+    await ah.compose(Notified, [DoesNotWait(), DoesNotWait()]).changed()
+    assert entered == [before] * 2
+    waiting = await parked(ah.compose(Notified, [Waits(event) for event in opened]).changed())
+    (group,) = entries_of(waiting)
+
+    def parts() -> list[str]:
+        awaited = group.awaited()
+        assert awaited is not None
+        return [call.name for call in awaited.by()]
+
+    assert parts() == ["Waits#1.changed", "Waits#2.changed"]
+    opened[0].set()
+    await parked(asyncio.sleep(0))
+    assert parts() == ["Waits#2.changed"]
+    opened[1].set()
+    await waiting
+    assert entries_of(waiting) == []
+
+
+async def test_an_entry_keeps_nothing_alive() -> None:
+    """What its owner has forgotten is not in the registry any more."""
+    forgotten = named("forgotten")
+    forgotten.__enter__()
+    assert "forgotten" in [entry.name for entry in entries() if isinstance(entry, active)]
+    del forgotten
+    gc.collect()
+    assert "forgotten" not in [entry.name for entry in entries() if isinstance(entry, active)]
