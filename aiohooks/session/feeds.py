@@ -337,7 +337,7 @@ def _is_loader(value: Any) -> bool:
     """Return whether a tracked object gives elements; a model may be iterable, and has parts."""
     if isinstance(value, (AsyncIterator, Iterator)):
         return True
-    return isinstance(value, (AsyncIterable, Iterable)) and not hasattr(value, "__getitem__")
+    return not hasattr(value, "__getitem__") and isinstance(value, (AsyncIterable, Iterable))
 
 
 def _is_iterable(feeds: object) -> bool:
