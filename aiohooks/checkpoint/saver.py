@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import errno
 import importlib
+import operator
 import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
@@ -378,6 +379,16 @@ def check_tracked(tracked: Mapping[str, Stateful], state_of: Callable[[Stateful]
         if reason is not None:
             raise InvalidArgumentError(f"tracked[{name!r}] {reason}")
         _encoding.encode({"tracked": {name: state_of(one)}})
+
+
+def is_same(state: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether two states are equal to the last bit in a checkpoint."""
+    from aiohooks.checkpoint import _encoding
+
+    data, arrays = _encoding.encode(state)
+    other_data, other_arrays = _encoding.encode(other)
+    # Chunks begin with a header that has the number of all bytes.
+    return data == other_data and all(map(operator.eq, arrays.chunks(), other_arrays.chunks()))
 
 
 def _checked_step(step: object) -> int:

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from aiohooks._core.activity import active
-from aiohooks._core.cancel import new_task
+from aiohooks._core.cancel import new_task, to_thread
 from aiohooks._core.clock import quick_now
 from aiohooks._core.validate import check_choice, check_instance, check_mapping, checked_int
 from aiohooks.checkpoint import Checkpoint, Saver
 from aiohooks.checkpoint.policies import INTERIM
-from aiohooks.checkpoint.saver import check_tracked
+from aiohooks.checkpoint.saver import check_tracked, is_same
+from aiohooks.checkpoint.stateful import is_numbered
 from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import (
     CheckpointError,
@@ -113,8 +114,8 @@ class CheckpointSaverHook(ScheduledHook):
                 step, or "skip", which tries again after the next run.
             save_on_begin: whether to save before the first run, unless the session was restored at
                 that step.
-            save_on_end: whether to save at a clean end, after `end` of the other hooks, unless that
-                step was saved last and no variable was changed since.
+            save_on_end: whether to save at a clean end, after `end` of the other hooks, unless
+                nothing was changed since the last save: no variable, tracked object or hook.
             save_on_error: whether to save when the session ends with an error or a cancellation.
                 Nothing is saved after a recovery that failed to restore the session, because its
                 parts may belong to two steps.
@@ -299,7 +300,9 @@ class CheckpointSaverHook(ScheduledHook):
         # Also after a failed save: this one may succeed. Also once more, to hold that the run has
         # ended.
         if self._save_on_end and (
-            not self._is_saved(session) or any(ends) or any(one.unsaved for one in self._effects)
+            any(ends)
+            or any(one.unsaved for one in self._effects)
+            or not await self._is_unchanged(session)
         ):
             await self._save(session, at_end=True)
             await self._wait_for_write()
@@ -361,6 +364,26 @@ class CheckpointSaverHook(ScheduledHook):
         if self._last_at(session.global_step.latest.step) is None:
             return False
         return self._saved_version == values_of(session.variables).version
+
+    async def _is_unchanged(self, session: Session) -> bool:
+        """Return whether the last checkpoint has all of the session's state.
+
+        Tracked objects and hooks change without a step or a version, so their states are compared
+        with those in the checkpoint.
+        """
+        if not self._is_saved(session):
+            return False
+        states = _untimed_states(session, session.state_dict())
+        if not any(states.values()):
+            return True
+        assert self._saver is not None
+        try:
+            restored = await self._saver.restore(session.global_step.latest.step)
+        except CheckpointError:
+            return False
+        return restored is not None and await to_thread(
+            is_same, states, _untimed_states(session, restored.state)
+        )
 
     def _last_at(self, step: int) -> Checkpoint | None:
         """Return the last checkpoint if it is of this step."""
@@ -515,3 +538,13 @@ class CheckpointSaverHook(ScheduledHook):
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
+
+
+def _untimed_states(session: Session, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the states of the tracked objects and hooks, but not of hooks that only keep time."""
+    hooks = session.stateful_hooks()
+    timed = {name for name, hook in hooks.items() if is_numbered(hook)}
+    return {
+        "tracked": state["tracked"],
+        "hooks": {name: value for name, value in state["hooks"].items() if name not in timed},
+    }

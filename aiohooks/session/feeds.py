@@ -15,6 +15,8 @@ import abc
 import asyncio
 import copy
 import enum
+import itertools
+import operator
 from collections import deque
 from collections.abc import (
     AsyncGenerator,
@@ -102,6 +104,8 @@ class SessionFeeds:
         self.turns: Turns = turns
         self.session: Session | None = None
         """The raw session, unless it is being replaced."""
+        self.tracked: Mapping[str, object] = {}
+        """The tracked objects of the latest raw session."""
         self.loops: WeakSet[object] = WeakSet()
         """The loops of steps that have begun and not ended; one that was left is not referred to
         any more.
@@ -145,7 +149,7 @@ class SessionFeeds:
         has_state = is_stateful(feeds)
         if isinstance(feeds, Iterable) and not (prefetch or thread or has_state):
             return IterableSource(self, feeds, earlier)
-        if prefetch and not has_state:
+        if prefetch and not _is_among(feeds, self.tracked.values()):
             self._check_prefetched(feeds, prefetch)
         if earlier and earlier.unused:
             raise InvalidArgumentError(
@@ -166,16 +170,16 @@ class SessionFeeds:
         return None
 
     def _check_prefetched(self, feeds: object, prefetch: int) -> None:
-        """Raise if feeds without a state may take elements from a tracked object."""
+        """Raise if feeds that are not tracked may take elements from a tracked object."""
         own = [feeds, *(source.feeds for source in self.sources)]
         loaders = [
             name
-            for name, value in self._tracked().items()
+            for name, value in self.tracked.items()
             if _is_loader(value) and not _is_among(value, own)
         ]
         if loaders:
             raise InvalidArgumentError(
-                f"prefetch is {prefetch}, and feeds is {safe_repr(feeds)}, which has no state,"
+                f"prefetch is {prefetch}, and feeds is {safe_repr(feeds)}, which is not tracked,"
                 f" while {', '.join(map(repr, loaders))} is tracked and iterable: elements that the"
                 " feeds have taken ahead of it would be skipped when the run is resumed; give the"
                 " tracked object itself as feeds=, or leave prefetch= out"
@@ -190,12 +194,9 @@ class SessionFeeds:
         """The number of elements that were taken and not used."""
         return sum({id(source.left): len(source.left) for source in self.sources}.values())
 
-    def _tracked(self) -> Mapping[str, object]:
-        return {} if self.session is None else self.session.tracked
-
     def is_tracked(self, source: Source) -> bool:
         """Return whether a recovery that restores the session restores these feeds."""
-        return _is_among(source.feeds, self._tracked().values())
+        return _is_among(source.feeds, self.tracked.values())
 
     def state_of(self, stateful: Stateful) -> Any:
         """Return the state of a tracked object: of feeds that are prefetched, the one behind what
@@ -260,6 +261,7 @@ class SessionFeeds:
         steps.
         """
         self.session = session
+        self.tracked = session.tracked
         restored = session.restored
         tracked = [reader for reader in self.readers if self.is_tracked(reader)]
         if restored is not None:
@@ -332,10 +334,10 @@ def _is_among(value: object, objects: Iterable[object]) -> bool:
 
 
 def _is_loader(value: Any) -> bool:
-    """Return whether a tracked object gives elements; a model may be iterable, and is called."""
-    if callable(value) or hasattr(value, "__getitem__"):
-        return False
-    return isinstance(value, (AsyncIterable, Iterable))
+    """Return whether a tracked object gives elements; a model may be iterable, and has parts."""
+    if isinstance(value, (AsyncIterator, Iterator)):
+        return True
+    return not hasattr(value, "__getitem__") and isinstance(value, (AsyncIterable, Iterable))
 
 
 def _is_iterable(feeds: object) -> bool:
@@ -576,6 +578,9 @@ class _Taken(NamedTuple):
     number: int
 
 
+_place = operator.attrgetter("number")
+
+
 class ReaderSource(Source):
     """Reads feeds in one task of the session, in order, up to `ahead` elements further than was
     asked for.
@@ -697,11 +702,21 @@ class ReaderSource(Source):
             self._return(taken)
 
     def _return(self, taken: _Taken) -> None:
-        if self._reader is not None or self._stateful is None:
-            self.left.insert(sum(other.number < taken.number for other in self.left), taken)
-        elif taken.number < self._number:  # else another loop has returned an earlier one
-            self._stateful.load_state_dict(taken.before)
-            self._number = taken.number
+        self.left.insert(sum(other.number < taken.number for other in self.left), taken)
+        if self._reader is None and self._stateful is not None:
+            self._set_back(self._stateful)
+
+    def _set_back(self, feeds: Stateful) -> None:
+        """Set feeds that are not read now back before the elements that are left.
+
+        An element stays if a loop has taken a later one, which the feeds would give again.
+        """
+        first = None
+        while self.left and self.left[-1].number == self._number - 1:
+            first = self.left.pop()
+            self._number = first.number
+        if first is not None:
+            feeds.load_state_dict(first.before)
             self._read_again()
 
     def _read_again(self) -> None:
@@ -711,22 +726,20 @@ class ReaderSource(Source):
 
     def knows_state_of(self, stateful: object) -> bool:
         """Return whether these are the feeds, and their own state may be ahead of what was used."""
-        return stateful is self.feeds and (self._reader is not None or bool(self.in_use))
+        if stateful is not self.feeds:
+            return False
+        return self._reader is not None or bool(self.in_use) or bool(self.left)
 
     def used_state(self) -> Any:
         """Return the state of the feeds behind what committed runs have used."""
         turns = self._session.turns
         scope = turns.waits.scope
         committed = turns.runner if scope is not None and scope.committed else None
-        for task, taken in self.in_use.items():
-            if task is not committed:
-                return taken.before
-        return self._feeds_state() if self._reader is None else self._asked_state
-
-    @property
-    def _asked_state(self) -> Any:
-        """The state of the feeds behind the element that was asked for last."""
-        return self.left[0].before if self.left else self._read_state
+        unused = [taken for task, taken in self.in_use.items() if task is not committed]
+        unused.extend(itertools.islice(self.left, 1))
+        if unused:
+            return min(unused, key=_place).before
+        return self._feeds_state() if self._reader is None else self._read_state
 
     async def stop_reading(self) -> None:
         """Stop reading feeds whose state is about to be restored; they are read anew from there,
@@ -749,6 +762,7 @@ class ReaderSource(Source):
         # Feeds that were not restored stay at their end: many begin another pass when they are
         # read there.
         self._ended = False
+        self.left.clear()
         tasks = [*self.in_use]
         self.in_use.clear()
         return tasks
@@ -777,19 +791,19 @@ class ReaderSource(Source):
                 self._failure = None
                 self.log_after_stop(error)
             if not used and self._stateful is not None:
-                self._stateful.load_state_dict(self._asked_state)
-                if self.left:
-                    self._number = self.left[0].number
-                self.left.clear()
+                # A read that was cut off may have moved the feeds, too.
+                self._stateful.load_state_dict(self._read_state)
+                self._set_back(self._stateful)
 
     async def _read_all(self) -> None:
         """Read the elements in one task: what a generator has around its `yield`, such as a time
         limit, belongs to a task.
         """
-        iterator: Any = (
-            aiter(self.feeds) if isinstance(self.feeds, AsyncIterable) else iter(self.feeds)
-        )
         try:
+            if isinstance(self.feeds, AsyncIterable):
+                iterator: Any = aiter(self.feeds)
+            else:
+                iterator = iter(self.feeds)
             try:
                 while await self._read_next(iterator):
                     pass
@@ -854,13 +868,17 @@ class ReaderSource(Source):
         is_generator = isinstance(self.feeds, Generator | AsyncGenerator)
         if self._thread_reads or (iterator is self.feeds and not is_generator):
             return
-        if hasattr(iterator, "aclose"):
-            await iterator.aclose()
-        elif hasattr(iterator, "close"):
-            if self._thread:
-                await to_thread(iterator.close, grace_secs=self._coordinator.owner.grace_secs)
-            else:
-                iterator.close()
+        try:
+            if hasattr(iterator, "aclose"):
+                await iterator.aclose()
+            elif hasattr(iterator, "close"):
+                if self._thread:
+                    await to_thread(iterator.close, grace_secs=self._coordinator.owner.grace_secs)
+                else:
+                    iterator.close()
+        except Exception as error:
+            # It must not replace the cancellation with which a stop ends the reader.
+            self._note_failure(error)
 
     def _feeds_state(self) -> Any:
         return None if self._stateful is None else copy.deepcopy(self._stateful.state_dict())

@@ -191,7 +191,9 @@ class SessionRunHook(Hook):
     """
 
     ends_last: ClassVar[bool] = False
-    """Whether `end` is called after that of the other hooks: by a hook that saves the session."""
+    """Whether `after_run` and `end` are called after those of all other hooks, whatever their
+    `order`: a hook that saves the session saves what they keep.
+    """
 
     async def begin(self) -> None:
         """Called once before the session is created; nodes may be added to the default graph."""

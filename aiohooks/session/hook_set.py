@@ -77,7 +77,11 @@ class HookSet:
         """The calls of `after_run` that run beside the next steps."""
         self._after_create_session = self._groups("after_create_session")
         self.before_run: tuple[OrderGroup, ...] = self._groups("before_run")
-        self.after_run: tuple[OrderGroup, ...] = self._groups("after_run")
+        # What saves the session must see what all other hooks keep of the run.
+        self.after_run: tuple[OrderGroup, ...] = (
+            *self._groups("after_run", ends_last=False),
+            *self._groups("after_run", ends_last=True),
+        )
         self.in_runs: bool = bool(self.before_run or self.after_run)
         """Whether a hook takes part in runs."""
         self._keep_contexts()
@@ -214,12 +218,14 @@ class HookSet:
             own=own,
         )
 
-    def _groups(self, method: str) -> tuple[OrderGroup, ...]:
+    def _groups(self, method: str, *, ends_last: bool | None = None) -> tuple[OrderGroup, ...]:
+        """Return the order groups of a method; with `ends_last`, only of hooks with this value."""
         bind = self.background.bind if method == "after_run" else bound_method
         hooks = [
             registered
             for registered in self.registered
             if LIFECYCLE.overrides(registered.hook, method)
+            and ends_last in (None, _ends_last(registered))
         ]
         return order_groups(method, hooks, self._grace_secs, bind)
 
@@ -247,8 +253,12 @@ class HookSet:
 
 def _place_at_end(registered: RegisteredHook) -> tuple[bool, float]:
     """Return the place of a hook among the calls of `end`."""
+    return _ends_last(registered), registered.registration.order
+
+
+def _ends_last(registered: RegisteredHook) -> bool:
     hook: Any = registered.hook
-    return hook.ends_last, registered.registration.order
+    return bool(hook.ends_last)
 
 
 def _step_of(context: SessionRunContext, _: object) -> int:

@@ -75,8 +75,8 @@ class SharedStepStore(StepStore):
                 reach their step: "raise" `PublisherFailedError`, or "keep" waiting for its
                 successor.
             lease_secs: for how long a process that has stopped renewing its leases counts as alive,
-                or a quarter longer. They are renewed by the event loop, so give more than the longest time for which the
-                loop is blocked; a longer one is logged at WARNING.
+                or a quarter longer. They are renewed by the event loop, so give more than the
+                longest time for which the loop is blocked; a longer one is logged at WARNING.
             heartbeat: after how many seconds of silence the connection for notifications is tested:
                 one that is dead without a signal is detected within this time and a second more.
             connect_timeout: how many seconds the first connection may take, with all its attempts;

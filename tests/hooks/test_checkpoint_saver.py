@@ -62,6 +62,96 @@ async def test_which_steps_are_saved(
     assert hook.latest is None or hook.latest.step == steps[-1]
 
 
+class Dial:
+    """A tracked object that a program turns between steps."""
+
+    def __init__(self) -> None:
+        self.weights = np.zeros(3)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"weights": self.weights}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.weights = state["weights"]
+
+
+class CountingHook(ah.SessionRunHook):
+    """Keeps the number of its calls."""
+
+    def __init__(self) -> None:
+        self.counts = {"after_run": 0, "end": 0}
+
+    async def after_run(self, run_context: ah.SessionRunContext, values: Any) -> None:
+        self.counts["after_run"] += 1
+
+    def state_dict(self) -> dict[str, int]:
+        return dict(self.counts)
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.counts = {**state}
+
+
+class CountingEndHook(CountingHook):
+    """Counts its `end`, too."""
+
+    async def end(self, session: ah.Session) -> None:
+        self.counts["end"] += 1
+
+
+@pytest.mark.parametrize("steps", [0, 4])
+@pytest.mark.parametrize(
+    ("turned_by", "hook", "saves"),
+    [
+        ("no one", CountingHook(), 1),
+        ("block", CountingHook(), 2),
+        ("end", CountingHook(), 2),
+        ("no one", CountingEndHook(), 2),
+    ],
+)
+async def test_the_last_save_has_what_changed_without_a_step(
+    tmp_path: Path, turned_by: str, hook: CountingHook, saves: int, steps: int
+) -> None:
+    """A tracked object or a hook that has changed since the save of the last step is saved again,
+    and nothing is saved twice.
+    """
+    dial = Dial()
+    hook.counts = {"after_run": 0, "end": 0}
+
+    async def turn(session: ah.Session) -> None:
+        dial.weights[1] += turned_by == "end"
+
+    saver = saving(None, every=ah.Every(steps=4))
+    creator = ah.ChiefSessionCreator(
+        array_graph(), checkpoint_dir=tmp_path, scaffold=ah.Scaffold(tracked={"dial": dial})
+    )
+    hooks = [saver, hook, PhaseHook("end", turn)]
+    async with ah.AsyncMonitoredSession(creator, hooks) as session:
+        await make_runs(session, steps, "train")
+        dial.weights[1] += turned_by == "block"
+    assert saver.saved == saves + bool(steps)
+    async with ah.Saver(tmp_path) as reader:
+        restored = await reader.restore()
+    assert restored is not None
+    assert restored.state["tracked"]["dial"]["weights"].tolist() == dial.weights.tolist()
+    assert restored.state["hooks"][type(hook).__name__] == hook.counts
+
+
+@pytest.mark.parametrize("sequential", [False, True])
+async def test_a_save_has_what_hooks_of_a_higher_order_keep_of_its_run(
+    tmp_path: Path, sequential: bool
+) -> None:
+    """Whatever the order of the saver: a resumed run misses nothing."""
+    hook = CountingHook()
+    saver = saving(tmp_path, every=EVERY_STEP, save_on_end=False)
+    hooks: list[Any] = [saver, ah.configure(hook, order=200)]
+    if sequential:
+        hooks = ah.in_order([saver, hook])
+    async with ah.AsyncMonitoredSession(array_graph(), hooks) as session:
+        await make_runs(session, 3, "train")
+    state = await state_at(tmp_path, 3)
+    assert state["hooks"]["CountingHook"]["after_run"] == 3
+
+
 @pytest.mark.parametrize("runs", [3, 4], ids=["after other steps", "after a saved step"])
 @pytest.mark.parametrize("order", [0, 200, None], ids=["end of a hook", "late hook", "the block"])
 async def test_what_is_assigned_after_the_last_step_is_saved(

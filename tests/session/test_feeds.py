@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import logging
 import threading
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
@@ -614,6 +615,35 @@ async def test_feeds_that_fail_after_a_stop_end_the_session_as_usual(
     assert "which stops, ends as usual" in record.getMessage()
 
 
+@pytest.mark.parametrize(("prefetch", "thread"), [(0, True), (2, False), (2, True)])
+async def test_feeds_that_fail_when_a_stop_closes_them_delay_no_end(
+    prefetch: int, thread: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The error is logged like that of an element, and what reads the feeds ends."""
+    error, hook = RuntimeError("the connection is gone"), RecordingHook()
+
+    def numbers(session: ah.AsyncMonitoredSession) -> Iterator[int]:
+        try:
+            yield 1
+            session.request_stop("SIGTERM")
+            yield 2
+            yield 3
+            yield 4
+        finally:
+            raise error
+
+    async def use(session: ah.AsyncMonitoredSession) -> None:
+        feeds = numbers(session)
+        await use_up(session.steps("batch", feeds=feeds, prefetch=prefetch, thread=thread))
+
+    session = ah.AsyncMonitoredSession(same, [hook], stop_grace_period_secs=0.1)
+    assert await outcome(session, use) is None
+    assert hook.phases()[-2:] == ["end", "close"]
+    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert record.exc_info is not None
+    assert record.exc_info[1] is error
+
+
 @pytest.mark.parametrize("thread", [False, True])
 @pytest.mark.parametrize("continues", [False, True])
 async def test_a_prefetched_error_outlives_the_loop_that_has_not_got_it(
@@ -686,6 +716,8 @@ async def test_feeds_around_a_tracked_loader_are_not_prefetched(tmp_path: Path) 
     async with ah.AsyncMonitoredSession(creator) as session:
         with invalid("prefetch is 2", "'data' is tracked and iterable", "leave prefetch= out"):
             session.steps("batch", feeds=around(loader), prefetch=2)
+        with invalid("which is not tracked"):  # although it has a state
+            session.steps("batch", feeds=other, prefetch=2)
         first = session.steps("batch", feeds=around(loader))
         assert await anext(aiter(first)) == 0
         own = session.steps("batch", feeds=loader, prefetch=2)

@@ -261,6 +261,52 @@ async def test_what_two_loops_put_back_is_in_order(count: int, order: int) -> No
         assert await session.run("seen") == ALL[:count]
 
 
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("count", [2, 3, COUNT])
+@pytest.mark.parametrize("cancelled", [(0,), (1,), (2,), (1, 0), (0, 2)])
+async def test_an_element_is_used_once_where_loops_share_feeds(
+    prefetch: int, count: int, cancelled: tuple[int, ...]
+) -> None:
+    """Some of three loops over the same feeds are cancelled: what the others have taken does not
+    come again, also at the end of the feeds, and the state of the session skips nothing.
+    """
+    feed, holds = Feed(count), asyncio.Event()
+    skipped: list[tuple[int, ...]] = []
+
+    async def wait(context: ah.SessionRunContext) -> None:
+        await holds.wait()
+
+    async def use(session: ah.AsyncMonitoredSession) -> None:
+        await use_up(session.steps("train", feeds=feed, prefetch=prefetch))
+
+    creator = training(fails_once(), feed=feed)
+    async with ah.AsyncSingularMonitoredSession(
+        creator, [PhaseHook("before_run", wait)]
+    ) as session:
+
+        async def check() -> None:
+            await ticks(20)
+            raw = session.raw_session()
+            assert raw is not None
+            state = raw.state_dict()
+            counted = range(1, state["tracked"]["feed"]["position"] + 1)
+            skipped.append(tuple({*counted} - {*state["variables"]["seen"]}))
+
+        loops = [asyncio.create_task(use(session)) for _ in range(3)]
+        await check()
+        for number in cancelled:
+            await cancel_and_wait(loops[number])
+            await check()
+        holds.set()
+        await asyncio.gather(*loops, return_exceptions=True)
+        await check()
+        await use(session)
+        seen = await session.run("seen")
+    assert sorted(seen) == [*range(1, count + 1)]
+    assert skipped == [()] * len(skipped)
+    assert feed.position == count
+
+
 class Slow(Async):
     """The same, whose elements may take time."""
 
