@@ -253,12 +253,20 @@ class FileReader:
         self.left = size
         self.crc32 = 0
 
+    def read(self, size: int) -> bytes:
+        """Read at most `size` bytes; b"" at the end.
+
+        Raises:
+            DamagedError: the file is too short, or unreadable.
+        """
+        piece = bytearray(min(self.left, size))
+        self.read_into([memoryview(piece)])
+        return bytes(piece)
+
     def pieces(self) -> Generator[bytes]:
-        """Read the rest of the file; raise `DamagedError` if it is too short, or unreadable."""
+        """Read the rest of the file. Raises as `read` does."""
         while self.left:
-            piece = bytearray(min(self.left, _MAX_READ_BYTES))
-            self.read_into([memoryview(piece)])
-            yield bytes(piece)
+            yield self.read(_MAX_READ_BYTES)
 
     def read_into(self, buffers: Sequence[memoryview]) -> None:
         """Fill buffers, a thousand at most, with what follows in the file; raises as `pieces`

@@ -13,7 +13,6 @@ import itertools
 import json
 import math
 import re
-import zlib
 from collections.abc import Container, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,6 +94,10 @@ class DamagedError(Exception):
 
     Private to this package, which raises `CorruptCheckpointError` from it.
     """
+
+
+class MirrorError(Exception):
+    """A mirror could not be read or written. Private to this package."""
 
 
 class NewerVersionError(Exception):
@@ -182,25 +185,6 @@ class FileEntry(NamedTuple):
 
     size: int
     crc32: int
-
-
-def checked_pieces(pieces: Iterable[bytes], entry: FileEntry) -> Generator[bytes]:
-    """Pass on the pieces of a file.
-
-    Raises:
-        DamagedError: after the last one, if they do not have the size or checksum of the entry.
-    """
-    size = crc32 = 0
-    for piece in pieces:
-        size += len(piece)
-        if size > entry.size:
-            break
-        crc32 = zlib.crc32(piece, crc32)
-        yield piece
-    if size != entry.size:
-        raise DamagedError(f"does not have the {entry.size} bytes in the manifest")
-    if crc32 != entry.crc32:
-        raise DamagedError("does not have the checksum in the manifest")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,25 +1,28 @@
-"""The checkpoints in a directory of an fsspec file system: blocking calls, made in threads that may
-be left behind.
+"""The checkpoints in a directory of an fsspec file system.
 
-A checkpoint is there if its manifest is: that is written last and removed first. File systems raise
-what they like; errors pass as they are.
+A checkpoint is there if its manifest is: the manifest is written last and removed first.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import errno
-import hashlib
-from collections.abc import Callable, Generator, Iterable, Mapping
+import functools
+import io
+import threading
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar
 
-from aiohooks._core.reports import logger
+from aiohooks._core.cancel import retrieve_exception, to_thread, wait_done
 from aiohooks.checkpoint import _format
+from aiohooks.checkpoint._files import FileReader
 from aiohooks.checkpoint._format import (
     DamagedError,
     FileEntry,
     Manifest,
+    MirrorError,
     Name,
     NewerVersionError,
     damage_in,
@@ -34,17 +37,12 @@ except ImportError as _missing:
 
 fsspec: Any = _untyped
 
-_MIN_BLOCK_BYTES = 8 << 20
+T = TypeVar("T")
+
+_BLOCK_BYTES = 8 << 20
+"""How much one call reads or writes."""
 _MAX_BLOCKS = 5_000
 """Parts of one file; object stores allow 10,000."""
-
-_seen: set[str] = set()
-"""The URLs of directories that this process has found there: one that is missing later is away, and
-not new.
-"""
-
-Alive = Callable[[], None]
-"""Called between operations: notes progress, and raises if the caller has left the call behind."""
 
 
 def check_url(url: str) -> None:
@@ -64,34 +62,56 @@ def check_url(url: str) -> None:
 
 
 class RemoteDirectory:
-    """A directory of checkpoints in a file system of fsspec, which is opened by the first call.
+    """A directory of checkpoints in a file system of fsspec, which the first call opens.
 
-    Only names of checkpoints and of their files are ever written or removed.
-
-    Args:
-        url: where it is.
-        options: arguments of the file system.
-        read_back: whether a file is read after its upload to verify its checksum; otherwise its
-            size is compared.
+    A file system may block indefinitely, and a thread cannot be stopped. So each operation runs in
+    a daemon thread of its own, which does not keep the process alive, and fails if it takes longer
+    than `timeout_secs`. Only checkpoints and their files are ever written or removed.
     """
 
-    def __init__(self, url: str, options: Mapping[str, Any], *, read_back: bool = True) -> None:
+    def __init__(self, url: str, options: Mapping[str, Any], timeout_secs: float) -> None:
         self._url = url
         self._options = dict(options)
-        self._read_back = read_back
+        self._timeout_secs = timeout_secs
         self._opened: tuple[Any, str] | None = None
-        self._known: dict[Name, Checkpoint] = {}
+        self._checkpoints: dict[Name, Checkpoint] = {}
         """The checkpoints whose manifest has been read or written."""
-        self._listed: set[Name] | None = None
-        """What is there; None if it has to be listed, at first and after a failure."""
-        self.is_there = False
-        """Whether the last listing has found the directory."""
-        self._is_new = False
-        """Whether it has never been there, which has been logged."""
 
-    def _open(self, alive: Alive) -> tuple[Any, str]:
-        """Return the file system and the path of the directory; called before each operation."""
-        alive()
+    async def call(self, function: Callable[..., T], *args: Any) -> T:
+        """Call a blocking function.
+
+        Raises:
+            MirrorError: the function failed, or took longer than `timeout_secs`.
+        """
+        future = self._start(function, *args)
+        if not await wait_done([future], self._timeout_secs):
+            self._opened = None  # its connections may be dead
+            raise MirrorError(f"no progress for {self._timeout_secs} s")
+        return future.result()
+
+    def _start(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        future.add_done_callback(retrieve_exception)  # the caller may have been cancelled
+
+        def run() -> None:
+            # The error gets no traceback: its frames refer to open files, whose finalizers would
+            # block the event loop.
+            try:
+                result = function(*args)
+            except Exception as error:
+                text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+                finish = functools.partial(future.set_exception, MirrorError(text))
+            else:
+                finish = functools.partial(future.set_result, result)
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(finish)
+
+        threading.Thread(target=run, name=f"aiohooks: mirror {self._url}", daemon=True).start()
+        return future
+
+    def _open(self) -> tuple[Any, str]:
+        """Return the file system and the path of the directory."""
         if self._opened is None:
             # An instance of its own: its connections end with it.
             fs, root = fsspec.core.url_to_fs(self._url, skip_instance_cache=True, **self._options)
@@ -101,333 +121,229 @@ class RemoteDirectory:
 
     # Reading
 
-    def names(self, alive: Alive, *, missing_ok: bool = False) -> list[Name]:
-        """Return the checkpoints, newest first, and those whose upload has not been finished.
-
-        With `missing_ok` a directory that has never been there counts as empty, if the one above
-        its parent is there.
+    async def names(self) -> list[Name]:
+        """Return the checkpoints, also those whose upload has not been finished, newest first.
 
         Raises:
-            FileNotFoundError: the directory or the bucket is missing, which says nothing about what
-                is in it.
+            MirrorError: the directory or the bucket is missing, which says nothing about the
+                checkpoints in it; or it cannot be read.
         """
-        fs, root = self._open(alive)
-        self._listed = None
-        try:
-            paths: list[str] = _s3_prefixes(fs, root) if _is_s3(fs) else fs.ls(root, detail=False)
-            self.is_there = bool(paths) or _has_directories(root) or _is_s3(fs)
-        except FileNotFoundError:
-            paths, self.is_there = [], False
-        if not self.is_there and not _has_directories(
-            root
-        ):  # an object store has no empty directories
-            # Who may list a part of a bucket may not be allowed to ask for the bucket, which is
-            # there then.
-            bucket = root.partition("/")[0]
-            with contextlib.suppress(PermissionError):
-                if not self._exists(bucket, alive):
-                    raise FileNotFoundError(
-                        errno.ENOENT,
-                        f"the bucket {bucket} does not exist; make it, or correct the URL",
-                    )
-            self.is_there = True
-        url = str(fs.unstrip_protocol(root))
-        if self.is_there:
-            _seen.add(url)
-        elif (
-            not missing_ok or url in _seen or not self._exists(fs._parent(fs._parent(root)), alive)
-        ):
+        paths = await self.call(self._list)
+        return _format.checkpoint_names(path.rstrip("/").rpartition("/")[2] for path in paths)
+
+    def _list(self) -> list[str]:
+        fs, root = self._open()
+        with contextlib.suppress(FileNotFoundError):
+            paths: list[str] = fs.ls(root, detail=False)
+            return paths
+        if _has_directories(root):
             raise FileNotFoundError(
-                errno.ENOENT,
-                f"{root} does not exist, and may not be mounted; mount it, or make it if the mirror"
-                " is new",
+                f"{root} does not exist, and may not be mounted; mount it, or make it if the"
+                " mirror is new"
             )
-        elif not self._is_new:
-            self._is_new = True
-            logger.warning(
-                "mirror %s does not exist: it counts as new, and the first copy makes it; is a"
-                " mount missing?",
-                url,
-            )
-        names = _format.checkpoint_names(path.rstrip("/").rpartition("/")[2] for path in paths)
-        self._listed = set(names) if self.is_there else None
-        return names
+        # An object store has no empty directories. Whoever may list a part of a bucket may not be
+        # allowed to ask for the bucket, which exists then.
+        bucket = root.partition("/")[0]
+        with contextlib.suppress(PermissionError):
+            try:
+                fs.info(bucket)
+            except FileNotFoundError:
+                text = f"the bucket {bucket} does not exist; make it, or correct the URL"
+                raise FileNotFoundError(text) from None
+        return []
 
-    def _exists(self, path: str, alive: Alive) -> bool:
-        """Return whether a directory or bucket is there; `exists` of fsspec takes each error for a
-        missing file.
-        """
-        fs, _ = self._open(alive)
-        try:
-            return path in ("", "/") or bool(fs.info(path))
-        except FileNotFoundError:
-            return False
-
-    def read_manifest(self, name: Name, alive: Alive) -> Manifest | None:
+    async def read_manifest(self, name: Name) -> Manifest | None:
         """Read the manifest of a checkpoint; None if its upload has not been finished.
 
         Raises:
             DamagedError: it does not verify.
             NewerVersionError: it has a later version of the format.
         """
-        data = self._read_manifest_file(name, alive)
+        data = await self._read_manifest_file(name)
         if data is None:
             return None
         with damage_in(_format.MANIFEST):
             return _format.decode(data, name)
 
-    def _read_manifest_file(self, name: Name, alive: Alive) -> bytes | None:
-        fs, root = self._open(alive)
+    async def _read_manifest_file(self, name: Name) -> bytes | None:
+        path = f"{name}/{_format.MANIFEST}"
+        return await self.call(self.read_range, path, 0, _format.MAX_MANIFEST_BYTES + 1)
+
+    def read_range(self, path: str, start: int, end: int) -> bytes | None:
+        """Read a part of a file; return None if the file is missing. This method blocks."""
+        fs, root = self._open()
         try:
-            return cast(
-                "bytes",
-                fs.cat_file(
-                    f"{root}/{name}/{_format.MANIFEST}", start=0, end=_format.MAX_MANIFEST_BYTES + 1
-                ),
-            )
+            data: bytes = fs.cat_file(f"{root}/{path}", start=start, end=end)
         except FileNotFoundError:
             return None
+        return data
 
-    def read_file(self, name: Name, file: str, entry: FileEntry, alive: Alive) -> Generator[bytes]:
-        """Read a file of a checkpoint; raise `DamagedError` at its end, or before, if it does not
-        verify.
-        """
-        with damage_in(file):
-            yield from _format.checked_pieces(self._read_pieces(f"{name}/{file}", alive), entry)
-
-    def _read_pieces(self, path: str, alive: Alive) -> Generator[bytes]:
-        start, piece = 0, b""
-        while start == 0 or len(piece) > _MIN_BLOCK_BYTES:
-            fs, root = self._open(alive)
-            try:  # one byte more, so that no request begins behind the end
-                piece = cast(
-                    "bytes",
-                    fs.cat_file(f"{root}/{path}", start=start, end=start + _MIN_BLOCK_BYTES + 1),
-                )
-            except FileNotFoundError:
-                raise DamagedError("is missing") from None
-            alive()
-            yield piece[:_MIN_BLOCK_BYTES]
-            start += _MIN_BLOCK_BYTES
+    def file(self, name: Name, file: str, entry: FileEntry) -> RemoteFile:
+        """Return a reader of a file of a checkpoint."""
+        return RemoteFile(self, name, file, entry)
 
     # Writing
 
-    def upload(
-        self,
-        manifest: Manifest,
-        contents: Mapping[str, Iterable[bytes]],
-        alive: Alive,
-        *,
-        is_new: bool,
-        may_make: bool,
-    ) -> bool | None:
+    async def upload(self, manifest: Manifest, contents: Mapping[str, FileReader]) -> None:
         """Write a checkpoint: its files, and when they verify, its manifest.
 
-        Returns:
-            Whether it was written; False if it is there, None if it was left out: it is not
-            `is_new`, and there is a newer one.
+        Nothing is written if the checkpoint is there, and only the manifest if its metrics differ.
 
         Raises:
-            DamagedError: `contents` do not fit the manifest, or what was written does not come
-                back.
-            OSError: another checkpoint has that name.
+            DamagedError: a file that is read back does not fit the manifest.
+            MirrorError: another checkpoint has that name, or the mirror could not be written.
         """
-        name, data = manifest.name, _format.encode(manifest)
-        listed = (
-            set(self.names(alive, missing_ok=may_make)) if self._listed is None else self._listed
-        )
-        self._listed = None
-        found = self._read_manifest_file(name, alive) if name in listed else None
-        written: bool | None = True
-        if found == data and self._wrong_size(manifest, alive) is None:
-            written = False
-        elif not is_new and any(
-            each > name and self._read_manifest_file(each, alive) is not None for each in listed
-        ):
-            written = None
-        else:
-            if found is not None:
-                if found != data:
-                    _check_replaceable(manifest, found)
-                self._remove_files(name, [_format.MANIFEST], alive)
-            self._write(manifest, data, contents, alive)
-        self._listed = {*listed, name}
-        if written is not None:
-            self._known[name] = manifest.checkpoint(Path())
-        return written
-
-    def _write(
-        self, manifest: Manifest, data: bytes, contents: Mapping[str, Iterable[bytes]], alive: Alive
-    ) -> None:
         name = manifest.name
-        fs, root = self._open(alive)
-        if not self.is_there:
-            fs.makedirs(root, exist_ok=True)
-            self.names(alive)
-        for file, entry in manifest.files.items():
-            with damage_in(file):
-                self._write_file(
-                    name, file, _format.checked_pieces(contents[file], entry), entry.size, alive
-                )
-        if not self._read_back and (wrong := self._wrong_size(manifest, alive)) is not None:
-            raise DamagedError(
-                f"{wrong} does not have {manifest.files[wrong].size} bytes after its upload"
-            )
-        for file, entry in manifest.files.items() if self._read_back else ():
-            with damage_in("what was read back of"):
-                for _ in self.read_file(name, file, entry, alive):
-                    pass
-        etag = self._write_file(name, _format.MANIFEST, [data], len(data), alive)
-        # A store that answers with the checksum of what it has got need not be asked again.
-        is_right = etag == hashlib.md5(data, usedforsecurity=False).hexdigest()
-        if not is_right and self._read_manifest_file(name, alive) != data:
-            raise DamagedError(f"{_format.MANIFEST} is not what was uploaded")
+        existing = await self._existing(manifest)
+        if existing is None:
+            for file, reader in contents.items():
+                await self._write_file(f"{name}/{file}", reader, manifest.files[file].size)
+            for file, entry in manifest.files.items():
+                with damage_in("what was read back of"):
+                    await self.file(name, file, entry).verify()
+        data = _format.encode(manifest)
+        if existing is None or _format.encode(existing) != data:
+            await self._write_file(f"{name}/{_format.MANIFEST}", io.BytesIO(data), len(data))
+            if await self._read_manifest_file(name) != data:
+                raise DamagedError(f"{_format.MANIFEST} is not what was uploaded")
+        self._checkpoints[name] = manifest.checkpoint(Path())
 
-    def _wrong_size(self, manifest: Manifest, alive: Alive) -> str | None:
-        """Return a file of a checkpoint that is missing or has another size, or None."""
-        fs, root = self._open(alive)
-        try:
-            listed: list[dict[str, Any]] = fs.ls(f"{root}/{manifest.name}", detail=True)
-        except FileNotFoundError:
-            listed = []
-        sizes = {str(each["name"]).rpartition("/")[2]: each["size"] for each in listed}
-        return next(
-            (file for file, entry in manifest.files.items() if sizes.get(file) != entry.size), None
-        )
+    async def _existing(self, manifest: Manifest) -> Manifest | None:
+        """Return the manifest of the same checkpoint in the mirror, if it is there and valid."""
+        name = manifest.name
+        with contextlib.suppress(DamagedError):
+            try:
+                existing = await self.read_manifest(name)
+                if existing is None or existing.files == manifest.files:
+                    return existing
+            except NewerVersionError:
+                pass
+            raise MirrorError(f"another checkpoint has the name {name}: a mirror has one writer")
+        return None
 
-    def _write_file(
-        self, name: Name, file: str, pieces: Iterable[bytes], size: int, alive: Alive
-    ) -> str:
-        """Write a file; return its checksum if the store has answered with one."""
-        fs, root = self._open(alive)
-        path = f"{root}/{name}/{file}"
-        if _is_s3(fs) and size <= _MIN_BLOCK_BYTES:
-            answer: dict[str, Any] = fs.pipe_file(path, b"".join(pieces))
-            return str(answer.get("ETag")).strip('"')
-        block_size = max(_MIN_BLOCK_BYTES, size // _MAX_BLOCKS)
+    async def _write_file(self, path: str, source: FileReader | io.BytesIO, size: int) -> None:
+        file = await self.call(self._create, path, size)
         try:
-            opened = fs.open(path, "wb", block_size=block_size)
-        except (
-            FileNotFoundError
-        ):  # it has directories; an object store has none, and would make a bucket
-            # Not its parents: where the directory of the mirror is missing, it is away.
-            fs.mkdir(f"{root}/{name}", create_parents=False)
-            opened = fs.open(path, "wb", block_size=block_size)
-        try:
-            alive()
-            for piece in pieces:
-                opened.write(piece)
-                alive()
-        except BaseException:
-            _discard_file(opened)
+            while block := await to_thread(source.read, _BLOCK_BYTES):
+                await self.call(file.write, block)
+            await self.call(file.close)
+        except BaseException as error:
+            discarding = self._start(_discard, file)
+            if isinstance(error, Exception):
+                await wait_done([discarding], self._timeout_secs)
             raise
-        opened.close()
-        return ""
+
+    def _create(self, path: str, size: int) -> Any:
+        fs, root = self._open()
+        block_size = max(_BLOCK_BYTES, size // _MAX_BLOCKS)
+        with contextlib.suppress(FileNotFoundError):
+            return fs.open(f"{root}/{path}", "wb", block_size=block_size)
+        # The file system has directories; an object store has none, and would make a bucket.
+        # Parents are not made: if the directory of the mirror is missing, it is not mounted.
+        fs.mkdir(f"{root}/{path.partition('/')[0]}", create_parents=False)
+        return fs.open(f"{root}/{path}", "wb", block_size=block_size)
 
     # Removing
 
-    def remove_old(self, keep: KeepPolicy, saved: Name, alive: Alive) -> None:
-        """Remove what the policy does not keep after `saved`, and unfinished uploads before it;
-        never what is newer.
-        """
-        listed = self._listed or set()
-        newest_first = sorted(listed, reverse=True)
-        unfinished: list[Name] = []
-        for name in newest_first:
-            if name not in self._known:
-                with contextlib.suppress(DamagedError, NewerVersionError):
-                    manifest = self.read_manifest(name, alive)
-                    if manifest is None:
-                        unfinished.append(name)
-                    else:
-                        self._known[name] = manifest.checkpoint(Path())
-        there = [self._known[name] for name in newest_first if name in self._known]
-        not_wanted = not_kept(keep, there, self._known[saved])
-        removed = [*unfinished, *(Name(each.sequence, each.step) for each in not_wanted)]
-        for name in filter(saved.__gt__, removed):
-            # The manifest first: without it the rest is no checkpoint.
-            self._remove_files(name, [_format.MANIFEST, *_format.FILES], alive)
-            self._known.pop(name, None)
-            listed.discard(name)
-            fs, root = self._open(alive)
-            if _has_directories(root):
-                with contextlib.suppress(OSError):  # there may be files of others in it
-                    fs.rmdir(f"{root}/{name}")
+    async def remove_old(self, keep: KeepPolicy, names: Sequence[Name], saved: Name) -> None:
+        """Remove the checkpoints among `names` that are older than `saved` and not kept.
 
-    def _remove_files(self, name: Name, files: Iterable[str], alive: Alive) -> None:
-        fs, root = self._open(alive)
-        paths = [f"{root}/{name}/{file}" for file in files]
-        if not _is_s3(fs):
-            for path in paths:
-                with contextlib.suppress(FileNotFoundError):
-                    self._open(alive)[0].rm_file(path)
-            return
-        # One request; that of s3fs itself says nothing about files that could not be removed.
-        keys = [{"Key": fs.split_path(path)[1]} for path in paths]
-        answer = fs.call_s3(
-            "delete_objects", Bucket=fs.split_path(root)[0], Delete={"Objects": keys, "Quiet": True}
-        )
-        for error in answer.get("Errors", ()):
-            raise PermissionError(
-                errno.EACCES, f"{error.get('Key')}: {error.get('Code')} {error.get('Message')}"
-            )
+        Uploads that have not been finished are removed, too.
+        """
+        old: list[Name] = []
+        for name in names:
+            if name not in self._checkpoints:
+                with contextlib.suppress(DamagedError, NewerVersionError):
+                    manifest = await self.read_manifest(name)
+                    if manifest is None:
+                        old.append(name)
+                    else:
+                        self._checkpoints[name] = manifest.checkpoint(Path())
+        newest_first = sorted({saved, *names}, reverse=True)
+        there = [self._checkpoints[name] for name in newest_first if name in self._checkpoints]
+        not_wanted = not_kept(keep, there, self._checkpoints[saved])
+        old += [Name(checkpoint.sequence, checkpoint.step) for checkpoint in not_wanted]
+        for name in old:
+            if name < saved:
+                await self.call(self._remove, name)
+                self._checkpoints.pop(name, None)
+
+    def _remove(self, name: Name) -> None:
+        fs, root = self._open()
+        # The manifest first: without it the rest is no checkpoint.
+        for file in (_format.MANIFEST, *_format.FILES):
+            with contextlib.suppress(FileNotFoundError):
+                fs.rm_file(f"{root}/{name}/{file}")
+        if _has_directories(root):
+            with contextlib.suppress(OSError):  # there may be files of others in it
+                fs.rmdir(f"{root}/{name}")
+
+
+class RemoteFile:
+    """Reads a file of a checkpoint in a mirror, and verifies it."""
+
+    def __init__(self, directory: RemoteDirectory, name: Name, file: str, entry: FileEntry) -> None:
+        self._directory = directory
+        self._name = name
+        self._file = file
+        self._entry = entry
+        self._size = 0
+        self._crc32 = 0
+        self._is_at_end = False
+
+    async def read(self) -> bytes:
+        """Return the next block; b"" at the end.
+
+        Raises:
+            DamagedError: the file is missing, or does not have the size or checksum of its entry.
+            MirrorError: it could not be read.
+        """
+        if self._is_at_end:
+            return b""
+        with damage_in(self._file):
+            block = await self._directory.call(self._read_block)
+            if block is None:
+                raise DamagedError("is missing")
+            self._size += len(block)
+            is_too_short = self._is_at_end and self._size < self._entry.size
+            if is_too_short or self._size > self._entry.size:
+                raise DamagedError(f"does not have the {self._entry.size} bytes in the manifest")
+            if self._is_at_end and self._crc32 != self._entry.crc32:
+                raise DamagedError("does not have the checksum in the manifest")
+            return block
+
+    def _read_block(self) -> bytes | None:
+        # One byte more than a block, so that no request begins behind the end of the file.
+        end = self._size + _BLOCK_BYTES + 1
+        data = self._directory.read_range(f"{self._name}/{self._file}", self._size, end)
+        if data is None:
+            return None
+        block = data[:_BLOCK_BYTES]
+        self._crc32 = zlib.crc32(block, self._crc32)
+        self._is_at_end = len(data) <= _BLOCK_BYTES
+        return block
+
+    async def verify(self) -> None:
+        """Read the file to its end. Raises as `read` does."""
+        while await self.read():
+            pass
 
 
 def _has_directories(root: str) -> bool:
-    """Return whether a file system has directories, which may be missing or empty: its paths begin
-    at a root.
+    """Return whether a file system has directories, which may be missing or empty.
+
+    The paths of such a file system begin at a root.
     """
     return root.startswith("/")
 
 
-def _is_s3(fs: Any) -> bool:
-    return hasattr(fs, "call_s3")
-
-
-def _s3_prefixes(fs: Any, root: str) -> list[str]:
-    """Return what is in a directory, by one request for each thousand; s3fs itself makes two where
-    there is nothing.
-    """
-    bucket, key, _ = fs.split_path(root)
-    found, more = list[str](), dict[str, str]()
-    while True:
-        answer = fs.call_s3(
-            "list_objects_v2",
-            fs.kwargs,
-            Bucket=bucket,
-            Prefix=f"{key}/" if key else "",
-            Delimiter="/",
-            **more,
-        )
-        found += [each["Prefix"] for each in answer.get("CommonPrefixes", ())]
-        if not answer.get("IsTruncated"):
-            return found
-        more = {"ContinuationToken": answer["NextContinuationToken"]}
-
-
-def _check_replaceable(manifest: Manifest, found: bytes) -> None:
-    """Raise if there is another good manifest, and not only of other metrics: another writer made
-    it.
-    """
-    name = manifest.name
-    with contextlib.suppress(DamagedError):
-        with contextlib.suppress(NewerVersionError):
-            if _format.decode(found, name).files == manifest.files:
-                return
-        raise FileExistsError(
-            errno.EEXIST, f"another checkpoint has the name {name}: a mirror has one writer"
-        )
-
-
-def _discard_file(file: Any) -> None:
-    """Close a file whose upload has failed; without its manifest, what is there of it is no
-    checkpoint.
-    """
+def _discard(file: Any) -> None:
+    """Close a file whose upload has failed; without its manifest, the rest is no checkpoint."""
     with contextlib.suppress(Exception):
         if isinstance(file, fsspec.spec.AbstractBufferedFile):
             try:
                 file.discard()
             finally:
-                file.closed = True  # its finaliser would upload the rest, in any thread
+                file.closed = True  # its finalizer would upload the rest, in any thread
         else:
             file.close()

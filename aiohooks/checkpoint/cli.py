@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 
-from aiohooks.checkpoint._format import DamagedError, NewerVersionError
+from aiohooks.checkpoint._format import DamagedError, MirrorError, NewerVersionError
+from aiohooks.checkpoint.mirror import Mirror
 from aiohooks.checkpoint.saver import CheckpointDirectory, Verified
 from aiohooks.errors import CheckpointError, printable
 
@@ -27,10 +29,13 @@ def checkpoints(directory: str) -> int:
         return 1
     try:
         found = (
-            _verify_mirror(directory)
+            asyncio.run(_verify_mirror(directory))
             if is_mirror
             else CheckpointDirectory(path, read_only=True).verify()
         )
+    except MirrorError as error:
+        print(printable(f"the mirror could not be read: {error}"), file=sys.stderr)
+        return 1
     except CheckpointError as error:
         print(printable(str(error)), file=sys.stderr)
         return 1
@@ -48,34 +53,25 @@ def checkpoints(directory: str) -> int:
     return 0 if current and all(each.reason is None for each in current) else 1
 
 
-def _verify_mirror(url: str) -> list[Verified]:
+async def _verify_mirror(url: str) -> list[Verified]:
     from aiohooks.checkpoint import _remote  # needs an extra
 
-    def alive() -> None:
-        """Do nothing: this call is never left behind."""
-
     _remote.check_url(url)
-    remote = _remote.RemoteDirectory(url, {})
+    remote = _remote.RemoteDirectory(url, {}, Mirror(url).timeout_secs)
     found: list[Verified] = []
-    try:
-        for name in remote.names(alive):
-            manifest = reason = None
-            try:
-                manifest = remote.read_manifest(name, alive)
-                if manifest is None:
-                    continue  # its upload is not finished
-                for file, entry in manifest.files.items():
-                    for _ in remote.read_file(name, file, entry, alive):
-                        pass
-            except DamagedError as error:
-                reason = str(error)
-            except NewerVersionError as error:
-                reason = f"has the later version {error} of the format"
-            found.append(Verified(Path(str(name)), name, reason, manifest=manifest))
-    except Exception as error:  # file systems raise what they like
-        raise CheckpointError(
-            f"the mirror could not be read: {type(error).__name__}: {error}"
-        ) from error
+    for name in await remote.names():
+        manifest = reason = None
+        try:
+            manifest = await remote.read_manifest(name)
+            if manifest is None:
+                continue  # its upload is not finished
+            for file, entry in manifest.files.items():
+                await remote.file(name, file, entry).verify()
+        except DamagedError as error:
+            reason = str(error)
+        except NewerVersionError as error:
+            reason = f"has the later version {error} of the format"
+        found.append(Verified(Path(str(name)), name, reason, manifest=manifest))
     return found
 
 

@@ -22,8 +22,15 @@ from aiohooks._core.reports import logger
 from aiohooks._core.validate import check_checkpoint_dir, check_instance, check_secs, checked_int
 from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._files import DirectoryLock, FileReader, Files, check_system
-from aiohooks.checkpoint._format import DamagedError, Manifest, Name, NewerVersionError, damage_in
-from aiohooks.checkpoint.mirror import Copier, Mirror, MirrorError, MirrorStatus
+from aiohooks.checkpoint._format import (
+    DamagedError,
+    Manifest,
+    MirrorError,
+    Name,
+    NewerVersionError,
+    damage_in,
+)
+from aiohooks.checkpoint.mirror import Copier, Mirror, MirrorStatus
 from aiohooks.checkpoint.policies import Checkpoint, KeepNewest, KeepPolicy, not_kept
 from aiohooks.checkpoint.stateful import Stateful, torch_support
 from aiohooks.errors import CheckpointError, CorruptCheckpointError, InvalidArgumentError
@@ -116,7 +123,7 @@ class Saver:
             raise InvalidArgumentError(
                 "read_only=True and a mirror exclude each other: a restore copies from the mirror"
             )
-        self._copier = None if mirror is None else Copier(mirror, keep, self._directory.check_place)
+        self._copier = None if mirror is None else Copier(mirror, keep)
         self._is_newest_here = False
         """Whether what is here needs no comparison with the mirror: this Saver has restored or
         saved since it took the lock.
@@ -171,11 +178,11 @@ class Saver:
         step, checked = _checked_step(step), _format.check_metrics(metrics)
         copier = self._copier
         async with self._in_order("save", step):
-            least, stride = (0, 1) if copier is None else copier.begin_save()
-            saved = await to_thread(self._directory.save, state, step, checked, least, stride)
+            least_sequence = 0 if copier is None else copier.least_sequence()
+            saved = await to_thread(self._directory.save, state, step, checked, least_sequence)
             self._is_newest_here = True
             if copier is not None:
-                copier.submit(saved, is_saved=True)
+                copier.submit(saved)
             return saved
 
     async def add_metrics(
@@ -213,10 +220,9 @@ class Saver:
 
         Args:
             step: the global step of the checkpoint; None for the newest.
-            missing_ok: whether a directory that does not exist counts as empty, as in a session.
-                Otherwise it is an error, as its name may be wrong: the checkpoint directory, unless
-                there is a mirror, and the directory of the mirror. A missing bucket is an error in
-                any case, and so is a mirror two levels below what exists.
+            missing_ok: whether a checkpoint directory that does not exist counts as empty, as in a
+                session. Otherwise it is an error, as its name may be wrong. A missing directory or
+                bucket of a mirror is an error in any case, as it may not be mounted.
 
         Raises:
             CorruptCheckpointError: there are checkpoints, or some that were set aside before, and
@@ -229,17 +235,13 @@ class Saver:
         async with self._in_order("restore", wanted):
             if self._copier is None:
                 return await to_thread(self._directory.restore, wanted, missing_ok)
-            restored = await self._restore_newest(self._copier, wanted, missing_ok)
+            restored = await self._restore_newest(self._copier, wanted)
             if restored is not None and wanted is None:
                 self._is_newest_here = True
-                self._copier.submit(
-                    restored.checkpoint, is_new=False
-                )  # does nothing if it is there
+                self._copier.submit(restored.checkpoint)  # does nothing if it is there
             return restored
 
-    async def _restore_newest(
-        self, copier: Copier, step: int | None, missing_ok: bool
-    ) -> Restored | None:
+    async def _restore_newest(self, copier: Copier, step: int | None) -> Restored | None:
         """Restore from here, unless the mirror has a newer checkpoint that verifies: then it is
         downloaded first.
         """
@@ -249,9 +251,7 @@ class Saver:
         set_aside = () if restored is None else restored.set_aside
         damaged: list[str] = []
         try:
-            for name in await copier.names(
-                missing_ok=missing_ok and restored is None and error is None
-            ):
+            for name in await copier.names():
                 if step not in (None, name.step):
                     continue
                 if restored is not None and name <= Name(
@@ -481,11 +481,8 @@ class CheckpointDirectory:
         step: int,
         metrics: Mapping[str, float],
         least_sequence: int = 0,
-        stride: int = 1,
     ) -> Checkpoint:
-        """Save a state, with a sequence of at least `least_sequence`, and `stride` after the
-        highest one here.
-        """
+        """Save a state, with the next sequence, or with `least_sequence` if that is later."""
         from aiohooks.checkpoint import _encoding
 
         with self._one_at_a_time(
@@ -493,7 +490,7 @@ class CheckpointDirectory:
         ):
             data, arrays = _encoding.encode(state)
             dir_fd, names = self._acquire()
-            name = Name(max(_format.next_sequence(names) - 1 + stride, least_sequence), step)
+            name = Name(max(_format.next_sequence(names), least_sequence), step)
             contents = {_format.ARRAYS: arrays.chunks(), _format.STATE: [data]}
             manifest = Manifest(name, metrics, {}, arrays.version)
             saved = self._commit(dir_fd, names, manifest, contents, arrays.size + len(data))
@@ -860,12 +857,6 @@ class CheckpointDirectory:
         except NewerVersionError as error:
             reason = f"has the later version {error} of the format"
         return Verified(self.path / str(name), name, reason, manifest=manifest)
-
-    def check_place(self) -> None:
-        """Raise `CheckpointError` if the directory is locked and is no longer the one at its
-        path.
-        """
-        self._lock.check_place()
 
     def close(self) -> None:
         """Release the lock; the directory can be used again."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import tempfile
 import time
 import tracemalloc
@@ -189,7 +190,10 @@ async def opened_training(
         tempfile.TemporaryDirectory(prefix="aiohooks-benchmark-") as directory,
         ManualClock() as clock,
     ):
-        mirror = f"file://{directory}/mirror" if mirrored else None
+        mirror = None
+        if mirrored:
+            mirror = f"file://{directory}/mirror"
+            os.mkdir(f"{directory}/mirror")
         async with Saver(
             Path(directory, "run"), keep=ah.checkpoint.KeepNewest(1), mirror=mirror
         ) as saver:

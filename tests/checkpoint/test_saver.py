@@ -27,6 +27,7 @@ from tests.support.checkpoint_files import (
     state_of,
 )
 from tests.support.checks import invalid, refused
+from tests.support.faulty_files import memory_mirror
 
 
 def damage(path: Path, file: str = "arrays.safetensors") -> None:
@@ -330,7 +331,7 @@ async def test_later_metrics_are_those_of_the_checkpoint(tmp_path: Path, mirrore
     """They are added to the others, on the disk and in the mirror, and what is no longer the best
     is removed.
     """
-    mirror = f"memory://{tmp_path.name}" if mirrored else None
+    mirror = memory_mirror(tmp_path) if mirrored else None
     async with Saver(tmp_path / "here", keep=KeepBest(1, "score"), mirror=mirror) as saver:
         await saver.save({"weights": 1}, 1, metrics={"score": 3})
         await saver.save({"weights": 2}, 2, metrics={"loss": 5})

@@ -231,10 +231,7 @@ SIGNATURES: dict[str, str | None] = {
     ),
     "checkpoint.Restored": None,
     "run": "(main, *args, why=False)",
-    "checkpoint.Mirror": (
-        "(url, storage_options=None, max_pending=1, read_back=True, timeout_secs=60.0,"
-        " backoff=<Backoff>)"
-    ),
+    "checkpoint.Mirror": ("(url, storage_options=None, timeout_secs=60.0, backoff=<Backoff>)"),
     "checkpoint.MirrorStatus": None,
     "Saver": (
         "(checkpoint_dir, *, keep=<KeepNewest>, min_free_bytes=0, read_only=False, mirror=None)"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import fsspec  # type: ignore[import-untyped]
@@ -22,6 +23,12 @@ def status_of(saver: Saver) -> MirrorStatus:
     status = saver.mirror_status
     assert status is not None
     return status
+
+
+def memory_mirror(tmp_path: Path) -> Mirror:
+    """Return a mirror in a new directory of fsspec's file system in memory."""
+    fsspec.filesystem("memory").mkdir(f"/{tmp_path.name}")
+    return Mirror(f"memory://{tmp_path.name}")
 
 
 class Disk:

@@ -154,8 +154,10 @@ async def tensorboard() -> None:
 @program
 async def fsspec() -> None:
     """A state is copied to another file system, and restored from there."""
+    mirror = FOLDER / "mirror"
+    mirror.mkdir(parents=True)
     for name, restores in (("here", False), ("elsewhere", True)):
-        async with ah.Saver(FOLDER / name, mirror="memory://smoke") as saver:
+        async with ah.Saver(FOLDER / name, mirror=str(mirror)) as saver:
             if restores:
                 restored = await saver.restore()
                 assert restored is not None

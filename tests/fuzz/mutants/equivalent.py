@@ -5,10 +5,7 @@ from __future__ import annotations
 _SIGN = 'sign = 1 if self.mode == "min" else -1'
 
 _EITHER = "return _KeepEither({}) if isinstance(other, KeepPolicy) else NotImplemented"
-_READ = (
-    'return cast("bytes", fs.cat_file(f"{{root}}/{{name}}/{{_format.MANIFEST}}", start=0,'
-    " end=_format.MAX_MANIFEST_BYTES + {}))"
-)
+_READ = "return await self.call(self.read_range, path, 0, _format.MAX_MANIFEST_BYTES + {})"
 _TRUNCATE = "fs.ftruncate(fd, {})"
 _WARNED = (
     'warnings.warn(f"{{self!r}} was never closed; use `async with`", ResourceWarning,'
