@@ -10,13 +10,7 @@ from typing import Literal
 from aiohooks._core.cancel import wait_done
 from aiohooks._core.clock import NO_TIMER, sleep
 from aiohooks._core.waits import Backoff, wait_for_others
-from aiohooks.errors import (
-    AiohooksError,
-    StoreDamagedError,
-    StoreRefusedError,
-    UnavailableError,
-    is_clean_end,
-)
+from aiohooks.errors import AiohooksError, UnavailableError, is_clean_end
 from aiohooks.stores._connection import Connection
 from aiohooks.stores._protocol import (
     Expire,
@@ -177,23 +171,13 @@ class Members:
         """Log that the engine does not know all, and plan the next attempt."""
         self._failures += 1
         outlook = ""
-        if self._may_succeed_later(error):
+        if self._connection.is_open:  # otherwise the call that opens it sends them
             outlook = ", trying again"
             pause_secs = _BACKOFF.pause_secs(self._failures)
             self._retry.cancel()
             self._retry = self._clock.call_later(pause_secs, self._send_soon)
         log = logger.info if self._failures > 1 else logger.warning
         log("run %s: could not announce its publishers%s: %s", self._waits.run, outlook, error)
-
-    def _may_succeed_later(self, error: Exception) -> bool:
-        """Return whether sending is tried again after an error."""
-        if self._connection.has_failed:
-            return False
-        if self._connection.is_open:
-            return True
-        # A first connection that was refused would be refused again. The engine has never known
-        # publishers that left before there was a connection.
-        return bool(self.here) and not isinstance(error, (StoreRefusedError, StoreDamagedError))
 
     # Leases.
 

@@ -206,12 +206,6 @@ class WaitRegistry:
             return result
         raise result  # an error is a result of a waiter, see `Waiter`
 
-    async def next_position(self, seen: Position | None) -> Position:
-        """Return the latest position, if it is `seen` after a wait for another one."""
-        if self.latest == seen:
-            await self.wait(ANY_CHANGE)
-        return self.latest
-
     async def wait_initialised(self, secs: float | None) -> None:
         """Wait until the chief has initialised the run.
 
@@ -664,7 +658,9 @@ class StepStore(Waiting):
         self._check_loop()
         if not self.inline:
             await self._before_wait(self.latest.step + (seen == self.latest))
-        return await self._waits.next_position(seen)
+        if self.latest == seen:
+            await self._waits.wait(ANY_CHANGE)
+        return self.latest
 
     # Publishing.
 

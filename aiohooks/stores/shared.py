@@ -75,8 +75,8 @@ class SharedStepStore(StepStore):
                 reach their step: "raise" `PublisherFailedError`, or "keep" waiting for its
                 successor.
             lease_secs: for how long a process that has stopped renewing its leases counts as alive,
-                or a quarter longer. They are renewed by the event loop, so give more than the longest time for which the
-                loop is blocked; a longer one is logged at WARNING.
+                or a quarter longer. They are renewed by the event loop, so give more than the
+                longest time for which the loop is blocked; a longer one is logged at WARNING.
             heartbeat: after how many seconds of silence the connection for notifications is tested:
                 one that is dead without a signal is detected within this time and a second more.
             connect_timeout: how many seconds the first connection may take, with all its attempts;
@@ -188,7 +188,7 @@ class SharedStepStore(StepStore):
         """Like `StepStore.publisher`.
 
         The store is opened, and the other processes are notified, in the background; `flush` waits
-        for that.
+        for that. If the store cannot be opened, the call that opens it later notifies them.
         """
         publisher = super().publisher(name)
         self._members.join(publisher)
