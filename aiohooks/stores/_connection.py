@@ -248,16 +248,15 @@ class Connection:
         if self._keeping is None:
             return
         logger.error("run %s: %s", self.engine.link.run, error)
-        self._stop(error)
+        self.stop(error)
         self.engine.link.waits.abort(error)
         self.tasks.spawn(self._disconnect(), "closing the connection")
 
-    def stop(self) -> None:
-        """End all calls, and make no connection any more; the engine stays connected."""
-        self._stop(closed_error(self.engine.link.run))
+    def stop(self, error: Exception) -> None:
+        """Let all calls end with an error, and make no connection any more.
 
-    def _stop(self, error: Exception) -> None:
-        """Let all calls end with an error."""
+        The engine stays connected.
+        """
         for task in (self._keeping, self._reporting):
             if task is not None:
                 task.cancel()

@@ -33,7 +33,7 @@ from aiohooks.stores._protocol import (
     damaged_error,
 )
 from aiohooks.stores._run_state import RunState
-from aiohooks.stores.engine import Engine, EngineLink
+from aiohooks.stores.engine import Engine
 
 try:
     from redis.asyncio import Redis
@@ -122,8 +122,6 @@ class RedisEngine(Engine):
     rights that a user needs.
     """
 
-    _keys: Keys
-
     def __init__(
         self,
         url: str | None = None,
@@ -165,9 +163,9 @@ class RedisEngine(Engine):
         # The step that the blocking read waits for; 0 if it is about to end.
         self._blocked_for = 0
 
-    def attach(self, link: EngineLink) -> None:
-        super().attach(link)
-        self._keys = run_keys(link.run, link.process)
+    @functools.cached_property
+    def _keys(self) -> Keys:
+        return run_keys(self.link.run, self.link.process)
 
     # The connections.
 
