@@ -37,20 +37,14 @@ def opening_until(until: Callable[[Awaitable[Any]], Awaitable[Any]]) -> Generato
         _wait_or_stop.reset(token)
 
 
-async def wait_for_others(waiter: Awaitable[T]) -> T:
-    """Await something that only another process can bring about.
+def wait_for_others(waiter: Awaitable[T]) -> Awaitable[T]:
+    """Return a wait for something that only another process can bring about.
 
     Examples are the answer of an engine, and a new chief. If a session is being opened here, a stop
-    of it ends the wait.
-
-    Raises:
-        StopRequestedError: the session is asked to stop.
+    of it ends the wait with `StopRequestedError`.
     """
     wait_or_stop = _wait_or_stop.get()
-    if wait_or_stop is None:
-        return await waiter
-    result: T = await wait_or_stop(waiter)
-    return result
+    return waiter if wait_or_stop is None else wait_or_stop(waiter)
 
 
 class WaitLog:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import itertools
 from asyncio import get_running_loop
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -111,8 +111,6 @@ class Connection:
         self.tasks: StoreTasks = tasks
         self.is_open: bool = False
         """Whether waits may begin: the engine has been connected, and has not failed since."""
-        self.has_failed: bool = False
-        """Whether all calls fail for good."""
         self.lost_at: float | None = None
         """Since when the connection has been lost; None while it is there."""
         self._connect = connect
@@ -267,17 +265,15 @@ class Connection:
         if self._keeping is None:
             return
         logger.error("run %s: %s", self.engine.link.run, error)
-        self.has_failed = True
-        self._stop(error)
+        self.stop(error)
         self.engine.link.waits.abort(error)
         self.tasks.spawn(self._disconnect(), "closing the connection")
 
-    def stop(self) -> None:
-        """End all calls, and make no connection any more; the engine stays connected."""
-        self._stop(closed_error(self.engine.link.run))
+    def stop(self, error: Exception) -> None:
+        """Let all calls end with an error, and make no connection any more.
 
-    def _stop(self, error: Exception) -> None:
-        """Let all calls end with an error."""
+        The engine stays connected.
+        """
         for task in (self._keeping, self._reporting):
             if task is not None:
                 task.cancel()
@@ -313,7 +309,7 @@ class Writes:
         """The term of this process while it is the chief."""
         self._connection = connection
         self._seq = 0
-        self._pending: deque[_PendingWrite] = deque()
+        self._pending: list[_PendingWrite] = []
         self._sending: asyncio.Task[None] | None = None
 
     @property
@@ -346,7 +342,7 @@ class Writes:
         raise answer
 
     def close(self) -> None:
-        """End the writes that have not been sent."""
+        """End the writes that have not been answered."""
         for write in self._pending:
             wake(write.answer, closed_error(self._connection.engine.link.run))
         self._pending.clear()
@@ -354,29 +350,23 @@ class Writes:
     async def _send_all(self) -> None:
         while self._pending:
             batch = self._next_batch()
-            if batch:
-                await self._send(batch)
+            waiting = [write for write in batch if not write.answer.done()]
+            if waiting:
+                await self._send(waiting)
+            # Only now: closing the store answers what is in the queue.
+            del self._pending[: len(batch)]
 
     def _next_batch(self) -> list[_PendingWrite]:
-        """Take the next write off the queue, and if it is an advance, the advances behind it.
-
-        Cancelled writes are dropped, so that the batch may be empty.
-        """
-        pending = self._pending
-        batch = [pending.popleft()]
-        if batch[0].kind == "advance":
-            while pending and pending[0].kind == "advance":
-                batch.append(pending.popleft())
-        return [write for write in batch if not write.answer.done()]
+        """Return the next write, and if it is an advance, the advances behind it."""
+        first = self._pending[0]
+        if first.kind != "advance":
+            return [first]
+        return list(itertools.takewhile(lambda write: write.kind == "advance", self._pending))
 
     async def _send(self, batch: list[_PendingWrite]) -> None:
         """Send writes in one request, and answer each."""
         try:
             reached = await self._request(batch)
-        except asyncio.CancelledError:  # the store is closed
-            for write in batch:
-                wake(write.answer, closed_error(self._connection.engine.link.run))
-            raise
         except Exception as error:
             # Errors that no engine should raise are caught as well: otherwise the callers would
             # wait indefinitely. Each caller gets a copy, which collects its own traceback.

@@ -10,13 +10,7 @@ from typing import Literal
 from aiohooks._core.cancel import wait_done
 from aiohooks._core.clock import NO_TIMER, sleep
 from aiohooks._core.waits import Backoff, wait_for_others
-from aiohooks.errors import (
-    AiohooksError,
-    StoreDamagedError,
-    StoreRefusedError,
-    UnavailableError,
-    is_clean_end,
-)
+from aiohooks.errors import AiohooksError, UnavailableError, is_clean_end
 from aiohooks.stores._connection import Connection
 from aiohooks.stores._protocol import (
     Expire,
@@ -27,7 +21,6 @@ from aiohooks.stores._protocol import (
     Request,
     Snapshot,
     error_text,
-    exit_writer,
     logger,
 )
 from aiohooks.stores.publishers import Publisher, PublisherExit
@@ -109,8 +102,8 @@ class Members:
         """
         self.here.pop(member_id, None)
         error = "" if exc is None or is_clean_end(exc) else error_text(exc)
-        writer = exit_writer(self.process)
-        self._exits.append(Leave(member_id, name, step, error, writer, next(self._numbers)))
+        number = next(self._numbers)
+        self._exits.append(Leave(member_id, name, step, error, f"{self.process}/", number))
         self._send_soon()
 
     # Announcing them.
@@ -177,23 +170,13 @@ class Members:
         """Log that the engine does not know all, and plan the next attempt."""
         self._failures += 1
         outlook = ""
-        if self._may_succeed_later(error):
+        if self._connection.is_open:  # otherwise the call that opens it sends them
             outlook = ", trying again"
             pause_secs = _BACKOFF.pause_secs(self._failures)
             self._retry.cancel()
             self._retry = self._clock.call_later(pause_secs, self._send_soon)
         log = logger.info if self._failures > 1 else logger.warning
         log("run %s: could not announce its publishers%s: %s", self._waits.run, outlook, error)
-
-    def _may_succeed_later(self, error: Exception) -> bool:
-        """Return whether sending is tried again after an error."""
-        if self._connection.has_failed:
-            return False
-        if self._connection.is_open:
-            return True
-        # A first connection that was refused would be refused again. The engine has never known
-        # publishers that left before there was a connection.
-        return bool(self.here) and not isinstance(error, (StoreRefusedError, StoreDamagedError))
 
     # Leases.
 
@@ -210,7 +193,16 @@ class Members:
         while True:
             began = self._clock.now()
             await sleep(self._lease_secs / _MOST_BEATS, self._clock)
-            self._warn_of_pause(self._clock.now() - began)
+            slept_secs = self._clock.now() - began
+            if self.here and slept_secs > self._lease_secs:
+                logger.warning(
+                    "run %s: no lease was renewed for %.1f s, as the event loop was blocked or the"
+                    " process stopped, and each lasts %g s: other processes may have found it dead;"
+                    " run what blocks in a thread, or give a longer lease_secs=",
+                    self._waits.run,
+                    slept_secs,
+                    self._lease_secs,
+                )
             self.send_again()
             try:
                 if self._others:
@@ -219,17 +211,6 @@ class Members:
                 # Errors that no engine should raise are caught as well: otherwise no lease would
                 # be renewed any more.
                 logger.warning("run %s: could not read the leases: %s", self._waits.run, error)
-
-    def _warn_of_pause(self, secs: float) -> None:
-        if self.here and secs > self._lease_secs:
-            logger.warning(
-                "run %s: no lease was renewed for %.1f s, as the event loop was blocked or the"
-                " process stopped, and each lasts %g s: other processes may have found it dead; run"
-                " what blocks in a thread, or give a longer lease_secs=",
-                self._waits.run,
-                secs,
-                self._lease_secs,
-            )
 
     async def _expire_silent(self) -> None:
         """Read the run, and request the removal of the members whose leases have run out.
@@ -288,11 +269,13 @@ class Members:
         if snapshot.revision < before.revision and not is_another_run:
             return  # a read that a newer report has overtaken
         waits.observe_run(snapshot)
-        waits.publishers.others = self._other_publishers
+        waits.others = self._other_publishers
         left = snapshot.last_exit
         is_new = is_another_run or left != before.last_exit
-        if left is not None and is_new and not self._has_successor(left, before):
-            waits.publishers.last_exit = self._publisher_exit(left)
+        if before.revision < 0 and left is not None and (left.error or left.lost):
+            is_new = False  # it failed before this store was opened: its successor may come
+        if left is not None and is_new:
+            waits.last_exit = self._publisher_exit(left)
         waits.check_reachable()
         if snapshot.chief is None:
             waits.vacancies.wake()
@@ -303,10 +286,6 @@ class Members:
         if self._waits.snapshot.chief is not None:
             logger.info("run %s: waiting for the lead", self._waits.run)
             await wait_for_others(self._waits.vacancies.wait())
-
-    def _has_successor(self, left: LastExit, before: Snapshot) -> bool:
-        """Return whether to expect one of a publisher that failed before this store was opened."""
-        return before.revision < 0 and bool(left.error or left.lost)
 
     def _publisher_exit(self, left: LastExit) -> PublisherExit | None:
         """Return how the last publisher left; None if waits stay for its successor."""
@@ -323,7 +302,7 @@ class Members:
             )
         elif left.error:
             error = AiohooksError(left.error)
-        own = self._waits.publishers.last_exit
+        own = self._waits.last_exit
         if own is not None and not own.is_remote and (own.name, own.step) == (left.name, left.step):
             return own  # the exit of this process, which has the error itself
         return PublisherExit(left.name, left.step, error, is_remote=True)

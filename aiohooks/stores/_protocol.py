@@ -133,11 +133,6 @@ class Snapshot(NamedTuple):
         return self.ready and bool(self.members or self.last_exit is None)
 
 
-def exit_writer(process: str) -> str:
-    """Return the writer of the exits of a process, which are numbered on their own."""
-    return f"{process}/"
-
-
 # What users see of a store and of a run.
 
 
@@ -225,7 +220,9 @@ class Leave(NamedTuple):
     error: str = ""
     writer: str = ""
     seq: int = 0
-    """Numbers the writer's exits, as that of a `Write`."""
+    """Numbers the writer's exits, as that of a `Write`. The writer of the exits of a process is
+    another than that of its writes: `process/`.
+    """
 
 
 class Lead(NamedTuple):

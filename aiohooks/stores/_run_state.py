@@ -22,7 +22,6 @@ from aiohooks.stores._protocol import (
     Request,
     Snapshot,
     Write,
-    exit_writer,
 )
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
@@ -87,7 +86,7 @@ class RunState:
         returned = {member.process for member in self.members.values()}
         for member in lost.members:
             # A process that has left something since had announced its members before.
-            if member.process in returned or exit_writer(member.process) in self.answers:
+            if member.process in returned or f"{member.process}/" in self.answers:
                 continue
             if not self._is_term_over(member.term, member.process):
                 self.members[member.id] = member

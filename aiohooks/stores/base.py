@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from aiohooks._core.activity import Awaited, active
-from aiohooks._core.clock import call_later, current_clock, monotonic_now, wake
+from aiohooks._core.clock import current_clock, monotonic_now, wake
 from aiohooks._core.scope import RunScope, current_run
 from aiohooks._core.waiters import ANY_CHANGE, ThresholdWaiters, Waiters
 from aiohooks._core.waits import wait_for_others
@@ -30,6 +30,7 @@ from aiohooks.errors import (
     WrongLoopError,
     add_note,
     copy_error,
+    is_clean_end,
 )
 from aiohooks.stores._protocol import (
     MAX_STEP,
@@ -41,14 +42,13 @@ from aiohooks.stores._protocol import (
     checked_step,
     checked_timeout,
     closed_error,
-    logger,
 )
 from aiohooks.stores.publishers import (
     Publisher,
-    Publishers,
+    PublisherExit,
+    PublisherWatcher,
     publisher_summary,
     publishers_held_up,
-    shortened,
 )
 
 _ON_RESET = ("keep", "raise")
@@ -116,7 +116,16 @@ class WaitRegistry:
         self.latest: Position = position
         self.waiters: ThresholdWaiters[AiohooksError] = ThresholdWaiters(none=MAX_STEP + 1)
         """The waits for a step, and those for any change."""
-        self.publishers: Publishers = Publishers()
+        self.registered: dict[Publisher, None] = {}
+        """The publishers of this process, in order of registration."""
+        self.others: tuple[Member, ...] = ()
+        """Those of other processes."""
+        self.last_exit: PublisherExit | None = None
+        """How the last publisher left."""
+        self.has_left: bool = False
+        """Whether a publisher of this process has left."""
+        self.watcher: PublisherWatcher | None = None
+        """What depends on the publishers."""
         self.closed: bool = False
         self.forked: bool = False
         """Whether the store came into this process by a fork."""
@@ -136,14 +145,12 @@ class WaitRegistry:
         self._on_unreachable = on_unreachable
         self.vacancies: Waiters = Waiters()
         """The waits for the lead."""
-        self._ready_waiters: dict[Waiter, None] = {}  # waits for the chief to be ready
         self._reset_waiters: dict[Waiter, None] = {}  # waits for a step that a reset ends
         self._loop: asyncio.AbstractEventLoop | None = None
         self._subscribed = self.waiters.lowest  # the threshold that the store was notified of
         # Without it, advances of one turn that each wake a waiter schedule as many updates, and
         # cost 1.8 times as much.
         self._update_scheduled = False
-        self._warned_at: Position | None = None
 
     def after_fork(self) -> None:
         """Note that the store is in a forked child; see `call_after_fork`."""
@@ -206,44 +213,12 @@ class WaitRegistry:
             return result
         raise result  # an error is a result of a waiter, see `Waiter`
 
-    async def next_position(self, seen: Position | None) -> Position:
-        """Return the latest position, if it is `seen` after a wait for another one."""
-        if self.latest == seen:
-            await self.wait(ANY_CHANGE)
-        return self.latest
-
-    async def wait_initialised(self, secs: float | None) -> None:
-        """Wait until the chief has initialised the run.
-
-        Wait for `secs` seconds at most; None for no limit.
-        """
-        if self.snapshot.is_initialised:
-            return
-        waiter = self._new_waiter()
-
-        def on_timeout() -> None:
-            wake(waiter, self._not_ready_error(secs))
-
-        self._ready_waiters[waiter] = None
-        timer = call_later(secs, on_timeout, self._clock)  # None: never
-        try:
-            result = await wait_for_others(waiter)
-        finally:
-            timer.cancel()
-            self._ready_waiters.pop(waiter, None)
-        if not isinstance(result, int):
-            raise result
-
     def _new_waiter(self, wanted: int | None = None) -> Waiter:
         """Return a future for a wait, or raise why the wait cannot succeed."""
         if (reason := self.unreachable) is not None:
             raise _error_of_wait(reason, wanted)
         self._loop = asyncio.get_running_loop()
         return self._loop.create_future()
-
-    @property
-    def waiting(self) -> bool:
-        return bool(self.waiters.count or self._ready_waiters)
 
     @property
     def watching(self) -> int:
@@ -311,13 +286,17 @@ class WaitRegistry:
 
     def observe_run(self, snapshot: Snapshot) -> None:
         """Take note of a snapshot, also of the chief that has initialised the run."""
+        was_initialised = self.snapshot.is_initialised
         self.snapshot = snapshot
-        if snapshot.is_initialised:
-            for waiter in self._ready_waiters:
-                wake(waiter, 0)
+        if snapshot.is_initialised and not was_initialised:
+            self.wake()  # those that wait for any change
 
     def leave(self, publisher: Publisher, exc: BaseException | None) -> None:
-        self.publishers.leave(publisher, self.latest.step, exc)
+        """Remove a publisher, and keep how it left."""
+        del self.registered[publisher]
+        self.has_left = True
+        error = None if exc is None or is_clean_end(exc) else exc
+        self.last_exit = PublisherExit(publisher.name, self.latest.step, error)
         self.check_reachable()
 
     def close(self) -> None:
@@ -335,16 +314,30 @@ class WaitRegistry:
         """
         if self.closed:
             return closed_error(self.run)
-        left = self.publishers.last_exit
+        left = self.last_exit
         if left is None or self.registration_open:  # a publisher may still register
             return None
-        if not self.publishers.all_waiting(self.latest.step):
+        if not self._all_waiting():
             return None
         if left.error is None:
             return PublisherFinishedError(f"{left.name} finished at step {left.step}")
         reason = PublisherFailedError(f"{left.name} failed at step {left.step}")
         reason.__cause__ = left.error
         return reason
+
+    def _all_waiting(self) -> bool:
+        """Return whether no publisher can advance the run.
+
+        That is so if each one waits itself, for a later step, or if there is none.
+
+        Waits of this process end as soon as their step is reached, so their steps need no look.
+        The publishers that have registered last are asked first: where many begin to wait in the
+        order of their registration, each time only one is asked.
+        """
+        step = self.latest.step
+        return all(publisher.waiting for publisher in reversed(self.registered)) and all(
+            member.waits_for > step for member in self.others
+        )
 
     def fail_unreachable(self) -> None:
         """End all waits, if none can succeed."""
@@ -355,8 +348,6 @@ class WaitRegistry:
     def abort(self, reason: AiohooksError) -> None:
         """End all waits; those for the lead ask the engine again, and get the error from it."""
         self.vacancies.wake()
-        for waiter in self._ready_waiters:
-            wake(waiter, _error_of_wait(reason))
         for threshold, parked in self.waiters.pop_all():
             wake(parked, _error_of_wait(reason, threshold or None))
         self._update_threshold()
@@ -367,19 +358,19 @@ class WaitRegistry:
     def _timeout_error(self, step: int, secs: float) -> StepTimeoutError:
         problem = f"step {step} of {self.run} was not reached"
         error = step_timeout_error(
-            problem, wanted=step, seen=self.latest.step, secs=secs, publishers=self.publishers.names
+            problem, wanted=step, seen=self.latest.step, secs=secs, publishers=self.names
         )
         return self._with_why(error)
 
-    def _not_ready_error(self, secs: float | None) -> SessionNotReadyError:
-        summary = publisher_summary(self.publishers.names)
+    def not_ready_error(self, secs: float | None) -> SessionNotReadyError:
+        summary = publisher_summary(self.names)
         message = f"the chief of {self.run} has not initialised it within {secs:g} s, {summary}"
         return self._with_why(SessionNotReadyError(message))
 
     def _with_why(self, error: E) -> E:
         """Return `error`, with a note on what keeps publishers of this process from advancing."""
         # A publisher that waits for a step itself is held up by another one.
-        busy = [publisher for publisher in self.publishers.here if not publisher.waiting]
+        busy = [publisher for publisher in self.registered if not publisher.waiting]
         if not busy:
             return error
         from aiohooks._why.builder import why  # seldom needed
@@ -394,21 +385,8 @@ class WaitRegistry:
 
         Called after a publisher has left or begun to wait.
         """
-        publishers = self.publishers
-        if publishers.last_exit is not None:
-            if self.waiting and self.unreachable is not None:
-                self._on_unreachable()
-            return
-        is_known = self.registration_open or self._warned_at == self.latest
-        if is_known or not publishers.names or not publishers.all_waiting(self.latest.step):
-            return
-        self._warned_at = self.latest
-        logger.warning(
-            "run %s: at step %d every registered publisher is itself waiting for a step: %s",
-            self.run,
-            self.latest.step,
-            shortened(publishers.names),
-        )
+        if self.waiters.count and self.unreachable is not None:
+            self._on_unreachable()
 
     # The next threshold.
 
@@ -423,7 +401,28 @@ class WaitRegistry:
         elif self.waiting_since is None:
             self.waiting_since = self._clock.now()
 
-    # Publishers that wait themselves.
+    # Publishers.
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of those in this process, in order of registration, then of those in others."""
+        here = [publisher.name for publisher in self.registered]
+        return tuple(here + [member.name for member in self.others])
+
+    @property
+    def all_held_up(self) -> bool:
+        """Whether each publisher waits for something between its runs.
+
+        False if there is no publisher, or one in another process.
+        """
+        if self.others or not self.registered:
+            return False
+        return all(publisher.held_up for publisher in self.registered)
+
+    def on_held_up(self) -> None:
+        """Notify the watcher that a publisher begins to wait between its runs."""
+        if self.watcher is not None:
+            self.watcher.on_held_up()
 
     def _park_publishers(
         self, wait: asyncio.Future[Any], step: int, innermost: RunScope
@@ -431,7 +430,8 @@ class WaitRegistry:
         """Add the wait to each registered publisher that it blocks; return those publishers."""
         parked: list[Publisher] = []
         for publisher, run in publishers_held_up(innermost).items():
-            if self.publishers.park(publisher, wait, step, run):
+            if publisher in self.registered:
+                publisher.parked[wait] = step, run
                 parked.append(publisher)
                 self._on_publisher_changed(publisher)
         return parked
@@ -439,8 +439,6 @@ class WaitRegistry:
     def _unpark_publishers(self, parked: list[Publisher], wait: asyncio.Future[Any]) -> None:
         for publisher in parked:
             del publisher.parked[wait]  # also of a publisher that has left meanwhile
-            if not publisher.parked:
-                self._warned_at = None
             self._on_publisher_changed(publisher)
 
 
@@ -560,11 +558,20 @@ class StepStore(abc.ABC):
             StoreClosedError: the store was closed.
         """
         timeout = checked_timeout(timeout)
-        self._check_loop()
-        if not self.inline:
-            await self._before_wait(MAX_STEP)
-        with active("wait", f"the chief of {self.run}", self._awaited_chief):
-            await self._waits.wait_initialised(timeout)
+        now = current_clock().now
+        began = now()
+        while True:
+            self._check_loop()
+            if not self.inline:
+                await self._before_wait(MAX_STEP)
+            if self._waits.snapshot.is_initialised:
+                return
+            left = None if timeout is None else max(0.0, began + timeout - now())
+            try:
+                with active("wait", f"the chief of {self.run}", self._awaited_chief):
+                    await wait_for_others(self._waits.wait(ANY_CHANGE, left))
+            except StepTimeoutError:
+                raise self._waits.not_ready_error(timeout) from None
 
     async def flush(self, timeout: float | None = None) -> None:  # noqa: B027 - if it is shared
         """Wait until the other processes could know the publishers of this one.
@@ -666,8 +673,10 @@ class StepStore(abc.ABC):
         self._check_loop()
         if not self.inline:
             await self._before_wait(self.latest.step + (seen == self.latest))
-        with self._active_wait(self.latest.step + 1):
-            return await self._waits.next_position(seen)
+        while self.latest == seen:  # a wait for the chief ends with all waits for a change
+            with self._active_wait(self.latest.step + 1):
+                await self._waits.wait(ANY_CHANGE)
+        return self.latest
 
     # Publishing.
 
@@ -678,8 +687,8 @@ class StepStore(abc.ABC):
         """
         name = _checked_name(name, "publisher ")
         self._check_loop()
-        publisher = Publisher(name, self._leave, self._waits.publishers.on_held_up)
-        self._waits.publishers.join(publisher)
+        publisher = Publisher(name, self._leave, self._waits.on_held_up)
+        self._waits.registered[publisher] = None
         return publisher
 
     def _leave(self, publisher: Publisher, exc: BaseException | None) -> None:
@@ -722,7 +731,7 @@ class StepStore(abc.ABC):
             waiting=waits.waiting_for_steps,
             wanted=waits.wanted,
             watching=waits.watching,
-            publishers=waits.publishers.names,
+            publishers=waits.names,
             waits=waits.steps_waited,
             waiting_secs=waits.waiting_secs,
         )
@@ -738,12 +747,12 @@ class StepStore(abc.ABC):
         """Return a step for reports, with the publishers that could reach it."""
         seen = self.latest.step
 
-        registered = self._waits.publishers
-        here = [publisher for publisher in registered.here if not publisher.waiting]
-        others = [member for member in registered.others if member.waits_for <= seen]
+        waits = self._waits
+        here = [publisher for publisher in waits.registered if not publisher.waiting]
+        others = [member for member in waits.others if member.waits_for <= seen]
         if not here and not others:  # all of them wait themselves
-            here = list(registered.here)
-            others = list(registered.others)
+            here = list(waits.registered)
+            others = list(waits.others)
 
         def publishers() -> list[Awaited]:
             awaited = [publisher.awaited() for publisher in here]
@@ -772,7 +781,7 @@ class StepStore(abc.ABC):
     def __repr__(self) -> str:
         waits = self._waits
         epoch, step = waits.latest
-        summary = publisher_summary(waits.publishers.names)
+        summary = publisher_summary(waits.names)
         state = ", closed" if waits.closed else ""
         if waits.waiting_for_steps:
             state += f", {waits.waiting_for_steps} waiting for step {waits.wanted} or more"
@@ -782,18 +791,15 @@ class StepStore(abc.ABC):
         """Take note of a position that the engine has reported; an older one is dropped."""
         self._waits.observe(position)
 
-    def _check_process(self) -> None:
-        if self._waits.forked:
-            raise WrongLoopError(
-                f"{self!r} came here by a fork and does not work here: {OPEN_BY_URL}"
-            )
-
     def _check_loop(self) -> None:
         """Check that the store's own loop is running here.
 
         The first call decides which one that is.
         """
-        self._check_process()
+        if self._waits.forked:
+            raise WrongLoopError(
+                f"{self!r} came here by a fork and does not work here: {OPEN_BY_URL}"
+            )
         try:
             loop = get_running_loop()
         except RuntimeError:
@@ -833,12 +839,12 @@ def awaited_member(member: Member) -> Awaited:
     )
 
 
-def publishers_of(store: StepStore) -> Publishers:
-    """Return the publishers of a store, as far as they are known here.
+def publishers_of(store: StepStore) -> WaitRegistry:
+    """Return the waits and the publishers of a store, as far as they are known here.
 
     This is for the other parts of the library.
     """
-    return store._waits.publishers  # pyright: ignore[reportPrivateUsage]
+    return store._waits  # pyright: ignore[reportPrivateUsage]
 
 
 _MAX_NAME = 1_000

@@ -5,14 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
 from aiohooks._core.activity import Awaited
 from aiohooks._core.scope import RunScope, current_run
-from aiohooks.errors import is_clean_end
-
-if TYPE_CHECKING:
-    from aiohooks.stores._protocol import Member
 
 
 class Publisher:
@@ -166,83 +162,6 @@ class PublisherWatcher(Protocol):
 
         It may advance the store no more until that ends.
         """
-
-
-class Publishers:
-    """The publishers of one store."""
-
-    __slots__ = ("_registered", "has_left", "last_exit", "others", "watcher")
-
-    def __init__(self) -> None:
-        self._registered: dict[Publisher, None] = {}
-        self.last_exit: PublisherExit | None = None
-        self.has_left: bool = False
-        """Whether a publisher of this process has left."""
-        self.others: tuple[Member, ...] = ()
-        """The publishers in other processes."""
-        self.watcher: PublisherWatcher | None = None
-        """What depends on the publishers."""
-
-    @property
-    def here(self) -> tuple[Publisher, ...]:
-        """The publishers in this process, in order of registration."""
-        return tuple(self._registered)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of those in this process, in order of registration, then of those in others."""
-        here = [publisher.name for publisher in self._registered]
-        return tuple(here + [member.name for member in self.others])
-
-    def join(self, publisher: Publisher) -> None:
-        self._registered[publisher] = None
-
-    def leave(self, publisher: Publisher, step: int, exc: BaseException | None) -> None:
-        """Remove a publisher, and keep how it left."""
-        del self._registered[publisher]
-        self.has_left = True
-        error = None if exc is None or is_clean_end(exc) else exc
-        self.last_exit = PublisherExit(publisher.name, step, error)
-
-    def park(
-        self, publisher: Publisher, wait: asyncio.Future[Any], step: int, run: RunScope
-    ) -> bool:
-        """Note that a publisher waits for a step in this run.
-
-        Return False if it is not registered.
-        """
-        if publisher not in self._registered:
-            return False
-        publisher.parked[wait] = step, run
-        return True
-
-    def on_held_up(self) -> None:
-        """Notify the watcher that a publisher begins to wait between its runs."""
-        if self.watcher is not None:
-            self.watcher.on_held_up()
-
-    @property
-    def all_held_up(self) -> bool:
-        """Whether each publisher waits for something between its runs.
-
-        False if there is no publisher, or one in another process.
-        """
-        if self.others or not self._registered:
-            return False
-        return all(publisher.held_up for publisher in self._registered)
-
-    def all_waiting(self, step: int) -> bool:
-        """Return whether no publisher can advance the run from `step`.
-
-        That is so if each one waits itself, for a later step, or if there is none.
-
-        Waits of this process end as soon as their step is reached, so their steps need no look.
-        The publishers that have registered last are asked first: where many begin to wait in the
-        order of their registration, each time only one is asked.
-        """
-        return all(publisher.waiting for publisher in reversed(self._registered)) and all(
-            member.waits_for > step for member in self.others
-        )
 
 
 def publisher_summary(names: tuple[str, ...]) -> str:

@@ -10,6 +10,7 @@ import secrets
 import socket
 from asyncio import get_running_loop
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import NoReturn, Self
 
 from aiohooks._core.activity import Awaited, active
@@ -22,12 +23,12 @@ from aiohooks.errors import InvalidArgumentError, StoreDamagedError, StoreResetE
 from aiohooks.stores._connection import Connection, StoreTasks, Writes
 from aiohooks.stores._members import Members, OnLost
 from aiohooks.stores._protocol import (
-    Answer,
     Lead,
     Member,
     Position,
     Term,
     checked_step,
+    closed_error,
     logger,
 )
 from aiohooks.stores.base import OPEN_BY_URL, StepStore, awaited_member
@@ -97,13 +98,10 @@ class SharedStepStore(StepStore):
         process = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._clock = current_clock()
         self._engine = engine
-        self._tasks = StoreTasks(self.run)
         self._connection = Connection(
-            engine,
-            self._tasks,
-            connect=self._connect,
-            lease_secs=lease_secs,
+            engine, StoreTasks(self.run), connect=self._connect, lease_secs=lease_secs
         )
+        self._tasks = self._connection.tasks
         link = EngineLink(
             run=self.run,
             process=process,
@@ -188,7 +186,7 @@ class SharedStepStore(StepStore):
         """Like `StepStore.publisher`.
 
         The store is opened, and the other processes are notified, in the background; `flush` waits
-        for that.
+        for that. If the store cannot be opened, the call that opens it later notifies them.
         """
         publisher = super().publisher(name)
         self._members.join(publisher)
@@ -236,10 +234,7 @@ class SharedStepStore(StepStore):
 
         Wait while another process is the chief.
         """
-
-        async def request() -> Answer:
-            return await self._engine.request(Lead(member))
-
+        request = partial(self._engine.request, Lead(member))
         while True:
             with active("wait", f"the lead of {self.run}", self._awaited_lead):
                 await self._members.wait_vacancy()
@@ -265,9 +260,8 @@ class SharedStepStore(StepStore):
         candidate = self._members.candidate
         if candidate is None:
             return
-        publishers = self._waits.publishers
         name = ""  # others are not notified: the exit of a publisher does that
-        if self._writes.term and not (publishers.here or publishers.has_left):
+        if self._writes.term and not (self._waits.registered or self._waits.has_left):
             name = "chief"
         self._members.candidate = None
         self._writes.term = 0
@@ -369,7 +363,7 @@ class SharedStepStore(StepStore):
             closing.set_result(None)
 
     async def _end_calls(self) -> None:
-        self._connection.stop()
+        self._connection.stop(closed_error(self.run))
         await self._tasks.cancel(_CLOSE_SECS)
         self._writes.close()
 
@@ -378,7 +372,7 @@ class SharedStepStore(StepStore):
         if not (self._connection.is_open or self._members.is_sending):
             # The engine does not know them, and is not connected only to learn that they have left.
             self._members.stop()
-        for publisher in self._waits.publishers.here:
+        for publisher in tuple(self._waits.registered):
             publisher.close()
         self._step_down(None)
         await self._members.flush(_CLOSE_SECS)

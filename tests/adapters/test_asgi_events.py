@@ -161,7 +161,7 @@ async def test_errors_of_the_store(end: str, status: int, code: str, message: st
     service = SessionService(AsyncMonitoredSession(step, global_step=store), idle)
     async with serving(service=service) as one:
         other = store.publisher("trainer")
-        for publisher in list(store._waits.publishers._registered):
+        for publisher in list(store._waits.registered):
             if publisher is not other:
                 publisher.close()
         waiting = await one.begin("/steps/9")

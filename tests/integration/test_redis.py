@@ -219,20 +219,6 @@ async def test_an_older_copy_without_the_last_own_change(server: Server, run: st
     await engine.disconnect()
 
 
-async def test_a_run_expires(server: Server, run: str) -> None:
-    """With `expire_secs` every key of the run has a time to live after the last store has
-    closed.
-    """
-    async with shared_store(server.url, run=run, expire_secs=100) as store:
-        with store.publisher("trainer"):
-            await store.advance(3)
-        await store.flush()
-    keys = await execute(server, "KEYS", f"aiohooks:{{{run}}}*")
-    assert len(keys) >= 4
-    for key in keys:
-        assert 0 < await execute(server, "TTL", key) <= 100
-
-
 async def test_a_server_that_has_lost_the_script(server: Server, run: str) -> None:
     """The script is sent again, over the same connection."""
     async with shared_store(server.url, run=run) as store:
@@ -253,7 +239,6 @@ async def test_a_server_that_has_lost_the_script(server: Server, run: str) -> No
         ("redis://localhost:port", {}, "redis://host:6379"),
         ("redis://localhost", {"client": object}, "client= takes the place of the URL"),
         ("redis://localhost", {"answer_timeout": 0}, "answer_timeout is 0"),
-        ("redis://localhost", {"expire_secs": 10}, "twice the heartbeat"),
         ("redis://localhost", {"heartbeat": -1}, "heartbeat is -1"),
         ("rediss://localhost", {"ssl_ca_certs": "/nowhere/ca.crt"}, "No such file"),
     ],

@@ -14,7 +14,6 @@ import redis
 from aiohooks.stores._protocol import (
     Answer,
     Join,
-    Leave,
     Member,
     Position,
     Request,
@@ -45,8 +44,8 @@ class Scripted:
         client.flushall()
         assert self.swap(self.read(), RunState(), "id")
 
-    def call(self, request: str, *arguments: Any, run_id: str = "id", keep: str = "") -> Any:
-        head = f"{request} {keep} {run_id}"
+    def call(self, request: str, *arguments: Any, run_id: str = "id") -> Any:
+        head = f"{request} {run_id}"
         return self.client.eval(SCRIPT, len(self.keys), *self.keys, head, *arguments)
 
     def read(self) -> FoundRun:
@@ -56,15 +55,15 @@ class Scripted:
         """Replace the state; return the new version, or 0."""
         return int(self.call("swap", *swap_arguments(found, run_id, state)))
 
-    def write(self, write: Write, run_id: str = "id", keep: str = "") -> Answer:
+    def write(self, write: Write, run_id: str = "id") -> Answer:
         """Return the answer to a write, to the run of this identity."""
         argument = write_argument(write)
-        return parse_answer(self.call("write", argument, run_id=run_id, keep=keep))
+        return parse_answer(self.call("write", argument, run_id=run_id))
 
-    def apply(self, request: Request, keep: str = "") -> Answer:
+    def apply(self, request: Request) -> Answer:
         """Return the answer to a request."""
         if isinstance(request, Write):
-            return self.write(request, keep=keep)
+            return self.write(request)
         found = self.read()
         state = copy.deepcopy(found.state)
         answer = state.apply(request)
@@ -207,16 +206,3 @@ def test_all_keys_of_a_run_are_on_one_node() -> None:
         assert len(tags) == 1
         assert all(tags)
     assert run_keys("a}", "").positions != run_keys("a%7D", "").positions
-
-
-def test_expiry_of_the_keys(client: redis.Redis) -> None:
-    """With a time to keep the run, each request gives every key a time to live."""
-    scripted = Scripted(client)
-    for request in (
-        Join(Member("p/1", "one", 60.0)),
-        Write("advance", 1, Position(1, 0), 0, "w", 1),
-        Leave("p/1", "one", 1),
-    ):
-        scripted.apply(request, keep="60")
-    for key in scripted.keys:
-        assert not client.exists(key) or 0 < client.pttl(key) <= 60_000

@@ -131,10 +131,10 @@ async def test_closing_ends_calls_that_wait_for_the_engine(clock: ManualClock) -
     }
 
 
-async def test_a_publisher_is_announced_as_soon_as_the_engine_is_there(clock: ManualClock) -> None:
-    """A store that could not be opened for its first publisher tries again by itself, for as long
-    as it has one.
-    """
+async def test_a_publisher_is_announced_by_the_call_that_opens_the_store(
+    clock: ManualClock,
+) -> None:
+    """A store that could not be opened for its first publisher announces it when it is open."""
     engine = FakeEngine()
     engine.stop()
     store = FakeStepStore(engine, connect_timeout=1.0)
@@ -145,9 +145,7 @@ async def test_a_publisher_is_announced_as_soon_as_the_engine_is_there(clock: Ma
         clock.advance(1.0)
     assert store.outage_secs is None
     engine.restart()
-    while not engine.runs:
-        await ticks(10)
-        clock.advance(1.0)
+    await store.advance()
     await store.flush()
     assert [member.name for member in engine.run("default").members.values()] == ["trainer"]
     publisher.close()

@@ -80,41 +80,6 @@ class NoRunError(sqlite3.DatabaseError):
     """The database can be read, and has no run."""
 
 
-class _RunLock:
-    """A `flock` on a file, which readers share. No thread can fork in its block."""
-
-    __slots__ = ("_kind", "fd")
-
-    def __init__(self, kind: int) -> None:
-        self.fd = -1
-        """The file, while it is open."""
-        self._kind = kind | fcntl.LOCK_NB
-
-    def acquire(self) -> None:
-        """Take the lock, or raise `BlockingIOError` if another process keeps it."""
-        if self.fd < 0:
-            raise OSError(errno.EBADF, "the files of the run were closed")
-        # Others have it for some microseconds, unless they are stopped.
-        for _ in range(_LOCK_ATTEMPTS):
-            try:
-                return fcntl.flock(self.fd, self._kind)
-            except BlockingIOError:
-                pass
-        raise BlockingIOError(errno.EAGAIN, "another process has the lock of the run")
-
-    def __enter__(self) -> None:
-        no_fork.acquire()
-        try:
-            self.acquire()
-        except BaseException:
-            no_fork.release()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        fcntl.flock(self.fd, fcntl.LOCK_UN)
-        no_fork.release()
-
-
 class RunDatabase:
     """The open files of a run, of one store.
 
@@ -132,8 +97,6 @@ class RunDatabase:
         self._alive = path / "alive"
         self._slot = -1
         self._waiting_fd = -1
-        self._changing = _RunLock(fcntl.LOCK_EX)
-        self._reading = _RunLock(fcntl.LOCK_SH)
         self._names = ["", "alive", *_FILES]  # of the files that must stay as they are
         self._resources = contextlib.ExitStack()
         call_after_fork(self)
@@ -141,8 +104,6 @@ class RunDatabase:
             self._opened_ids = self._file_ids()
             self._notify_fd = self._open_file("notify")
             self._waiting_fd = self._open_file("waiting")
-            self._changing.fd = self._waiting_fd
-            self._reading.fd = self._waiting_fd
             with no_fork:  # SQLite takes no lock before the first statement
                 self._db = sqlite3.connect(
                     f"file:{quote(str(path))}/run.db?mode=rw",
@@ -167,7 +128,7 @@ class RunDatabase:
             # SQLite writes when the last process closes a database. If another process has the
             # lock, it leaves that to the next one.
             with contextlib.suppress(OSError):
-                self._changing.acquire()
+                self._lock(fcntl.LOCK_EX)
             self.after_fork()
 
     def after_fork(self) -> None:
@@ -180,8 +141,31 @@ class RunDatabase:
         self._opened_ids = []
         # Another file may get the number of the one that is closed.
         self._waiting_fd = -1
-        self._changing.fd = -1
-        self._reading.fd = -1
+
+    @contextlib.contextmanager
+    def _locked(self, kind: int) -> Generator[None]:
+        """Have the lock of the run in the block, in which no thread can fork.
+
+        Raises:
+            BlockingIOError: another process keeps it.
+        """
+        with no_fork:
+            self._lock(kind)
+            try:
+                yield
+            finally:
+                fcntl.flock(self._waiting_fd, fcntl.LOCK_UN)
+
+    def _lock(self, kind: int) -> None:
+        if self._waiting_fd < 0:
+            raise OSError(errno.EBADF, "the files of the run were closed")
+        # Others have it for some microseconds, unless they are stopped.
+        for _ in range(_LOCK_ATTEMPTS):
+            try:
+                return fcntl.flock(self._waiting_fd, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pass
+        raise BlockingIOError(errno.EAGAIN, "another process has the lock of the run")
 
     def _file_ids(self) -> list[tuple[int, int]]:
         return [file_id((self._path / name).lstat()) for name in self._names]
@@ -201,7 +185,7 @@ class RunDatabase:
 
         The run is begun if it is new, and dead processes are removed.
         """
-        with self._changing:
+        with self._locked(fcntl.LOCK_EX):
             self._db.executescript(_SETTINGS)  # not in a transaction: SQLite would ignore them
         with self._change() as state:
             self._remove_dead(state)
@@ -239,13 +223,13 @@ class RunDatabase:
 
     def position(self) -> tuple[Position, int]:
         """Return the position and the revision of the run."""
-        with self._reading:
+        with self._locked(fcntl.LOCK_SH):
             epoch, step, revision = self._fetch("SELECT epoch, step, revision FROM run")
         return Position(epoch, step), revision
 
     def snapshot(self) -> Snapshot:
         """Return the state of the run."""
-        with self._reading:
+        with self._locked(fcntl.LOCK_SH):
             return self._load().snapshot()
 
     def _load(self) -> RunState:
@@ -274,7 +258,7 @@ class RunDatabase:
 
     def advance(self, by: int, floor: Position, term: int) -> Position | None:
         """Add to the step; return None if that is refused, with a reason that `apply` gives."""
-        with self._changing:
+        with self._locked(fcntl.LOCK_EX):
             row = self._db.execute(_ADVANCE, (by, *floor, term)).fetchone()
         if row is None:
             return None
@@ -309,7 +293,7 @@ class RunDatabase:
     @contextlib.contextmanager
     def _change(self) -> Generator[RunState]:
         """Change the state in a transaction, and wake the processes that it concerns."""
-        with self._changing, self._db:
+        with self._locked(fcntl.LOCK_EX), self._db:
             self._db.execute("BEGIN IMMEDIATE")
             if not self.has_begun():
                 for statement in _SCHEMA:

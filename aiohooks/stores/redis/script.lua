@@ -3,11 +3,10 @@
 -- process, which then replaces the state of the run if no other process was faster.
 --
 -- KEYS: positions, changes (streams), state, answers (hashes), the stream that ends the blocking read of the process
--- ARGV: the request, for how many seconds to keep the keys ('' for indefinitely), and the id of the run that the process knows
--- ('' for none), with a space between them; the arguments of the request
+-- ARGV: the request, and the id of the run that the process knows ('' for none), with a space between them; the arguments of the
+-- request
 
-local request, keep_secs, known_run_id = string.match(ARGV[1], '^(%l+) (%S*) (.*)$')
-keep_secs = tonumber(keep_secs)
+local request, known_run_id = string.match(ARGV[1], '^(%l+) (.*)$')
 local positions_key, changes_key, state_key, answers_key, wake_key = unpack(KEYS)
 
 if request == 'wake' then
@@ -72,14 +71,6 @@ if run_id ~= known[1] or run_id ~= kept[1] then
   run_id = ''
 end
 run_id = run_id or ''
-
-local function renew_expiry()
-  if keep_secs then
-    for _, key in ipairs(KEYS) do
-      redis.call('PEXPIRE', key, integer(keep_secs * 1000))
-    end
-  end
-end
 
 local function put_position()
   redis.call('XADD', positions_key, 'MAXLEN', 1, integer(epoch) .. '-' .. integer(step), 'run', run_id)
@@ -168,7 +159,6 @@ local function write()
   redis.call('HSET', answers_key, 'w ' .. writer, answer)
   if not kept[2] then
     forget_silent_writers()
-    renew_expiry()
   end
   return reply('ok')
 end
@@ -202,7 +192,6 @@ local function swap()
   if notifies == '1' then
     redis.call('XADD', changes_key, 'MAXLEN', 1, new_version .. '-0', 'n', '')
   end
-  renew_expiry()
   return tonumber(new_version)
 end
 
@@ -219,7 +208,6 @@ elseif request == 'read' then
     -- Fails where no write is accepted, on a replica or without memory: no lease could be renewed there, so none may run out.
     redis.call('HSET', answers_key, 'run', run_id)
   end
-  renew_expiry()
   local data = redis.call('HMGET', state_key, 'data')[1] or ''
   if run_id ~= '' and data == '' then
     foreign('the data in the state', 'missing')

@@ -33,7 +33,7 @@ from aiohooks.stores._protocol import (
     damaged_error,
 )
 from aiohooks.stores._run_state import RunState
-from aiohooks.stores.engine import Engine, EngineLink
+from aiohooks.stores.engine import Engine
 
 try:
     from redis.asyncio import Redis
@@ -122,15 +122,12 @@ class RedisEngine(Engine):
     rights that a user needs.
     """
 
-    _keys: Keys
-
     def __init__(
         self,
         url: str | None = None,
         *,
         client: Callable[[], Any] | None = None,
         answer_timeout: float = 5.0,
-        expire_secs: float | None = None,
         **options: Any,
     ) -> None:
         """Connect later.
@@ -142,8 +139,6 @@ class RedisEngine(Engine):
                 `RedisCluster`, or that of `Sentinel.master_for`. Create the client with
                 `decode_responses=True, socket_timeout=None`.
             answer_timeout: after how many seconds without an answer the connection counts as dead.
-            expire_secs: after how many seconds without a connected store the server deletes the
-                run; more than twice the heartbeat. None keeps the run until `forget`.
             options: keyword arguments of redis-py's `Redis.from_url`, such as `ssl_ca_certs`.
 
         Raises:
@@ -154,11 +149,9 @@ class RedisEngine(Engine):
                 "client= takes the place of the URL and its options: give them to the client"
             )
         check_secs(answer_timeout, "answer_timeout", positive=True)
-        check_secs(expire_secs, "expire_secs", optional=True)
         self._address = "redis"
         self._answer_timeout = answer_timeout
         self._new_client = client or self._client_factory(url, options)
-        self._expire_secs = expire_secs
         self._requests: Any = None
         self._reads: Any = None
         self._calls: dict[asyncio.Timeout, None] = {}
@@ -170,14 +163,9 @@ class RedisEngine(Engine):
         # The step that the blocking read waits for; 0 if it is about to end.
         self._blocked_for = 0
 
-    def attach(self, link: EngineLink) -> None:
-        super().attach(link)
-        self._keys = run_keys(link.run, link.process)
-        if self._expire_secs is not None and self._expire_secs <= 2 * link.heartbeat:
-            raise InvalidArgumentError(
-                f"expire_secs is {self._expire_secs!r}; give more than twice the heartbeat, which"
-                f" is {link.heartbeat:g} s: a run that is in use would be deleted"
-            )
+    @functools.cached_property
+    def _keys(self) -> Keys:
+        return run_keys(self.link.run, self.link.process)
 
     # The connections.
 
@@ -354,7 +342,7 @@ class RedisEngine(Engine):
 
     async def _call_script(self, request: str, *arguments: Any) -> Any:
         # redis-py takes 2 µs for each argument.
-        head = f"{request} {self._expire_secs or ''} {self._run.run_id}"
+        head = f"{request} {self._run.run_id}"
         command = (len(self._keys), *self._keys, head, *arguments)
         within = self._answer_timeout
         try:

@@ -224,7 +224,7 @@ class StoreFixture(Fixture):
         found: list[str] = []
         statistics = store.statistics()
         waits = store._waits
-        if statistics.waiting or statistics.watching or waits.waiting or waits.publishers.here:
+        if statistics.waiting or statistics.watching or waits.registered:
             found.append(f"still has {statistics}")
         if store.connected:
             found.append("is still connected")

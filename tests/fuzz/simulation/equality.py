@@ -141,14 +141,14 @@ def _in_server(client: redis.Redis) -> Script:
     client.flushall()
     return Script(
         lambda request, *arguments: client.eval(
-            engine.SCRIPT, len(keys), *keys, f"{request}  id", *arguments
+            engine.SCRIPT, len(keys), *keys, f"{request} id", *arguments
         )
     )
 
 
 def _simulated() -> Script:
     run = ScriptedRun()
-    return Script(lambda request, *arguments: run.call(f"{request}  id", *arguments))
+    return Script(lambda request, *arguments: run.call(f"{request} id", *arguments))
 
 
 def compare(seeds: Sequence[int], client: redis.Redis | None) -> list[str]:

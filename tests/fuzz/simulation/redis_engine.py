@@ -42,7 +42,7 @@ class ScriptedRun:
         self.keys = Keys()
 
     def call(self, head: str, *args: Any) -> Any:
-        request, _, known_run_id = head.split(" ", 2)
+        request, known_run_id = head.split(" ", 1)
         keys = self.keys
         self.position, self.run_id = keys.position or (Position(1, 0), "")
         self.term, self.leader = int(keys.state.get("term", 0)), keys.state.get("leader", "")
