@@ -15,6 +15,7 @@ value of a run lives longer because of it.
 
 from __future__ import annotations
 
+import abc
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
@@ -77,21 +78,40 @@ class Entry(Protocol):
         ...
 
 
-ENTRIES: dict[int, ref[Entry]] = {}
+class Parked(NamedTuple):
+    """An entry of a `WaitTable`."""
+
+    task: asyncio.Task[Any] | None
+    awaited: Callable[[], Awaited]
+    owner: object = None
+
+
+class WaitTable(abc.ABC):
+    """Something that thousands of tasks wait for: it enters itself once, and not each wait."""
+
+    @abc.abstractmethod
+    def parked(self) -> list[Parked]:
+        """Return an entry for each task that waits."""
+
+
+ENTRIES: dict[int, ref[Entry | WaitTable]] = {}
 """All entries by their ids: an object enters itself with `ENTRIES[id(self)] = ref(self)`."""
 
 
 def entries() -> list[Entry]:
     """Return all entries of this process, those that were entered first before the others."""
     # A copy first: other threads change the registry meanwhile.
+    parked: list[Entry] = []
     found: list[Entry] = []
     for key, reference in list(ENTRIES.items()):
         entry = reference()
-        if entry is not None:
+        if isinstance(entry, WaitTable):
+            parked += entry.parked()
+        elif entry is not None:
             found.append(entry)
         elif ENTRIES.get(key) is reference:
             del ENTRIES[key]
-    return found
+    return parked + found
 
 
 def entries_of(task: asyncio.Task[Any]) -> list[Entry]:

@@ -23,7 +23,7 @@ from aiohooks._core.activity import Awaited, Entry, Needs, entries
 from aiohooks._why.frames import held_by
 from aiohooks._why.futures import sources_of
 from aiohooks._why.graph import WaitEdge, WaitGraph, WaitNode
-from aiohooks._why.primitives import primitive_wait
+from aiohooks._why.primitives import awaited_group, called_function
 from aiohooks._why.tasks import (
     Frame,
     Frames,
@@ -253,10 +253,8 @@ class _Builder:
         running = self._running.get(task)
         if running is None:
             self._place(node, frames)
-        for entry in self._entries.get(task, ()):
-            awaited = entry.awaited()
-            if awaited is None:
-                continue
+        descriptions = [entry.awaited() for entry in self._entries.get(task, ())]
+        for awaited in sorted(filter(None, descriptions), key=_is_inside_session):
             if awaited.kind == "calls":
                 self._connect(node, self._add(awaited.by()), awaited.needs)
                 return
@@ -284,20 +282,13 @@ class _Builder:
         return target
 
     def _add_end(self, node: str, frames: Frames, end: object) -> None:
-        """Add the known function of a library in which a chain of awaits ends, or its future."""
-        for index, frame in enumerate(frames):
-            if not is_library(frame):
-                continue
-            # Variables are only read in functions of libraries, never in the user's own code.
-            awaited = primitive_wait(frame, frames[index + 1 :], self._holders_of)
-            if awaited is None:
-                continue
-            if awaited.kind == "calls":
-                self._connect(node, self._add(awaited.by()), awaited.needs)
-            else:
-                self._connect(node, [self._add_awaited(awaited)])
-            return
-        self._connect(node, self._add([end]))
+        """Add what a chain of awaits ends with: tasks, what sets its future, or a function."""
+        group, needs = awaited_group(frames)
+        targets = self._add(group) or self._add([end])
+        if not targets:
+            function = called_function(frames, self._holders_of)
+            targets = self._add([] if function is None else [function])
+        self._connect(node, targets, needs)
 
     def _holders_of(self, owner: object) -> list[Task]:
         return self._holders.get(id(owner), [])
@@ -311,6 +302,11 @@ class _Builder:
                 tasks = holders.setdefault(id(owner), [])
                 tasks.append(task)
         return holders
+
+
+def _is_inside_session(awaited: Awaited) -> bool:
+    """Order descriptions: a task that makes a run waits for its session, and that for the rest."""
+    return awaited.kind != "session"
 
 
 def _is_internal(task: Task) -> bool:

@@ -11,15 +11,11 @@ import gc
 import inspect
 import itertools
 import types
-from asyncio import locks
 from typing import Any
 
-import anyio
-
-from aiohooks._why.tasks import Task, coroutine_of, is_library, links_of
+from aiohooks._why.tasks import Task, coroutine_of, links_of
 
 _EXITS = ("__aexit__", "__exit__")
-_CONDITIONS = (locks.Condition, anyio.Condition)
 _METHODS = (types.MethodType, types.BuiltinMethodType)
 
 
@@ -36,13 +32,6 @@ def held_by(task: Task) -> list[Any]:
             blocks.pop()
         for block in blocks:
             held += block
-        if frame.f_code.co_name == "wait" and is_library(frame):
-            condition: Any = frame.f_locals.get("self")
-            if isinstance(condition, _CONDITIONS):
-                # It is released until it is notified.
-                lock = _lock_of(condition)
-                released = (id(condition), id(lock))
-                held = [owner for owner in held if id(owner) not in released]
     return held
 
 
@@ -62,25 +51,9 @@ def _blocks_of(coroutine: object) -> list[list[Any]]:
         else:
             continue
         if referent.__name__ in _EXITS:
-            blocks.append([owner, *_held_through(owner)])
+            held = [owner]
+            if type(owner).__module__ == "contextlib":
+                # A function decorated with `contextmanager` or `asynccontextmanager`.
+                held += itertools.chain.from_iterable(_blocks_of(getattr(owner, "gen", None)))
+            blocks.append(held)
     return blocks
-
-
-def _held_through(owner: Any) -> list[Any]:
-    """Return the objects that are held because the block of `owner` is entered."""
-    held: list[Any] = []
-    if isinstance(owner, _CONDITIONS):
-        held.append(_lock_of(owner))
-    elif type(owner).__module__ == "contextlib":
-        # A function decorated with `contextmanager` or `asynccontextmanager`, or a stack.
-        for block in _blocks_of(getattr(owner, "gen", None)):
-            held += block
-        for _, callback in getattr(owner, "_exit_callbacks", ()):
-            if isinstance(callback, types.MethodType):
-                held.append(callback.__self__)
-    return held
-
-
-def _lock_of(condition: Any) -> object:
-    # Neither asyncio nor anyio has a public way to the lock of a condition.
-    return getattr(condition, "_lock", None)

@@ -17,7 +17,7 @@ import os
 import threading
 import types
 from collections import deque
-from collections.abc import Awaitable, Generator, Iterable
+from collections.abc import Awaitable, Generator
 from typing import Any, NamedTuple, TypeGuard, cast
 
 import anyio
@@ -51,11 +51,13 @@ Task = asyncio.Task[Any]
 class TaskWait(NamedTuple):
     """The chain of awaits of a task, and the name of what the task waits for.
 
-    The frames begin with the outermost. Not everything has a name.
+    The frames begin with the outermost. Not everything has a name; `kind` is that of an entry of
+    the registry of activity.
     """
 
     frames: Frames
     awaits: str | None
+    kind: str | None
 
     @property
     def where(self) -> str | None:
@@ -70,6 +72,7 @@ def task_wait(task: Task) -> TaskWait:
     """
     frames: list[Frame] = []
     name: str | None = None
+    kind: str | None = None
     following: Task | None = task
     while following is not None and len(frames) < _MAX_FRAMES:
         links = list(links_of(coroutine_of(following)))
@@ -84,10 +87,11 @@ def task_wait(task: Task) -> TaskWait:
                 break
             if awaited.ends:
                 name = awaited.name
+                kind = awaited.kind
                 break
         else:
             name = _task_name(links[-1][1]) if links else None
-    return TaskWait(tuple(frames), name)
+    return TaskWait(tuple(frames), name, kind)
 
 
 def _first_task(calls: Awaited) -> Task | None:
@@ -207,21 +211,6 @@ def is_library(frame: Frame) -> bool:
 def location(frame: Frame) -> str:
     """Return the function and the line of a frame."""
     return f"{frame.f_code.co_qualname} ({frame.f_code.co_filename}:{frame.f_lineno})"
-
-
-def format_tasks(tasks: Iterable[Task]) -> str:
-    """Return the tasks with their chains of awaits, as text for a log."""
-    lines: list[str] = []
-    for task in tasks:
-        wait = task_wait(task)
-        line = f"task {task.get_name()!r}"
-        if wait.awaits:
-            line += f", waiting for {wait.awaits}"
-        lines.append(line)
-        lines += [f"  {location(frame)}" for frame in wait.frames]
-        if not wait.frames:
-            lines.append("  has not begun, or is written in C")
-    return "\n".join(lines)
 
 
 # -- threads

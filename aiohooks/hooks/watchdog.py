@@ -1,6 +1,4 @@
-"""Detecting a session that stalls, and reporting the phase, what it waits for, and where every task
-is suspended.
-"""
+"""Detecting a session that stalls, and reporting the phase and what every task waits for."""
 
 from __future__ import annotations
 
@@ -16,18 +14,17 @@ from aiohooks._core.cancel import to_thread
 from aiohooks._core.clock import NO_TIMER, Clock, current_clock, secs_text
 from aiohooks._core.validate import check_choice, check_secs
 from aiohooks._why.blocked_loop import BlockedLoopWatch
-from aiohooks._why.tasks import Frames, format_tasks, task_wait, user_location
+from aiohooks._why.tasks import Frames, user_location
 from aiohooks.errors import SessionStalledError, add_note
 from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import logger
 from aiohooks.hooks.checkpoint_saver import CheckpointSaverHook
 from aiohooks.hooks.evaluator import EvaluatorHook
 from aiohooks.session.coordinator import Coordinator
-from aiohooks.session.hook import HOOK_METHODS, SessionRunContext, SessionRunHook
-from aiohooks.session.status import Activity, SessionStatus
+from aiohooks.session.hook import SessionRunContext, SessionRunHook
+from aiohooks.session.status import Activity, SessionStatus, activity_of
 
 _MAX_STALLS = 100
-_MAX_OTHER_TASKS = 20
 
 OnStall = Literal["report", "stop", "raise"]
 """What a stall causes: a report in the log; also a stop request; also `SessionStalledError`."""
@@ -41,7 +38,7 @@ class Stall(NamedTuple):
         what: the activity that took too long: a hook's method, an operation, the session's block.
         secs: for how long.
         step: the current step, or the last one.
-        report: the session's status and where its tasks wait, as logged.
+        report: the session's status, and what the tasks of its loop wait for, as logged.
     """
 
     phase: str
@@ -52,16 +49,16 @@ class Stall(NamedTuple):
 
 
 class WatchdogHook(SessionRunHook):
-    """Reports any activity of a session that takes longer than its phase allows, and where all
-    tasks wait at that time.
+    """Reports any activity of a session that takes longer than its phase allows, and what all tasks
+    wait for at that time.
 
     Each call of a hook, and the operations of a run, have the limit of their phase. A wait for a
     step of a store is a "wait", and so is the session's block between two runs. A
     `CheckpointSaverHook` is a "save" and an `EvaluatorHook` an "evaluation", whatever they wait
     for. All else is a "first step", from `begin` to the end of the first run of each created
     session, or a "step"; with `hook_secs` a call of another hook is a "hook" instead. Each stall is
-    reported once: the status of the session, which names the hook and what it waits for, and the
-    awaits of all tasks of the loop, the session's own first.
+    reported once: the status of the session, which names the hook and what it waits for, and what
+    all tasks of the loop wait for, as `session.why()` shows it.
 
     A hook that blocks the event loop blocks this one too: `blocked_secs` starts a thread that
     notices it.
@@ -201,15 +198,14 @@ class WatchdogHook(SessionRunHook):
             return () if status.pause_reason is not None and not status.running else status.doing
         if self._owner is None:
             return ()
-        wait = task_wait(self._owner)
-        return (Activity("creating the session", None, wait.awaits, wait.where, None, self._owner),)
+        return (activity_of("creating the session", self._owner),)
 
     def _phase(self, activity: Activity) -> str:
         if isinstance(activity.hook, CheckpointSaverHook):
             return "save"
         if isinstance(activity.hook, EvaluatorHook):
             return "evaluation"
-        if (activity.awaits or "").startswith("step ") or activity.what == "the session's block":
+        if activity.kind in ("step", "block"):
             return "wait"
         if self._limits_hooks and activity.hook is not None:
             return "hook"
@@ -228,28 +224,13 @@ class WatchdogHook(SessionRunHook):
             graph = str(wait_graph([asyncio.get_running_loop()])).replace("\n", "\n  ")
         except Exception as error:  # the stall is reported all the same
             graph = f"could not be found out: {error!r}"
-        report = f"{summary}\n{state}\nwhy:\n  {graph}\n{self._format_tasks(status)}"
+        report = f"{summary}\n{state}\nwhy:\n  {graph}"
         self._report(Stall(phase, activity.what, secs, self._step, report), summary, why=graph)
-
-    def _format_tasks(self, status: SessionStatus | None) -> str:
-        """Return where all tasks of the loop wait: those of the session, then the others."""
-        known: list[asyncio.Task[Any] | None] = [self._owner]
-        if status is not None:
-            known += [activity.task for activity in (*status.doing, *status.background)]
-        own = dict.fromkeys(task for task in known if task is not None and not task.done())
-        others = [task for task in asyncio.all_tasks() if task not in own]
-        text = format_tasks(own)
-        if others:
-            text += (
-                "\nother tasks of the event loop:"
-                f" {len(others)}\n{format_tasks(others[:_MAX_OTHER_TASKS])}"
-            )
-        return text
 
     def _report_blocked_loop(self, frames: Frames, secs: float) -> None:
         """Called in the watching thread, while the loop is blocked."""
-        where = user_location(frames)
-        what = _hook_method(frames) or where or "something"
+        where = user_location(frames) or "something"
+        what, _, _ = where.partition(" (")
         summary = (
             f"blocked loop: {what} has blocked the event loop for {secs_text(secs)}, at {where}"
         )
@@ -275,18 +256,3 @@ class WatchdogHook(SessionRunHook):
             f"WatchdogHook({self._limits['step']:g}, on_stall={self._on_stall!r}, stalls:"
             f" {len(self.stalls)})"
         )
-
-
-def _hook_method(frames: Frames) -> str | None:
-    """Return the method of a hook that is being called in these frames, for the report: nothing is
-    decided by it.
-    """
-    for frame in frames:
-        # The loop, which could say what it calls, is blocked, and this is another thread: there are
-        # only the frames to ask. Not for the variables of all: before Python 3.13 a frame keeps
-        # what these were when they were asked for.
-        if frame.f_code.co_name in HOOK_METHODS and isinstance(
-            hook := frame.f_locals.get("self"), SessionRunHook
-        ):
-            return f"{type(hook).__name__}.{frame.f_code.co_name}"
-    return None

@@ -81,7 +81,7 @@ from aiohooks.session.status import (
     Activity,
     EffectRecorder,
     SessionStatus,
-    activity,
+    activity_of,
     background_activities,
     call_activities,
     elapsed,
@@ -974,10 +974,12 @@ class Lifecycle:
             return calls
         turns = self.turns
         if turns.runner is not None:
-            return [activity(f"run {turns.runs}", turns.runner, elapsed(self.waits.began, now))]
+            return [activity_of(f"run {turns.runs}", turns.runner, elapsed(self.waits.began, now))]
         if self._entered_by is None:
             return []
-        return [activity(_PHASE_ACTIVITIES.get(self.phase, _CLOSING), self._entered_by)]
+        what = _PHASE_ACTIVITIES.get(self.phase, _CLOSING)
+        kind = "block" if self.phase == "open" else "session"
+        return [activity_of(what, self._entered_by, kind=kind)]
 
     @property
     def task(self) -> asyncio.Task[Any] | None:

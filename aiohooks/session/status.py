@@ -59,6 +59,7 @@ class Activity:
         where: the line at which it waits.
         hook: the hook that was called.
         task: the task in which it runs.
+        kind: the kind of what it waits for, such as "step", or else its own, such as "hook".
     """
 
     what: str
@@ -67,6 +68,7 @@ class Activity:
     where: str | None = None
     hook: Hook | None = dataclasses.field(default=None, repr=False)
     task: asyncio.Task[Any] | None = dataclasses.field(default=None, repr=False)
+    kind: str = ""
 
     def __str__(self) -> str:
         parts = [self.what + _for_secs(self.secs)]
@@ -196,12 +198,16 @@ def _effects(one: EffectStatus) -> str:
     )
 
 
-def activity(
-    what: str, task: asyncio.Task[object], secs: float | None = None, hook: Hook | None = None
+def activity_of(
+    what: str,
+    task: asyncio.Task[object],
+    secs: float | None = None,
+    hook: Hook | None = None,
+    kind: str = "",
 ) -> Activity:
     """Return what a task does, and what it waits for."""
     wait = task_wait(task)
-    return Activity(what, secs, wait.awaits, wait.where, hook, task)
+    return Activity(what, secs, wait.awaits, wait.where, hook, task, wait.kind or kind)
 
 
 def call_activities(session: object) -> list[Activity]:
@@ -211,12 +217,12 @@ def call_activities(session: object) -> list[Activity]:
         return []
     latest = waits[-1].awaited()
     calls: Iterable[Any] = () if latest is None else latest.by()
-    return [activity(call.name, call.key, call.secs, call.hook) for call in calls]
+    return [activity_of(call.name, call.key, call.secs, call.hook, call.kind) for call in calls]
 
 
 def background_activities(tasks: Iterable[asyncio.Task[object]]) -> list[Activity]:
     """Return what background tasks do."""
-    return [activity(f"background task {task.get_name()!r}", task) for task in tasks]
+    return [activity_of(f"background task {task.get_name()!r}", task) for task in tasks]
 
 
 def elapsed(since: float | None, now: float | None) -> float | None:

@@ -10,8 +10,9 @@ import socket
 from asyncio import get_running_loop
 from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, Literal, Self, TypeVar
+from weakref import ref
 
-from aiohooks._core.activity import Awaited, active
+from aiohooks._core.activity import ENTRIES, Awaited, Parked, WaitTable, active
 from aiohooks._core.clock import current_clock, monotonic_now, wake
 from aiohooks._core.scope import RunScope, current_run
 from aiohooks._core.waiters import ANY_CHANGE, ThresholdWaiters, Waiters
@@ -146,6 +147,8 @@ class WaitRegistry:
         self.vacancies: Waiters = Waiters()
         """The waits for the lead."""
         self._reset_waiters: dict[Waiter, None] = {}  # waits for a step that a reset ends
+        self.tasks: dict[Waiter, tuple[asyncio.Task[Any] | None, int]] = {}
+        """The task of each wait for a step or a change, and the step, for reports."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._subscribed = self.waiters.lowest  # the threshold that the store was notified of
         # Without it, advances of one turn that each wake a waiter schedule as many updates, and
@@ -182,6 +185,7 @@ class WaitRegistry:
         if secs == 0:
             raise self._timeout_error(threshold, 0.0)
         self.waiters.park(threshold, waiter)
+        self.tasks[waiter] = (asyncio.current_task(self._loop), blocked_step)
         if raise_on_reset:
             self._reset_waiters[waiter] = None
         # While it waits in a run of a session, the publisher of that run cannot advance.
@@ -201,6 +205,7 @@ class WaitRegistry:
             result = await (waiter if session is None else session.until(waiter))
         finally:
             # Many waits may end at the same time, so each skips the cleanup that it does not need.
+            del self.tasks[waiter]
             if timer is not None:
                 timer.cancel()
             if publishers:
@@ -457,7 +462,7 @@ def step_timeout_error(
     return StepTimeoutError(message, wanted=wanted, seen=seen, waited_secs=secs)
 
 
-class StepStore(abc.ABC):
+class StepStore(WaitTable):
     """Keeps the global step of a run, advances it, and lets tasks wait for it.
 
     A store belongs to the event loop in which it is first used. From another loop or thread every
@@ -485,6 +490,7 @@ class StepStore(abc.ABC):
             self.run, position, self._subscribe, self._on_publisher_changed, self._on_unreachable
         )
         self._loop: asyncio.AbstractEventLoop | None = None
+        ENTRIES[id(self)] = ref(self)
 
     # What an engine implements.
 
@@ -573,7 +579,7 @@ class StepStore(abc.ABC):
             except StepTimeoutError:
                 raise self._waits.not_ready_error(timeout) from None
 
-    async def flush(self, timeout: float | None = None) -> None:  # noqa: B027 - if it is shared
+    async def flush(self, timeout: float | None = None) -> None:
         """Wait until the other processes could know the publishers of this one.
 
         This waits for `timeout` seconds at most.
@@ -584,13 +590,13 @@ class StepStore(abc.ABC):
 
     # Overridden by a store that several processes share.
 
-    async def _before_wait(self, step: int) -> None:  # noqa: B027
+    async def _before_wait(self, step: int) -> None:
         """Called before a wait for `step`, unless the store is `inline`.
 
         Open the store, and read the run if the wait would fail by what this process knows.
         """
 
-    def _subscribe(self, step: int | None) -> None:  # noqa: B027
+    def _subscribe(self, step: int | None) -> None:
         """Called with the next threshold whenever it has changed: the lowest step with a waiter.
 
         After a wake this comes in the next tick.
@@ -598,7 +604,7 @@ class StepStore(abc.ABC):
         It is 0 while any change is waited for, and None without a waiter.
         """
 
-    def _on_publisher_changed(self, publisher: Publisher) -> None:  # noqa: B027
+    def _on_publisher_changed(self, publisher: Publisher) -> None:
         """Called when a publisher has begun or ended a wait."""
 
     def _on_unreachable(self) -> None:
@@ -659,8 +665,7 @@ class StepStore(abc.ABC):
         seen = self._waits.latest.step
         if seen >= step:
             return seen
-        with self._active_wait(step):
-            return await self._waits.wait(step, secs, raise_on_reset=on_reset == "raise")
+        return await self._waits.wait(step, secs, raise_on_reset=on_reset == "raise")
 
     def changes(self) -> Changes:
         """Return an iterator over the positions: the current one, then always the newest.
@@ -674,8 +679,7 @@ class StepStore(abc.ABC):
         if not self.inline:
             await self._before_wait(self.latest.step + (seen == self.latest))
         while self.latest == seen:  # a wait for the chief ends with all waits for a change
-            with self._active_wait(self.latest.step + 1):
-                await self._waits.wait(ANY_CHANGE)
+            await self._waits.wait(ANY_CHANGE)
         return self.latest
 
     # Publishing.
@@ -736,9 +740,11 @@ class StepStore(abc.ABC):
             waiting_secs=waits.waiting_secs,
         )
 
-    def _active_wait(self, step: int) -> active:
-        describe = functools.partial(self.awaited_step, step)
-        return active("wait", f"step {step} of {self.run}", describe)
+    def parked(self) -> list[Parked]:
+        return [
+            Parked(task, functools.partial(self.awaited_step, step))
+            for task, step in list(self._waits.tasks.values())
+        ]
 
     def _awaited_chief(self) -> Awaited:
         return self.awaited_step(0)._replace(name=f"the chief of {self.run}", key=None)

@@ -71,11 +71,9 @@ async def test_a_hook_that_hangs_is_named_once(
     assert "the limit is 30 s" in text
     assert "session trainer: open for 30 s, at step 0, in run 1 for 30 s" in text
     assert "background task 'refresh'" in text
-    assert f"refresh ({__file__}:" in text
-    own, others = text.split("other tasks of the event loop: 2\n")
-    assert "task 'PhaseHook#2.before_run'" in own
-    assert "task 'the run'" in others
-    assert "task 'a stranger'" in others
+    _, why = text.split("\nwhy:\n")
+    assert "session 'trainer'" in why
+    assert "task 'a stranger'" in why
 
 
 @pytest.mark.parametrize("phase", HOOK_METHODS)
@@ -301,7 +299,8 @@ async def test_a_blocked_loop_is_reported_by_a_thread(start_watch: Callable[[], 
     finally:
         logger.removeHandler(handler)
     stall = watchdog.stalls[0]
-    assert (stall.phase, stall.what, stall.step) == ("blocked loop", "Blocking.before_run", 1)
+    assert (stall.phase, stall.step) == ("blocked loop", 1)
+    assert stall.what.endswith("Blocking.before_run")
     assert stall.secs >= 0.01
     assert "reported.wait()" in stall.report
     assert f'File "{__file__}"' in stall.report
@@ -318,7 +317,7 @@ async def test_a_blocked_loop_may_end_the_session(start_watch: Callable[[], None
             pass
         await asyncio.Event().wait()
 
-    with refused(ah.errors.SessionStalledError, "blocked loop", "PhaseHook.before_run"):
+    with refused(ah.errors.SessionStalledError, "blocked loop", "locals>.block has"):
         await run_session(doubling(watchdog, PhaseHook("before_run", block)), 1, "loss")
 
 

@@ -78,10 +78,10 @@ SECS = r"[0-9.e+-]+ s"
 # LINE, AWAITS and OUTER are the places of comments; S are seconds.
 HANGS = {
     "deadlock": (
-        r"^deadlock: Deadlock#\d.before_run at step 1, LINE, S <- asyncio.Lock \(held\) <-"
+        r"^deadlock: Deadlock#\d.before_run at step 1, LINE, S <- asyncio.Lock.acquire <-"
         r" Deadlock#\d.* LINE, S"
     ),
-    "full_queue": r"Send.after_run at step 3, LINE, S <- asyncio.Queue \(full, 2 of 2\)",
+    "full_queue": r"Send.after_run at step 3, LINE, S <- asyncio.Queue.put",
     "thread_lock": (r"InThread.* AWAITS, S <- thread .* LINE$"),
     "slow_disk": (
         r"CheckpointSaverHook.after_run at step 1, S <- .*save of the checkpoint of step 0 in .*"
@@ -100,8 +100,7 @@ HANGS = {
         r" for it\), LINE"
     ),
     "task_done": (
-        r"'chief' \(step 1, in its block; run 1 began S ago\).* LINE <- asyncio.Queue \(0 in it,"
-        r" task_done was not"
+        r"'chief' \(step 1, in its block; run 1 began S ago\).* LINE <- asyncio.Queue.join"
     ),
     "two_runs": (
         r"deadlock: .*Want.before_run at LINE, S <- step 9 of (?:rollouts|weights)"
@@ -109,7 +108,7 @@ HANGS = {
     ),
     "nested": (
         r"Nest.before_run at step 1, OUTER, S <- session 'evaluation' .* <- Forget.before_run at"
-        r" .*, LINE, S <- asyncio.Event \("
+        r" .*, LINE, S <- asyncio.Event.wait"
     ),
 }
 

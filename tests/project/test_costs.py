@@ -114,7 +114,7 @@ async def test_a_call_of_a_group(count: int, most: int) -> None:
     assert 0 < found <= most, found
 
 
-@pytest.mark.parametrize(("together", "most"), [(1, 17), (50, 12)])
+@pytest.mark.parametrize(("together", "most"), [(1, 17), (50, 11)])
 async def test_an_advance_that_wakes_a_waiter(together: int, most: int) -> None:
     """Advances in one turn share what follows them."""
     store = ah.MemoryStepStore()

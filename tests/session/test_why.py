@@ -92,7 +92,7 @@ async def test_a_wait_for_a_feed_leads_into_the_feeds() -> None:
         loop = await parked(use_up(session.steps(feeds=feeds())), 10)
         pattern = (
             r" waits for next feed, .* s <- task 'feeds' <- next feed, .*\.feeds at .*, .* s"
-            r" <- asyncio.Event \(not set"
+            r" <- asyncio.Event.wait"
         )
         assert re.search(pattern, unfolded(str(session.why())))
         arrived.set()
@@ -112,10 +112,10 @@ async def test_a_session_says_why_it_waits() -> None:
         for graph in (session.why(), await asyncio.to_thread(session.why)):
             pattern = (
                 r"'chief' \(step 0, in run 1 for .* waits for Stuck.before_run at step 1, .* s <-"
-                r" asyncio.Event \(not set"
+                r" asyncio.Event.wait"
             )
             assert re.search(pattern, unfolded(str(graph))), str(graph)
-            assert {node.kind for node in graph.nodes} >= {"session", "hook", "event"}
+            assert {node.kind for node in graph.nodes} >= {"session", "hook", "function"}
         hook.released.set()
         await run
     assert str(session.why()) != ""
