@@ -4,6 +4,7 @@ everything inside a session.
     Requests          the stop, the drain and the pause of one session, and the waits that they end
     RequestMethods    the methods of these that a session and its coordinators have in common
     Coordinator       background tasks and their failures; usable alone
+    LastingWait       a wait that a recovery does not end
     EndOfProducers    ends a wait when the tasks that it depends on have ended
 """
 
@@ -58,10 +59,10 @@ WHY_VARIABLE = "AIOHOOKS_WHY"
 """The environment variable that lets the processes of a program be asked why they wait."""
 _LOOKS_SECS = (0.05, 0.15, 1.0)
 """When to look, after a stop, whether all remaining tasks wait for queues."""
-_background_of: contextvars.ContextVar[tuple[Requests, ...]] = contextvars.ContextVar(
+_background_of: contextvars.ContextVar[tuple[Coordinator, ...]] = contextvars.ContextVar(
     "aiohooks_background", default=()
 )
-"""The sessions of whose background tasks the current code is part, also in a task of its own."""
+"""The coordinators of whose tasks the current code is part, also in a task of its own."""
 
 
 class Requests:
@@ -316,8 +317,18 @@ class TasksOwner(Protocol):
     effects: EffectRecorder | None
     """The hook that records and delivers the effects of the runs."""
 
-    recovers: Callable[[BaseException], bool]
-    """Whether its policy lists an error."""
+    @property
+    def may_recover(self) -> bool:
+        """Whether there are errors from which it recovers."""
+        ...
+
+    def recovers(self, error: BaseException, /) -> bool:
+        """Return whether its policy lists an error."""
+        ...
+
+    def start_recovery(self) -> None:
+        """Start a task that recovers from the failure of a task, unless a run does."""
+        ...
 
     def end_run(self, cause: BaseException, /) -> None:
         """End the run in progress, if there is one."""
@@ -338,7 +349,13 @@ class _NoSession:
     def __init__(self) -> None:
         self.grace_secs: float = DEFAULT_GRACE_SECS
         self.effects: EffectRecorder | None = None
-        self.recovers: Callable[[BaseException], bool] = lambda error: False
+        self.may_recover: bool = False
+
+    def recovers(self, error: BaseException, /) -> bool:
+        return False
+
+    def start_recovery(self) -> None:
+        pass
 
     def end_run(self, cause: BaseException, /) -> None:
         pass
@@ -386,19 +403,22 @@ class Coordinator(RequestMethods):
         self._whole: Coordinator = self
         """The coordinator of the tasks that live through recoveries."""
         self._raw: Coordinator = self
-        """The coordinator of the raw session's tasks; without one, the same."""
+        """The coordinator of the raw session's tasks; while there is none, the same."""
         self._tasks: dict[asyncio.Task[Any], bool] = {}
         """The tasks that have not ended, in the order of their start, and whether they were
         cancelled from here.
         """
         self._producers: WeakSet[asyncio.Task[Any]] = WeakSet()
         """The tasks that waits in `until` have named as their producers."""
+        self._ends_with_recovery: WeakSet[asyncio.Task[Any]] = WeakSet()
+        """All tasks of raw sessions."""
         self._joined = False
         self._closed = False
-        """Whether its session is ending, or was replaced."""
+        """Whether its session is ending."""
         self._ending: str | None = None
         """Why no task can be started any more."""
-        self._disowned: str | None = None
+        self._is_disowned = False
+        """Whether no caller is left to raise the errors of its tasks."""
         self._failures: list[BaseException] = []
         """The failures of the whole session and of its raw session, in order."""
         self._undelivered: list[BaseException] = []
@@ -447,8 +467,15 @@ class Coordinator(RequestMethods):
             self._record_error(reason, "reported")
 
     def should_stop(self) -> bool:
-        """Return whether a stop was requested; never waits, never raises."""
-        return self._closed or self.requests.stopped
+        """Return whether a stop was requested, or the raw session was replaced, whose tasks end;
+        never waits, never raises.
+        """
+        return self.requests.stopped or self._is_replaced
+
+    @property
+    def _is_replaced(self) -> bool:
+        """Whether a recovery has closed the raw session of these tasks."""
+        return self._whole._raw is not self and self._whole is not self
 
     async def wait_for_stop(self, timeout: float | None = None) -> bool:
         """Wait until a stop is requested, at most `timeout` seconds; return whether it was."""
@@ -508,12 +535,16 @@ class Coordinator(RequestMethods):
             StopRequestedError: a stop was requested; a clean end of a session.
             BaseException: the error of a background task that has failed.
         """
+        await self.wait_out_pause(lasts=self._outlasts_recoveries())
+
+    async def wait_out_pause(self, *, lasts: bool) -> None:
+        """Wait like `wait_for_resume`; if it `lasts`, in spite of failures that are recovered
+        from.
+        """
         while self.pause_reason is not None:
+            wait = self._new_wait("the end of the pause", lasts=lasts)
             with observing(self.observers, "wait", "end of the pause"):
-                await self.wait_until_ended(
-                    Wait("the end of the pause"),
-                    self._wait_for(lambda: self.pause_reason is None),
-                )
+                await self.wait_until_ended(wait, self._wait_for(lambda: self.pause_reason is None))
 
     # -- waits
 
@@ -526,12 +557,16 @@ class Coordinator(RequestMethods):
         comes in the very turn of the loop in which the caller is cancelled is lost, with a warning:
         `session.steps(feeds=queue)` keeps the elements of a queue.
 
+        In a task that lives through recoveries, and so in a generator of feeds, a failure from
+        which the session recovers does not end the wait: the session recovers meanwhile.
+
         Args:
             awaitable: a coroutine, a task or a future.
             producer: the task, or the tasks, without which the awaitable is never done: when all of
                 them have ended, and what they have left is used up, the wait ends. Give the wait
                 itself then, such as `queue.get()`: a coroutine that does other work after it would
-                be cut off.
+                be cut off. A wait that may outlast a recovery needs producers that do: tasks of
+                `session.start_soon`, not of a hook's `coord`.
             drain: whether a drain ends the wait too: for what would begin something new, such as
                 the next message of a source.
 
@@ -546,7 +581,7 @@ class Coordinator(RequestMethods):
                 object.
         """
         try:
-            producers = checked_producers(producer)
+            producers = self.checked_producers(producer)
         except InvalidArgumentError:
             close_unawaited(awaitable)
             raise
@@ -556,10 +591,46 @@ class Coordinator(RequestMethods):
         what = ""
         if self.observers:
             what = describe_awaitable(awaitable)
+        wait = self._new_wait("what `until` awaits", lasts=self._outlasts_recoveries())
         with observing(self.observers, "wait", what):
-            return await self.wait_until_ended(
-                Wait("what `until` awaits"), awaitable, producers, drain=drain
-            )
+            return await self.wait_until_ended(wait, awaitable, producers, drain=drain)
+
+    def _new_wait(self, what: str, *, lasts: bool) -> Wait[Any]:
+        return LastingWait(what, self) if lasts else Wait(what)
+
+    def _outlasts_recoveries(self) -> bool:
+        """Return whether this code is part of a task that lives through recoveries, and not of a
+        run, which a recovery repeats.
+        """
+        return self._starter() is self._whole and not self.is_part_of_call()
+
+    def _starter(self) -> Coordinator | None:
+        """Return the coordinator of the background task of this session that this code is part
+        of.
+        """
+        for coordinator in reversed(_background_of.get()):
+            if coordinator._whole is self._whole:
+                return coordinator
+        return None
+
+    def checked_producers(self, producer: Producer | None) -> Producers | None:
+        """Return the producers of a wait.
+
+        Raises:
+            InvalidArgumentError: there is none, or something else, or a task that ends with a
+                recovery which the wait may outlast.
+        """
+        producers = _checked_tasks(producer)
+        if producers is None or not self.owner.may_recover or self.is_part_of_call():
+            return producers
+        starter = self._starter()
+        for task in producers:
+            if task in self._whole._ends_with_recovery and starter in (None, self._whole):
+                raise InvalidArgumentError(
+                    f"producer is task {task.get_name()!r} of a hook's coordinator: a recovery ends"
+                    " it, and not this wait; start the producer with session.start_soon"
+                )
+        return producers
 
     async def wait_until_ended(
         self,
@@ -576,7 +647,7 @@ class Coordinator(RequestMethods):
         end: EndOfProducers | None = None
         try:
             self.bind()
-            self._raise_if_ended(drain)
+            self._raise_if_ended(drain=drain, lasts=isinstance(wait, LastingWait))
             if not inspect.isawaitable(awaitable):  # also generators that are marked as coroutines
                 raise InvalidArgumentError(
                     f"until got {awaitable!r}; give a coroutine, a task or a future"
@@ -596,19 +667,24 @@ class Coordinator(RequestMethods):
             if end is not None:
                 end.stop_watching()
 
-    def _raise_if_ended(self, drain: bool) -> None:
+    def _raise_if_ended(self, *, drain: bool, lasts: bool) -> None:
         """Raise if a wait must not begin.
 
-        The reason is the first failure of a task, or else a stop, or, if `drain`, a drain.
+        The reason is the first failure of a task that would end the wait, or else a stop, or, if
+        `drain`, a drain.
         """
-        # `_whole` is the coordinator of the whole session, which has the failures of all tasks; a
-        # failure of another raw session is none of this one.
-        for failure in self._whole._failures:
-            concerns_this = self._failed_with(failure) or self._whole._failed_with(failure)
-            if concerns_this:
+        whole = self._whole
+        is_recovering = whole._raw is whole
+        for failure in whole._failures:
+            if not (lasts or is_recovering) or not self.is_recoverable(failure):
                 raise_unchanged(failure)
+            if lasts:
+                self.owner.start_recovery()
+        starter = self._starter()
+        if starter is not None and starter._is_replaced:
+            raise StopRequestedError(f"this task should have ended: {starter._ending}")
         is_drained = drain and self.drain_reason is not None
-        if self.should_stop() or is_drained:
+        if self.requests.stopped or is_drained:
             raise_unchanged(self.requests.stop_error())
 
     def _warn_if_result_is_lost(self, wait: Wait[Any]) -> None:
@@ -679,7 +755,7 @@ class Coordinator(RequestMethods):
         # The task is not part of the run in which it was started.
         context = contextvars.copy_context()
         context.run(leave_run)
-        context.run(_background_of.set, (*_background_of.get(), self.requests))
+        context.run(_background_of.set, (*_background_of.get(), self))
         coro: Any = context.run(fn, *args)
         if not asyncio.iscoroutine(coro):
             raise InvalidArgumentError(
@@ -688,6 +764,8 @@ class Coordinator(RequestMethods):
             )
         task: asyncio.Task[T] = new_task(coro, name or getattr(fn, "__name__", None), context)
         self._tasks[task] = False
+        if self is not self._whole:
+            self._whole._ends_with_recovery.add(task)
         task.add_done_callback(self._task_ended)
         return task
 
@@ -750,7 +828,7 @@ class Coordinator(RequestMethods):
                 "joining",
             )
         finally:
-            if not self._closed:
+            if not (self._whole._closed or self._is_disowned):
                 self._ending = None
         self._joined = True
         self.requests.forget_drain_limit()
@@ -819,21 +897,18 @@ class Coordinator(RequestMethods):
                     task.cancel(reason)
 
     def close(self, failure: str | None = None) -> None:
-        """Stop the tasks, as their session is replaced or closed; after a failure they are
-        cancelled immediately.
-        """
-        for coordinator in self._family:
-            coordinator._closed = True
+        """Stop all tasks of an ending session; after a failure they are cancelled immediately."""
+        self._closed = True
         if failure is not None:
             self.cancel_tasks(failure)
-        if self is self._whole:
-            self.requests.stop_reason = self.stop_reason or failure or self.drain_reason
-            self.requests.stopped = True
-            self.requests.call_in_loop(self.requests.end_waits)
+        requests = self.requests
+        requests.stop_reason = self.stop_reason or failure or self.drain_reason
+        requests.stopped = True
+        requests.call_in_loop(requests.end_waits)
 
     @property
     def closed(self) -> bool:
-        """Whether the session is ending, or was replaced."""
+        """Whether the session is ending."""
         return self._closed
 
     def disown(self, reason: str) -> None:
@@ -841,9 +916,10 @@ class Coordinator(RequestMethods):
         tasks.
         """
         for coordinator in self._family:
-            coordinator._closed = True
-            coordinator._disowned = coordinator._disowned or reason
+            coordinator._is_disowned = True
             coordinator._ending = coordinator._ending or reason
+        self._whole._raw = self._whole
+        self.requests.wake_waiters()
 
     # -- failures
 
@@ -884,16 +960,14 @@ class Coordinator(RequestMethods):
         """
         if self._failed_with(error) or self._whole._failed_with(error):
             return  # `until` raised it in the task, which passed it on
-        is_clean = self._is_clean_end(error)
-        if (self._closed and is_clean) or is_end_of_producers(error):
-            return
         requests = self.requests
         description = f"{what}: {safe_repr(error)}"
-        if is_clean:
-            requests.request_stop(description)
+        if self._is_clean_end(error):
+            if not (self._is_disowned or self._whole._closed or is_end_of_producers(error)):
+                requests.request_stop(description)
             return
-        if self._disowned is not None:
-            logger.error("%s: %s, after %s", requests.label, what, self._disowned, exc_info=error)
+        if self._is_disowned:
+            logger.error("%s: %s, after %s", requests.label, what, self._ending, exc_info=error)
             return
         # The waits end before anything is said about the error: that calls the error's own methods.
         is_first = not self.errors
@@ -937,7 +1011,7 @@ class Coordinator(RequestMethods):
         A background task that gets the failure of another one does not pass it on, nor does a task
         that it has started: only code outside of the session's own tasks can handle it.
         """
-        if self.requests in _background_of.get():
+        if self._starter() is not None:
             return
         whole = self._whole
         for coordinator in whole._family:
@@ -979,6 +1053,26 @@ class Coordinator(RequestMethods):
             doing = f"draining: {self.drain_reason}"
         names = ", ".join(task.get_name() for task in self._tasks)
         return f"<Coordinator {doing}, tasks: {names or 'none'}>"
+
+
+class LastingWait(Wait[T]):
+    """A wait of what lives through recoveries: the failure of a task from which the session
+    recovers does not end it, but starts the recovery.
+    """
+
+    __slots__ = ("_coordinator",)
+
+    def __init__(self, what: str, coordinator: Coordinator) -> None:
+        super().__init__(what)
+        self._coordinator = coordinator
+
+    def end(self, cause: BaseException) -> None:
+        coordinator = self._coordinator
+        is_failure = any(cause is failure for failure in coordinator.failures)
+        if is_failure and coordinator.is_recoverable(cause):
+            coordinator.owner.start_recovery()
+        else:
+            super().end(cause)
 
 
 # -- the producers of a wait: tasks without which it would never end
@@ -1057,7 +1151,7 @@ def is_end_of_producers(error: BaseException) -> bool:
     return all(isinstance(member, ProducerFinishedError) for member in flattened([error]))
 
 
-def checked_producers(producer: Producer | None) -> Producers | None:
+def _checked_tasks(producer: Producer | None) -> Producers | None:
     """Return the tasks; raise `InvalidArgumentError` if there is none, or something else."""
     if producer is None:
         return None
