@@ -45,6 +45,7 @@ from aiohooks.errors import (
     safe_repr,
 )
 from aiohooks.session._ending_tasks import LongWaitLog, queue_wait, wait_to_put
+from aiohooks.session.recovery import NEVER, RecoveryPolicy
 from aiohooks.session.status import EffectRecorder, SessionStatus, background_activities
 
 T = TypeVar("T")
@@ -316,15 +317,7 @@ class TasksOwner(Protocol):
     """How long cleanup may take, and what does not end immediately."""
     effects: EffectRecorder | None
     """The hook that records and delivers the effects of the runs."""
-
-    @property
-    def may_recover(self) -> bool:
-        """Whether there are errors from which it recovers."""
-        ...
-
-    def recovers(self, error: BaseException, /) -> bool:
-        """Return whether its policy lists an error."""
-        ...
+    policy: RecoveryPolicy
 
     def start_recovery(self) -> None:
         """Start a task that recovers from the failure of a task, unless a run does."""
@@ -349,10 +342,7 @@ class _NoSession:
     def __init__(self) -> None:
         self.grace_secs: float = DEFAULT_GRACE_SECS
         self.effects: EffectRecorder | None = None
-        self.may_recover: bool = False
-
-    def recovers(self, error: BaseException, /) -> bool:
-        return False
+        self.policy: RecoveryPolicy = NEVER
 
     def start_recovery(self) -> None:
         pass
@@ -419,8 +409,8 @@ class Coordinator(RequestMethods):
         """Why no task can be started any more."""
         self._is_disowned = False
         """Whether no caller is left to raise the errors of its tasks."""
-        self._failures: list[BaseException] = []
-        """The failures of the whole session and of its raw session, in order."""
+        self.failures: list[BaseException] = []
+        """The failures of the whole session and of its raw session, in order: for the library."""
         self._undelivered: list[BaseException] = []
         """The failures of both that no caller has got. Of several failures of a coordinator, only
         the first one and the first one that ends the session: the others were logged.
@@ -442,7 +432,7 @@ class Coordinator(RequestMethods):
         raw.observers = self.observers
         raw._whole = self
         self._raw = raw
-        self._failures = list(self.errors)
+        self.failures = list(self.errors)
         self._undelivered = [error for error in self._undelivered if self._failed_with(error)]
         return raw
 
@@ -487,7 +477,7 @@ class Coordinator(RequestMethods):
         for coordinator in (self, self._whole):
             coordinator.errors.clear()
             coordinator._joined = False
-        self._whole._failures = list(self._whole._raw.errors)
+        self._whole.failures = list(self._whole._raw.errors)
         self._whole._undelivered.clear()
 
     # -- the drain
@@ -596,7 +586,7 @@ class Coordinator(RequestMethods):
             return await self.wait_until_ended(wait, awaitable, producers, drain=drain)
 
     def _new_wait(self, what: str, *, lasts: bool) -> Wait[Any]:
-        return LastingWait(what, self) if lasts else Wait(what)
+        return LastingWait(what, self._whole) if lasts else Wait(what)
 
     def _outlasts_recoveries(self) -> bool:
         """Return whether this code is part of a task that lives through recoveries, and not of a
@@ -621,7 +611,7 @@ class Coordinator(RequestMethods):
                 recovery which the wait may outlast.
         """
         producers = _checked_tasks(producer)
-        if producers is None or not self.owner.may_recover or self.is_part_of_call():
+        if producers is None or not self.owner.policy.on or self.is_part_of_call():
             return producers
         starter = self._starter()
         for task in producers:
@@ -675,7 +665,7 @@ class Coordinator(RequestMethods):
         """
         whole = self._whole
         is_recovering = whole._raw is whole
-        for failure in whole._failures:
+        for failure in whole.failures:
             if not (lasts or is_recovering) or not self.is_recoverable(failure):
                 raise_unchanged(failure)
             if lasts:
@@ -849,6 +839,8 @@ class Coordinator(RequestMethods):
         look before: none of them can wake another, and no other code has. Tasks that they start
         meanwhile are part of it. `reason` is the message of the cancellation.
         """
+        if not self.all_tasks:
+            return
         what = f"{self.requests.label}, {occasion}"
 
         def descriptions() -> dict[object, str]:
@@ -973,7 +965,7 @@ class Coordinator(RequestMethods):
         is_first = not self.errors
         had_ended = not all(map(self.is_recoverable, self.errors))
         self.errors.append(error)
-        self._whole._failures.append(error)
+        self._whole.failures.append(error)
         is_end = not self.is_recoverable(error)
         if is_first or (is_end and not had_ended):
             self._whole._undelivered.append(error)
@@ -996,14 +988,7 @@ class Coordinator(RequestMethods):
         """Return whether a new raw session can help: the policy lists the error, and it is no
         failure of a task of the whole session, which cannot be started again.
         """
-        return self.owner.recovers(error) and not self._whole._failed_with(error)
-
-    @property
-    def failures(self) -> list[BaseException]:
-        """The failures of the whole session and of its raw session, in the order of their
-        occurrence.
-        """
-        return list(self._whole._failures)
+        return self.owner.policy.recovers(error) and not self._whole._failed_with(error)
 
     def note_delivery(self, error: BaseException) -> None:
         """Note that `error` is raised, if it is a failure of a background task.
@@ -1011,18 +996,10 @@ class Coordinator(RequestMethods):
         A background task that gets the failure of another one does not pass it on, nor does a task
         that it has started: only code outside of the session's own tasks can handle it.
         """
-        if self._starter() is not None:
-            return
-        whole = self._whole
-        for coordinator in whole._family:
-            if coordinator._failed_with(error):
-                # With a failure that ends the session, its coordinator's others are delivered.
-                delivered = [error] if self.is_recoverable(error) else coordinator.errors
-                whole._undelivered = [
-                    failure
-                    for failure in whole._undelivered
-                    if all(failure is not other for other in delivered)
-                ]
+        if self._starter() is None:
+            whole = self._whole
+            undelivered = [failure for failure in whole._undelivered if failure is not error]
+            whole._undelivered = undelivered
 
     def _note_delivery_outside(self, error: BaseException) -> None:
         """Note that `error` is raised, unless a hook gets it, which passes it on to its run."""

@@ -129,6 +129,7 @@ class Lifecycle(Waiting):
         """"new", "opening", "open", "closing" or "closed"."""
         self.thread: int = 0
         """The thread of the session's loop: cheaper to compare than the running loop."""
+        self.policy: RecoveryPolicy = policy
         self.requests: Requests = Requests()
         self.coordinator: Coordinator = Coordinator.of_session(self, self.requests)
         """Its tasks live through recoveries."""
@@ -154,7 +155,6 @@ class Lifecycle(Waiting):
         self.committed: CommittedRun | None = None
         """The run in progress, if it failed after it had been committed."""
         self._creator = creator
-        self._policy = policy
         if isinstance(creator, ChiefSessionCreator):
             creator.restores_again = policy.restore == "checkpoint"
         self._monitor = Monitor(
@@ -262,7 +262,7 @@ class Lifecycle(Waiting):
         if isinstance(created, Session):
             restore_hooks(created)
             # Before a hook can fail: what is in use comes again.
-            self.feeds.note_new_session(created, self._policy.on_lost_feeds, self.recovering_from)
+            self.feeds.note_new_session(created, self.policy.on_lost_feeds, self.recovering_from)
         await self.hooks.after_create_session(session, self.raw_coordinator)
         await self._raise_if_closed()
         if isinstance(created, Session) and created.finished is not None:
@@ -426,7 +426,7 @@ class Lifecycle(Waiting):
             if self._was_ended_from_outside(error, cause):
                 raise_unchanged(error)
             label = self.requests.label
-            error = root_cause(error, coordinator.failures, self._policy, label)
+            error = root_cause(error, coordinator.failures, self.policy, label)
             if not coordinator.is_recoverable(error):
                 coordinator.note_delivery(error)
                 if isinstance(error, StopRequestedError):
@@ -490,15 +490,6 @@ class Lifecycle(Waiting):
         return self.raw_coordinator.wait_until_ended(Wait[T]("a wait in a run"), awaitable)
 
     # -- recover
-
-    @property
-    def may_recover(self) -> bool:
-        """Whether there are errors from which the session recovers."""
-        return bool(self._policy.on)
-
-    def recovers(self, error: BaseException) -> bool:
-        """Return whether the policy lists an error, for `Coordinator.is_recoverable`."""
-        return self._policy.recovers(error)
 
     async def _recover(
         self, error: BaseException, committed: CommittedRun | None
