@@ -27,7 +27,7 @@ from aiohooks._core.clock import NO_TIMER, current_clock, wait_woken, wake
 from aiohooks._core.coroutines import close_unawaited
 from aiohooks._core.observers import Observer, observing
 from aiohooks._core.reports import logger
-from aiohooks._core.scope import current_run, leave_run
+from aiohooks._core.scope import current_run, current_scope, leave_run
 from aiohooks._core.validate import check_callable, check_instance, check_secs
 from aiohooks._why.tasks import describe_awaitable, is_task
 from aiohooks.errors import (
@@ -1002,9 +1002,17 @@ class Coordinator(RequestMethods):
             whole._undelivered = undelivered
 
     def _note_delivery_outside(self, error: BaseException) -> None:
-        """Note that `error` is raised, unless a hook gets it, which passes it on to its run."""
-        if not self.is_part_of_call():
+        """Note that `error` is raised, unless a hook gets it, or code that a hook has started."""
+        scope = current_scope.get()
+        owner: Any = self.owner
+        while scope is not None and scope.session is not owner:
+            scope = scope.outer
+        if scope is None:
             self.note_delivery(error)
+
+    def enter_raw_session(self) -> None:
+        """Make the current context, of a hook's call in the background, part of the raw session."""
+        _background_of.set((*_background_of.get(), self._raw))
 
     def is_part_of_call(self) -> bool:
         """Return whether this code is part of a run of the session, or of its end: of a hook."""
