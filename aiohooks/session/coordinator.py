@@ -4,6 +4,7 @@ everything inside a session.
     Requests          the stop, the drain and the pause of one session, and the waits that they end
     RequestMethods    the methods of these that a session and its coordinators have in common
     Coordinator       background tasks and their failures; usable alone
+    LastingWait       a wait that a recovery does not end
     EndOfProducers    ends a wait when the tasks that it depends on have ended
 """
 
@@ -27,7 +28,7 @@ from aiohooks._core.clock import NO_TIMER, current_clock, wait_woken, wake
 from aiohooks._core.coroutines import close_unawaited
 from aiohooks._core.observers import Observer
 from aiohooks._core.reports import logger
-from aiohooks._core.scope import current_run, leave_run
+from aiohooks._core.scope import current_run, current_scope, leave_run
 from aiohooks._core.validate import check_callable, check_instance, check_secs
 from aiohooks._why.tasks import describe_awaitable, is_task
 from aiohooks.errors import (
@@ -45,6 +46,7 @@ from aiohooks.errors import (
     safe_repr,
 )
 from aiohooks.session._ending_tasks import LongWaitLog, queue_wait, wait_to_put
+from aiohooks.session.recovery import NEVER, RecoveryPolicy
 from aiohooks.session.status import EffectRecorder, SessionStatus, background_activities
 
 T = TypeVar("T")
@@ -61,10 +63,10 @@ _FIRST_LOOK_SECS = 0.05
 """When to look first, after a stop, whether all remaining tasks wait for queues; the pause before
 each further look is twice as long.
 """
-_background_of: contextvars.ContextVar[tuple[Requests, ...]] = contextvars.ContextVar(
+_background_of: contextvars.ContextVar[tuple[Coordinator, ...]] = contextvars.ContextVar(
     "aiohooks_background", default=()
 )
-"""The sessions of whose background tasks the current code is part, also in a task of its own."""
+"""The coordinators of whose tasks the current code is part, also in a task of its own."""
 
 
 class Requests:
@@ -318,9 +320,11 @@ class TasksOwner(Protocol):
     """How long cleanup may take, and what does not end immediately."""
     effects: EffectRecorder | None
     """The hook that records and delivers the effects of the runs."""
+    policy: RecoveryPolicy
 
-    recovers: Callable[[BaseException], bool]
-    """Whether its policy lists an error."""
+    def start_recovery(self) -> None:
+        """Start a task that recovers from the failure of a task, unless a run does."""
+        ...
 
     def end_run(self, cause: BaseException, /) -> None:
         """End the run in progress, if there is one."""
@@ -341,7 +345,10 @@ class _NoSession:
     def __init__(self) -> None:
         self.grace_secs: float = DEFAULT_GRACE_SECS
         self.effects: EffectRecorder | None = None
-        self.recovers: Callable[[BaseException], bool] = lambda error: False
+        self.policy: RecoveryPolicy = NEVER
+
+    def start_recovery(self) -> None:
+        pass
 
     def end_run(self, cause: BaseException, /) -> None:
         pass
@@ -389,21 +396,24 @@ class Coordinator(RequestMethods):
         self._whole: Coordinator = self
         """The coordinator of the tasks that live through recoveries."""
         self._raw: Coordinator = self
-        """The coordinator of the raw session's tasks; without one, the same."""
+        """The coordinator of the raw session's tasks; while there is none, the same."""
         self._tasks: dict[asyncio.Task[Any], bool] = {}
         """The tasks that have not ended, in the order of their start, and whether they were
         cancelled from here.
         """
         self._producers: WeakSet[asyncio.Task[Any]] = WeakSet()
         """The tasks that waits in `until` have named as their producers."""
+        self._ends_with_recovery: WeakSet[asyncio.Task[Any]] = WeakSet()
+        """All tasks of raw sessions."""
         self._joined = False
         self._closed = False
-        """Whether its session is ending, or was replaced."""
+        """Whether its session is ending."""
         self._ending: str | None = None
         """Why no task can be started any more."""
-        self._disowned: str | None = None
-        self._failures: list[BaseException] = []
-        """The failures of the whole session and of its raw session, in order."""
+        self._is_disowned = False
+        """Whether no caller is left to raise the errors of its tasks."""
+        self.failures: list[BaseException] = []
+        """The failures of the whole session and of its raw session, in order: for the library."""
         self._undelivered: list[BaseException] = []
         """The failures of both that no caller has got. Of several failures of a coordinator, only
         the first one and the first one that ends the session: the others were logged.
@@ -425,7 +435,7 @@ class Coordinator(RequestMethods):
         raw.observers = self.observers
         raw._whole = self
         self._raw = raw
-        self._failures = list(self.errors)
+        self.failures = list(self.errors)
         self._undelivered = [error for error in self._undelivered if self._failed_with(error)]
         return raw
 
@@ -450,8 +460,15 @@ class Coordinator(RequestMethods):
             self._record_error(reason, "reported")
 
     def should_stop(self) -> bool:
-        """Return whether a stop was requested; never waits, never raises."""
-        return self._closed or self.requests.stopped
+        """Return whether a stop was requested, or the raw session was replaced, whose tasks end;
+        never waits, never raises.
+        """
+        return self.requests.stopped or self._is_replaced
+
+    @property
+    def _is_replaced(self) -> bool:
+        """Whether a recovery has closed the raw session of these tasks."""
+        return self._whole._raw is not self and self._whole is not self
 
     async def wait_for_stop(self, timeout: float | None = None) -> bool:
         """Wait until a stop is requested, at most `timeout` seconds; return whether it was."""
@@ -463,7 +480,7 @@ class Coordinator(RequestMethods):
         for coordinator in (self, self._whole):
             coordinator.errors.clear()
             coordinator._joined = False
-        self._whole._failures = list(self._whole._raw.errors)
+        self._whole.failures = list(self._whole._raw.errors)
         self._whole._undelivered.clear()
 
     # -- the drain
@@ -511,12 +528,16 @@ class Coordinator(RequestMethods):
             StopRequestedError: a stop was requested; a clean end of a session.
             BaseException: the error of a background task that has failed.
         """
+        await self.wait_out_pause(lasts=self._outlasts_recoveries())
+
+    async def wait_out_pause(self, *, lasts: bool) -> None:
+        """Wait like `wait_for_resume`; if it `lasts`, in spite of failures that are recovered
+        from.
+        """
         while self.pause_reason is not None:
+            wait = self._new_wait("the end of the pause", lasts=lasts)
             with active("wait", "end of the pause", self._awaited_resume, observers=self.observers):
-                await self.wait_until_ended(
-                    Wait("the end of the pause"),
-                    self._wait_for(lambda: self.pause_reason is None),
-                )
+                await self.wait_until_ended(wait, self._wait_for(lambda: self.pause_reason is None))
 
     def _awaited_resume(self) -> Awaited:
         return Awaited("pause", "the end of the pause", self.pause_reason or "")
@@ -532,12 +553,16 @@ class Coordinator(RequestMethods):
         comes in the very turn of the loop in which the caller is cancelled is lost, with a warning:
         `session.steps(feeds=queue)` keeps the elements of a queue.
 
+        In a task that lives through recoveries, and so in a generator of feeds, a failure from
+        which the session recovers does not end the wait: the session recovers meanwhile.
+
         Args:
             awaitable: a coroutine, a task or a future.
             producer: the task, or the tasks, without which the awaitable is never done: when all of
                 them have ended, and what they have left is used up, the wait ends. Give the wait
                 itself then, such as `queue.get()`: a coroutine that does other work after it would
-                be cut off.
+                be cut off. A wait that may outlast a recovery needs producers that do: tasks of
+                `session.start_soon`, not of a hook's `coord`.
             drain: whether a drain ends the wait too: for what would begin something new, such as
                 the next message of a source.
 
@@ -552,7 +577,7 @@ class Coordinator(RequestMethods):
                 object.
         """
         try:
-            producers = checked_producers(producer)
+            producers = self.checked_producers(producer)
         except InvalidArgumentError:
             close_unawaited(awaitable)
             raise
@@ -560,10 +585,46 @@ class Coordinator(RequestMethods):
             note_own_end_in_drain()
             self._producers.update(producers or ())
         name = describe_awaitable(awaitable) if self.observers else ""
+        wait = self._new_wait("what `until` awaits", lasts=self._outlasts_recoveries())
         with active("wait", name, observers=self.observers):
-            return await self.wait_until_ended(
-                Wait("what `until` awaits"), awaitable, producers, drain=drain
-            )
+            return await self.wait_until_ended(wait, awaitable, producers, drain=drain)
+
+    def _new_wait(self, what: str, *, lasts: bool) -> Wait[Any]:
+        return LastingWait(what, self._whole) if lasts else Wait(what)
+
+    def _outlasts_recoveries(self) -> bool:
+        """Return whether this code is part of a task that lives through recoveries, and not of a
+        run, which a recovery repeats.
+        """
+        return self._starter() is self._whole and not self.is_part_of_call()
+
+    def _starter(self) -> Coordinator | None:
+        """Return the coordinator of the background task of this session that this code is part
+        of.
+        """
+        for coordinator in reversed(_background_of.get()):
+            if coordinator._whole is self._whole:
+                return coordinator
+        return None
+
+    def checked_producers(self, producer: Producer | None) -> Producers | None:
+        """Return the producers of a wait.
+
+        Raises:
+            InvalidArgumentError: there is none, or something else, or a task that ends with a
+                recovery which the wait may outlast.
+        """
+        producers = _checked_tasks(producer)
+        if producers is None or not self.owner.policy.on or self.is_part_of_call():
+            return producers
+        starter = self._starter()
+        for task in producers:
+            if task in self._whole._ends_with_recovery and starter in (None, self._whole):
+                raise InvalidArgumentError(
+                    f"producer is task {task.get_name()!r} of a hook's coordinator: a recovery ends"
+                    " it, and not this wait; start the producer with session.start_soon"
+                )
+        return producers
 
     async def wait_until_ended(
         self,
@@ -580,7 +641,7 @@ class Coordinator(RequestMethods):
         end: EndOfProducers | None = None
         try:
             self.bind()
-            self._raise_if_ended(drain)
+            self._raise_if_ended(drain=drain, lasts=isinstance(wait, LastingWait))
             if not inspect.isawaitable(awaitable):  # also generators that are marked as coroutines
                 raise InvalidArgumentError(
                     f"until got {awaitable!r}; give a coroutine, a task or a future"
@@ -600,19 +661,24 @@ class Coordinator(RequestMethods):
             if end is not None:
                 end.stop_watching()
 
-    def _raise_if_ended(self, drain: bool) -> None:
+    def _raise_if_ended(self, *, drain: bool, lasts: bool) -> None:
         """Raise if a wait must not begin.
 
-        The reason is the first failure of a task, or else a stop, or, if `drain`, a drain.
+        The reason is the first failure of a task that would end the wait, or else a stop, or, if
+        `drain`, a drain.
         """
-        # `_whole` is the coordinator of the whole session, which has the failures of all tasks; a
-        # failure of another raw session is none of this one.
-        for failure in self._whole._failures:
-            concerns_this = self._failed_with(failure) or self._whole._failed_with(failure)
-            if concerns_this:
+        whole = self._whole
+        is_recovering = whole._raw is whole
+        for failure in whole.failures:
+            if not (lasts or is_recovering) or not self.is_recoverable(failure):
                 raise_unchanged(failure)
+            if lasts:
+                self.owner.start_recovery()
+        starter = self._starter()
+        if starter is not None and starter._is_replaced:
+            raise StopRequestedError(f"this task should have ended: {starter._ending}")
         is_drained = drain and self.drain_reason is not None
-        if self.should_stop() or is_drained:
+        if self.requests.stopped or is_drained:
             raise_unchanged(self.requests.stop_error())
 
     def _warn_if_result_is_lost(self, wait: Wait[Any]) -> None:
@@ -683,7 +749,7 @@ class Coordinator(RequestMethods):
         # The task is not part of the run in which it was started.
         context = contextvars.copy_context()
         context.run(leave_run)
-        context.run(_background_of.set, (*_background_of.get(), self.requests))
+        context.run(_background_of.set, (*_background_of.get(), self))
         coro: Any = context.run(fn, *args)
         if not asyncio.iscoroutine(coro):
             raise InvalidArgumentError(
@@ -692,6 +758,8 @@ class Coordinator(RequestMethods):
             )
         task: asyncio.Task[T] = new_task(coro, name or getattr(fn, "__name__", None), context)
         self._tasks[task] = False
+        if self is not self._whole:
+            self._whole._ends_with_recovery.add(task)
         task.add_done_callback(self._task_ended)
         return task
 
@@ -754,7 +822,7 @@ class Coordinator(RequestMethods):
                 "joining",
             )
         finally:
-            if not self._closed:
+            if not (self._whole._closed or self._is_disowned):
                 self._ending = None
         self._joined = True
         self.requests.forget_drain_limit()
@@ -775,6 +843,8 @@ class Coordinator(RequestMethods):
         look before: none of them can wake another, and no other code has. Tasks that they start
         meanwhile are part of it. `reason` is the message of the cancellation.
         """
+        if not self.all_tasks:
+            return
         what = f"{self.requests.label}, {occasion}"
 
         def descriptions() -> dict[object, str]:
@@ -824,21 +894,18 @@ class Coordinator(RequestMethods):
                     task.cancel(reason)
 
     def close(self, failure: str | None = None) -> None:
-        """Stop the tasks, as their session is replaced or closed; after a failure they are
-        cancelled immediately.
-        """
-        for coordinator in self._family:
-            coordinator._closed = True
+        """Stop all tasks of an ending session; after a failure they are cancelled immediately."""
+        self._closed = True
         if failure is not None:
             self.cancel_tasks(failure)
-        if self is self._whole:
-            self.requests.stop_reason = self.stop_reason or failure or self.drain_reason
-            self.requests.stopped = True
-            self.requests.call_in_loop(self.requests.end_waits)
+        requests = self.requests
+        requests.stop_reason = self.stop_reason or failure or self.drain_reason
+        requests.stopped = True
+        requests.call_in_loop(requests.end_waits)
 
     @property
     def closed(self) -> bool:
-        """Whether the session is ending, or was replaced."""
+        """Whether the session is ending."""
         return self._closed
 
     def disown(self, reason: str) -> None:
@@ -846,9 +913,10 @@ class Coordinator(RequestMethods):
         tasks.
         """
         for coordinator in self._family:
-            coordinator._closed = True
-            coordinator._disowned = coordinator._disowned or reason
+            coordinator._is_disowned = True
             coordinator._ending = coordinator._ending or reason
+        self._whole._raw = self._whole
+        self.requests.wake_waiters()
 
     # -- failures
 
@@ -889,22 +957,20 @@ class Coordinator(RequestMethods):
         """
         if self._failed_with(error) or self._whole._failed_with(error):
             return  # `until` raised it in the task, which passed it on
-        is_clean = self._is_clean_end(error)
-        if (self._closed and is_clean) or is_end_of_producers(error):
-            return
         requests = self.requests
         description = f"{what}: {safe_repr(error)}"
-        if is_clean:
-            requests.request_stop(description)
+        if self._is_clean_end(error):
+            if not (self._is_disowned or self._whole._closed or is_end_of_producers(error)):
+                requests.request_stop(description)
             return
-        if self._disowned is not None:
-            logger.error("%s: %s, after %s", requests.label, what, self._disowned, exc_info=error)
+        if self._is_disowned:
+            logger.error("%s: %s, after %s", requests.label, what, self._ending, exc_info=error)
             return
         # The waits end before anything is said about the error: that calls the error's own methods.
         is_first = not self.errors
         had_ended = not all(map(self.is_recoverable, self.errors))
         self.errors.append(error)
-        self._whole._failures.append(error)
+        self._whole.failures.append(error)
         is_end = not self.is_recoverable(error)
         if is_first or (is_end and not had_ended):
             self._whole._undelivered.append(error)
@@ -927,14 +993,7 @@ class Coordinator(RequestMethods):
         """Return whether a new raw session can help: the policy lists the error, and it is no
         failure of a task of the whole session, which cannot be started again.
         """
-        return self.owner.recovers(error) and not self._whole._failed_with(error)
-
-    @property
-    def failures(self) -> list[BaseException]:
-        """The failures of the whole session and of its raw session, in the order of their
-        occurrence.
-        """
-        return list(self._whole._failures)
+        return self.owner.policy.recovers(error) and not self._whole._failed_with(error)
 
     def note_delivery(self, error: BaseException) -> None:
         """Note that `error` is raised, if it is a failure of a background task.
@@ -942,23 +1001,23 @@ class Coordinator(RequestMethods):
         A background task that gets the failure of another one does not pass it on, nor does a task
         that it has started: only code outside of the session's own tasks can handle it.
         """
-        if self.requests in _background_of.get():
-            return
-        whole = self._whole
-        for coordinator in whole._family:
-            if coordinator._failed_with(error):
-                # With a failure that ends the session, its coordinator's others are delivered.
-                delivered = [error] if self.is_recoverable(error) else coordinator.errors
-                whole._undelivered = [
-                    failure
-                    for failure in whole._undelivered
-                    if all(failure is not other for other in delivered)
-                ]
+        if self._starter() is None:
+            whole = self._whole
+            undelivered = [failure for failure in whole._undelivered if failure is not error]
+            whole._undelivered = undelivered
 
     def _note_delivery_outside(self, error: BaseException) -> None:
-        """Note that `error` is raised, unless a hook gets it, which passes it on to its run."""
-        if not self.is_part_of_call():
+        """Note that `error` is raised, unless a hook gets it, or code that a hook has started."""
+        scope = current_scope.get()
+        owner: Any = self.owner
+        while scope is not None and scope.session is not owner:
+            scope = scope.outer
+        if scope is None:
             self.note_delivery(error)
+
+    def enter_raw_session(self) -> None:
+        """Make the current context, of a hook's call in the background, part of the raw session."""
+        _background_of.set((*_background_of.get(), self._raw))
 
     def is_part_of_call(self) -> bool:
         """Return whether this code is part of a run of the session, or of its end: of a hook."""
@@ -984,6 +1043,26 @@ class Coordinator(RequestMethods):
             doing = f"draining: {self.drain_reason}"
         names = ", ".join(task.get_name() for task in self._tasks)
         return f"<Coordinator {doing}, tasks: {names or 'none'}>"
+
+
+class LastingWait(Wait[T]):
+    """A wait of what lives through recoveries: the failure of a task from which the session
+    recovers does not end it, but starts the recovery.
+    """
+
+    __slots__ = ("_coordinator",)
+
+    def __init__(self, what: str, coordinator: Coordinator) -> None:
+        super().__init__(what)
+        self._coordinator = coordinator
+
+    def end(self, cause: BaseException) -> None:
+        coordinator = self._coordinator
+        is_failure = any(cause is failure for failure in coordinator.failures)
+        if is_failure and coordinator.is_recoverable(cause):
+            coordinator.owner.start_recovery()
+        else:
+            super().end(cause)
 
 
 # -- the producers of a wait: tasks without which it would never end
@@ -1062,7 +1141,7 @@ def is_end_of_producers(error: BaseException) -> bool:
     return all(isinstance(member, ProducerFinishedError) for member in flattened([error]))
 
 
-def checked_producers(producer: Producer | None) -> Producers | None:
+def _checked_tasks(producer: Producer | None) -> Producers | None:
     """Return the tasks; raise `InvalidArgumentError` if there is none, or something else."""
     if producer is None:
         return None

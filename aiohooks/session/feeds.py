@@ -33,7 +33,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 from weakref import WeakSet
 
 from aiohooks._core.activity import Awaited, active, awaited_tasks
-from aiohooks._core.calls import Wait
 from aiohooks._core.cancel import current_task, to_thread, wait_done
 from aiohooks._core.coroutines import close_unawaited
 from aiohooks._core.reports import logger
@@ -49,7 +48,7 @@ from aiohooks.errors import (
     safe_repr,
 )
 from aiohooks.graph.session import Session, was_fed
-from aiohooks.session.coordinator import Coordinator, Producer, Producers, checked_producers
+from aiohooks.session.coordinator import Coordinator, LastingWait, Producer, Producers
 from aiohooks.session.turns import Turns
 
 if TYPE_CHECKING:
@@ -130,7 +129,7 @@ class SessionFeeds:
         """Return the source of a loop with these options of `AsyncMonitoredSession.steps`; None if
         it is not fed.
         """
-        producers = checked_producers(producer)
+        producers = self.coordinator.checked_producers(producer)
         prefetch = checked_int(prefetch, "prefetch")
         _check_options(feeds, producer, prefetch, thread=thread)
         if feeds is None:
@@ -247,9 +246,9 @@ class SessionFeeds:
         """Let the waits for feeds, which nothing reads, recover or fail: a recovery was cancelled,
         or has given up.
         """
-        for wait in tuple(self.coordinator.requests.waits):
-            if isinstance(wait, FeedWait):
-                wait.on_recoverable()
+        waits = self.coordinator.requests.waits
+        if any(isinstance(wait, LastingWait) for wait in waits):
+            self.coordinator.owner.start_recovery()
 
     def note_new_session(
         self,
@@ -779,7 +778,7 @@ class ReaderSource(Source):
         try:
             # A stop ends it, but no failure from which the session recovers.
             await self._coordinator.wait_until_ended(
-                FeedWait(self._coordinator, lambda: None), self._read_all()
+                LastingWait("next feed", self._coordinator), self._read_all()
             )
             used = True
         except StopRequestedError:
@@ -882,22 +881,3 @@ class ReaderSource(Source):
 
     def _feeds_state(self) -> Any:
         return None if self._stateful is None else copy.deepcopy(self._stateful.state_dict())
-
-
-class FeedWait(Wait[Any]):
-    """A wait for feeds: a failure from which the session recovers does not end it, but is passed to
-    `on_recoverable`.
-    """
-
-    __slots__ = ("_coordinator", "on_recoverable")
-
-    def __init__(self, coordinator: Coordinator, on_recoverable: Callable[[], None]) -> None:
-        super().__init__("next feed")
-        self._coordinator = coordinator
-        self.on_recoverable: Callable[[], None] = on_recoverable
-
-    def end(self, cause: BaseException) -> None:
-        if self._coordinator.is_recoverable(cause):
-            self.on_recoverable()
-        else:
-            super().end(cause)

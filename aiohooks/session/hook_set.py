@@ -12,7 +12,6 @@ import os
 import weakref
 from collections import Counter
 from collections.abc import Iterable
-from functools import partial
 from types import FunctionType
 from typing import Any, cast
 
@@ -71,8 +70,13 @@ class HookSet:
                     f"{registered.name} has thread=True, which is for hooks of a group; give"
                     " BlockingHook(hook)"
                 )
+
+        def enter() -> None:
+            make_default(graph)
+            coordinator.enter_raw_session()
+
         self.background: BackgroundCalls = BackgroundCalls(
-            self._grace_secs, partial(make_default, graph), coordinator.observers, _step_of
+            self._grace_secs, enter, coordinator.observers, _step_of
         )
         """The calls of `after_run` that run beside the next steps."""
         self._after_create_session = self._groups("after_create_session")

@@ -129,8 +129,7 @@ class Lifecycle:
         """"new", "opening", "open", "closing" or "closed"."""
         self.thread: int = 0
         """The thread of the session's loop: cheaper to compare than the running loop."""
-        self.recovers: Callable[[BaseException], bool] = policy.recovers
-        """Whether the policy lists an error, for `Coordinator.is_recoverable`."""
+        self.policy: RecoveryPolicy = policy
         self.requests: Requests = Requests()
         self.coordinator: Coordinator = Coordinator.of_session(self, self.requests)
         """Its tasks live through recoveries."""
@@ -148,6 +147,8 @@ class Lifecycle:
         self.feeds: SessionFeeds = SessionFeeds(self.coordinator, self.turns)
         self.recoveries: int = 0
         self.recovering_from: BaseException | None = None
+        self._recovery: asyncio.Task[None] | None = None
+        """The task that recovers while others wait for something else than a run."""
         self._has_hurried = False  # whether an attempt was made without a pause, after a stop
         self.gave_up: BaseException | None = None
         """The error with which recovery gave up; no run can begin any more."""
@@ -155,7 +156,6 @@ class Lifecycle:
         self.committed: CommittedRun | None = None
         """The run in progress, if it failed after it had been committed."""
         self._creator = creator
-        self._policy = policy
         if isinstance(creator, ChiefSessionCreator):
             creator.restores_again = policy.restore == "checkpoint"
         self._monitor = Monitor(
@@ -265,7 +265,7 @@ class Lifecycle:
         if isinstance(created, Session):
             restore_hooks(created)
             # Before a hook can fail: what is in use comes again.
-            self.feeds.note_new_session(created, self._policy.on_lost_feeds, self.recovering_from)
+            self.feeds.note_new_session(created, self.policy.on_lost_feeds, self.recovering_from)
         await self.hooks.after_create_session(session, self.raw_coordinator)
         await self._raise_if_closed()
         if isinstance(created, Session) and created.finished is not None:
@@ -349,12 +349,8 @@ class Lifecycle:
         self.turns.watch_loop()
 
     async def _wait_for_resume(self) -> None:
-        while self.requests.pause_reason is not None:
-            try:
-                await self.coordinator.wait_for_resume()
-            except Exception as error:
-                if not self.coordinator.is_recoverable(error):  # the next run recovers
-                    raise
+        # The run that is to begin recovers from a failure.
+        await self.coordinator.wait_out_pause(lasts=True)
 
     async def session_for_run(self) -> Session:
         """Return the raw session for a run; after a recovery that was cancelled, another one. Raise
@@ -370,6 +366,39 @@ class Lifecycle:
         except BaseException:
             self.feeds.end_waits_without_session()
             raise
+
+    async def recover_if_needed(self) -> None:
+        """Recover if a task of the raw session has failed, or there is none after a recovery that
+        was cancelled, as the next run would before it begins.
+        """
+        errors = self.raw_coordinator.errors
+        if self.session is not None and not (errors and self.coordinator.is_recoverable(errors[0])):
+            return
+        scope = await self.wait_for_turn()
+        try:
+            while True:
+                try:
+                    await self.session_for_run()
+                except BaseException as error:
+                    await self.handle_failure(error)
+                    scope = self.turns.begin_attempt(scope)
+                else:
+                    return
+        finally:
+            self.turns.end_run(scope)
+
+    def start_recovery(self) -> None:
+        """Start a task that recovers, for waits that a recovery does not end."""
+        is_started = self._recovery is not None and not self._recovery.done()
+        if self.phase == "open" and self.recovering_from is None and not is_started:
+            self._recovery = self.coordinator.start_soon(self._recover_after_run, name="recovery")
+
+    async def _recover_after_run(self) -> None:
+        """Recover, unless the run in progress does."""
+        if self.turns.taken:
+            await self.turns.wait()
+            self.turns.release()
+        await self.recover_if_needed()
 
     def note_commit(self, session: Session, result: Any) -> None:
         """Note that a run is failing after it had been committed: where its feeds are tracked, its
@@ -402,7 +431,7 @@ class Lifecycle:
             if self._was_ended_from_outside(error, cause):
                 raise_unchanged(error)
             label = self.requests.label
-            error = root_cause(error, coordinator.failures, self._policy, label)
+            error = root_cause(error, coordinator.failures, self.policy, label)
             if not coordinator.is_recoverable(error):
                 coordinator.note_delivery(error)
                 if isinstance(error, StopRequestedError):
@@ -482,6 +511,11 @@ class Lifecycle:
         try:
             with active("recovery", what, observers=self.coordinator.observers):
                 await self._replace_session(error, step)
+        except BaseException as raised:
+            self.recovering_from = None
+            self.coordinator.note_delivery(raised)
+            self.feeds.end_waits_without_session()
+            raise
         finally:
             self.recovering_from = None
             del error  # the traceback of what is raised has this frame
@@ -523,10 +557,6 @@ class Lifecycle:
                         raise
                     error = next_error
                     step = None
-        except BaseException as raised:
-            coordinator.note_delivery(raised)
-            self.feeds.end_waits_without_session()
-            raise
         finally:
             del error  # the traceback of what is raised has this frame
 

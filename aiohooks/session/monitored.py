@@ -469,12 +469,8 @@ class AsyncMonitoredSession(RequestMethods):
         if lifecycle.phase == "new":
             close_unawaited(awaitable)
             lifecycle.raise_if_not_entered()
-        coordinator = lifecycle.raw_coordinator
-        if coordinator.closed and lifecycle.phase == "open":
-            # In a recovery, which has closed the raw session, and is no end of this one.
-            coordinator = lifecycle.coordinator
         return await lifecycle.wait_between_runs(
-            coordinator.until(awaitable, producer=producer, drain=drain)
+            lifecycle.coordinator.until(awaitable, producer=producer, drain=drain)
         )
 
     # -- its parts

@@ -33,7 +33,9 @@ _MOST_SHOWN = 3
 
 
 class Escalation(enum.IntEnum):
-    """What a signal leads to; each signal, and the end of a time limit, is one step further."""
+    """What a signal leads to in a session; each signal, and the end of a time limit, is one step
+    further. Sessions that a task has entered inside each other are cancelled together.
+    """
 
     DRAIN = 1
     STOP = 2
@@ -126,8 +128,10 @@ class StopOnSignal:
         """The task that entered the session; the second signal cancels it."""
         self.number: signal.Signals | None = None
         """The signal that is the reason of the stop or the drain, if it is one."""
+        self.escalation: Escalation | None = None
         self._begun: Escalation | None = None
-        """What has begun: a drain or a stop."""
+        """How far the loop has come with it."""
+        self.is_cancelled: bool = False
         self.timers: list[TimerHandle] = []
 
     def install(self) -> Callable[[], None]:
@@ -149,40 +153,44 @@ class StopOnSignal:
         return functools.partial(handlers.remove_session, self)
 
     @property
-    def can_drain(self) -> bool:
-        """Whether the first signal begins a drain."""
-        return self.policy.drain_secs is not None and not self.requests.stopped
+    def next_escalation(self) -> Escalation:
+        """What the next signal leads to."""
+        can_drain = self.policy.drain_secs is not None and not self.requests.stopped
+        return next_escalation(self.escalation, can_drain=can_drain)
 
-    def record(self, number: signal.Signals, escalation: Escalation) -> Escalation:
-        """Record the drain, or a stop if the session cannot drain, and return which it was.
-
-        Harmless in a signal handler, and a second time.
-        """
+    def advance(self, number: signal.Signals) -> None:
+        """Record what the signal leads to; harmless in a signal handler."""
         requests = self.requests
-        if escalation is Escalation.DRAIN and self.can_drain:
+        escalation = self.next_escalation
+        if escalation is Escalation.EXIT:
+            return  # other sessions have not come so far
+        self.escalation = escalation
+        if escalation is Escalation.DRAIN:
             if requests.drain_reason is None:
                 self.number = number
             requests.record_drain(f"{number.name} received")
-            return Escalation.DRAIN
+            return
         if requests.stop_reason is None:
             self.number = number
         requests.record_stop(f"{number.name} received")
-        return Escalation.STOP
 
-    def begin(self, number: signal.Signals, escalation: Escalation, handlers: LoopSignals) -> None:
-        """Begin the drain or the stop in the loop; `handlers` are called when the time for it is
-        over.
+    def begin(self, number: signal.Signals, handlers: LoopSignals) -> None:
+        """Begin in the loop what `advance` has recorded; `handlers` are called when the time for it
+        is over.
         """
-        recorded = self.record(number, escalation)
-        if self._begun is recorded:  # it was opened between the signal and this call
-            return
-        self._begun = recorded
+        if self._begun is self.escalation:
+            return  # the session was opened between the signal and this call
+        self._begun = self.escalation
         policy = self.policy
-        if recorded is Escalation.DRAIN:
+        if self.escalation is Escalation.DRAIN:
             self.requests.begin_drain()
-            self._start_timer(policy.drain_secs, handlers.end_drain_period)
+            self._start_timer(
+                policy.drain_secs, functools.partial(handlers.end_drain_period, self, number)
+            )
             return
         self.requests.end_waits()
+        if self.escalation is Escalation.CANCEL:
+            return
         abandoned = StopRequestedError(
             f"{number.name} received, and the step took longer than {policy.step_secs} s more"
         )
@@ -190,7 +198,9 @@ class StopOnSignal:
         self._start_timer(
             policy.step_secs, functools.partial(self._coordinator.owner.end_run, abandoned)
         )
-        self._start_timer(policy.grace_secs, handlers.end_grace_period)
+        self._start_timer(
+            policy.grace_secs, functools.partial(handlers.end_grace_period, self, number)
+        )
 
     def _say_what_lasts(self, number: signal.Signals) -> None:
         again = ""
@@ -218,19 +228,18 @@ class StopOnSignal:
 
 
 class LoopSignals:
-    """The signal handlers of one loop, shared by its sessions: the first signal stops all of
-    them.
-    """
+    """The signal handlers of one loop, shared by its sessions: each signal is for all of them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._context = contextvars.copy_context()
         self._previous: dict[signal.Signals, Any] = {}
         self._sessions: list[StopOnSignal] = []
-        self._escalation: Escalation | None = None
-        self._number: signal.Signals
-        """The signal that has led to it."""
-        self._is_cancelled = False
+        self._received: list[signal.Signals] = []
+        """All signals so far."""
+        self._has_cancelled = False
+        self._ends_program = False
+        """Whether the previous handler of the signal has decided what else ends."""
         self._end: BaseException | None = None
         """The end of the program, raised when the sessions are closed."""
         self._wakeup = _Wakeup(loop)
@@ -241,14 +250,15 @@ class LoopSignals:
             if number not in self._previous:
                 self._install(number, session.requests.label)
         self._sessions.append(session)
-        if self._escalation is not None:
-            # It is opened while the others end because of a signal, which it has missed.
-            session.begin(self._number, self._escalation, self)
-        if self._is_cancelled:
-            self._loop.call_soon(session.task.cancel, f"{self._number.name} received")
+        # A session that is opened later gets the signals that it has missed.
+        for number in self._received:
+            session.advance(number)
+            session.begin(number, self)
+        if session.escalation is Escalation.CANCEL:
+            self._loop.call_soon(self._cancel_sessions)
 
     def remove_session(self, session: StopOnSignal) -> None:
-        if self._escalation is Escalation.CANCEL:
+        if session.escalation is Escalation.CANCEL:
             self._cancel_sessions()  # the callback of the signal may not have run yet
         self._sessions.remove(session)
         for timer in session.timers:
@@ -260,6 +270,8 @@ class LoopSignals:
         if not self._sessions:
             self._wakeup.close()
             del _handlers_of_loops[self._loop]
+            if self._has_cancelled:
+                self._end_program()
             if self._end is not None:
                 # Raised from a callback, it makes the runner cancel the remaining tasks and wait
                 # for them. If this is the main task, the runner's own callback must have run: it
@@ -321,74 +333,90 @@ class LoopSignals:
         self._loop.call_soon_threadsafe(callback, *args, context=self._context)
 
     def _advance(self, received: signal.Signals) -> None:
-        """Record what the next signal leads to, and let the loop begin it; or end the process."""
-        can_drain = any(session.can_drain for session in self._sessions)
-        escalation = next_escalation(self._escalation, can_drain=can_drain)
-        if escalation is Escalation.EXIT:
+        """Record what the signal leads to, and let the loop begin it; or end the process."""
+        if all(session.next_escalation is Escalation.EXIT for session in self._sessions):
             _kill_process(received)
-        self._number = received
-        self._escalation = escalation
-        if escalation is Escalation.CANCEL:
-            self._call_soon(self._cancel_sessions)
-            return
+        self._received.append(received)
         for session in self._sessions:
-            session.record(received, escalation)
-        self._call_soon(self._begin, received, escalation)
+            session.advance(received)
+        self._call_soon(self._begin, received)
 
-    def _begin(self, received: signal.Signals, escalation: Escalation) -> None:
+    def _begin(self, received: signal.Signals) -> None:
         for session in self._sessions:
-            session.begin(received, escalation, self)
-
-    def end_drain_period(self) -> None:
-        """Stop the sessions, if no signal has done that."""
-        if self._escalation is not Escalation.DRAIN:
-            return
-        labels = [session.requests.label for session in self._sessions if session.can_drain]
-        if labels:
-            logger.warning(
-                "the time for the drain after %s is over; stopping %s",
-                self._number.name,
-                ", ".join(labels),
-            )
-        self._advance(self._number)
-
-    def end_grace_period(self) -> None:
-        """Cancel the sessions, if no signal has done that."""
-        if self._escalation is Escalation.CANCEL or not self._sessions:
-            return
-        self._escalation = Escalation.CANCEL
-        labels = ", ".join(session.requests.label for session in self._sessions)
-        logger.warning(
-            "the grace period after %s is over; cancelling %s", self._number.name, labels
-        )
+            session.begin(received, self)
         self._cancel_sessions()
 
-    def _cancel_sessions(self) -> None:
-        """Cancel the sessions, and let the previous handler of the signal decide what else ends."""
-        if self._is_cancelled:
+    def end_drain_period(self, session: StopOnSignal, number: signal.Signals) -> None:
+        """Stop the session, if no signal has done that."""
+        if session.escalation is not Escalation.DRAIN:
             return
-        self._is_cancelled = True
-        number = self._number
-        _last_signals[self._loop] = number
+        if not session.requests.stopped:
+            logger.warning(
+                "the time for the drain after %s is over; stopping %s",
+                number.name,
+                session.requests.label,
+            )
+        session.advance(number)
+        session.begin(number, self)
+
+    def end_grace_period(self, session: StopOnSignal, number: signal.Signals) -> None:
+        """Cancel the session, if no signal has done that."""
+        if session.escalation is not Escalation.CANCEL:
+            logger.warning(
+                "the grace period after %s is over; cancelling %s",
+                number.name,
+                session.requests.label,
+            )
+            for other in self._sessions:
+                if other.task is session.task:
+                    other.escalation = Escalation.CANCEL
+            self._cancel_sessions()
+
+    def _cancel_sessions(self) -> None:
+        """Cancel the tasks all of whose sessions have come so far."""
+        not_due = {
+            session.task
+            for session in self._sessions
+            if session.escalation is not Escalation.CANCEL
+        }
+        due: dict[asyncio.Task[Any], int] = {}
         for session in self._sessions:
-            logger.warning("cancelling %s, which is in %s", session.requests.label, session.doing())
-        tasks = {session.task: session.task.cancelling() for session in self._sessions}
+            if session.task not in not_due and not session.is_cancelled:
+                session.is_cancelled = True
+                due[session.task] = session.task.cancelling()
+                logger.warning(
+                    "cancelling %s, which is in %s", session.requests.label, session.doing()
+                )
+        if not due:
+            return
+        self._has_cancelled = True
+        number = self._received[-1]
+        _last_signals[self._loop] = number
+        if not not_due:
+            self._end_program()
+        for task, cancelling in due.items():
+            if task.cancelling() == cancelling:
+                task.cancel(f"{number.name} received")
+        if self._end is not None and all(task.done() for task in due):
+            raise self._end  # no session is left whose end would exit
+
+    def _end_program(self) -> None:
+        """Let the previous handler of the signal decide what else ends, once."""
+        if self._ends_program:
+            return
+        self._ends_program = True
+        number = self._received[-1]
         previous: Any = self._previous.get(number, signal.getsignal(number))
         owner = _owner_of(previous)
         if owner == "system":
             self._end = SystemExit(128 + number)
+        if owner not in ("runner", "program"):
+            return
         try:
-            if owner in ("runner", "program"):
-                # That of asyncio.run cancels the main task and later raises KeyboardInterrupt.
-                previous(number, None)
+            # That of asyncio.run cancels the main task and later raises KeyboardInterrupt.
+            previous(number, None)
         except (KeyboardInterrupt, SystemExit) as error:
             self._end = error
-        finally:
-            for task, cancelling in tasks.items():
-                if task.cancelling() == cancelling:
-                    task.cancel(f"{number.name} received")
-        if self._end is not None and all(task.done() for task in tasks):
-            raise self._end  # no session is left whose end would exit
 
     def after_fork(self) -> None:
         """Remove the handlers in a forked child, which must neither run them nor write into its

@@ -16,11 +16,10 @@ from aiohooks._core.validate import call_error, check_callable
 from aiohooks.errors import InvalidArgumentError, SessionClosedError, StopRequestedError, safe_repr
 from aiohooks.graph.graph import Graph, Placeholder, T_co
 from aiohooks.graph.session import Session
-from aiohooks.session.coordinator import Producers, note_own_end_in_drain
+from aiohooks.session.coordinator import LastingWait, Producers, note_own_end_in_drain
 from aiohooks.session.feeds import (
     USED,
     FeedsWentBack,
-    FeedWait,
     SessionFeeds,
     Source,
     outcome_of,
@@ -113,7 +112,6 @@ class Runner(Protocol):
     def graph(self) -> Graph: ...
     def should_stop(self) -> bool: ...
     async def run(self, fetches: Any, feed_dict: Any = None) -> Any: ...
-    async def run_step_fn(self, fn: StepFn[T]) -> T: ...
 
 
 class Steps(Generic[T_co]):
@@ -229,27 +227,15 @@ class Steps(Generic[T_co]):
         generator of feeds.
         """
         lifecycle = self._lifecycle
-        feed_wait = FeedWait(lifecycle.coordinator, self._start_recovery)
-        # Nothing reads feeds during a recovery, nor after one that was cancelled; and all waits end
-        # then.
+        coordinator = lifecycle.coordinator
         note_own_end_in_drain()
-        errors = lifecycle.raw_coordinator.errors
-        if lifecycle.session is None or (
-            errors and lifecycle.coordinator.is_recoverable(errors[0])
-        ):
-            await self._session.run_step_fn(_do_nothing)
-        coordinator = lifecycle.raw_coordinator
+        # Nothing reads feeds during a recovery, nor after one that was cancelled.
+        await lifecycle.recover_if_needed()
         with active("feed", "next feed", observers=coordinator.observers):
             await lifecycle.wait_between_runs(
-                coordinator.wait_until_ended(feed_wait, wait(), producers, drain=drain)
-            )
-
-    def _start_recovery(self) -> None:
-        """Start a task that does what the next run would do before it begins."""
-        lifecycle = self._lifecycle
-        if lifecycle.phase == "open":
-            lifecycle.coordinator.start_soon(
-                self._session.run_step_fn, _do_nothing, name="recovery"
+                coordinator.wait_until_ended(
+                    LastingWait("next feed", coordinator), wait(), producers, drain=drain
+                )
             )
 
 
@@ -284,7 +270,3 @@ class _Loop(AsyncIterator[T_co]):
             if isinstance(error, StopAsyncIteration):
                 raise
             raise StopAsyncIteration from None
-
-
-async def _do_nothing(context: StepContext) -> None:
-    pass

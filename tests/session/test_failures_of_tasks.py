@@ -146,6 +146,38 @@ async def test_a_failure_that_a_hook_has_handled_leaves_the_session(
     assert await outcome(session, use) is failure
 
 
+@pytest.mark.parametrize("owner", ["session", "coord"])
+@pytest.mark.parametrize("how", ["in the background", "in a task of its own"])
+async def test_a_failure_that_a_hook_has_handled_after_its_run_leaves_the_session(
+    how: str, owner: str, failure: OSError
+) -> None:
+    """Nor does it decide in a call that is made alongside later steps, or in a task that it has
+    started.
+    """
+    started = list[asyncio.Task[None]]()
+
+    async def handle() -> None:
+        with pytest.raises(OSError, match="upload"):
+            await session.until(forever())
+
+    async def after_run(*_: object) -> None:
+        if how == "in the background":
+            await handle()
+        else:
+            started.append(asyncio.create_task(handle()))
+
+    async def use(session: ah.AsyncMonitoredSession) -> None:
+        await session.run("loss")
+        starts = session if owner == "session" else session.coord
+        starts.start_soon(raises_after(3, failure))
+        await ticks(10)
+        await asyncio.gather(*started)
+
+    hook = PhaseHook("after_run", after_run)
+    session = doubling(ah.configure(hook, background=how == "in the background"))
+    assert await outcome(session, use) is failure
+
+
 async def test_a_failure_that_a_hook_has_asked_for_leaves_the_session(failure: OSError) -> None:
     """A hook that asks its coordinator for failures does not decide for the program, either."""
 

@@ -14,7 +14,7 @@ import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import NO_BACKOFF, doubling, outcome, recovery_policy, use_up
-from tests.support.waiting import cancels_left, forever, ticks
+from tests.support.waiting import cancels_left, forever, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -271,3 +271,155 @@ async def test_what_ends_the_wait_for_a_feed(how: str) -> None:
     if how == "giving up":
         assert any("2 attempts are used up" in note for note in error.__notes__)
         assert hook.sessions == 3
+
+
+# -- what lives through a recovery
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("named", [False, True], ids=["", "producer"])
+@pytest.mark.parametrize("begins", ["before", "after"])
+async def test_a_generator_that_waits_in_until_lives_through_a_recovery(
+    begins: str, named: bool, prefetch: int
+) -> None:
+    """A failure from which the session recovers does not end its wait, nor one that begins then."""
+    lost, queue, losses = Lost(ah.UnavailableError("away")), asyncio.Queue[int](), list[int]()
+    hook = Workers(lost)
+
+    async def produce() -> None:
+        await until_true(lambda: session.status().recoveries and hook.sessions == 2)
+        queue.put_nowait(2)
+
+    async def feeds(producer: asyncio.Task[None]) -> AsyncIterator[int]:
+        yield 1
+        if begins == "before":
+            asyncio.get_running_loop().call_soon(lost.fail.set)
+        else:
+            lost.fail.set()
+            await ticks(5)
+        yield await session.until(queue.get(), producer=producer if named else None)
+
+    async with doubling(hook, recovery=NO_BACKOFF) as session:
+        producer = session.start_soon(produce)
+        await use_up(session.steps("loss", feeds=feeds(producer), prefetch=prefetch), losses)
+    assert (losses, hook.sessions, session.stop_reason) == ([2, 4], 2, None)
+
+
+@pytest.mark.parametrize("begins", ["before", "after"])
+async def test_a_task_that_lives_through_recoveries_waits_through_them(begins: str) -> None:
+    """Its wait starts the recovery, as there is no run that would, and gets what that brings."""
+    lost, queue = Lost(ah.UnavailableError("away")), asyncio.Queue[int]()
+
+    class Producing(Workers):
+        async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+            await super().after_create_session(session, coord)
+            queue.put_nowait(self.sessions)
+
+    async def take(wait: Callable[[Awaitable[int]], Awaitable[int]]) -> list[int]:
+        first = await wait(queue.get())
+        lost.fail.set()
+        if begins == "after":
+            await ticks(5)
+        return [first, await wait(queue.get())]
+
+    async with doubling(Producing(lost), recovery=NO_BACKOFF) as session:
+        task = session.start_soon(take, session.until)
+        await asyncio.wait([task])
+        assert task.result() == [1, 2]
+        lost.fail.clear()
+
+
+async def test_a_task_of_the_raw_session_does_not_wait_through_a_recovery() -> None:
+    """It ends with its raw session: its wait gets the failure of the other task."""
+    lost, caught = Lost(ah.UnavailableError("away")), list[BaseException]()
+    hook = Workers(lost)
+
+    async def wait() -> None:
+        try:
+            await session.until(forever())
+        except ah.UnavailableError as error:
+            caught.append(error)
+
+    async with doubling(hook, recovery=NO_BACKOFF) as session:
+        session.coord.start_soon(wait)
+        await ticks(1)
+        lost.fail.set()
+        await ticks(5)
+        await session.run("loss")
+        lost.fail.clear()
+    assert caught == [lost.error]
+
+
+async def test_a_stop_ends_the_wait_for_a_feed_whatever_is_recovered_from() -> None:
+    """A stop is no failure, also if the policy lists its error."""
+    queue = asyncio.Queue[int]()
+    async with doubling(recovery=recovery_policy(on=(Exception,))) as session:
+        loop = asyncio.create_task(use_up(session.steps("loss", feeds=queue)))
+        await ticks(5)
+        session.request_stop("enough")
+        await loop
+    assert (session.stop_reason, session.status().recoveries) == ("enough", 0)
+
+
+async def test_a_coordinator_that_is_kept_waits_like_the_session() -> None:
+    """After a recovery and during one, as its session continues; it starts no task any more."""
+    lost, seen = Lost(ah.UnavailableError("away")), list[object]()
+    hook = Workers(lost)
+
+    async def see(*_: object) -> None:
+        if hook.sessions == 2:
+            seen.append(await asyncio.create_task(kept.until(asyncio.sleep(0, "during"))))
+
+    async with doubling(
+        hook, PhaseHook("after_create_session", see), recovery=NO_BACKOFF
+    ) as session:
+        kept = session.coord
+        lost.fail.set()
+        await ticks(3)
+        await session.run("loss")
+        seen.append(await kept.until(asyncio.sleep(0, "after")))
+        with pytest.raises(ah.errors.SessionClosedError, match="its session was replaced"):
+            kept.start_soon(forever)
+        assert kept.should_stop()
+        assert not session.should_stop()
+        session.request_stop("enough")
+        with pytest.raises(ah.StopRequestedError, match="enough"):
+            await kept.until(forever())
+    assert seen == ["during", "after"]
+
+
+async def test_a_wait_that_a_recovery_may_outlast_needs_producers_that_live() -> None:
+    """A task of a hook's coordinator is rejected as its producer: a recovery cancels it, and starts
+    another, and the wait would end as if everything had been produced.
+    """
+    queue, tasks, coords = asyncio.Queue[int](), list[asyncio.Task[None]](), list[Any]()
+    remedy = r"'produce' of a hook's coordinator.*session\.start_soon"
+
+    async def produce() -> None:
+        queue.put_nowait(1)
+
+    async def start(_: object, coord: ah.Coordinator) -> None:
+        coords.append(coord)
+        tasks.append(coord.start_soon(produce, name="produce"))
+
+    async def wait_in_run(context: ah.SessionRunContext) -> None:
+        assert await coords[-1].until(queue.get(), producer=tasks) == 1
+
+    async def wait_in_task() -> int:
+        got: int = await coords[-1].until(queue.get(), producer=tasks)
+        return got
+
+    hooks = [PhaseHook("after_create_session", start), PhaseHook("before_run", wait_in_run)]
+    async with doubling(*hooks) as session:
+        with pytest.raises(ah.errors.InvalidArgumentError, match=remedy):
+            session.steps("loss", feeds=queue, producer=tasks)
+        for until in (session.until, session.coord.until):
+            with pytest.raises(ah.errors.InvalidArgumentError, match=remedy):
+                await until(queue.get(), producer=tasks)
+        await session.run("loss")
+        queue.put_nowait(1)
+        assert await session.coord.start_soon(wait_in_task) == 1
+    tasks.clear()
+    async with doubling(hooks[0], recovery=ah.RecoveryPolicy(on=())) as session:
+        await use_up(session.steps("loss", feeds=queue, producer=tasks))
+    assert session.global_step.latest.step == 1

@@ -104,13 +104,47 @@ async def test_a_signal_is_recorded_immediately() -> None:
 
 
 async def test_the_grace_period_of_a_session_that_cannot_drain(clock: ManualClock) -> None:
-    """When it is over, it ends those that drain, too, as another signal would."""
+    """When it is over, it cancels that session; others continue to drain."""
     sessions = [handling(), handling(drain_secs=None, grace_secs=5.0)]
-    ends = [await parked(outcome(session, forever)) for session in sessions]
+    drains, stops = [await parked(outcome(session, forever)) for session in sessions]
     send()
     await ticks()
     clock.advance(5)
-    assert [type(await end) for end in ends] == [asyncio.CancelledError] * 2
+    assert isinstance(await stops, asyncio.CancelledError)
+    assert not sessions[0].should_stop()
+    drains.cancel()
+    assert isinstance(await drains, asyncio.CancelledError)
+
+
+async def test_each_session_of_a_loop_has_its_own_escalation() -> None:
+    """The second signal cancels a session that cannot drain, and stops one that can; the third
+    cancels that.
+    """
+    sessions = [handling(), handling(drain_secs=None)]
+    drains, stops = [await parked(outcome(session, forever)) for session in sessions]
+    send()
+    await ticks()
+    assert [session.should_stop() for session in sessions] == [False, True]
+    send()
+    assert isinstance(await stops, asyncio.CancelledError)
+    assert (sessions[0].should_stop(), drains.done()) == (True, False)
+    send()
+    assert isinstance(await drains, asyncio.CancelledError)
+
+
+async def test_the_time_for_a_drain_is_that_of_its_session(clock: ManualClock) -> None:
+    """When it is over, other sessions continue to drain."""
+    async with handling(drain_secs=30.0) as longer:
+
+        async def wait_for_end(session: ah.AsyncMonitoredSession) -> None:
+            with pytest.raises(ah.StopRequestedError, match="SIGUSR1"):
+                await session.until(forever())
+
+        shorter = await parked(outcome(handling(drain_secs=5.0), wait_for_end))
+        await drain_of(longer)
+        await advance_clock(clock, 5)
+        assert await shorter is None
+        assert not longer.should_stop()
 
 
 async def test_the_second_signal_stops(clock: ManualClock) -> None:
@@ -170,7 +204,7 @@ async def test_what_stops_a_drain_and_what_cancels_then(
 
 async def test_sessions_of_one_loop() -> None:
     """One that cannot drain is stopped by the first signal; one that is opened meanwhile drains
-    too; the second stops all.
+    too; the second stops all, as a task is cancelled with the last of its sessions.
     """
     async with handling() as drains, handling(drain_secs=None) as stops:
         await drain_of(drains)

@@ -423,13 +423,9 @@ SCENARIOS = (
 # -- bugs that must be found in them
 
 
-def _without_reason(record: Method, session: StopOnSignal, *args: Any) -> Escalation:
+def _without_reason(advance: Method, session: StopOnSignal, *args: Any) -> None:
+    session.escalation = Escalation.STOP
     session.requests.record_stop("stopped")
-    return Escalation.STOP
-
-
-def _not_recorded(record: Method, *args: Any) -> Escalation:
-    return Escalation.STOP
 
 
 def _nothing(original: Method, *args: Any) -> None:
@@ -437,10 +433,10 @@ def _nothing(original: Method, *args: Any) -> None:
 
 
 BUGS: dict[str, tuple[Any, str, Method, Callable[[Fixture], Awaitable[None]], str]] = {
-    "signal_does_not_stop": (StopOnSignal, "record", _not_recorded, plain, "stopped because: "),
+    "signal_does_not_stop": (StopOnSignal, "advance", _nothing, plain, "stopped because: "),
     "stop_without_its_reason": (
         StopOnSignal,
-        "record",
+        "advance",
         _without_reason,
         waiting,
         "stopped because: stopped",

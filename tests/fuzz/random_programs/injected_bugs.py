@@ -22,6 +22,7 @@ from aiohooks._core.clock import wake
 from aiohooks.errors import raise_unchanged
 from aiohooks.graph.session import Session
 from aiohooks.graph.variables import Values
+from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook_set import HookSet
 from aiohooks.session.turns import Turns
 from tests.fuzz._harness import Method, replaced
@@ -204,6 +205,11 @@ async def end_after_an_error(
 ) -> bool:
     result = await leave(self, None, None, None)
     return bool(result)
+
+
+@bug(Coordinator, "take_undelivered", "failure kept")
+def failure_of_a_task_is_dropped_at_the_end(*args: Any) -> list[BaseException]:
+    return []
 
 
 @bug(Turns, "begin_run", "turns")

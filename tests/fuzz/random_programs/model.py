@@ -83,6 +83,7 @@ def violations(execution: Execution) -> list[str]:
             found += [
                 *block_laws(execution, session, session.record),
                 *hook_laws(execution, session, session.record),
+                *failure_laws(execution, session, session.record),
             ]
     for session in execution.sessions:
         found += overlap_laws(execution, session)
@@ -202,6 +203,27 @@ def block_laws(execution: Execution, session: SessionRecord, block: Record) -> I
                 f"values: {session.final}, but {session.commits} runs have returned,"
                 f" {session.replaced} with `replace`"
             )
+
+
+def failure_laws(execution: Execution, session: SessionRecord, block: Record) -> Iterator[str]:
+    """The failure of a background task leaves the session, unless code outside of its own tasks and
+    hooks has got it.
+    """
+    own = execution.of(session)
+    failed = [
+        one
+        for one in own
+        if one.what == "background"
+        and isinstance(one.outcome, Exception)
+        and not errors.is_clean_end(one.outcome)
+        and one.before(block, ended=True)
+    ]
+    if not failed or block.ended is None or block.outcome is not None:
+        return
+    outcomes = [one.outcome for one in own if one.is_library and not one.is_inside]
+    delivered = reachable(error for error in outcomes if error is not None)
+    if not any(error in delivered for error in flat(one.outcome for one in failed)):
+        yield f"failure kept: {failed}, but {block!r}"
 
 
 def hook_laws(execution: Execution, session: SessionRecord, block: Record) -> Iterator[str]:

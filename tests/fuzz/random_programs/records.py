@@ -10,6 +10,7 @@ import logging
 import sys
 import types
 from collections.abc import Awaitable, Coroutine, Generator, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import aiohooks as ah
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from tests.fuzz.random_programs.execution import ScriptedHook
 
 HARNESS = "cancelled by the harness"
+_inside: ContextVar[frozenset[int]] = ContextVar("inside", default=frozenset())
+"""The sessions that have called the current code: as a hook, an operation or a background task."""
 
 
 def called_by_library() -> bool:
@@ -109,6 +112,7 @@ class Record:
         "epoch",
         "external",
         "hook",
+        "is_inside",
         "is_library",
         "is_outermost",
         "kept",
@@ -157,6 +161,8 @@ class Record:
         meanwhile.
         """
         self.depth = 0
+        self.is_inside = session is not None and session.number in _inside.get()
+        """Whether its session has called the code that it is part of."""
         self.is_outermost = False
         """Whether it is a call of the library by a caller, and in no other: only the caller can
         have cancelled it.
@@ -442,6 +448,9 @@ def _watched(
 ) -> Generator[Any, Any, Any]:
     recorder.begin(record)
     error: BaseException | None = None
+    inside = _inside.get()
+    if record.session is not None and record.what in ("hook", "queued", "op", "background"):
+        _inside.set(inside | {record.session.number})
     try:
         while True:
             try:
@@ -466,3 +475,4 @@ def _watched(
         raise
     finally:
         error = None
+        _inside.set(inside)
