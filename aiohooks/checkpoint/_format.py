@@ -1,5 +1,4 @@
-"""What the files of a checkpoint directory are: their names, the manifest of a checkpoint, and the
-dtypes of tensors.
+"""What the files of a checkpoint directory are: their names, and the manifest of a checkpoint.
 
 A manifest has one form, which `encode` gives; anything else is damage.
 """
@@ -23,10 +22,7 @@ from aiohooks.checkpoint.policies import INTERIM, Checkpoint
 from aiohooks.errors import CheckpointError, InvalidArgumentError
 
 FORMAT = "aiohooks-checkpoint"
-VERSION = 2
-"""The newest version of the format. The first has no tensors of PyTorch; a manifest has the oldest
-that is enough.
-"""
+VERSION = 1
 LOCK = ".lock"
 ARRAYS = "arrays.safetensors"
 STATE = "state.msgpack"
@@ -37,55 +33,40 @@ MAX_INT = 2**63 - 1
 MAX_MANIFEST_BYTES = 4 * 1024 * 1024
 
 
-class TensorDtype(NamedTuple):
-    """How elements of a dtype of torch are stored."""
-
-    array: str
-    """The dtype of numpy that the tensor is read as where torch is not imported: the same, or else
-    the bits as integers.
-    """
-    native: str | None = None
-    """The name that safetensors has for it; without one, plain bytes are stored."""
-
-
-DTYPES: Mapping[str, TensorDtype] = {
-    "bool": TensorDtype("|b1", "BOOL"),
-    "uint8": TensorDtype("|u1", "U8"),
-    "int8": TensorDtype("|i1", "I8"),
-    "uint16": TensorDtype("<u2", "U16"),
-    "int16": TensorDtype("<i2", "I16"),
-    "uint32": TensorDtype("<u4", "U32"),
-    "int32": TensorDtype("<i4", "I32"),
-    "uint64": TensorDtype("<u8", "U64"),
-    "int64": TensorDtype("<i8", "I64"),
-    "float16": TensorDtype("<f2", "F16"),
-    "float32": TensorDtype("<f4", "F32"),
-    "float64": TensorDtype("<f8", "F64"),
-    "complex64": TensorDtype("<c8"),
-    "complex128": TensorDtype("<c16"),
-    "bfloat16": TensorDtype("<u2", "BF16"),
-    "complex32": TensorDtype("<u4"),
-    "float8_e4m3fn": TensorDtype("|u1", "F8_E4M3"),
-    "float8_e5m2": TensorDtype("|u1", "F8_E5M2"),
-    **dict.fromkeys(
-        [
-            "float8_e4m3fnuz",
-            "float8_e5m2fnuz",
-            "float8_e8m0fnu",
-            "float4_e2m1fn_x2",
-            "bits8",
-            "bits1x8",
-            "bits2x4",
-            "bits4x2",
-        ],
-        TensorDtype("|u1"),
-    ),
-    **{f"{kind}{bits}": TensorDtype("|u1") for kind in ("int", "uint") for bits in range(1, 8)},
-    "bits16": TensorDtype("<u2"),
+# Everything else (complex numbers, times, fixed-width text, big-endian numbers) is stored as plain
+# bytes; the tree has the dtype.
+SAFETENSORS_NAMES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "uint16": "U16",
+    "int16": "I16",
+    "uint32": "U32",
+    "int32": "I32",
+    "uint64": "U64",
+    "int64": "I64",
+    "float16": "F16",
+    "float32": "F32",
+    "float64": "F64",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
 }
-"""By the name in torch. Quantised ones are not among them: their elements mean nothing without a
-scale.
-"""
+BITS: Mapping[str, str] = {
+    "bfloat16": "<u2",
+    "complex32": "<u4",
+    "float8_e4m3fn": "|u1",
+    "float8_e4m3fnuz": "|u1",
+    "float8_e5m2": "|u1",
+    "float8_e5m2fnuz": "|u1",
+}
+"""The dtypes of torch that numpy does not have, and how they are read where torch is missing."""
+TORCH_DTYPES = (
+    *(name for name in SAFETENSORS_NAMES if name not in BITS),
+    "complex64",
+    "complex128",
+    *BITS,
+)
 
 
 class DamagedError(Exception):
@@ -194,7 +175,6 @@ class Manifest:
     name: Name
     metrics: Mapping[str, float]
     files: Mapping[str, FileEntry]
-    version: int = 1
 
     @property
     def size(self) -> int:
@@ -246,7 +226,7 @@ def encode(manifest: Manifest) -> bytes:
     """Return the bytes of a manifest, which are the same for the same contents on every Python."""
     content: dict[str, Any] = {
         "format": FORMAT,
-        "version": manifest.version,
+        "version": VERSION,
         "step": manifest.name.step,
         "sequence": manifest.name.sequence,
         "metrics": _metrics_to_json(manifest.metrics),
@@ -287,7 +267,7 @@ def decode(data: bytes, name: Name) -> Manifest:
             for file, each in content["files"].items()
         }
         metrics = {key: float(value) for key, value in content["metrics"].items()}
-        found = Manifest(name, MappingProxyType(metrics), MappingProxyType(files), int(version))
+        found = Manifest(name, MappingProxyType(metrics), MappingProxyType(files))
     except (
         ValueError,
         ArithmeticError,
@@ -302,9 +282,7 @@ def decode(data: bytes, name: Name) -> Manifest:
     # another way.
     if encode(found) != data:
         raise DamagedError("does not have the entries of a manifest")
-    if found.version < 1 or not all(
-        0 <= number <= MAX_INT for entry in files.values() for number in entry
-    ):
+    if not all(0 <= number <= MAX_INT for entry in files.values() for number in entry):
         raise DamagedError("has a number out of its range")
     return found
 

@@ -478,7 +478,7 @@ class CheckpointDirectory:
             dir_fd, names = self._acquire()
             name = Name(max(_format.next_sequence(names), least_sequence), step)
             contents = {_format.ARRAYS: arrays.chunks(), _format.STATE: [data]}
-            manifest = Manifest(name, metrics, {}, arrays.version)
+            manifest = Manifest(name, metrics, {})
             saved = self._commit(dir_fd, names, manifest, contents, arrays.size + len(data))
             self._known[name] = saved
             self._remove_old(dir_fd, names, saved)
@@ -671,7 +671,7 @@ class CheckpointDirectory:
 
         size = manifest.files[_format.ARRAYS].size
         arrays = self._read_file(
-            fd, manifest, _format.ARRAYS, lambda file: _encoding.LoadedArrays(file.read_into, size)
+            fd, manifest, _format.ARRAYS, lambda file: _encoding.read_arrays(file.read_into, size)
         )
         return _encoding.decode(
             self._read_file(fd, manifest, _format.STATE, lambda file: b"".join(file.pieces())),
