@@ -56,7 +56,8 @@ _TUPLE, _INT, _COMPLEX, _ARRAY, _SCALAR, _TENSOR, _COUNTER, _MODULE = 1, 2, 3, 4
 """Numbers of the extension types, which are part of the format."""
 
 _SUPPORTED = re.compile(
-    r"[<>|](?:b1|[iu][1248]|f[248]|c8|c16|[mM]8\[[0-9]*[a-zA-Z]+\]|U[0-9]+|S[0-9]+)", re.ASCII
+    r"[<>|](?:b1|[iu][1248]|f[248]|c8|c16|[mM]8\[[0-9]*[a-zA-Z]+\]|U[0-9]+|S[0-9]+)",
+    re.ASCII,
 )
 _DTYPE_HINTS = {
     "O": "give a list of its items, or an array of numbers",
@@ -105,7 +106,7 @@ class ArrayFile:
         if len(text) > _MAX_HEADER_BYTES:
             raise InvalidArgumentError(
                 f"the state has {len(entries)} arrays, more than a checkpoint can hold; join small"
-                " ones"
+                " ones",
             )
         self._in_order = [stored for _, stored in in_order]
         self.header = len(text).to_bytes(8, "little") + text
@@ -162,7 +163,7 @@ def read_arrays(read_into: Callable[[list[memoryview]], None], size: int) -> dic
         position = end
     if position != size - 8 - header_size:
         raise DamagedError(
-            f"has {size - 8 - header_size} bytes of arrays, and {position} in its header"
+            f"has {size - 8 - header_size} bytes of arrays, and {position} in its header",
         )
     arrays: dict[str, Array] = {}
     for group in _groups(in_order):
@@ -231,7 +232,7 @@ class _Encoder:
 
     def value(self, value: Any, path: _Path) -> Any:
         """Return the representation of a value in MessagePack."""
-        kind: type[Any] = type(value)
+        kind = cast("Any", type(value))
         convert = _CONVERTERS.get(kind)
         if convert is not None:
             return convert(self, value, path)
@@ -252,7 +253,7 @@ class _Encoder:
             value.encode()
         except UnicodeEncodeError:
             raise InvalidArgumentError(
-                f"{_text_of(path)} is {value!r}, which is not valid text; give its bytes"
+                f"{_text_of(path)} is {value!r}, which is not valid text; give its bytes",
             ) from None
         return value
 
@@ -281,7 +282,7 @@ class _Encoder:
             elif type(key) is not int or not -(2**63) <= key < 2**64:
                 raise InvalidArgumentError(
                     f"{_text_of(path)} has the key {key!r} of type {type(key).__name__}; keys are"
-                    " str or int of 64 bits: give str(...) of it"
+                    " str or int of 64 bits: give str(...) of it",
                 )
             converted[key] = self.value(value, (*path, key))
         return converted
@@ -374,7 +375,7 @@ def _checked_dtype(dtype: np.dtype[Any], path: _Path) -> str:
         return dtype.str
     hint = _DTYPE_HINTS.get(dtype.kind, "give it as .astype(numpy.float64), for example")
     raise InvalidArgumentError(
-        f"{_text_of(path)} has the dtype {dtype}, which a checkpoint cannot hold exactly; {hint}"
+        f"{_text_of(path)} has the dtype {dtype}, which a checkpoint cannot hold exactly; {hint}",
     )
 
 
@@ -382,7 +383,7 @@ def _check_depth(path: _Path) -> None:
     if len(path) >= MAX_DEPTH:
         raise InvalidArgumentError(
             f"{_text_of(path[:4])}... is nested deeper than {MAX_DEPTH} levels, or in itself;"
-            " flatten it"
+            " flatten it",
         )
 
 
@@ -394,7 +395,7 @@ def _unsupported(value: object, path: _Path) -> InvalidArgumentError:
             hint = f"give {base.__name__}(...) of it"
     return InvalidArgumentError(
         f"{_text_of(path)} is of the type {kind.__module__}.{kind.__qualname__}, which a"
-        f" checkpoint cannot hold; {hint}"
+        f" checkpoint cannot hold; {hint}",
     )
 
 
@@ -426,7 +427,7 @@ def decode(data: bytes, arrays: Mapping[str, Array]) -> dict[str, Any]:
             struct.error,
         ) as error:
             raise DamagedError(
-                f"is not the state of a checkpoint ({type(error).__name__}: {error})"
+                f"is not the state of a checkpoint ({type(error).__name__}: {error})",
             ) from None
         if not isinstance(state, dict):
             raise DamagedError("is not the state of a checkpoint")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import itertools
 import json
 import math
 import re
@@ -81,16 +80,8 @@ class MirrorError(Exception):
     """A mirror could not be read or written. Private to this package."""
 
 
-class NewerVersionError(Exception):
+class NewerVersionError(CheckpointError):
     """A valid manifest has a version that this library does not know. Private to this package."""
-
-    def of(self, place: object) -> CheckpointError:
-        """Return the error that says what to do, for the checkpoint at a place."""
-        says = (
-            f"{place} has version {self} of the format, and this aiohooks reads versions up to"
-            f" {VERSION}; install a later one"
-        )
-        return CheckpointError(errno.ENOTSUP, says)
 
 
 @contextlib.contextmanager
@@ -124,8 +115,8 @@ def parse_name(text: str) -> Name | None:
     match = _STEP.fullmatch(text)
     if match is None:
         return None
-    found = Name(sequence=int(match[2]), step=int(match[1]))
-    return found if str(found) == text and max(found) <= MAX_INT else None
+    name = Name(sequence=int(match[2]), step=int(match[1]))
+    return name if str(name) == text and max(name) <= MAX_INT else None
 
 
 def parse_damaged(text: str) -> Name | None:
@@ -148,17 +139,30 @@ def is_temporary(text: str) -> bool:
 
 def unused_name(name: str, names: Container[str]) -> str:
     """Return `name`, with a number at its end if it is among `names`."""
-    numbered = (f"{name}-{number}" for number in itertools.count(2))
-    return name if name not in names else next(each for each in numbered if each not in names)
+    unused = name
+    number = 1
+    while unused in names:
+        number += 1
+        unused = f"{name}-{number}"
+    return unused
 
 
 def next_sequence(names: Iterable[str]) -> int:
     """Return the highest sequence in a directory plus 1; damaged checkpoints count."""
-    found = (parse_name(text) or parse_damaged(text) for text in names)
-    return 1 + max((each.sequence for each in found if each is not None), default=0)
+    highest = 0
+    for text in names:
+        name = parse_name(text) or parse_damaged(text)
+        if name is not None:
+            highest = max(highest, name.sequence)
+    return highest + 1
 
 
 # Manifests
+
+
+def name_of(checkpoint: Checkpoint) -> Name:
+    """Return the name of a checkpoint."""
+    return Name(checkpoint.sequence, checkpoint.step)
 
 
 class FileEntry(NamedTuple):
@@ -183,11 +187,16 @@ class Manifest:
     def checkpoint(self, parent: Path) -> Checkpoint:
         """Return the checkpoint that it describes, in a directory."""
         metrics = MappingProxyType(
-            {name: value for name, value in self.metrics.items() if name != INTERIM}
+            {name: value for name, value in self.metrics.items() if name != INTERIM},
         )
         path = parent / str(self.name)
         return Checkpoint(
-            self.name.step, self.name.sequence, metrics, path, self.size, INTERIM in self.metrics
+            self.name.step,
+            self.name.sequence,
+            metrics,
+            path,
+            self.size,
+            INTERIM in self.metrics,
         )
 
 
@@ -202,24 +211,24 @@ def check_metrics(metrics: Mapping[str, Any] | None) -> Mapping[str, float]:
         return MappingProxyType({})
     if not isinstance(metrics, Mapping):
         raise InvalidArgumentError(
-            f"metrics is {metrics!r}; give a mapping of names to numbers, or leave it out"
+            f"metrics is {metrics!r}; give a mapping of names to numbers, or leave it out",
         )
-    found: dict[str, float] = {}
+    checked: dict[str, float] = {}
     for name, value in metrics.items():
         if not isinstance(name, str):
             raise InvalidArgumentError(f"metrics has the name {name!r}; give a str")
         try:
             if isinstance(value, (bool, str, bytes)):
                 raise TypeError
-            found[str(name)] = float(value)
+            checked[str(name)] = float(value)
         except (TypeError, ValueError, OverflowError):
             raise InvalidArgumentError(f"metrics[{name!r}] is {value!r}; give a number") from None
-    if len(_canonical(_metrics_to_json(found))) > MAX_MANIFEST_BYTES - 4096:
+    if len(_canonical(_metrics_to_json(checked))) > MAX_MANIFEST_BYTES - 4096:
         raise InvalidArgumentError(
-            f"metrics has {len(found)} entries, too many for a manifest; put them into the state"
-            " instead"
+            f"metrics has {len(checked)} entries, too many for a manifest; put them into the state"
+            " instead",
         )
-    return MappingProxyType(dict(sorted(found.items())))
+    return MappingProxyType(dict(sorted(checked.items())))
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -246,28 +255,22 @@ def decode(data: bytes, name: Name) -> Manifest:
         NewerVersionError: it is valid and of a later version.
     """
     try:
-        content: Any = json.loads(data.decode("ascii"))
-        if content["format"] != FORMAT:
-            raise DamagedError(f"is not a manifest of the format {FORMAT!r}")
-        if _canonical(content) != data:  # also where a key is there twice, of which one was read
-            raise DamagedError("is not in canonical form")
-        if content["checksum"] != _checksum(
-            {key: value for key, value in content.items() if key != "checksum"}
-        ):
-            raise DamagedError("does not have the checksum it states")
+        content: dict[str, Any] = json.loads(data.decode("ascii"))
         version = content["version"]
-        if type(version) is int and version > VERSION:
-            raise NewerVersionError(version)
-        if Name(content["sequence"], content["step"]) != name:
-            raise DamagedError(f"is of another checkpoint than {name}")
+        if type(version) is int and version > VERSION and _is_sealed(content, data):
+            raise NewerVersionError(
+                errno.ENOTSUP,
+                f"{name} has version {version} of the format, and this aiohooks reads versions up"
+                f" to {VERSION}; install a later one",
+            )
         if content["files"].keys() != set(FILES):
             raise DamagedError(f"does not name the files {' and '.join(FILES)}, and no others")
         files = {
-            file: FileEntry(int(each["size"]), int(each["crc32"], 16))
-            for file, each in content["files"].items()
+            file: FileEntry(int(entry["size"]), int(entry["crc32"], 16))
+            for file, entry in content["files"].items()
         }
         metrics = {key: float(value) for key, value in content["metrics"].items()}
-        found = Manifest(name, MappingProxyType(metrics), MappingProxyType(files))
+        manifest = Manifest(name, MappingProxyType(metrics), MappingProxyType(files))
     except (
         ValueError,
         ArithmeticError,
@@ -278,13 +281,19 @@ def decode(data: bytes, name: Name) -> Manifest:
         MemoryError,
     ) as error:
         raise DamagedError(f"is not a manifest ({type(error).__name__})") from None
-    # The conversions above let a bool pass for an int, or a text for a float: these are written in
-    # another way.
-    if encode(found) != data:
-        raise DamagedError("does not have the entries of a manifest")
+    # This finds a wrong checksum, another step, an entry too many, and each other form: a key that
+    # is there twice, a bool in place of an int, a number in a text.
+    if encode(manifest) != data:
+        raise DamagedError("is of another checkpoint, or not in canonical form with its checksum")
     if not all(0 <= number <= MAX_INT for entry in files.values() for number in entry):
         raise DamagedError("has a number out of its range")
-    return found
+    return manifest
+
+
+def _is_sealed(content: Mapping[str, Any], data: bytes) -> bool:
+    """Return whether a manifest has its checksum, and the canonical form."""
+    rest = {key: value for key, value in content.items() if key != "checksum"}
+    return _canonical({**rest, "checksum": _checksum(rest)}) == data
 
 
 def _metrics_to_json(metrics: Mapping[str, float]) -> dict[str, float | str]:
