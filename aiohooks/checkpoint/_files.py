@@ -82,15 +82,16 @@ class Files:
     def open_directory(self, path: Path | str, *, dir_fd: int | None = None) -> int:
         """Open a directory; with `dir_fd` it must not be a symbolic link."""
         check_system()
-        return int(
-            self.fs.open(
-                path, _DIRECTORY if dir_fd is None else _DIRECTORY | _NO_LINKS, dir_fd=dir_fd
-            )
-        )
+        flags = _DIRECTORY if dir_fd is None else _DIRECTORY | _NO_LINKS
+        return int(self.fs.open(path, flags, dir_fd=dir_fd))
 
     @contextlib.contextmanager
     def directory(
-        self, path: Path | str, *, dir_fd: int | None = None, of_checkpoint: bool = False
+        self,
+        path: Path | str,
+        *,
+        dir_fd: int | None = None,
+        of_checkpoint: bool = False,
     ) -> Generator[int]:
         """Open a directory for the block. An error of closing is ignored: nothing is written
         through this descriptor.
@@ -106,31 +107,31 @@ class Files:
             self.close_quietly(fd)
 
     def make_directories(self, path: Path) -> None:
-        """Make a directory with mode 0700, if it is missing, and its missing parents; the names of
-        these are durable.
+        """Make a directory with mode 0700, if it is missing, and its missing parents.
+
+        The names of the parents are durable; `DirectoryLock.acquire` syncs that of the directory.
         """
         missing: list[Path] = []
-        with contextlib.suppress(FileExistsError):
-            for each in (path, *path.parents):
-                try:
-                    self.fs.mkdir(each, 0o700 if each is path else 0o777)
-                    break
-                except FileNotFoundError:
-                    missing.append(each)
-        for each in reversed(missing):
-            self.sync_names_in(each.parent.parent)
+        for parent in (path, *path.parents):
+            if self.exists(parent):
+                break
+            missing.append(parent)
+        for directory in reversed(missing):
             with contextlib.suppress(FileExistsError):
-                self.fs.mkdir(each, 0o700 if each is path else 0o777)
+                self.fs.mkdir(directory, 0o700 if directory is path else 0o777)
+            if directory is not path:
+                self.sync_names_in(directory.parent)
 
     def remove_directory(self, name: str, *, dir_fd: int) -> None:
-        """Remove a directory of plain files, or the file or link of that name. Do nothing if it is
-        missing.
+        """Remove a directory of plain files, or the file or link of that name.
+
+        Do nothing if it is missing.
         """
         try:
             with self.directory(name, dir_fd=dir_fd) as fd:
-                for each in sorted(self.fs.listdir(fd)):
+                for file in sorted(self.fs.listdir(fd)):
                     with contextlib.suppress(FileNotFoundError):
-                        self.fs.unlink(each, dir_fd=fd)
+                        self.fs.unlink(file, dir_fd=fd)
             self.fs.rmdir(name, dir_fd=dir_fd)
         except FileNotFoundError:
             return
@@ -163,28 +164,29 @@ class Files:
     # Files
 
     def write_new(
-        self, name: str, chunks: Iterable[bytes | memoryview], *, dir_fd: int
+        self,
+        name: str,
+        chunks: Iterable[bytes | memoryview],
+        *,
+        dir_fd: int,
     ) -> tuple[int, int]:
         """Write a new file, wait until it is durable, and return its size and CRC-32."""
-        fd = self.fs.open(
-            name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINKS, 0o600, dir_fd=dir_fd
-        )
-        checksum = size = 0
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINKS
+        fd = self.fs.open(name, flags, 0o600, dir_fd=dir_fd)
+        size = 0
+        crc32 = 0
         try:
             for chunk in chunks:
-                checksum = zlib.crc32(
-                    chunk, checksum
-                )  # fast: training loses its time where it uses every core
+                crc32 = zlib.crc32(chunk, crc32)
                 size += len(chunk)
-                left = memoryview(chunk)
-                while left:
-                    written = self.fs.write(fd, left)
+                rest = memoryview(chunk)
+                while rest:
+                    written = self.fs.write(fd, rest)
                     if written <= 0:
                         raise OSError(errno.EIO, "a write wrote nothing")
-                    left = left[written:]
-            self.fs.fsync(
-                fd
-            )  # never again after a failure: the data is lost by then, and a second one succeeds
+                    rest = rest[written:]
+            # Never again after a failure: the data is lost by then, and a second sync succeeds.
+            self.fs.fsync(fd)
         except BaseException:
             self.close_quietly(fd)
             raise
@@ -192,7 +194,7 @@ class Files:
         # too.
         with contextlib.suppress(InterruptedError):
             self.fs.close(fd)
-        return size, checksum
+        return size, crc32
 
     def read(self, name: str, *, dir_fd: int, max_size: int) -> bytes:
         """Return the content of a plain file; see `opened`."""
@@ -201,7 +203,12 @@ class Files:
 
     @contextlib.contextmanager
     def opened(
-        self, name: str, *, dir_fd: int, size: int | None = None, max_size: int | None = None
+        self,
+        name: str,
+        *,
+        dir_fd: int,
+        size: int | None = None,
+        max_size: int | None = None,
     ) -> Generator[FileReader]:
         """Open a plain file for reading.
 
@@ -228,9 +235,8 @@ class Files:
         """Lock an open file, or raise `BlockingIOError`; or release it."""
         import fcntl  # which Windows, where no directory can be opened, has not
 
-        getattr(self.fs, "flock", fcntl.flock)(
-            fd, fcntl.LOCK_UN if release else fcntl.LOCK_EX | fcntl.LOCK_NB
-        )
+        flock = getattr(self.fs, "flock", fcntl.flock)
+        flock(fd, fcntl.LOCK_UN if release else fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def close_quietly(self, fd: int) -> None:
         """Close a descriptor and ignore errors."""
@@ -269,16 +275,15 @@ class FileReader:
             yield self.read(_MAX_READ_BYTES)
 
     def read_into(self, buffers: Sequence[memoryview]) -> None:
-        """Fill buffers, a thousand at most, with what follows in the file; raises as `pieces`
-        does.
-        """
+        """Fill buffers, a thousand at most, with the next bytes. Raises as `read` does."""
         if sum(map(len, buffers)) > self.left:
             raise DamagedError("is too short")
         if len(buffers) > 1:
-            self._fill([each for each in buffers if each])
-        for whole in buffers if len(buffers) == 1 else ():
-            for start in range(0, len(whole), _MAX_READ_BYTES):
-                self._fill([whole[start : start + _MAX_READ_BYTES]])
+            self._fill([buffer for buffer in buffers if buffer])
+            return
+        for buffer in buffers:
+            for start in range(0, len(buffer), _MAX_READ_BYTES):
+                self._fill([buffer[start : start + _MAX_READ_BYTES]])
 
     def check(self, crc32: int) -> None:
         """Read the rest; raise `DamagedError` if the file has another checksum."""
@@ -288,20 +293,21 @@ class FileReader:
             raise DamagedError("does not have the checksum in the manifest")
 
     def _fill(self, buffers: list[memoryview]) -> None:
-        first = 0
-        while first < len(buffers):
+        while buffers:
             with _damage_errors():
-                count: int = self._fs.readv(self._fd, buffers[first:])
+                count: int = self._fs.readv(self._fd, buffers)
             if not count:
                 raise DamagedError(f"ends {self.left} bytes early")
             self.left -= count
-            while first < len(buffers) and count >= len(buffers[first]):
-                self.crc32 = zlib.crc32(buffers[first], self.crc32)
-                count -= len(buffers[first])
-                first += 1
+            filled = 0
+            while filled < len(buffers) and count >= len(buffers[filled]):
+                self.crc32 = zlib.crc32(buffers[filled], self.crc32)
+                count -= len(buffers[filled])
+                filled += 1
+            buffers = buffers[filled:]
             if count:
-                self.crc32 = zlib.crc32(buffers[first][:count], self.crc32)
-                buffers[first] = buffers[first][count:]
+                self.crc32 = zlib.crc32(buffers[0][:count], self.crc32)
+                buffers[0] = buffers[0][count:]
 
 
 class DirectoryLock:
@@ -335,7 +341,8 @@ class DirectoryLock:
             return self._directory
         check_system()
         self._files.make_directories(self._path)
-        self._directory = directory = self._files.open_directory(self._path)
+        directory = self._files.open_directory(self._path)
+        self._directory = directory
         try:
             self._check_owner(directory)
             self._lock = self._lock_file(directory)
@@ -353,47 +360,45 @@ class DirectoryLock:
         What is written to a directory that was renamed, removed or mounted over is not found where
         it is looked for.
         """
-        if (directory := self._directory) is None:
+        directory = self._directory
+        if directory is None:
             return
         locked = self._files.fs.fstat(directory)
-        try:
-            found = self._files.fs.stat(self._path)
-        except (FileNotFoundError, NotADirectoryError):
-            found = None
-        if found is not None and os.path.samestat(found, locked):
-            return
-        try:
-            now = os.readlink(f"/proc/self/fd/{directory}")
-        except OSError:
-            now = "unknown"
-        there = "nothing" if found is None else f"device {found.st_dev}, inode {found.st_ino}"
+        there = "nothing"
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            status = self._files.fs.stat(self._path)
+            if os.path.samestat(status, locked):
+                return
+            there = f"device {status.st_dev}, inode {status.st_ino}"
+        moved_to = "unknown"
+        with contextlib.suppress(OSError):
+            moved_to = os.readlink(f"/proc/self/fd/{directory}")
         raise CheckpointError(
             errno.ESTALE,
             f"{self._path} is not the directory that this Saver has locked, which was moved,"
             f" removed or mounted over: that is device {locked.st_dev}, inode {locked.st_ino}, now"
-            f" at {now}, and at the path there is {there}; put it back, or close the Saver to use"
-            " what is at the path",
+            f" at {moved_to}, and at the path there is {there}; put it back, or close the Saver to"
+            " use what is at the path",
         )
 
     def _lock_again(self, directory: int) -> None:
         """Take the lock again if its file was removed or replaced: another writer could take that
         of the new file.
         """
-        fs, held = self._files.fs, self._lock
+        fs = self._files.fs
+        held = self._lock
         assert held is not None
         with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(
-                fs.stat(LOCK, dir_fd=directory, follow_symlinks=False), fs.fstat(held)
-            ):
+            status = fs.stat(LOCK, dir_fd=directory, follow_symlinks=False)
+            if os.path.samestat(status, fs.fstat(held)):
                 return
         self._lock = self._lock_file(directory)
         self._files.close_quietly(held)
 
     def _lock_file(self, directory: int) -> int:
         fs = self._files.fs
-        fd: int = fs.open(
-            LOCK, os.O_RDWR | os.O_CREAT | _NO_WAIT | _NO_LINKS, 0o600, dir_fd=directory
-        )
+        flags = os.O_RDWR | os.O_CREAT | _NO_WAIT | _NO_LINKS
+        fd: int = fs.open(LOCK, flags, 0o600, dir_fd=directory)
         try:
             if not stat.S_ISREG(fs.fstat(fd).st_mode):
                 raise OSError(errno.EINVAL, f"{LOCK} is not a plain file")
@@ -409,8 +414,10 @@ class DirectoryLock:
         return fd
 
     def release(self) -> None:
-        lock, directory = self._lock, self._directory
-        self._lock = self._directory = None
+        lock = self._lock
+        directory = self._directory
+        self._lock = None
+        self._directory = None
         if lock is not None:
             # Closing would not release it while a forked child has the file open.
             with contextlib.suppress(OSError):
@@ -425,14 +432,14 @@ class DirectoryLock:
             if fd is not None:
                 with contextlib.suppress(OSError):
                     os.close(fd)
-        self._lock = self._directory = None
+        self._lock = None
+        self._directory = None
 
     def _check_owner(self, directory: int) -> None:
         status = self._files.fs.fstat(directory)
-        writable_by_others = (
-            status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
-        )
-        if writable_by_others and status.st_uid != os.geteuid():
+        is_shared = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        is_sticky = status.st_mode & stat.S_ISVTX
+        if is_shared and not is_sticky and status.st_uid != os.geteuid():
             raise CheckpointError(
                 errno.EPERM,
                 f"{self._path} belongs to user {status.st_uid} and others may write to it, so they"
@@ -445,14 +452,11 @@ class DirectoryLock:
             text = self._files.read(LOCK, dir_fd=directory, max_size=64).decode("ascii").strip()
         except (OSError, DamagedError, UnicodeError):
             text = ""
-        pid = int(text) if text.isdigit() and len(text) <= 10 else None
-        holder = (
-            "another writer"
-            if pid is None
-            else "this process itself"
-            if pid == os.getpid()
-            else f"process {pid}"
-        )
+        pid = None
+        holder = "another writer"
+        if text.isdigit() and len(text) <= 10:
+            pid = int(text)
+            holder = "this process itself" if pid == os.getpid() else f"process {pid}"
         return CheckpointBusyError(
             f"{self._path} is in use by {holder}; a directory has one writer: close that Saver"
             " first, use another directory, or pass read_only=True to read only",

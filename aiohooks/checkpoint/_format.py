@@ -1,5 +1,4 @@
-"""What the files of a checkpoint directory are: their names, the manifest of a checkpoint, and the
-dtypes of tensors.
+"""What the files of a checkpoint directory are: their names, and the manifest of a checkpoint.
 
 A manifest has one form, which `encode` gives; anything else is damage.
 """
@@ -9,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import itertools
 import json
 import math
 import re
@@ -23,10 +21,7 @@ from aiohooks.checkpoint.policies import INTERIM, Checkpoint
 from aiohooks.errors import CheckpointError, InvalidArgumentError
 
 FORMAT = "aiohooks-checkpoint"
-VERSION = 2
-"""The newest version of the format. The first has no tensors of PyTorch; a manifest has the oldest
-that is enough.
-"""
+VERSION = 1
 LOCK = ".lock"
 ARRAYS = "arrays.safetensors"
 STATE = "state.msgpack"
@@ -37,55 +32,40 @@ MAX_INT = 2**63 - 1
 MAX_MANIFEST_BYTES = 4 * 1024 * 1024
 
 
-class TensorDtype(NamedTuple):
-    """How elements of a dtype of torch are stored."""
-
-    array: str
-    """The dtype of numpy that the tensor is read as where torch is not imported: the same, or else
-    the bits as integers.
-    """
-    native: str | None = None
-    """The name that safetensors has for it; without one, plain bytes are stored."""
-
-
-DTYPES: Mapping[str, TensorDtype] = {
-    "bool": TensorDtype("|b1", "BOOL"),
-    "uint8": TensorDtype("|u1", "U8"),
-    "int8": TensorDtype("|i1", "I8"),
-    "uint16": TensorDtype("<u2", "U16"),
-    "int16": TensorDtype("<i2", "I16"),
-    "uint32": TensorDtype("<u4", "U32"),
-    "int32": TensorDtype("<i4", "I32"),
-    "uint64": TensorDtype("<u8", "U64"),
-    "int64": TensorDtype("<i8", "I64"),
-    "float16": TensorDtype("<f2", "F16"),
-    "float32": TensorDtype("<f4", "F32"),
-    "float64": TensorDtype("<f8", "F64"),
-    "complex64": TensorDtype("<c8"),
-    "complex128": TensorDtype("<c16"),
-    "bfloat16": TensorDtype("<u2", "BF16"),
-    "complex32": TensorDtype("<u4"),
-    "float8_e4m3fn": TensorDtype("|u1", "F8_E4M3"),
-    "float8_e5m2": TensorDtype("|u1", "F8_E5M2"),
-    **dict.fromkeys(
-        [
-            "float8_e4m3fnuz",
-            "float8_e5m2fnuz",
-            "float8_e8m0fnu",
-            "float4_e2m1fn_x2",
-            "bits8",
-            "bits1x8",
-            "bits2x4",
-            "bits4x2",
-        ],
-        TensorDtype("|u1"),
-    ),
-    **{f"{kind}{bits}": TensorDtype("|u1") for kind in ("int", "uint") for bits in range(1, 8)},
-    "bits16": TensorDtype("<u2"),
+# Everything else (complex numbers, times, fixed-width text, big-endian numbers) is stored as plain
+# bytes; the tree has the dtype.
+SAFETENSORS_NAMES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "uint16": "U16",
+    "int16": "I16",
+    "uint32": "U32",
+    "int32": "I32",
+    "uint64": "U64",
+    "int64": "I64",
+    "float16": "F16",
+    "float32": "F32",
+    "float64": "F64",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
 }
-"""By the name in torch. Quantised ones are not among them: their elements mean nothing without a
-scale.
-"""
+BITS: Mapping[str, str] = {
+    "bfloat16": "<u2",
+    "complex32": "<u4",
+    "float8_e4m3fn": "|u1",
+    "float8_e4m3fnuz": "|u1",
+    "float8_e5m2": "|u1",
+    "float8_e5m2fnuz": "|u1",
+}
+"""The dtypes of torch that numpy does not have, and how they are read where torch is missing."""
+TORCH_DTYPES = (
+    *(name for name in SAFETENSORS_NAMES if name not in BITS),
+    "complex64",
+    "complex128",
+    *BITS,
+)
 
 
 class DamagedError(Exception):
@@ -100,16 +80,8 @@ class MirrorError(Exception):
     """A mirror could not be read or written. Private to this package."""
 
 
-class NewerVersionError(Exception):
+class NewerVersionError(CheckpointError):
     """A valid manifest has a version that this library does not know. Private to this package."""
-
-    def of(self, place: object) -> CheckpointError:
-        """Return the error that says what to do, for the checkpoint at a place."""
-        says = (
-            f"{place} has version {self} of the format, and this aiohooks reads versions up to"
-            f" {VERSION}; install a later one"
-        )
-        return CheckpointError(errno.ENOTSUP, says)
 
 
 @contextlib.contextmanager
@@ -143,8 +115,8 @@ def parse_name(text: str) -> Name | None:
     match = _STEP.fullmatch(text)
     if match is None:
         return None
-    found = Name(sequence=int(match[2]), step=int(match[1]))
-    return found if str(found) == text and max(found) <= MAX_INT else None
+    name = Name(sequence=int(match[2]), step=int(match[1]))
+    return name if str(name) == text and max(name) <= MAX_INT else None
 
 
 def parse_damaged(text: str) -> Name | None:
@@ -167,17 +139,30 @@ def is_temporary(text: str) -> bool:
 
 def unused_name(name: str, names: Container[str]) -> str:
     """Return `name`, with a number at its end if it is among `names`."""
-    numbered = (f"{name}-{number}" for number in itertools.count(2))
-    return name if name not in names else next(each for each in numbered if each not in names)
+    unused = name
+    number = 1
+    while unused in names:
+        number += 1
+        unused = f"{name}-{number}"
+    return unused
 
 
 def next_sequence(names: Iterable[str]) -> int:
     """Return the highest sequence in a directory plus 1; damaged checkpoints count."""
-    found = (parse_name(text) or parse_damaged(text) for text in names)
-    return 1 + max((each.sequence for each in found if each is not None), default=0)
+    highest = 0
+    for text in names:
+        name = parse_name(text) or parse_damaged(text)
+        if name is not None:
+            highest = max(highest, name.sequence)
+    return highest + 1
 
 
 # Manifests
+
+
+def name_of(checkpoint: Checkpoint) -> Name:
+    """Return the name of a checkpoint."""
+    return Name(checkpoint.sequence, checkpoint.step)
 
 
 class FileEntry(NamedTuple):
@@ -194,7 +179,6 @@ class Manifest:
     name: Name
     metrics: Mapping[str, float]
     files: Mapping[str, FileEntry]
-    version: int = 1
 
     @property
     def size(self) -> int:
@@ -203,11 +187,16 @@ class Manifest:
     def checkpoint(self, parent: Path) -> Checkpoint:
         """Return the checkpoint that it describes, in a directory."""
         metrics = MappingProxyType(
-            {name: value for name, value in self.metrics.items() if name != INTERIM}
+            {name: value for name, value in self.metrics.items() if name != INTERIM},
         )
         path = parent / str(self.name)
         return Checkpoint(
-            self.name.step, self.name.sequence, metrics, path, self.size, INTERIM in self.metrics
+            self.name.step,
+            self.name.sequence,
+            metrics,
+            path,
+            self.size,
+            INTERIM in self.metrics,
         )
 
 
@@ -222,31 +211,31 @@ def check_metrics(metrics: Mapping[str, Any] | None) -> Mapping[str, float]:
         return MappingProxyType({})
     if not isinstance(metrics, Mapping):
         raise InvalidArgumentError(
-            f"metrics is {metrics!r}; give a mapping of names to numbers, or leave it out"
+            f"metrics is {metrics!r}; give a mapping of names to numbers, or leave it out",
         )
-    found: dict[str, float] = {}
+    checked: dict[str, float] = {}
     for name, value in metrics.items():
         if not isinstance(name, str):
             raise InvalidArgumentError(f"metrics has the name {name!r}; give a str")
         try:
             if isinstance(value, (bool, str, bytes)):
                 raise TypeError
-            found[str(name)] = float(value)
+            checked[str(name)] = float(value)
         except (TypeError, ValueError, OverflowError):
             raise InvalidArgumentError(f"metrics[{name!r}] is {value!r}; give a number") from None
-    if len(_canonical(_metrics_to_json(found))) > MAX_MANIFEST_BYTES - 4096:
+    if len(_canonical(_metrics_to_json(checked))) > MAX_MANIFEST_BYTES - 4096:
         raise InvalidArgumentError(
-            f"metrics has {len(found)} entries, too many for a manifest; put them into the state"
-            " instead"
+            f"metrics has {len(checked)} entries, too many for a manifest; put them into the state"
+            " instead",
         )
-    return MappingProxyType(dict(sorted(found.items())))
+    return MappingProxyType(dict(sorted(checked.items())))
 
 
 def encode(manifest: Manifest) -> bytes:
     """Return the bytes of a manifest, which are the same for the same contents on every Python."""
     content: dict[str, Any] = {
         "format": FORMAT,
-        "version": manifest.version,
+        "version": VERSION,
         "step": manifest.name.step,
         "sequence": manifest.name.sequence,
         "metrics": _metrics_to_json(manifest.metrics),
@@ -266,28 +255,22 @@ def decode(data: bytes, name: Name) -> Manifest:
         NewerVersionError: it is valid and of a later version.
     """
     try:
-        content: Any = json.loads(data.decode("ascii"))
-        if content["format"] != FORMAT:
-            raise DamagedError(f"is not a manifest of the format {FORMAT!r}")
-        if _canonical(content) != data:  # also where a key is there twice, of which one was read
-            raise DamagedError("is not in canonical form")
-        if content["checksum"] != _checksum(
-            {key: value for key, value in content.items() if key != "checksum"}
-        ):
-            raise DamagedError("does not have the checksum it states")
+        content: dict[str, Any] = json.loads(data.decode("ascii"))
         version = content["version"]
-        if type(version) is int and version > VERSION:
-            raise NewerVersionError(version)
-        if Name(content["sequence"], content["step"]) != name:
-            raise DamagedError(f"is of another checkpoint than {name}")
+        if type(version) is int and version > VERSION and _is_sealed(content, data):
+            raise NewerVersionError(
+                errno.ENOTSUP,
+                f"{name} has version {version} of the format, and this aiohooks reads versions up"
+                f" to {VERSION}; install a later one",
+            )
         if content["files"].keys() != set(FILES):
             raise DamagedError(f"does not name the files {' and '.join(FILES)}, and no others")
         files = {
-            file: FileEntry(int(each["size"]), int(each["crc32"], 16))
-            for file, each in content["files"].items()
+            file: FileEntry(int(entry["size"]), int(entry["crc32"], 16))
+            for file, entry in content["files"].items()
         }
         metrics = {key: float(value) for key, value in content["metrics"].items()}
-        found = Manifest(name, MappingProxyType(metrics), MappingProxyType(files), int(version))
+        manifest = Manifest(name, MappingProxyType(metrics), MappingProxyType(files))
     except (
         ValueError,
         ArithmeticError,
@@ -298,15 +281,19 @@ def decode(data: bytes, name: Name) -> Manifest:
         MemoryError,
     ) as error:
         raise DamagedError(f"is not a manifest ({type(error).__name__})") from None
-    # The conversions above let a bool pass for an int, or a text for a float: these are written in
-    # another way.
-    if encode(found) != data:
-        raise DamagedError("does not have the entries of a manifest")
-    if found.version < 1 or not all(
-        0 <= number <= MAX_INT for entry in files.values() for number in entry
-    ):
+    # This finds a wrong checksum, another step, an entry too many, and each other form: a key that
+    # is there twice, a bool in place of an int, a number in a text.
+    if encode(manifest) != data:
+        raise DamagedError("is of another checkpoint, or not in canonical form with its checksum")
+    if not all(0 <= number <= MAX_INT for entry in files.values() for number in entry):
         raise DamagedError("has a number out of its range")
-    return found
+    return manifest
+
+
+def _is_sealed(content: Mapping[str, Any], data: bytes) -> bool:
+    """Return whether a manifest has its checksum, and the canonical form."""
+    rest = {key: value for key, value in content.items() if key != "checksum"}
+    return _canonical({**rest, "checksum": _checksum(rest)}) == data
 
 
 def _metrics_to_json(metrics: Mapping[str, float]) -> dict[str, float | str]:

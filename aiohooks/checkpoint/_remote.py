@@ -57,7 +57,7 @@ def check_url(url: str) -> None:
         fsspec.get_filesystem_class(protocol)
     except ValueError:
         raise InvalidArgumentError(
-            f"mirror has the protocol {protocol!r}, which fsspec does not know"
+            f"mirror has the protocol {protocol!r}, which fsspec does not know",
         ) from None
 
 
@@ -139,7 +139,7 @@ class RemoteDirectory:
         if _has_directories(root):
             raise FileNotFoundError(
                 f"{root} does not exist, and may not be mounted; mount it, or make it if the"
-                " mirror is new"
+                " mirror is new",
             )
         # An object store has no empty directories. Whoever may list a part of a bucket may not be
         # allowed to ask for the bucket, which exists then.
@@ -262,7 +262,7 @@ class RemoteDirectory:
         newest_first = sorted({saved, *names}, reverse=True)
         there = [self._checkpoints[name] for name in newest_first if name in self._checkpoints]
         not_wanted = not_kept(keep, there, self._checkpoints[saved])
-        old += [Name(checkpoint.sequence, checkpoint.step) for checkpoint in not_wanted]
+        old += [_format.name_of(checkpoint) for checkpoint in not_wanted]
         for name in old:
             if name < saved:
                 await self.call(self._remove, name)

@@ -22,35 +22,30 @@ def checkpoints(directory: str) -> int:
         0 if there is a checkpoint and none is damaged (those set aside earlier do not count),
         otherwise 1.
     """
-    is_mirror = "://" in directory
     path = Path(directory)
-    if not is_mirror and not path.is_dir():
-        print(f"{printable(directory)} is not a directory", file=sys.stderr)
-        return 1
+    verb = "set aside"
     try:
-        found = (
-            asyncio.run(_verify_mirror(directory))
-            if is_mirror
-            else CheckpointDirectory(path, read_only=True).verify()
-        )
+        if "://" in directory:
+            verb = "skip"
+            verified = asyncio.run(_verify_mirror(directory))
+        elif path.is_dir():
+            verified = CheckpointDirectory(path, read_only=True).verify()
+        else:
+            print(f"{printable(directory)} is not a directory", file=sys.stderr)
+            return 1
     except MirrorError as error:
         print(printable(f"the mirror could not be read: {error}"), file=sys.stderr)
         return 1
     except CheckpointError as error:
         print(printable(str(error)), file=sys.stderr)
         return 1
-    if found:
-        _print_table([_HEADINGS, *map(_row, found)])
+    if verified:
+        _print_table([_HEADINGS, *map(_row, verified)])
         print()
-    current = [each for each in found if not each.was_set_aside]
-    print(
-        _restore_outcome(
-            current,
-            any_set_aside=len(current) < len(found),
-            verb="skip" if is_mirror else "set aside",
-        )
-    )
-    return 0 if current and all(each.reason is None for each in current) else 1
+    current = [checkpoint for checkpoint in verified if not checkpoint.was_set_aside]
+    print(_restore_outcome(current, any_set_aside=len(current) < len(verified), verb=verb))
+    is_good = all(checkpoint.reason is None for checkpoint in current)
+    return 0 if current and is_good else 1
 
 
 async def _verify_mirror(url: str) -> list[Verified]:
@@ -70,56 +65,58 @@ async def _verify_mirror(url: str) -> list[Verified]:
         except DamagedError as error:
             reason = str(error)
         except NewerVersionError as error:
-            reason = f"has the later version {error} of the format"
+            reason = error.strerror
         found.append(Verified(Path(str(name)), name, reason, manifest=manifest))
     return found
 
 
 def _restore_outcome(current: list[Verified], *, any_set_aside: bool, verb: str) -> str:
-    good = next((each for each in current if each.reason is None), None)
-    if good is None:
-        if current or any_set_aside:
-            return (
-                "A restore would raise CorruptCheckpointError: there are checkpoints, and none is"
-                " good."
-            )
-        return "There are no checkpoints; a restore would return None."
-    would = f"A restore would read step {good.name.step} ({good.path.name})"
-    newer = ", ".join(each.path.name for each in current[: current.index(good)])
-    if not newer:
-        return f"{would}, which was saved last and is good."
-    return f"{would}, the newest good one, and {verb} {newer}."
+    """Return what a restore would read."""
+    newer: list[str] = []
+    for checkpoint in current:
+        if checkpoint.reason is not None:
+            newer.append(checkpoint.path.name)
+            continue
+        read = f"A restore would read step {checkpoint.name.step} ({checkpoint.path.name})"
+        if newer:
+            return f"{read}, the newest good one, and {verb} {', '.join(newer)}."
+        return f"{read}, which was saved last and is good."
+    if current or any_set_aside:
+        return "A restore would raise CorruptCheckpointError: none of the checkpoints is good."
+    return "There are no checkpoints; a restore would return None."
 
 
-def _row(one: Verified) -> tuple[str, ...]:
+def _row(checkpoint: Verified) -> tuple[str, ...]:
     size = metrics = "-"
-    if one.manifest is not None:
-        size = _readable_size(one.manifest.size)
-        metrics = (
-            " ".join(
-                f"{printable(name)}={value:.6g}" for name, value in one.manifest.metrics.items()
-            )
-            or "-"
-        )
-    state = "good" if one.reason is None else printable(one.reason)
-    return str(one.name.step), str(one.name.sequence), size, metrics, state
+    if checkpoint.manifest is not None:
+        size = _readable_size(checkpoint.manifest.size)
+        texts = [
+            f"{printable(name)}={value:.6g}" for name, value in checkpoint.manifest.metrics.items()
+        ]
+        metrics = " ".join(texts) or "-"
+    state = printable(checkpoint.reason or "good")
+    return str(checkpoint.name.step), str(checkpoint.name.sequence), size, metrics, state
 
 
 def _print_table(rows: list[tuple[str, ...]]) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        # Numbers are aligned to the right, text to the left.
-        padded = enumerate(zip(row, widths, strict=True))
-        cells = [
-            cell.rjust(width) if place < 3 else cell.ljust(width) for place, (cell, width) in padded
-        ]
+        cells: list[str] = []
+        for column, cell in enumerate(row):
+            # Numbers are aligned to the right, text to the left.
+            if column < 3:
+                cells.append(cell.rjust(widths[column]))
+            else:
+                cells.append(cell.ljust(widths[column]))
         print("  ".join(cells).rstrip())
 
 
 def _readable_size(size: int) -> str:
-    value, unit = float(size), "B"
+    value = float(size)
+    unit = "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if value < 1024:
             break
-        value, unit = value / 1024, larger
+        value /= 1024
+        unit = larger
     return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"

@@ -22,13 +22,7 @@ from aiohooks._core.waiters import Waiters
 from aiohooks._core.waits import Backoff
 from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._files import FileReader, Files
-from aiohooks.checkpoint._format import (
-    DamagedError,
-    Manifest,
-    MirrorError,
-    Name,
-    NewerVersionError,
-)
+from aiohooks.checkpoint._format import DamagedError, Manifest, MirrorError, Name
 from aiohooks.checkpoint.policies import Checkpoint, KeepPolicy
 from aiohooks.errors import InvalidArgumentError
 
@@ -63,7 +57,7 @@ class Mirror:
     def __post_init__(self) -> None:
         if not isinstance(self.url, str) or not self.url:
             raise InvalidArgumentError(
-                f'the URL of a mirror is {self.url!r}; give a str such as "s3://bucket/run"'
+                f'the URL of a mirror is {self.url!r}; give a str such as "s3://bucket/run"',
             )
         check_mapping(self.storage_options, "storage_options")
         check_secs(self.timeout_secs, "timeout_secs", positive=True)
@@ -301,8 +295,6 @@ class Copier:
             await to_thread(commit, manifest, contents, on_cancel=download.cancel)
         except DamagedError as error:
             return str(error)
-        except NewerVersionError as error:
-            raise error.of(f"{self.mirror}/{name}") from None
         return None
 
 
@@ -341,7 +333,7 @@ def _open_checkpoint(
     parent = opened.enter_context(files.directory(checkpoint.path.parent))
     fd = opened.enter_context(files.directory(checkpoint.path.name, dir_fd=parent))
     data = files.read(_format.MANIFEST, dir_fd=fd, max_size=_format.MAX_MANIFEST_BYTES)
-    manifest = _format.decode(data, Name(checkpoint.sequence, checkpoint.step))
+    manifest = _format.decode(data, _format.name_of(checkpoint))
     readers = {
         file: opened.enter_context(files.opened(file, dir_fd=fd, size=entry.size))
         for file, entry in manifest.files.items()

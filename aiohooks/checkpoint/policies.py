@@ -60,30 +60,33 @@ class KeepPolicy:
 
 
 def not_kept(
-    policy: KeepPolicy, newest_first: Sequence[Checkpoint], saved: Checkpoint
+    policy: KeepPolicy,
+    newest_first: Sequence[Checkpoint],
+    saved: Checkpoint,
 ) -> list[Checkpoint]:
     """Return the checkpoints to remove after `saved`: of each step only the newest one can be
     kept.
     """
     newest_of_step: dict[int, Checkpoint] = {}
-    for number, each in enumerate(newest_first):
-        if number == 0 or not each.interim:  # an uninterrupted run would not have it
-            newest_of_step.setdefault(each.step, each)
-    kept = policy.kept(list(newest_of_step.values()))
-    return [each for each in newest_first if each != saved and each not in kept]
+    for checkpoint in newest_first:
+        # An uninterrupted run would not have an interim checkpoint.
+        if checkpoint == newest_first[0] or not checkpoint.interim:
+            newest_of_step.setdefault(checkpoint.step, checkpoint)
+    kept = {*policy.kept(list(newest_of_step.values())), saved}
+    return [checkpoint for checkpoint in newest_first if checkpoint not in kept]
 
 
 @dataclass(frozen=True, slots=True)
 class _KeepEither(KeepPolicy):
-    one: KeepPolicy
-    other: KeepPolicy
+    first: KeepPolicy
+    second: KeepPolicy
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        return *self.one.metrics, *self.other.metrics
+        return *self.first.metrics, *self.second.metrics
 
     def kept(self, checkpoints: Sequence[Checkpoint]) -> set[Checkpoint]:
-        return self.one.kept(checkpoints) | self.other.kept(checkpoints)
+        return self.first.kept(checkpoints) | self.second.kept(checkpoints)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +128,7 @@ class KeepBest(KeepPolicy):
         object.__setattr__(self, "k", checked_int(self.k, "k of KeepBest", 1))
         if not isinstance(self.metric, str) or not self.metric:
             raise InvalidArgumentError(
-                f"metric of KeepBest is {self.metric!r}; give the name of a metric given to save"
+                f"metric of KeepBest is {self.metric!r}; give the name of a metric given to save",
             )
         check_choice(self.mode, "mode of KeepBest", "min", "max")
 
@@ -137,14 +140,14 @@ class KeepBest(KeepPolicy):
     def kept(self, checkpoints: Sequence[Checkpoint]) -> set[Checkpoint]:
         """Return the best `k` of those that are not interim, and the newest."""
         newest_first = _newest_first(checkpoints)
-        known = [
-            each
-            for each in newest_first
-            if not (each.interim or math.isnan(each.metrics.get(self.metric, math.nan)))
-        ]
         sign = 1 if self.mode == "min" else -1
-        known.sort(key=lambda each: sign * each.metrics[self.metric])
-        return {*known[: self.k], *newest_first[:1]}
+        values: dict[Checkpoint, float] = {}
+        for checkpoint in newest_first:
+            value = sign * checkpoint.metrics.get(self.metric, math.nan)
+            if not checkpoint.interim and not math.isnan(value):
+                values[checkpoint] = value
+        best = sorted(values, key=lambda checkpoint: values[checkpoint])
+        return {*best[: self.k], *newest_first[:1]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,12 +168,16 @@ class KeepEvery(KeepPolicy):
         """Return the first one of each interval of `steps`, and the newest."""
         newest_first = _newest_first(checkpoints)
         first: dict[int, Checkpoint] = {}
-        for each in newest_first:
-            interval = each.step // self.steps
-            if interval not in first or each.step < first[interval].step:
-                first[interval] = each
+        for checkpoint in newest_first:
+            interval = checkpoint.step // self.steps
+            if interval not in first or checkpoint.step < first[interval].step:
+                first[interval] = checkpoint
         return {*first.values(), *newest_first[:1]}
 
 
 def _newest_first(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
-    return sorted(checkpoints, key=lambda each: (each.sequence, each.step), reverse=True)
+    return sorted(checkpoints, key=_commit_order, reverse=True)
+
+
+def _commit_order(checkpoint: Checkpoint) -> tuple[int, int]:
+    return checkpoint.sequence, checkpoint.step

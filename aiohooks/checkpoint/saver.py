@@ -95,14 +95,13 @@ class Saver:
             ImportError: an extra is missing; install `aiohooks[checkpoint]`, and for a mirror
                 `aiohooks[fsspec]` and the package of its file system.
         """
-        importlib.import_module(
-            "aiohooks.checkpoint._encoding"
-        )  # a missing package is found here, not at the first save
+        # A missing package is found here, not at the first save.
+        importlib.import_module("aiohooks.checkpoint._encoding")
         check_checkpoint_dir(checkpoint_dir)
         if not isinstance(keep, KeepPolicy):
             example = "KeepNewest(5) or KeepNewest(5) | KeepEvery(1000)"
             raise InvalidArgumentError(
-                f"keep is {keep!r}; give a policy of aiohooks.checkpoint, such as {example}"
+                f"keep is {keep!r}; give a policy of aiohooks.checkpoint, such as {example}",
             )
         min_free_bytes = checked_int(min_free_bytes, "min_free_bytes")
         self.checkpoint_dir: Path = Path(os.path.abspath(checkpoint_dir))
@@ -121,7 +120,7 @@ class Saver:
         check_instance(mirror, Mirror, "mirror", optional=True)
         if mirror is not None and read_only:
             raise InvalidArgumentError(
-                "read_only=True and a mirror exclude each other: a restore copies from the mirror"
+                "read_only=True and a mirror exclude each other: a restore copies from the mirror",
             )
         self._copier = None if mirror is None else Copier(mirror, keep)
         self._is_newest_here = False
@@ -175,7 +174,8 @@ class Saver:
             InvalidArgumentError: something in `state` has no exact form on disk; the message names
                 its place.
         """
-        step, checked = _checked_step(step), _format.check_metrics(metrics)
+        step = _checked_step(step)
+        checked = _format.check_metrics(metrics)
         copier = self._copier
         async with self._in_order("save", step):
             least_sequence = 0 if copier is None else copier.least_sequence()
@@ -186,7 +186,9 @@ class Saver:
             return saved
 
     async def add_metrics(
-        self, step: int, metrics: Mapping[str, SupportsFloat]
+        self,
+        step: int,
+        metrics: Mapping[str, SupportsFloat],
     ) -> Checkpoint | None:
         """Add metrics to the newest checkpoint of a step, such as those of an evaluation that has
         ended only now.
@@ -200,15 +202,19 @@ class Saver:
             CheckpointError: the system refused an operation, and the checkpoint is unchanged.
             InvalidArgumentError: the metrics are not numbers by name.
         """
-        step, checked = _checked_step(step), _format.check_metrics(metrics)
+        step = _checked_step(step)
+        checked = _format.check_metrics(metrics)
         async with self._in_order("add_metrics", step):
-            found = await to_thread(self._directory.add_metrics, step, checked)
-            if found is not None and self._copier is not None:
-                self._copier.submit(found)
-            return found
+            changed = await to_thread(self._directory.add_metrics, step, checked)
+            if changed is not None and self._copier is not None:
+                self._copier.submit(changed)
+            return changed
 
     async def restore(
-        self, step: int | None = None, *, missing_ok: bool = False
+        self,
+        step: int | None = None,
+        *,
+        missing_ok: bool = False,
     ) -> Restored | None:
         """Read the newest checkpoint that verifies, or that of one step. Return None if the
         directory has never had one.
@@ -242,9 +248,7 @@ class Saver:
             return restored
 
     async def _restore_newest(self, copier: Copier, step: int | None) -> Restored | None:
-        """Restore from here, unless the mirror has a newer checkpoint that verifies: then it is
-        downloaded first.
-        """
+        """Restore from the directory, after a download if the mirror has a newer checkpoint."""
         restored, error = await self._restore_here(step)
         if restored is not None and not restored.set_aside and self._is_newest_here:
             return restored
@@ -252,25 +256,18 @@ class Saver:
         damaged: list[str] = []
         try:
             for name in await copier.names():
-                if step not in (None, name.step):
-                    continue
-                if restored is not None and name <= Name(
-                    restored.checkpoint.sequence, restored.checkpoint.step
-                ):
+                if restored is not None and name <= _format.name_of(restored.checkpoint):
                     break
-                damage = await copier.download(name, self._directory.add)
-                if damage is not None:
-                    damaged.append(f"{name}: {damage}")
-                    logger.warning(
-                        "checkpoint %s in the mirror %s was skipped: %s",
-                        name,
-                        copier.mirror,
-                        damage,
-                    )
+                if step is not None and step != name.step:
                     continue
-                logger.info("checkpoint %s was downloaded from the mirror %s", name, copier.mirror)
-                restored = None  # frees its memory
-                restored, error = await self._restore_here(step)
+                damage = await copier.download(name, self._directory.add)
+                if damage is None:
+                    restored = None  # frees its memory
+                    restored, error = await self._restore_here(step)
+                else:
+                    damaged.append(f"{name}: {damage}")
+                    message = "checkpoint %s in the mirror %s was skipped: %s"
+                    logger.warning(message, name, copier.mirror, damage)
         except MirrorError as failure:
             if restored is None:
                 raise CheckpointError(
@@ -286,25 +283,23 @@ class Saver:
                 restored.checkpoint.step,
             )
         if restored is not None:
-            return dataclasses.replace(
-                restored, set_aside=tuple(dict.fromkeys([*set_aside, *restored.set_aside]))
-            )
-        if damaged and error is None:
+            all_set_aside = dict.fromkeys([*set_aside, *restored.set_aside])
+            return dataclasses.replace(restored, set_aside=tuple(all_set_aside))
+        if error is not None:
+            raise error
+        if damaged:
             raise CorruptCheckpointError(
                 f"the mirror {copier.mirror} has checkpoints and none of them is good:"
                 f" {'; '.join(damaged[:5])}",
                 reason=damaged[0],
             )
-        if error is not None:
-            raise error
         return None
 
     async def _restore_here(
-        self, step: int | None
+        self,
+        step: int | None,
     ) -> tuple[Restored | None, CheckpointError | None]:
-        """Restore from the directory; return also why that is not possible, if the mirror may
-        help.
-        """
+        """Restore from the directory; or return the error, if the mirror may help."""
         try:
             return await to_thread(self._directory.restore, step), None
         except CheckpointError as error:
@@ -340,7 +335,8 @@ class Saver:
         Returns:
             Path and damage of each (None: it is good), newest first, then those set aside earlier.
         """
-        return [(each.path, each.reason) for each in await to_thread(self._directory.verify)]
+        verified = await to_thread(self._directory.verify)
+        return [(checkpoint.path, checkpoint.reason) for checkpoint in verified]
 
     async def aclose(self, *, grace_secs: float = DEFAULT_GRACE_SECS) -> None:
         """Release the directory. Calling it again has no effect.
@@ -374,11 +370,11 @@ def check_tracked(tracked: Mapping[str, Stateful], state_of: Callable[[Stateful]
     from aiohooks.checkpoint import _encoding
 
     torch = torch_support()
-    for name, one in tracked.items():
-        reason = None if torch is None else torch.object_refusal(one)
+    for name, value in tracked.items():
+        reason = None if torch is None else torch.object_refusal(value)
         if reason is not None:
             raise InvalidArgumentError(f"tracked[{name!r}] {reason}")
-        _encoding.encode({"tracked": {name: state_of(one)}})
+        _encoding.encode({"tracked": {name: state_of(value)}})
 
 
 def is_same(state: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -393,7 +389,10 @@ def is_same(state: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 def _checked_step(step: object) -> int:
     checked: int = checked_int(
-        step, "step", most=_format.MAX_INT, expected=f"an int from 0 to {_format.MAX_INT}"
+        step,
+        "step",
+        most=_format.MAX_INT,
+        expected=f"an int from 0 to {_format.MAX_INT}",
     )
     return checked
 
@@ -436,8 +435,8 @@ class CheckpointDirectory:
         # For calls of several tasks, and for a thread that its cancelled caller no longer waits
         # for.
         self._mutex = threading.Lock()
-        self._missed: set[str] = set()  # metrics that were warned of
-        self._known: dict[Name, Checkpoint] = {}
+        self._missing_metrics: set[str] = set()
+        self._checkpoints: dict[Name, Checkpoint] = {}
         """The checkpoints whose manifest has been read or written."""
         call_after_fork(self)
 
@@ -469,7 +468,9 @@ class CheckpointDirectory:
                 self._files.remove_directory(name, dir_fd=dir_fd)
             except OSError as error:
                 logger.warning(
-                    "%s is left from an unfinished save and cannot be removed (%s)", name, error
+                    "%s is left from an unfinished save and cannot be removed (%s)",
+                    name,
+                    error,
                 )
         return dir_fd, names
 
@@ -486,26 +487,31 @@ class CheckpointDirectory:
         from aiohooks.checkpoint import _encoding
 
         with self._one_at_a_time(
-            f"the checkpoint of step {step} was not saved in {self.path}", writes="save"
+            f"the checkpoint of step {step} was not saved in {self.path}",
+            writes="save",
         ):
             data, arrays = _encoding.encode(state)
             dir_fd, names = self._acquire()
             name = Name(max(_format.next_sequence(names), least_sequence), step)
             contents = {_format.ARRAYS: arrays.chunks(), _format.STATE: [data]}
-            manifest = Manifest(name, metrics, {}, arrays.version)
+            manifest = Manifest(name, metrics, {})
             saved = self._commit(dir_fd, names, manifest, contents, arrays.size + len(data))
-            self._known[name] = saved
+            self._checkpoints[name] = saved
             self._remove_old(dir_fd, names, saved)
             return saved
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> Checkpoint | None:
+        """Add metrics to the newest checkpoint of a step; return None if there is none."""
         what = f"the metrics of step {step} were not added to its checkpoint in {self.path}"
         with self._one_at_a_time(what, writes="add metrics"):
             dir_fd, names = self._acquire()
-            there = [each for each in self._sound(dir_fd, names) if each.step == step]
-            if not there:
+            sound = self._sound(dir_fd, names)
+            of_step = (checkpoint for checkpoint in sound if checkpoint.step == step)
+            newest = next(of_step, None)
+            if newest is None:
                 return None
-            name, temporary = Name(there[0].sequence, step), f".tmp-{_format.MANIFEST}"
+            name = _format.name_of(newest)
+            temporary = f".tmp-{_format.MANIFEST}"
             with self._files.directory(str(name), dir_fd=dir_fd) as fd:
                 manifest = self._read_manifest(fd, name)
                 added = _format.check_metrics({**manifest.metrics, **metrics})
@@ -515,9 +521,10 @@ class CheckpointDirectory:
                 self._files.write_new(temporary, [_format.encode(manifest)], dir_fd=fd)
                 self._files.rename(temporary, _format.MANIFEST, dir_fd=fd)
                 self._files.fs.fsync(fd)
-            found = self._known[name] = manifest.checkpoint(self.path)
-            self._remove_old(dir_fd, names, found)
-            return found
+            changed = manifest.checkpoint(self.path)
+            self._checkpoints[name] = changed
+            self._remove_old(dir_fd, names, changed)
+            return changed
 
     def add(self, manifest: Manifest, contents: Mapping[str, Iterable[bytes]]) -> None:
         """Commit a checkpoint that was made elsewhere, under the same name. Errors of `contents`
@@ -528,7 +535,8 @@ class CheckpointDirectory:
             dir_fd, names = self._acquire()
             if str(name) in names:
                 raise FileExistsError(
-                    errno.EEXIST, f"{name} exists, is damaged, and cannot be set aside"
+                    errno.EEXIST,
+                    f"{name} exists, is damaged, and cannot be set aside",
                 )
             self._commit(dir_fd, names, manifest, contents, manifest.size)
 
@@ -546,7 +554,8 @@ class CheckpointDirectory:
         If an operation fails, nothing is left of it. The manifest gets the files that are written.
         """
         self._check_space(dir_fd, size)
-        files, name = self._files, str(manifest.name)
+        files = self._files
+        name = str(manifest.name)
         temporary = _format.unused_name(f".tmp-{name}", names)
         try:
             files.fs.mkdir(temporary, 0o700, dir_fd=dir_fd)
@@ -570,7 +579,8 @@ class CheckpointDirectory:
     def _check_space(self, dir_fd: int, size: int) -> None:
         if self._min_free_bytes == 0:
             return
-        status, needed = self._files.fs.statvfs(dir_fd), size + _MANIFEST_BYTES
+        status = self._files.fs.statvfs(dir_fd)
+        needed = size + _MANIFEST_BYTES
         missing = needed + self._min_free_bytes - int(status.f_bavail * status.f_frsize)
         if missing > 0:
             raise CheckpointError(
@@ -602,26 +612,35 @@ class CheckpointDirectory:
             removed = not_kept(self._keep, there, saved)
         except OSError as error:
             logger.warning(
-                "no old checkpoint is removed: the existing ones could not be read (%s)", error
+                "no old checkpoint is removed: the existing ones could not be read (%s)",
+                error,
             )
             return
         except Exception:
             logger.exception("no old checkpoint is removed: the policy %r failed", self._keep)
             return
-        if removed:
-            judged = [
-                each for each in there if each != saved and each.step
-            ]  # an evaluation of the last may be to come
-            for metric in self._keep.metrics if judged else ():
-                if metric not in self._missed and not any(metric in each.metrics for each in there):
-                    self._missed.add(metric)
-                    logger.warning(
-                        "%s: no checkpoint has the metric %r by which KeepBest is to keep the best,"
-                        " so it keeps none; give metrics={%r: ...} to CheckpointSaverHook, or an"
-                        " EvaluatorHook that returns it and is due when it saves",
-                        *(self.path, metric, metric),
-                    )
-            self._remove(dir_fd, names, [Name(each.sequence, each.step) for each in removed])
+        if not removed:
+            return
+        self._warn_of_missing_metrics(there, saved)
+        self._remove(dir_fd, names, [_format.name_of(checkpoint) for checkpoint in removed])
+
+    def _warn_of_missing_metrics(self, there: list[Checkpoint], saved: Checkpoint) -> None:
+        """Warn of a metric that no checkpoint has, once."""
+        # An evaluation of the last one may be to come.
+        if not any(checkpoint.step and checkpoint != saved for checkpoint in there):
+            return
+        for metric in self._keep.metrics:
+            is_missing = not any(metric in checkpoint.metrics for checkpoint in there)
+            if is_missing and metric not in self._missing_metrics:
+                self._missing_metrics.add(metric)
+                logger.warning(
+                    "%s: no checkpoint has the metric %r by which KeepBest is to keep the best,"
+                    " so it keeps none; give metrics={%r: ...} to CheckpointSaverHook, or an"
+                    " EvaluatorHook that returns it and is due when it saves",
+                    self.path,
+                    metric,
+                    metric,
+                )
 
     def _remove(self, dir_fd: int, names: set[str], old: list[Name]) -> None:
         """Remove checkpoints. Each is renamed first, durably, so that a part of one never has the
@@ -632,7 +651,7 @@ class CheckpointDirectory:
             for name in old:
                 temporary = _format.unused_name(f".tmp-drop-{name}", names)
                 with contextlib.suppress(
-                    FileNotFoundError
+                    FileNotFoundError,
                 ):  # the user may have removed it during the save
                     self._files.rename(str(name), temporary, dir_fd=dir_fd)
                     renamed.append(temporary)
@@ -641,24 +660,26 @@ class CheckpointDirectory:
                 self._files.remove_directory(temporary, dir_fd=dir_fd)
         except OSError as error:
             logger.warning(
-                "old checkpoints could not be removed (%s); the next save tries again", error
+                "old checkpoints could not be removed (%s); the next save tries again",
+                error,
             )
 
     # Reading
 
     def _sound(self, dir_fd: int, names: set[str]) -> list[Checkpoint]:
         """Return the checkpoints whose manifest is valid, newest first."""
-        known, self._known = self._known, {}
+        before = self._checkpoints
+        self._checkpoints = {}
         for name in _format.checkpoint_names(names):
-            if name in known:
-                self._known[name] = known[name]
+            if name in before:
+                self._checkpoints[name] = before[name]
                 continue
             with (
                 contextlib.suppress(DamagedError, NewerVersionError),
                 self._files.directory(str(name), dir_fd=dir_fd, of_checkpoint=True) as fd,
             ):
-                self._known[name] = self._read_manifest(fd, name).checkpoint(self.path)
-        return list(self._known.values())
+                self._checkpoints[name] = self._read_manifest(fd, name).checkpoint(self.path)
+        return list(self._checkpoints.values())
 
     def _opened(self) -> contextlib.AbstractContextManager[int]:
         """Open the directory for the block, without taking the lock."""
@@ -675,7 +696,9 @@ class CheckpointDirectory:
         """
         with damage_in(_format.MANIFEST):
             data = self._files.read(
-                _format.MANIFEST, dir_fd=fd, max_size=_format.MAX_MANIFEST_BYTES
+                _format.MANIFEST,
+                dir_fd=fd,
+                max_size=_format.MAX_MANIFEST_BYTES,
             )
             return _format.decode(data, name)
 
@@ -684,16 +707,22 @@ class CheckpointDirectory:
         from aiohooks.checkpoint import _encoding
 
         size = manifest.files[_format.ARRAYS].size
-        arrays = self._read_file(
-            fd, manifest, _format.ARRAYS, lambda file: _encoding.LoadedArrays(file.read_into, size)
-        )
-        return _encoding.decode(
-            self._read_file(fd, manifest, _format.STATE, lambda file: b"".join(file.pieces())),
-            arrays,
-        )
+
+        def read_arrays(file: FileReader) -> dict[str, Any]:
+            return _encoding.read_arrays(file.read_into, size)
+
+        def read_tree(file: FileReader) -> bytes:
+            return b"".join(file.pieces())
+
+        arrays = self._read_file(fd, manifest, _format.ARRAYS, read_arrays)
+        return _encoding.decode(self._read_file(fd, manifest, _format.STATE, read_tree), arrays)
 
     def _read_file(
-        self, fd: int, manifest: Manifest, file: str, load: Callable[[FileReader], T]
+        self,
+        fd: int,
+        manifest: Manifest,
+        file: str,
+        load: Callable[[FileReader], T],
     ) -> T:
         """Return what `load` makes of a file, if that has the right checksum."""
         entry = manifest.files[file]
@@ -719,7 +748,7 @@ class CheckpointDirectory:
                     raise self._missing_error()
                 with _error_context(
                     f"cannot use the checkpoint directory {self.path}, where this process must be"
-                    " able to write"
+                    " able to write",
                 ):
                     dir_fd, names = self._acquire()
                 return self._restore(dir_fd, names, step)
@@ -750,32 +779,26 @@ class CheckpointDirectory:
                     raise _VanishedError from None
                 set_aside.append((str(name), str(error)))
                 self._set_aside(dir_fd, names, name, str(error))
-            except NewerVersionError as error:
-                raise error.of(self.path / str(name)) from None
             else:
                 return Restored(manifest.checkpoint(self.path), state, tuple(set_aside))
-        if not set_aside and step is not None:
-            steps = (
-                ", ".join(str(each) for each in sorted({name.step for name in there}))
-                or "none at all"
-            )
-            raise CheckpointError(
-                errno.ENOENT, f"{self.path} has no checkpoint of step {step}; there are: {steps}"
-            )
-        earlier = sorted(
-            (name for name in names if _format.parse_damaged(name) is not None), reverse=True
-        )
-        damaged = set_aside or [(name, "was set aside as damaged before") for name in earlier]
-        if not damaged:
+        if step is not None and not set_aside:
+            steps = ", ".join(str(step) for step in sorted({name.step for name in there}))
+            message = f"{self.path} has no checkpoint of step {step}"
+            raise CheckpointError(errno.ENOENT, f"{message}; there are: {steps or 'none at all'}")
+        if not set_aside:
+            earlier = sorted(filter(_format.parse_damaged, names), reverse=True)
+            set_aside = [(name, "was set aside as damaged before") for name in earlier]
+        if not set_aside:
             return None
-        listed = "; ".join(f"{name}: {reason}" for name, reason in damaged[:5]) + (
-            "; ..." if len(damaged) > 5 else ""
-        )
+        listed = "; ".join(f"{name}: {reason}" for name, reason in set_aside[:5])
+        if len(set_aside) > 5:
+            listed += "; ..."
+        newest, reason = set_aside[0]
         raise CorruptCheckpointError(
             f"{self.path} has checkpoints and none of them is good: {listed}; to start from the"
             " beginning, use another directory",
-            path=self.path / damaged[0][0],
-            reason=damaged[0][1],
+            path=self.path / newest,
+            reason=reason,
         )
 
     def _missing_error(self) -> CheckpointError:
@@ -787,7 +810,7 @@ class CheckpointDirectory:
 
     def _set_aside(self, dir_fd: int, names: set[str], name: Name, reason: str) -> None:
         """Rename a damaged checkpoint, if this process may; never remove it."""
-        self._known.pop(name, None)
+        self._checkpoints.pop(name, None)
         path = self.path / str(name)
         if self._read_only:
             logger.warning("checkpoint %s is damaged and was skipped: %s", path, reason)
@@ -798,25 +821,18 @@ class CheckpointDirectory:
             self._files.fs.fsync(dir_fd)
         except OSError as error:
             logger.warning(
-                "checkpoint %s is damaged and could not be set aside (%s): %s", path, error, reason
+                "checkpoint %s is damaged and could not be set aside (%s): %s",
+                path,
+                error,
+                reason,
             )
         else:
             logger.warning(
-                "checkpoint %s is damaged and was set aside as %s: %s", path, aside, reason
+                "checkpoint %s is damaged and was set aside as %s: %s",
+                path,
+                aside,
+                reason,
             )
-
-    def read(self, name: Name) -> dict[str, Any]:
-        """Return the state of one checkpoint, and change nothing."""
-        path = self.path / str(name)
-        with _error_context(f"{path} could not be read"), self._opened() as dir_fd:
-            try:
-                return self._read(dir_fd, name)[1]
-            except DamagedError as error:
-                raise CorruptCheckpointError(
-                    f"{path} is damaged: {error}", path=path, reason=str(error)
-                ) from None
-            except NewerVersionError as error:
-                raise error.of(path) from None
 
     def checkpoints(self) -> list[Checkpoint]:
         with self._one_at_a_time(f"the checkpoints in {self.path} could not be listed"):
@@ -827,24 +843,24 @@ class CheckpointDirectory:
                 return []
 
     def verify(self) -> list[Verified]:
-        found: list[Verified] = []
+        verified: list[Verified] = []
         with _error_context(f"the checkpoints in {self.path} could not be verified"):
             try:
                 with self._opened() as dir_fd:
                     for name in _format.checkpoint_names(self._files.list_names(dir_fd)):
                         result = self._verify(dir_fd, name)
                         if result.reason is None or self._files.exists(str(name), dir_fd=dir_fd):
-                            found.append(result)
+                            verified.append(result)
                     # Listed again, because a writer may have set one aside meanwhile.
                     names = self._files.list_names(dir_fd)
             except FileNotFoundError:
                 return []
-        damaged = ((text, _format.parse_damaged(text)) for text in sorted(names, reverse=True))
-        return found + [
-            Verified(self.path / text, name, "was set aside as damaged", was_set_aside=True)
-            for text, name in damaged
-            if name is not None
-        ]
+        for text in sorted(names, reverse=True):
+            damaged = _format.parse_damaged(text)
+            if damaged is not None:
+                reason = "was set aside as damaged"
+                verified.append(Verified(self.path / text, damaged, reason, was_set_aside=True))
+        return verified
 
     def _verify(self, dir_fd: int, name: Name) -> Verified:
         manifest = reason = None
@@ -855,7 +871,7 @@ class CheckpointDirectory:
         except DamagedError as error:
             reason = str(error)
         except NewerVersionError as error:
-            reason = f"has the later version {error} of the format"
+            reason = error.strerror
         return Verified(self.path / str(name), name, reason, manifest=manifest)
 
     def close(self) -> None:
@@ -877,7 +893,8 @@ def _error_context(what: str) -> Generator[None]:
         raise
     except OSError as error:
         raise CheckpointError(
-            error.errno or errno.EIO, f"{what}: {error.strerror or error}"
+            error.errno or errno.EIO,
+            f"{what}: {error.strerror or error}",
         ) from error
     except MemoryError as error:
         raise CheckpointError(errno.ENOMEM, f"{what}: there is not enough memory") from error

@@ -51,11 +51,9 @@ def torch_support() -> Any:
     """Return the module `_torch`, or None while the program has not imported torch: who has a
     tensor has imported it.
     """
-    return (
-        None
-        if sys.modules.get("torch") is None
-        else importlib.import_module("aiohooks.checkpoint._torch")
-    )
+    if sys.modules.get("torch") is None:
+        return None
+    return importlib.import_module("aiohooks.checkpoint._torch")
 
 
 class HostMemory:
@@ -91,13 +89,14 @@ def snapshot(state: Any, memory: HostMemory) -> Any:
     copied: dict[int, Any] = {}  # by identity, as `deepcopy` notes what it has copied
     if torch is not None:
         copied = torch.host_copies(
-            {id(tensor): tensor for tensor in tensors_in(state, torch)}, memory.take
+            {id(tensor): tensor for tensor in tensors_in(state, torch)},
+            memory.take,
         )
     try:
         return copy.deepcopy(state, copied)
     except RecursionError:
         raise InvalidArgumentError(
-            f"a state is nested deeper than {MAX_DEPTH} levels; flatten it"
+            f"a state is nested deeper than {MAX_DEPTH} levels; flatten it",
         ) from None
 
 
@@ -164,21 +163,22 @@ class RandomState:
                 raise CheckpointMismatchError(
                     f"the checkpoint has the states of {len(saved)} random generators, and"
                     f" RandomState has {len(self._generators)}; give it those that it had when it"
-                    " was saved"
+                    " was saved",
                 )
-            for (_, write), one in zip(self._generators, saved, strict=True):
-                write(one)
+            for (_, write), generator_state in zip(self._generators, saved, strict=True):
+                write(generator_state)
             return
-        known = _global_generators()
-        missing = [name for name in state if name not in known]
+        generators = _global_generators()
+        missing = [name for name in state if name not in generators]
         if missing:
             raise CheckpointMismatchError(
                 f"the checkpoint has the random state of {', '.join(missing)}, and here RandomState"
-                f" has {', '.join(known)}; import what the program imported that saved it, and give"
-                " RandomState the same generators"
+                f" has {', '.join(generators)}; import what the program imported that saved it, and"
+                " give RandomState the same generators",
             )
-        for name, one in state.items():
-            known[name][1](one)
+        for name, generator_state in state.items():
+            _, write = generators[name]
+            write(generator_state)
 
 
 def _access(generator: Any) -> _Access:
@@ -188,21 +188,22 @@ def _access(generator: Any) -> _Access:
     if numpy is not None:
         return lambda: numpy.state, lambda state: setattr(numpy, "state", state)
     if callable(getattr(generator, "get_state", None)) and callable(
-        getattr(generator, "set_state", None)
+        getattr(generator, "set_state", None),
     ):
         return generator.get_state, generator.set_state
     raise InvalidArgumentError(
         f"RandomState got {generator!r}; give instances of random.Random, numpy.random.Generator or"
-        " torch.Generator"
+        " torch.Generator",
     )
 
 
 def _global_generators() -> dict[str, _Access]:
     """Return those of the packages that the program has imported."""
-    found: dict[str, _Access] = {"python": (random.getstate, random.setstate)}
-    numpy, torch = cast("Any", sys.modules.get("numpy")), torch_support()
+    generators: dict[str, _Access] = {"python": (random.getstate, random.setstate)}
+    numpy = cast("Any", sys.modules.get("numpy"))
     if numpy is not None:
-        found["numpy"] = (lambda: numpy.random.get_state(legacy=False)), numpy.random.set_state
+        generators["numpy"] = (lambda: numpy.random.get_state(legacy=False)), numpy.random.set_state
+    torch = torch_support()
     if torch is not None:
-        found["torch"] = torch.random_state, torch.set_random_state
-    return found
+        generators["torch"] = torch.random_state, torch.set_random_state
+    return generators

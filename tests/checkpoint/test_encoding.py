@@ -5,7 +5,6 @@ are refused.
 from __future__ import annotations
 
 import collections
-import contextlib
 import datetime
 import enum
 import json
@@ -39,7 +38,7 @@ def there_and_back(state: dict[str, Any]) -> dict[str, Any]:
     return decode(data, file)
 
 
-def loaded(file: bytes) -> _encoding.LoadedArrays:
+def loaded(file: bytes) -> dict[str, Any]:
     """Return the arrays of a file."""
     reader = BytesIO(file)
 
@@ -49,7 +48,7 @@ def loaded(file: bytes) -> _encoding.LoadedArrays:
                 raise DamagedError("is too short")
 
     with damage_in("arrays.safetensors"):
-        return _encoding.LoadedArrays(read_into, len(file))
+        return _encoding.read_arrays(read_into, len(file))
 
 
 def decode(data: bytes, file: bytes) -> dict[str, Any]:
@@ -211,9 +210,9 @@ def test_arrays_are_named_by_their_place_in_the_state() -> None:
         "a~1b",
         "e/0",
         "e/1/0",
-        "e/1/0~3",
-        "__metadata__~2",
-        "~2",
+        "e/1/0~7",
+        "__metadata__~8",
+        "~9",
         "x" * 5000,
     }
     assert same(there_and_back(state), state)
@@ -245,13 +244,13 @@ REFUSED: dict[str, tuple[Any, str]] = {
         r"state\['a'\]\[0\] has the dtype object.*give a list",
     ),
     "fields": (np.zeros(2, [("x", "f4")]), "give a dict of its fields"),
-    "bare bytes": (np.zeros(2, "V2"), "give its bits"),
+    "bare bytes": (np.zeros(2, "V2"), "or its bits"),
     "a time without a unit": (np.zeros(2, "m8"), "give it a unit"),
     "long doubles": (np.zeros(2, np.longdouble), "astype"),
     "a mask": (np.ma.masked_array([1, 2], [True, False]), "MaskedArray"),
-    "a set": ({1, 2}, "sorted"),
-    "a bytearray": (bytearray(b"a"), "give bytes"),
-    "a time": (datetime.datetime(2020, 1, 1), "isoformat"),
+    "a set": ({1, 2}, "give plain data"),
+    "a bytearray": (bytearray(b"a"), "give plain data"),
+    "a time": (datetime.datetime(2020, 1, 1), "give plain data"),
     "an enum": (Colour.RED, r"give int\(\.\.\.\)"),
     "a named tuple": (Point((1, 2)), r"give tuple\(\.\.\.\)"),
     "text of numpy": (np.str_("a"), r"give str\(\.\.\.\)"),
@@ -343,9 +342,6 @@ def test_states_that_no_writer_makes_are_refused() -> None:
     def ext(code: int, *items: Any) -> bytes:
         return tree(msgspec.msgpack.Ext(code, msgspec.msgpack.encode(list(items))))
 
-    deep: Any = 1
-    for _ in range(200):
-        deep = msgspec.msgpack.Ext(1, msgspec.msgpack.encode([deep]))
     plain = msgspec.msgpack.Ext
     wrong = [
         b"",
@@ -358,11 +354,7 @@ def test_states_that_no_writer_makes_are_refused() -> None:
         b"\xc6\xff\xff\xff\xff",
         b"\x81\xa1\xff\x00",
         b"\x81\x80\x00",
-        tree(deep),
         tree(plain(99, b"")),
-        tree(plain(1, b"\x81\xa1a\x00")),
-        tree(plain(2, b"\1\0\0\0\0")),
-        tree(plain(2, b"")),
         ext(9, "a", "<i4", [4]),
         ext(9, "<i4", b"1234"),
         tree(plain(3, b"123")),
@@ -375,28 +367,8 @@ def test_states_that_no_writer_makes_are_refused() -> None:
         ext(5, "<i4", "1234"),
         ext(5, "|O", b"12345678"),
     ]
-    bytes_key, list_key = b"\xc4\x01k", b"\x91\x01"
-    wrong += [
-        # Timestamps; keys of other types, also deeper; a key twice.
-        tree(datetime.datetime.now(datetime.UTC)),
-        tree([{"y": datetime.datetime.now(datetime.UTC)}]),
-        tree(plain(-1, bytes(4))),
-        b"\x82" + data[1:] + bytes_key + b"\x00",
-        b"\x82" + data[1:] + list_key + b"\x00",
-        b"\x82" + data[1:] + b"\xa1y\x81" + bytes_key + b"\x00",
-        b"\x82" + data[1:] + b"\xc0\x00",
-        b"\x82" + data[1:] + b"\xc3\x00",
-        b"\x82" + data[1:] + data[1:],
-        b"\x83" + data[1:] + b"\xa1y\x00\xa1y\x00",
-        b"\x82"
-        + data[1:]
-        + b"\xa1y"
-        + msgspec.msgpack.encode(plain(1, b"\x91\x82\xa1y\x00\xa1y\x00")),
-        b"\x82" + data[1:] + b"\xcb" + struct.pack(">d", 1.5) + b"\x00",
-    ]
     shapes: list[Any] = [
         [5],
-        [2, 2],
         [-4],
         [True, 4],
         "4",
@@ -406,8 +378,6 @@ def test_states_that_no_writer_makes_are_refused() -> None:
         None,
     ]
     dtypes = [
-        "<u4",
-        "<f4",
         "|O",
         "O",
         "<i4,<i4",
@@ -416,7 +386,6 @@ def test_states_that_no_writer_makes_are_refused() -> None:
         "=i4",
         "i4",
         "os.system",
-        "<U4",
         "<U" + "9" * 30,
         "<M8[foo]",
         "<M8",
@@ -427,13 +396,11 @@ def test_states_that_no_writer_makes_are_refused() -> None:
         with pytest.raises(DamagedError, match=r"^state\.msgpack "):
             decode(one, good)
     for size in (-1, 2**63, 2.0, True, "2"):
-        with pytest.raises(DamagedError, match=r"^state\.msgpack has an invalid array shape"):
+        with pytest.raises(DamagedError, match=r"^state\.msgpack .*Expected `int`"):
             decode(ext(4, "a", "<i4", [size]), good)
-    with pytest.raises(DamagedError, match=r"^arrays\.safetensors "):
-        decode(tree(1), good)
     # The file has this array as plain bytes, so that only the tree states its shape.
     _, arrays = _encoding.encode({"a": np.arange(4, dtype=np.complex64)})
-    with pytest.raises(DamagedError, match=r"state\.msgpack has an invalid array shape"):
+    with pytest.raises(DamagedError, match=r"state\.msgpack .*of length <= 64"):
         decode(ext(4, "a", "<c8", [1] * 100 + [4]), b"".join(map(bytes, arrays.chunks())))
 
 
@@ -446,12 +413,8 @@ def test_array_files_that_no_writer_makes_are_refused() -> None:
         text = header if isinstance(header, bytes) else json.dumps(header).encode()
         return struct.pack("<Q", len(text)) + text + body
 
-    def entry(begin: int, end: int, shape: list[int] | None = None) -> dict[str, Any]:
-        return {
-            "dtype": "I32",
-            "shape": [4] if shape is None else shape,
-            "data_offsets": [begin, end],
-        }
+    def entry(begin: int, end: int) -> dict[str, Any]:
+        return {"dtype": "I32", "shape": [4], "data_offsets": [begin, end]}
 
     wrong = [
         b"",
@@ -460,12 +423,7 @@ def test_array_files_that_no_writer_makes_are_refused() -> None:
         file(b"["),
         file(b"{" * 10_000),
         file({}),
-        file({"a": entry(0, 16), "b": entry(16, 16, [0])}),
-        file({"a": entry(0, 16, [2**62, 4])}),
         file({"b": entry(0, 16)}),
-        file({"a": {**entry(0, 16), "dtype": "PICKLE"}}),
-        file({"a": {**entry(0, 16), "dtype": "F32"}}),
-        file({"a": {**entry(0, 16), "more": 1}}),
         file({"a": [1]}),
         file({"a": entry(-16, 0)}),
         file({"a": {**entry(0, 16), "data_offsets": [0, 16, 0]}}),
@@ -525,15 +483,6 @@ def test_arrays_of_one_name_are_told_apart() -> None:
     _, arrays = _encoding.encode(cast("Any", state))
     header = json.loads(arrays.header[8:])
     assert len(header) == 60_000
-    assert {"1/7/1", "1/7/1~3", "1/7/1~4", "1/7/1~5"} <= header.keys()
-
-
-def doubled() -> list[Any]:
-    """Return sixty lists, each twice in the next."""
-    found: list[Any] = [1]
-    for _ in range(60):
-        found = [found, found]
-    return found
 
 
 def in_itself() -> list[Any]:
@@ -542,33 +491,12 @@ def in_itself() -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("make", "reason"),
-    [
-        (doubled, "the same lists or dicts again and again"),
-        (in_itself, "is nested deeper than 64 levels, or in itself"),
-    ],
-)
-def test_what_would_have_no_end_is_refused(make: Callable[[], Any], reason: str) -> None:
-    """Parts of a state that are in it again and again, or in themselves; a snapshot of them, which
-    seeks tensors, ends.
-    """
-    with pytest.raises(InvalidArgumentError, match=reason):
-        _encoding.encode({"x": make()})
-    snapshot({"x": make()}, HostMemory())
-
-
-def test_how_much_may_be_there_again_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It counts the containers that the state has already, and their items."""
-    part = [1, 2]
-    for most in (3, 2):
-        monkeypatch.setattr(_encoding, "_MOST_REPEATED", most)
-        with (
-            pytest.raises(InvalidArgumentError, match="again and again")
-            if most == 2
-            else contextlib.nullcontext()
-        ):
-            assert there_and_back({"x": [part, part]}) == {"x": [[1, 2], [1, 2]]}
+def test_a_state_in_itself_is_refused() -> None:
+    """It has no end; a snapshot of it, which seeks tensors, ends."""
+    state = {"x": in_itself()}
+    with pytest.raises(InvalidArgumentError, match="is nested deeper than 64 levels, or in itself"):
+        _encoding.encode(state)
+    snapshot(state, HostMemory())
 
 
 def test_a_state_that_is_too_deep_for_a_copy_is_refused() -> None:
@@ -592,7 +520,6 @@ def test_a_forged_shape_is_damage(sizes: list[int]) -> None:
     code = msgspec.msgpack.decode(data)["x"].code
     for number, content in (
         (code, ["x", "|i1", sizes]),
-        (6, ["x", "int8", sizes]),
         (6, ["x", "int8", [1], sizes, 0]),
     ):
         forged = msgspec.msgpack.encode(

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -25,9 +24,8 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from aiohooks.checkpoint import _encoding
+from aiohooks.checkpoint import _encoding, _torch
 from aiohooks.checkpoint._format import DamagedError
-from aiohooks.checkpoint._torch import Block, place
 from aiohooks.checkpoint.stateful import HostMemory, snapshot
 from aiohooks.errors import InvalidArgumentError
 from tests.checkpoint.test_encoding import decode, there_and_back
@@ -36,7 +34,7 @@ from tests.support.source import ROOT
 from tests.support.tensors import ALL_DTYPES, bits_of, same_tensors, tensor_of
 from tests.support.waiting import HANG_SECS
 
-GOLDEN = ROOT / "tests" / "checkpoint" / "data" / "checkpoint-v2"
+GOLDEN = ROOT / "tests" / "checkpoint" / "data" / "checkpoint-torch"
 
 
 def written(state: dict[str, Any]) -> bytes:
@@ -71,46 +69,13 @@ def test_each_dtype_comes_back(dtype: str, way: Callable[[Any], Any]) -> None:
 
 
 def test_shared_memory_is_stored_once() -> None:
-    """A model whose weights are tied, and views of one buffer, take the space of one."""
-    whole = torch.randn(100, 100)
-    assert len(written({"a": whole, "b": whole, "c": whole[5], "d": whole.T})) < 1.1 * whole.nbytes
-    assert (
-        len(written({"part": whole[:5]})) < 0.2 * whole.nbytes
-    )  # and not the memory around a view
-    assert len(written({"a": whole[:5], "b": whole[50:55]})) < 0.2 * whole.nbytes
-    neighbours = place({0: whole[:5], 1: whole[5:]})
-    assert neighbours[0].block is not neighbours[1].block  # each is an array for other programs
-
-
-def test_only_memory_with_something_between_the_elements_is_copied() -> None:
-    """A tensor that fills its memory, in whatever order, is written from there."""
-    whole = torch.arange(24.0).reshape(2, 3, 4)
-    for tensor in (
-        whole,
-        whole[1],
-        whole.permute(2, 0, 1),
-        whole[:, :1, :1].expand(2, 1, 1)[1],
-        torch.tensor(1.0),
-        whole[:0],
-    ):
-        assert not place({0: tensor})[0].block.has_gaps
-    for tensor in (whole[:, 1], whole[..., ::2], whole.permute(2, 0, 1)[1]):
-        assert place({0: tensor})[0].block.has_gaps
-
-
-def test_memory_between_the_elements_is_not_stored() -> None:
-    """Between the elements of a view lie others, which are no part of the state: zeros are stored
-    for them.
+    """A model whose weights are tied, and views of one buffer, take the space of one; a view takes
+    that of its buffer.
     """
-    memory = torch.full((4, 6), 7.0)
-    file = written({"column": memory[:, 1], "again": memory[1:3, 1]})
-    assert np.frombuffer(file[-4 * 19 :], np.float32).tolist() == [7, *[0] * 5] * 3 + [7]
-    inside = torch.full((9,), 7.0)
-    file = written({"spread": inside[::4], "dense": inside[5:7]})
-    assert np.frombuffer(file[-4 * 9 :], np.float32).tolist() == [7, 0, 0, 0, 7, 7, 7, 0, 7]
-    assert written({"x": torch.arange(9)[::2]}) == written(
-        {"x": torch.tensor([0, 8, 2, 8, 4, 8, 6, 8, 8])[::2]}
-    )
+    whole = torch.randn(100, 100)
+    for state in ({"a": whole, "b": whole, "c": whole[5], "d": whole.T}, {"part": whole[:5]}):
+        assert whole.nbytes < len(written(state)) < 1.1 * whole.nbytes
+    assert len(written({"copy": whole[:5].clone()})) < 0.2 * whole.nbytes
 
 
 @pytest.mark.parametrize(
@@ -118,26 +83,21 @@ def test_memory_between_the_elements_is_not_stored() -> None:
     [
         (torch.tensor([3.0]).expand(10**12), 4),
         (torch.arange(3.0)[:, None].expand(3, 10**10)[::2], 12),
-        (torch.arange(40.0).as_strided((10**5, 3), (0, 13)), 108),
-        (torch.arange(2000, dtype=torch.int16)[::2].as_strided((500, 500), (2, 2)), 3994),
+        (torch.arange(40.0).as_strided((10**5, 3), (0, 13)), 160),
+        (torch.arange(2000, dtype=torch.int16)[::2].as_strided((500, 500), (2, 2)), 4000),
     ],
     ids=["one element", "rows", "rows that are one", "windows"],
 )
 def test_a_tensor_that_is_larger_than_its_memory_costs_its_memory(
     tensor: torch.Tensor, size: int
 ) -> None:
-    """The elements that are the same ones are not looked at one by one; what lies between is not
-    stored.
-    """
+    """The elements that are the same ones are not looked at one by one."""
     data, arrays = _encoding.encode({"x": tensor})
     stored = b"".join(map(bytes, arrays.chunks()))
     assert len(stored) - len(arrays.header) == size
     found = decode(data, stored)["x"]
     assert (found.shape, found.stride()) == (tensor.shape, tensor.stride())
     assert torch.equal(found[..., :3], tensor[..., :3])
-    gaps = np.frombuffer(stored[len(arrays.header) :], np.uint8).reshape(-1, tensor.element_size())
-    used = {int(offset) for offset in np.unique(np.add.outer(*_offsets(tensor)))}
-    assert all(not row.any() for offset, row in enumerate(gaps) if offset not in used)
 
 
 @WAYS
@@ -148,15 +108,6 @@ def test_an_empty_tensor_may_have_sizes_of_any_product(way: Callable[[Any], Any]
     tensor = torch.empty(0, 1, 1).expand(0, 2**62, 2**62)
     found = way({"x": tensor})["x"]
     assert (found.shape, found.stride()) == (tensor.shape, tensor.stride())
-
-
-def _offsets(tensor: torch.Tensor) -> list[Any]:
-    """Return where the elements are along the two last dimensions, at most a thousand each."""
-    dims = [
-        np.arange(min(n, 1000)) * step
-        for n, step in zip(tensor.shape, tensor.stride(), strict=True)
-    ]
-    return [*([np.zeros(1, int)] if len(dims) == 1 else []), *dims]
 
 
 @settings(max_examples=200, deadline=None)
@@ -203,12 +154,12 @@ class Taken(HostMemory):
 
 
 def test_a_snapshot_takes_the_memory_of_its_tensors() -> None:
-    """Each block begins at a multiple of 64 bytes; what is shared is there once."""
+    """Each storage begins at a multiple of 64 bytes; what is shared is there once."""
     memory, whole = Taken(), torch.arange(100, dtype=torch.uint8)
     for state in (
-        {"a": whole[:1], "b": whole[64:]},
+        {"a": whole[:1].clone(), "b": whole[64:].clone()},
         {"a": whole, "b": whole[5:]},
-        {"a": whole[:0]},
+        {"a": torch.empty(0)},
     ):
         assert same_tensors(snapshot(state, memory), state)
     assert memory.sizes == [128, 128, 1]
@@ -226,7 +177,7 @@ def test_memory_is_used_again_when_the_snapshot_before_is_gone() -> None:
     place_of_second = second["x"].data_ptr()
     del second
     for size in (1000, 10):
-        smaller = snapshot({"x": state["x"][:size]}, memory)
+        smaller = snapshot({"x": state["x"][:size].clone()}, memory)
         assert smaller["x"].data_ptr() == place_of_second
         del smaller
     larger = {"x": torch.arange(5000)}
@@ -246,8 +197,8 @@ class Elsewhere(torch.Tensor):
 
 def test_tensors_of_a_device_are_copied_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each to its own place."""
-    here = Block.on_device
-    monkeypatch.setattr(Block, "on_device", lambda self: here(self).as_subclass(Elsewhere))
+    here = _torch._bytes_of
+    monkeypatch.setattr(_torch, "_bytes_of", lambda memory: here(memory).as_subclass(Elsewhere))
     state = {"a": torch.randn(7), "b": torch.arange(5), "c": torch.randn(2, 3).T}
     assert same_tensors(taken(state), state)
 
@@ -412,8 +363,8 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         lambda: torch.zeros(3).as_subclass(Marked),
         "is of the type tests.checkpoint.test_torch.Marked",
     ),
-    "quantised": (quantised, r"has the quantised dtype torch.qint8; give its dequantize\(\)"),
-    "sparse": (lambda: torch.eye(3).to_sparse(), "has the layout torch.sparse_coo"),
+    "quantised": (quantised, "has the dtype torch.qint8"),
+    "sparse": (lambda: torch.eye(3).to_sparse(), "is nested or has the layout torch.sparse_coo"),
     "nested": (nested, "is nested"),
     "meta": (lambda: torch.empty(3, device="meta"), "is on the meta device"),
     "lazy": (
@@ -486,7 +437,7 @@ def golden_state() -> dict[str, Any]:
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")  # torch's, once in a process
-def test_version_2_is_read() -> None:
+def test_files_with_tensors_are_read() -> None:
     """The files in the repository are read as the state that they were made from."""
     restored = directory(GOLDEN, read_only=True).restore(None)
     assert restored is not None
@@ -553,19 +504,6 @@ def test_arrays_in_place_of_tensors_share_memory(monkeypatch: pytest.MonkeyPatch
     assert all((array == 9).all() for array in found.values())
 
 
-def test_an_array_keeps_the_first_version(tmp_path: Path) -> None:
-    """A checkpoint without tensors is readable by a library that knows none, and says so."""
-    one = directory(tmp_path)
-    assert (
-        b'"version":1' in (one.save({"a": np.arange(3)}, 1, {}).path / "manifest.json").read_bytes()
-    )
-    assert (
-        b'"version":2'
-        in (one.save({"a": torch.arange(3)}, 2, {}).path / "manifest.json").read_bytes()
-    )
-    one.close()
-
-
 # Files with the right checksums that no writer makes
 
 
@@ -581,7 +519,7 @@ def test_states_that_no_writer_makes_are_refused() -> None:
             {"x": msgspec.msgpack.Ext(code, msgspec.msgpack.encode(list(items)))}
         )
 
-    good = ("x", "int32", [3, 3], [4, 1], 0)
+    good = ("x", "int32", [3, 3], [4, 1], 1)
     assert data == tree(*good)
     wrong: list[tuple[Any, ...]] = [
         ("y", *good[1:]),
@@ -591,13 +529,12 @@ def test_states_that_no_writer_makes_are_refused() -> None:
         ("x", "int64", *good[2:]),
         ("x", "__class__", *good[2:]),
         ("x", "qint8", *good[2:]),
-        ("x", "int32", [3, 4], [4, 1], 0),
+        ("x", "int32", [3, 4], [4, 1], 1),
         (*good[:3], [4, 2], 0),
         (*good[:3], [4, -1], 0),
         (*good[:3], [4], 0),
         (*good[:3], None, 0),
         (*good[:4], 4),
-        (*good[:4], 1),
         (*good[:4], -4),
         (*good[:4], None),
         (*good[:4], True),
@@ -614,7 +551,6 @@ def test_states_that_no_writer_makes_are_refused() -> None:
     empty = b"".join(map(bytes, _encoding.encode({})[1].chunks()))
     for state in (
         tree(code=7),
-        tree([1], code=7),
         tree({}, code=8),
         tree([1], 2, code=8),
         tree({}, 1, 2, code=8),

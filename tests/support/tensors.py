@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from aiohooks.checkpoint._format import DTYPES
+from aiohooks.checkpoint._format import TORCH_DTYPES
 from tests.support.checkpoint_files import same
 
-ALL_DTYPES = sorted(name for name in DTYPES if hasattr(torch, name))
+ALL_DTYPES = sorted(name for name in TORCH_DTYPES if hasattr(torch, name))
 
 
 def tensor_of(dtype: str) -> torch.Tensor:

@@ -13,8 +13,7 @@ _WARNED = (
 )
 _STATFS = "result = (ctypes.c_long * {})()"
 _COMPARED = "the numbers are only compared with each other"
-_ON_DEVICE = "found = torch.empty({}, dtype=torch.uint8, device=self.storage.device)"
-_RANGE = "if start % kind.itemsize or start + {} > len(data):"
+_ON_DEVICE = "empty = torch.empty({}, dtype=torch.uint8, device=storage.device)"
 _LONGEST = "longest = min(self.max_secs, self.initial_secs * 2.0 ** min(attempt - 1, {}))"
 _PAUSED = "return self.requests.pause_reason is not None or "
 
@@ -34,11 +33,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "AsyncMonitoredSession.__del__",
         f"{_WARNED.format(2)}  =>  {_WARNED.format(3)}",
     ): "whoever causes the collection is not the one to blame",
-    (
-        "aiohooks/checkpoint/_encoding.py",
-        "_make_array",
-        "flat = array.reshape(-1)  =>  flat = array.reshape(-2)",
-    ): "any negative size will do",
     (
         "aiohooks/checkpoint/_remote.py",
         "RemoteDirectory._read_manifest_file",
@@ -89,14 +83,9 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "the rest is read by the next call",
     (
         "aiohooks/checkpoint/_torch.py",
-        "Block.on_device",
+        "_bytes_of",
         f"{_ON_DEVICE.format(0)}  =>  {_ON_DEVICE.format(1)}",
     ): "`set_` replaces its memory",
-    (
-        "aiohooks/checkpoint/_encoding.py",
-        "_Decoder._tensor",
-        f"{_RANGE.format('count * kind.itemsize')}  =>  {_RANGE.format('(count / kind.itemsize)')}",
-    ): "numpy and torch refuse such a tensor with an error that is as good",
     (
         "aiohooks/session/lifecycle.py",
         "Lifecycle.is_loop_turn_due",
