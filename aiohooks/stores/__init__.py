@@ -3,10 +3,9 @@
     _protocol       what stores, engines and users exchange: Position, Snapshot, requests and
                     answers
     _run_state      RunState: the effect of each request on the state of a run, without I/O
-    publishers      Publisher: what may advance a store, which of them still could, how the last one
-                    left
+    publishers      Publisher: what may advance a store, and how the last one left
     base            StepStore: the contract, and what is the same on every engine; WaitRegistry:
-                    waiters by threshold, and how waits end
+                    waiters by threshold, the publishers, and how waits end
     memory          MemoryStepStore, for one process
     engine          Engine: what an engine provides, and EngineLink: what its store offers to it
     _connection     Connection: outages, repeated calls; Writes: combined advances

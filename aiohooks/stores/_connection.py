@@ -10,7 +10,7 @@ import contextvars
 import itertools
 from asyncio import get_running_loop
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from aiohooks._core.activity import Awaited, active
 from aiohooks._core.cancel import new_task, wait_done
@@ -224,7 +224,7 @@ class Connection:
             self.lost_at = None
         self._settle(None)
 
-    async def _watch(self) -> None:
+    async def _watch(self) -> NoReturn:
         """Let the engine report until the connection is lost, and raise the error."""
         # In a task of its own: a report runs through no other file than the engine's.
         self._reporting = self.tasks.spawn(self.engine.watch(), "reports")

@@ -27,8 +27,9 @@ class Engine(abc.ABC):
     Each method does one thing once, and what takes effect twice where it is repeated is recognized
     (`RunState` does that). The store repeats, waits, renews leases, combines advances and
     reconnects. A method raises `StoreUnavailableError` if the connection fails or the engine
-    refuses for now, `StoreRefusedError` if it would refuse again, and `StoreDamagedError` if what
-    it finds is no run: after that nothing is repeated.
+    refuses for now: the store repeats it over a new connection. It raises `StoreRefusedError` if
+    the engine would refuse again, and `StoreDamagedError` if what it finds is no run: after that
+    nothing is repeated.
     """
 
     remote: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Publishers: what may advance a store, which of them still could, and how the last one left."""
+"""Publishers: what may advance a store, and how the last one left."""
 
 from __future__ import annotations
 
