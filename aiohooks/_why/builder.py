@@ -10,7 +10,6 @@ import concurrent.futures
 import dataclasses
 import functools
 import itertools
-import os
 import sys
 import threading
 import time
@@ -30,6 +29,7 @@ from aiohooks._why.tasks import (
     Task,
     coroutine_of,
     frames_of,
+    is_installed,
     is_library,
     is_of_aiohooks,
     is_task,
@@ -44,7 +44,6 @@ _MAX_TASKS_OF_NOTE = 100
 Others may end with an error in the same tick.
 """
 _note_times: deque[float] = deque(maxlen=20)
-_INSTALLED = f"-packages{os.sep}"  # "site-", or "dist-" of a Linux distribution
 BlockedLoops = Mapping[asyncio.AbstractEventLoop, Frame]
 """The innermost frame of each event loop that cannot run."""
 
@@ -238,7 +237,7 @@ class _Builder:
         frame = frames[-1]
         written = [frame for frame in frames if not is_library(frame)]
         if written:
-            own = [frame for frame in written if _INSTALLED not in frame.f_code.co_filename]
+            own = [frame for frame in written if not is_installed(frame)]
             frame = (own or written)[-1]
             self._change(node, function=frame.f_code.co_qualname)
         self._change(node, where=f"{frame.f_code.co_filename}:{frame.f_lineno}")
@@ -291,16 +290,17 @@ class _Builder:
         self._connect(node, targets, needs)
 
     def _holders_of(self, owner: object) -> list[Task]:
-        return self._holders.get(id(owner), [])
+        return self._holders.get(owner if isinstance(owner, str) else id(owner), [])
 
     @functools.cached_property
-    def _holders(self) -> dict[int, list[Task]]:
-        """The tasks that are in a `with` block of an object, by the id of the object."""
-        holders: dict[int, list[Task]] = {}
+    def _holders(self) -> dict[object, list[Task]]:
+        """The tasks that are in a `with` block of an object, by its id and by its package."""
+        holders: dict[object, list[Task]] = {}
         for task in self.tasks:
             for owner in held_by(task):
-                tasks = holders.setdefault(id(owner), [])
-                tasks.append(task)
+                package, _, _ = type(owner).__module__.partition(".")
+                for key in (id(owner), package):
+                    holders.setdefault(key, []).append(task)
         return holders
 
 

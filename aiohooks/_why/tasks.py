@@ -27,6 +27,7 @@ from aiohooks._core.activity import Awaited, entries_of
 PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 """The folder of this library."""
 _WHY = PACKAGE + "_why"
+_INSTALLED = f"-packages{os.sep}"  # "site-", or "dist-" of a Linux distribution
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 _ANYIO = os.path.dirname(anyio.__file__) + os.sep
 _MAX_FRAMES = 100
@@ -206,6 +207,11 @@ def is_library(frame: Frame) -> bool:
     if file.startswith((PACKAGE, _ANYIO, "<")):
         return True
     return file.startswith(_STDLIB) and "site-packages" not in file
+
+
+def is_installed(frame: Frame) -> bool:
+    """Return whether a frame is of an installed package."""
+    return _INSTALLED in frame.f_code.co_filename
 
 
 def location(frame: Frame) -> str:

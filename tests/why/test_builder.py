@@ -351,24 +351,76 @@ async def test_what_else_is_waited_for() -> None:
             assert found(text, pattern), "\n".join((pattern, *text))
 
 
+POOL = """
+import asyncio, contextlib
+class Pool:
+    def __init__(self):
+        self.free = asyncio.Semaphore(1)
+    @contextlib.asynccontextmanager
+    async def _acquired(self):
+        async with self.free:
+            yield
+    def acquire(self):
+        return Connection(self)
+class Connection:
+    def __init__(self, pool):
+        self.entered = pool._acquired()
+    async def __aenter__(self):
+        await self.entered.__aenter__()
+    async def __aexit__(self, *error):
+        await self.entered.__aexit__(*error)
+async def connect():
+    await asyncio.Event().wait()
+"""
+
+
+def pool() -> dict[str, Any]:
+    """Return the content of an installed package with a pool of one connection."""
+    namespace: dict[str, Any] = {"__name__": "pool"}
+    exec(compile(POOL, "/lib/site-packages/pool.py", "exec"), namespace)
+    return namespace
+
+
 async def test_the_line_is_not_that_of_an_installed_package() -> None:
-    """A package may wait for its caller: the line is the caller's, if there is one."""
+    """A package may wait for its caller: the line is the caller's, if there is one, and the
+    package's function follows.
+    """
     async with starting() as start:
-        namespace: dict[str, Any] = {}
-        code = "import asyncio\nasync def acquire():\n    await asyncio.Event().wait()"
-        exec(compile(code, "/lib/site-packages/pool.py", "exec"), namespace)
+        connect = pool()["connect"]
 
         async def upload() -> None:
-            await namespace["acquire"]()
+            await connect()
 
         start(upload(), "calls it")
-        start(namespace["acquire"](), "its own")
+        start(connect(), "its own")
         text = await lines()
         assert found(
-            text, r"'calls it', .*upload at \S*test_builder.py:\d+ waits for asyncio.Event"
+            text,
+            r"'calls it', .*upload at \S*test_builder.py:\d+ waits for pool.connect"
+            r" <- asyncio.Event.wait$",
         )
         assert found(
-            text, r"'its own', acquire at /lib/site-packages/pool.py:3 waits for asyncio.Event"
+            text,
+            r"'its own', connect at /lib/site-packages/pool.py:\d+ waits for asyncio.Event.wait$",
+        )
+
+
+async def test_an_exhausted_pool() -> None:
+    """The tasks that use its connections are named."""
+    async with starting() as start:
+        connections = pool()["Pool"]()
+
+        async def upload() -> None:
+            async with connections.acquire():
+                await asyncio.Event().wait()
+
+        start(upload(), "has it")
+        await ticks()
+        start(upload(), "wants it")
+        assert found(
+            await lines(),
+            r"'wants it', .*upload at @ waits for pool.Connection.__aenter__"
+            r" <- perhaps task 'has it', .*upload at @",
         )
 
 
