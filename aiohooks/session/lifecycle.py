@@ -487,7 +487,7 @@ class Lifecycle(Waiting):
         """
         if self.phase != "open":
             return awaitable
-        return self.raw_coordinator.wait_until_ended(Wait[T]("a wait in a run"), awaitable)
+        return self.raw_coordinator.wait_until_ended("a wait in a run", awaitable)
 
     # -- recover
 
