@@ -393,7 +393,11 @@ class Lifecycle(Waiting):
         if self.turns.taken:
             await self.turns.wait()
             self.turns.release()
-        await self.recover_if_needed()
+        try:
+            await self.recover_if_needed()
+        except (SessionClosedError, StopRequestedError):
+            if self.phase == "open":  # else the end, for which it is no failure, has ended it
+                raise
 
     def note_commit(self, session: Session, result: Any) -> None:
         """Note that a run is failing after it had been committed: where its feeds are tracked, its
