@@ -368,7 +368,7 @@ class Coordinator(RequestMethods):
     means a clean end (`OutOfRangeError`, ...) is a plain stop.
 
     A session has a new coordinator after each recovery; a stop requested from it stops the whole
-    session.
+    session. The one before starts no tasks any more, and its waits are those of the session.
     """
 
     def __init__(self, clean_stop_exception_types: tuple[type[BaseException], ...] = ()) -> None:
@@ -535,9 +535,12 @@ class Coordinator(RequestMethods):
         from.
         """
         while self.pause_reason is not None:
-            wait = self._new_wait("the end of the pause", lasts=lasts)
             with active("wait", "end of the pause", self._awaited_resume, observers=self.observers):
-                await self.wait_until_ended(wait, self._wait_for(lambda: self.pause_reason is None))
+                await self.wait_until_ended(
+                    "the end of the pause",
+                    self._wait_for(lambda: self.pause_reason is None),
+                    lasts=lasts,
+                )
 
     def _awaited_resume(self) -> Awaited:
         return Awaited("pause", "the end of the pause", self.pause_reason or "")
@@ -585,12 +588,11 @@ class Coordinator(RequestMethods):
             note_own_end_in_drain()
             self._producers.update(producers or ())
         name = describe_awaitable(awaitable) if self.observers else ""
-        wait = self._new_wait("what `until` awaits", lasts=self._outlasts_recoveries())
+        lasts = self._outlasts_recoveries()
         with active("wait", name, observers=self.observers):
-            return await self.wait_until_ended(wait, awaitable, producers, drain=drain)
-
-    def _new_wait(self, what: str, *, lasts: bool) -> Wait[Any]:
-        return LastingWait(what, self._whole) if lasts else Wait(what)
+            return await self.wait_until_ended(
+                "what `until` awaits", awaitable, producers, drain=drain, lasts=lasts
+            )
 
     def _outlasts_recoveries(self) -> bool:
         """Return whether this code is part of a task that lives through recoveries, and not of a
@@ -628,20 +630,28 @@ class Coordinator(RequestMethods):
 
     async def wait_until_ended(
         self,
-        wait: Wait[T],
+        what: str,
         awaitable: Awaitable[T],
         producers: Producers | None = None,
         *,
         drain: bool = False,
+        lasts: bool = False,
     ) -> T:
-        """Await like `until`, with the wait that a stop ends, and without observers. With `()` all
-        producers have ended.
+        """Await like `until`, without observers.
+
+        Args:
+            what: the name of the wait.
+            awaitable: a coroutine, a task or a future.
+            producers: the checked producers; with `()` all have ended.
+            drain: whether a drain ends the wait.
+            lasts: whether it is a `LastingWait`.
         """
+        wait = LastingWait[T](what, self._whole) if lasts else Wait[T](what)
         waits = self.requests.waits
         end: EndOfProducers | None = None
         try:
             self.bind()
-            self._raise_if_ended(drain=drain, lasts=isinstance(wait, LastingWait))
+            self._raise_if_ended(drain=drain, lasts=lasts)
             if not inspect.isawaitable(awaitable):  # also generators that are marked as coroutines
                 raise InvalidArgumentError(
                     f"until got {awaitable!r}; give a coroutine, a task or a future"

@@ -777,9 +777,7 @@ class ReaderSource(Source):
         used = False
         try:
             # A stop ends it, but no failure from which the session recovers.
-            await self._coordinator.wait_until_ended(
-                LastingWait("next feed", self._coordinator), self._read_all()
-            )
+            await self._coordinator.wait_until_ended("next feed", self._read_all(), lasts=True)
             used = True
         except StopRequestedError:
             pass  # the loop that asks for elements gets it as well

@@ -398,7 +398,11 @@ class Lifecycle:
         if self.turns.taken:
             await self.turns.wait()
             self.turns.release()
-        await self.recover_if_needed()
+        try:
+            await self.recover_if_needed()
+        except (SessionClosedError, StopRequestedError):
+            if self.phase == "open":  # else the end, for which it is no failure, has ended it
+                raise
 
     def note_commit(self, session: Session, result: Any) -> None:
         """Note that a run is failing after it had been committed: where its feeds are tracked, its
@@ -492,7 +496,7 @@ class Lifecycle:
         """
         if self.phase != "open":
             return awaitable
-        return self.raw_coordinator.wait_until_ended(Wait[T]("a wait in a run"), awaitable)
+        return self.raw_coordinator.wait_until_ended("a wait in a run", awaitable)
 
     # -- recover
 

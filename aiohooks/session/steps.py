@@ -16,7 +16,7 @@ from aiohooks._core.validate import call_error, check_callable
 from aiohooks.errors import InvalidArgumentError, SessionClosedError, StopRequestedError, safe_repr
 from aiohooks.graph.graph import Graph, Placeholder, T_co
 from aiohooks.graph.session import Session
-from aiohooks.session.coordinator import LastingWait, Producers, note_own_end_in_drain
+from aiohooks.session.coordinator import Producers, note_own_end_in_drain
 from aiohooks.session.feeds import (
     USED,
     FeedsWentBack,
@@ -234,7 +234,7 @@ class Steps(Generic[T_co]):
         with active("feed", "next feed", observers=coordinator.observers):
             await lifecycle.wait_between_runs(
                 coordinator.wait_until_ended(
-                    LastingWait("next feed", coordinator), wait(), producers, drain=drain
+                    "next feed", wait(), producers, drain=drain, lasts=True
                 )
             )
 

@@ -329,6 +329,25 @@ async def test_a_task_that_lives_through_recoveries_waits_through_them(begins: s
         lost.fail.clear()
 
 
+@pytest.mark.parametrize("later", [0, 8])
+async def test_the_end_of_a_session_ends_a_recovery_that_no_run_makes(later: int) -> None:
+    """That is neither a failure, nor the reason of a stop."""
+    lost, queue = Lost(ah.UnavailableError("away")), asyncio.Queue[int]()
+    policy = ah.RecoveryPolicy(backoff=ah.Backoff(initial_secs=600, max_secs=600, jitter=False))
+    async with doubling(Workers(lost), recovery=policy, stop_grace_period_secs=0) as session:
+        loop = asyncio.create_task(use_up(session.steps("loss", feeds=queue)))
+        await ticks(5)
+        lost.fail.set()
+        await ticks(2)
+        run = asyncio.create_task(session.run("loss"))
+        await ticks(12)
+        run.cancel()
+        await ticks(later)
+    assert session.stop_reason is None
+    await asyncio.wait([loop, run])
+    assert (loop.exception(), run.cancelled()) == (None, True)
+
+
 async def test_a_task_of_the_raw_session_does_not_wait_through_a_recovery() -> None:
     """It ends with its raw session: its wait gets the failure of the other task."""
     lost, caught = Lost(ah.UnavailableError("away")), list[BaseException]()

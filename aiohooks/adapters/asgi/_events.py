@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from typing import Any, TypeVar
 
-from aiohooks._core.calls import Wait, limited
+from aiohooks._core.calls import limited
 from aiohooks._core.cancel import retrieve_exception, wait_done
 from aiohooks._core.clock import current_clock, sleep
 from aiohooks.adapters.asgi._access import (
@@ -119,7 +119,7 @@ async def _until_stopped(session: AsyncMonitoredSession, wait: Awaitable[T]) -> 
     """Await something; a stop or a failed background task also ends the wait. It is no activity of
     the session.
     """
-    return await session.coord.wait_until_ended(Wait("a client's wait"), wait)
+    return await session.coord.wait_until_ended("a client's wait", wait)
 
 
 def reached_reply(store: StepStore, wanted: int) -> JsonReply | None:
