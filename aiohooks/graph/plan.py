@@ -19,7 +19,6 @@ from typing import Any, TypeGuard
 from aiohooks._core.cancel import to_thread
 from aiohooks._core.coroutines import can_wait
 from aiohooks._core.validate import is_coroutine_function
-from aiohooks.dispatch.calls import NO_KEYWORDS
 from aiohooks.errors import FetchError, GraphError, did_you_mean, safe_repr
 from aiohooks.graph.graph import (
     MISSING,
@@ -36,22 +35,23 @@ from aiohooks.graph.variables import Change
 Build = Callable[[Sequence[Any]], Any]
 """Builds the result of one request from the values of all leaves of a run."""
 
-Take = Callable[[Sequence[Any]], tuple[Any, ...]]
-"""Takes the items at certain places out of a sequence. `taking` returns such a function."""
+Take = Callable[[list[Any]], Sequence[Any]]
+"""Takes the items at certain places out of a list. `taking` returns such a function."""
 
 # The exact types of the fetches that are not nested.
 LEAF_TYPES = frozenset({str, Operation, Placeholder, Variable, GlobalStep, Output})
 
 
 def taking(places: Sequence[int]) -> Take:
-    """Return a function that returns the items at `places` of a sequence as a tuple."""
+    """Return a function that returns the items at `places` of a list."""
     if len(places) > 1:
         return operator.itemgetter(*places)
     if not places:
-        return lambda values: ()
-    # With a single place, `itemgetter` would return the item itself and not a tuple.
+        return operator.itemgetter(slice(0))
+    # With a single place, `itemgetter` would return the item itself. A slice is a list, and as
+    # quick. The last place may be given as -1.
     (place,) = places
-    return lambda values: (values[place],)
+    return operator.itemgetter(slice(place, place + 1 or None))
 
 
 class Leaves:
@@ -267,17 +267,20 @@ class Plan:
         self.take_fetched = taking([self._slot_of(node) for node in nodes])
 
     def call_step(self, step: Operation, nodes: Sequence[Node]) -> None:
-        """Plan a call of the step function, and then a check of the name of each fetched node.
+        """Plan a call of the step function, and a check of the names of the fetched nodes.
 
         Only the result of the step shows whether one of its keys has the same name as a node. The
         errors are those of `fetch`.
         """
         result_slot = self._slot_of(step)
-        for node in nodes:
-            # An output is itself the item of the result that has its name.
-            if not isinstance(node, Output):
-                check = functools.partial(_check_unambiguous, node, step)
-                self._append_operation(node.name, check, [result_slot])
+        # An output is itself the item of the result that has its name.
+        checked = [node for node in nodes if not isinstance(node, Output)]
+
+        def check(values: list[Any]) -> None:
+            _check_unambiguous(checked, step, values[result_slot])
+
+        if checked:
+            self._append_operation(step.name, check, (result_slot,))
 
     def _slot_of(self, node: Node) -> int:
         """Return the slot of a node. Plan the node and its inputs first if it has no slot."""
@@ -305,8 +308,9 @@ class Plan:
             return self._plan_operation(node)
         if isinstance(node, Output):
             result_slot = self._slot_of(node.operation)
-            read_output = functools.partial(_output_value, node)
-            return self._append_operation(node.name, read_output, [result_slot])
+            return self._append_operation(
+                node.name, lambda values: _output_value(node, values[result_slot]), (result_slot,)
+            )
         if isinstance(node, Placeholder):
             if node.default is MISSING:
                 raise FetchError(
@@ -342,7 +346,8 @@ class Plan:
         fn = node.fn
         if node.thread:
             fn = functools.partial(_call_in_thread, fn, self._grace_secs)
-        slot = self._append_operation(node.name, fn, positional, named, of_graph=True)
+        call = _call_with_slots(fn, positional, named)
+        slot = self._append_operation(node.name, call, (*positional, *named.values()), fn)
         self.steps += node.steps
         self._add_change(node, slot)
         return slot
@@ -350,25 +355,19 @@ class Plan:
     def _append_operation(
         self,
         name: str,
-        fn: Callable[..., Any],
-        positional: list[int],
-        named: Mapping[str, int] = NO_KEYWORDS,
-        *,
-        of_graph: bool = False,
+        call: Callable[[list[Any]], Any],
+        inputs: tuple[int, ...],
+        fn: Callable[..., Any] | None = None,
     ) -> int:
-        """Append an operation that reads its inputs from slots; return the slot of its result."""
+        """Append an operation that reads its inputs from slots; return the slot of its result.
+
+        `fn` is the function of an operation of the graph.
+        """
         slot = self._new_slot()
-        is_async = is_coroutine_function(fn)
+        is_async = fn is not None and is_coroutine_function(fn)
+        may_wait = is_async and can_wait(fn)
         self.operations.append(
-            PlannedOperation(
-                name,
-                slot,
-                inputs=(*positional, *named.values()),
-                call=_call_with_slots(fn, positional, named),
-                is_async=is_async,
-                may_wait=is_async and can_wait(fn),
-                of_graph=of_graph,
-            )
+            PlannedOperation(name, slot, inputs, call, is_async, may_wait, of_graph=fn is not None)
         )
         return slot
 
@@ -449,22 +448,25 @@ def _output_value(node: Output, result: Any) -> Any:
     return result[node.name]
 
 
-def _check_unambiguous(node: Node, step: Operation, result: Any) -> None:
+def _check_unambiguous(nodes: Sequence[Node], step: Operation, result: Any) -> None:
     """Raise if the result of a step has the name of a fetched node as a key.
 
     The caller, who has fetched this name, may have meant the node or the item of the result.
     """
-    if not _is_mapping(result) or node.name not in result:
+    if not _is_mapping(result):
         return
-    if node is step:
-        meaning = "the function itself"
-    elif isinstance(node, GlobalStep):
-        meaning = "the global step"
-    else:
-        # All other nodes in the graph of a step function are its parameters.
-        meaning = "a parameter"
-    raise FetchError(
-        f"{node.name!r} is fetched, and is both {meaning} and a key of the result of step"
-        f" {step.name!r}; rename the key",
-        name=node.name,
-    )
+    for node in nodes:
+        if node.name not in result:
+            continue
+        if node is step:
+            meaning = "the function itself"
+        elif isinstance(node, GlobalStep):
+            meaning = "the global step"
+        else:
+            # All other nodes in the graph of a step function are its parameters.
+            meaning = "a parameter"
+        raise FetchError(
+            f"{node.name!r} is fetched, and is both {meaning} and a key of the result of step"
+            f" {step.name!r}; rename the key",
+            name=node.name,
+        )

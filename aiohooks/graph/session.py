@@ -75,6 +75,33 @@ class Monitor:
     drain_hooks: Callable[[], Awaitable[None]]
 
 
+class RunRequest:
+    """A run of a session: what it fetches and feeds, and how its result is made.
+
+    Attributes:
+        fetches: nodes or names, nested at will.
+        feed_dict: values by node or name.
+        options: options for a `run` that is overridden.
+        run_metadata: a dict into which such a `run` may write, if there are options.
+        build: builds the result of the values of the fetches; None for one of their shape.
+    """
+
+    __slots__ = ("build", "feed_dict", "fetches", "options", "run_metadata")
+
+    def __init__(
+        self,
+        fetches: Any,
+        feed_dict: Mapping[Any, Any] | None,
+        options: Mapping[str, Any] | None = None,
+        build: Build | None = None,
+    ) -> None:
+        self.fetches = fetches
+        self.feed_dict = feed_dict
+        self.options = options
+        self.build = build
+        self.run_metadata: dict[str, Any] | None = None if options is None else {}
+
+
 class Session:
     """Runs the operations that a set of fetches needs: each once, independent ones concurrently.
 
@@ -228,25 +255,19 @@ class Session:
                 "this session belongs to another event loop. Make a session in each loop, and"
                 " share a step store by URL"
             )
-        return await self._run(None, fetches, feed_dict)
+        return await self._run(None, RunRequest(fetches, feed_dict))
 
-    def _run(
-        self,
-        run_waits: RunWaits | None,
-        fetches: Any,
-        feed_dict: Mapping[Any, Any] | None,
-        options: object = None,
-        run_metadata: object = None,
-        build: Build | None = None,
-    ) -> Awaitable[Any]:
+    def _run(self, run_waits: RunWaits | None, request: RunRequest) -> Awaitable[Any]:
         """Return the awaitable of a run.
 
         A monitored run gives its `run_waits`, which can end the waits of this run. A raw run has
-        none. A monitored run also gives `build`, which builds the result from the fetched values.
+        none.
         """
         # Each run comes here: this test saves a call, and a plain function saves a coroutine.
         if self._closed:
             self._check_open()
+        fetches = request.fetches
+        feed_dict = request.feed_dict
         plan = None
         default_build: Build = _BUILD_LEAF
         # The usual fetches, a leaf or a tuple of leaves, are keys of `_plans` as they are.
@@ -270,7 +291,7 @@ class Session:
                 # A node is no value to feed. This call raises the error that says so.
                 if isinstance(value, Node):
                     canonical_feeds(self.graph, feed_dict)
-        return self._run_plan(plan, build or default_build, fed_values, run_waits)
+        return self._run_plan(plan, request.build or default_build, fed_values, run_waits)
 
     async def _run_plan(
         self, plan: Plan, build: Build, fed_values: list[Any], run_waits: RunWaits | None
@@ -286,7 +307,7 @@ class Session:
             for name, slot in plan.variable_slots.items():
                 values[slot] = self._values.by_name[name]
             operations = plan.operations
-            scope = current_scope.get()
+            scope = current_scope.get() if run_waits is None else run_waits.scope
             if scope is not None and scope.observers:
                 operations = [_observed(operation, scope.observers) for operation in operations]
             calls: OperationCalls | None = None
@@ -527,11 +548,8 @@ class Session:
         return f"<Session at step {self.global_step.latest.step}{closed}>"
 
 
-GatheredRun = Callable[..., Awaitable[Any]]
-"""Runs a session as part of a monitored run.
-
-The arguments are the waits of that run, fetches, feeds, options, metadata and an optional `Build`.
-"""
+GatheredRun = Callable[[RunWaits, RunRequest], Awaitable[Any]]
+"""Runs a session as part of the monitored run that has these waits."""
 
 
 def monitored_run(session: Session, monitor: Monitor) -> GatheredRun:
@@ -549,21 +567,18 @@ def monitored_run(session: Session, monitor: Monitor) -> GatheredRun:
     if inherits_run and "run" not in vars(session):
         return session._run  # pyright: ignore[reportPrivateUsage]
 
-    async def run(
-        run_waits: RunWaits,
-        fetches: Any,
-        feed_dict: Any,
-        options: Any,
-        run_metadata: Any,
-        build: Build | None = None,
-    ) -> Any:
+    async def run(run_waits: RunWaits, request: RunRequest) -> Any:
         # Without options, `run` need not have the parameters for them.
-        run_options = {} if options is None else {"options": options, "run_metadata": run_metadata}
+        run_options: dict[str, Any] = {}
+        if request.options is not None:
+            run_options = {"options": request.options, "run_metadata": request.run_metadata}
         wait = Wait[Any]("run of the session", waits=run_waits)
-        values = await wait.result_of(session.run(fetches, feed_dict=feed_dict, **run_options))
-        if build is None:
+        values = await wait.result_of(
+            session.run(request.fetches, feed_dict=request.feed_dict, **run_options)
+        )
+        if request.build is None:
             return values
-        return build(values)
+        return request.build(values)
 
     return run
 

@@ -27,7 +27,7 @@ from aiohooks.errors import EffectError
 from aiohooks.graph.graph import T_co
 
 if TYPE_CHECKING:
-    from aiohooks.graph.session import Session
+    from aiohooks.graph.session import RunRequest, Session
     from aiohooks.session.coordinator import Coordinator
     from aiohooks.session.status import EffectRecorder
 
@@ -67,7 +67,6 @@ class SessionRunContext:
     of all hooks.
 
     Attributes:
-        original_args: the arguments of `run`, the caller's own objects.
         session: the raw session: runs through it call no hooks.
         coord: its coordinator; without one (in a test) a stop is only recorded here.
         global_step: in `before_run` the step about to run, in `after_run` the committed step.
@@ -86,7 +85,7 @@ class SessionRunContext:
 
     def __init__(
         self,
-        original_args: SessionRunArgs,
+        original_args: SessionRunArgs | RunRequest,
         session: Session,
         coord: Coordinator | None = None,
         *,
@@ -94,13 +93,19 @@ class SessionRunContext:
         attempt: int = 1,
         effect_recorder: EffectRecorder | None = None,
     ) -> None:
-        self.original_args: SessionRunArgs = original_args
+        self._original_args = original_args
         self.session: Session = session
         self.coord: Coordinator | None = coord
         self.global_step: int = global_step
         self.attempt: int = attempt
         self.effects: list[tuple[str, Any, str]] = []
         self.effect_recorder: EffectRecorder | None = effect_recorder
+
+    @property
+    def original_args(self) -> SessionRunArgs:
+        """The arguments of `run`, the caller's own objects."""
+        args = self._original_args
+        return SessionRunArgs(args.fetches, args.feed_dict, args.options)
 
     @property
     def metrics(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import itertools
 import os
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import Any, cast
 
@@ -21,6 +21,7 @@ from aiohooks._core.scope import current_scope
 from aiohooks.checkpoint.stateful import Stateful, is_numbered, is_stateful
 from aiohooks.dispatch.background import BackgroundCalls
 from aiohooks.dispatch.calls import (
+    Method,
     OrderGroup,
     RegisteredHook,
     bound_method,
@@ -79,12 +80,14 @@ class HookSet:
             self._grace_secs, enter, coordinator.observers, _step_of
         )
         """The calls of `after_run` that run beside the next steps."""
-        self._after_create_session = self._groups("after_create_session")
-        self.before_run: tuple[OrderGroup, ...] = self._groups("before_run")
+        self._after_create_session = self._groups("after_create_session", self.registered)
+        self.before_run: tuple[OrderGroup, ...] = self._groups("before_run", self.registered)
         # What saves the session must see what all other hooks keep of the run.
+        others = [registered for registered in self.registered if not _ends_last(registered)]
+        saving = [registered for registered in self.registered if _ends_last(registered)]
         self.after_run: tuple[OrderGroup, ...] = (
-            *self._groups("after_run", ends_last=False),
-            *self._groups("after_run", ends_last=True),
+            *self._groups("after_run", others, self.background.bind),
+            *self._groups("after_run", saving, self.background.bind),
         )
         self.in_runs: bool = bool(self.before_run or self.after_run)
         """Whether a hook takes part in runs."""
@@ -222,16 +225,14 @@ class HookSet:
             own=own,
         )
 
-    def _groups(self, method: str, *, ends_last: bool | None = None) -> tuple[OrderGroup, ...]:
-        """Return the order groups of a method; with `ends_last`, only of hooks with this value."""
-        bind = self.background.bind if method == "after_run" else bound_method
-        hooks = [
-            registered
-            for registered in self.registered
-            if LIFECYCLE.overrides(registered.hook, method)
-            and ends_last in (None, _ends_last(registered))
-        ]
-        return order_groups(method, hooks, self._grace_secs, bind)
+    def _groups(
+        self,
+        method: str,
+        hooks: Iterable[RegisteredHook],
+        bind: Callable[[RegisteredHook, str], Method] = bound_method,
+    ) -> tuple[OrderGroup, ...]:
+        overriding = [hook for hook in hooks if LIFECYCLE.overrides(hook.hook, method)]
+        return order_groups(method, overriding, self._grace_secs, bind)
 
     def _keep_contexts(self) -> None:
         """Give hooks one context for both methods of a run, where one of these may wait: a token of

@@ -7,13 +7,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from aiohooks._core.validate import check_mapping
 from aiohooks.dispatch.calls import OrderGroup
 from aiohooks.errors import FeedConflictError, FetchError, InvalidHookError, add_note
 from aiohooks.graph.graph import Graph, Node
 from aiohooks.graph.plan import LEAF_TYPES, Build, Leaves, Take, canonical_feeds, taking
+from aiohooks.graph.session import RunRequest
 from aiohooks.session.hook import SessionRunArgs, SessionRunValues
 
 _REQUEST_OR_NOTHING = {SessionRunArgs, type(None)}
@@ -22,34 +23,79 @@ _MOST_MERGES = 1024
 _NOTHING = SessionRunValues(None, None, None)
 # Half the price of calling the class: a NamedTuple's own `__new__` is written in Python.
 _new_tuple = cast("Any", tuple).__new__
-new_args: Callable[[tuple[Any, ...]], SessionRunArgs] = partial(_new_tuple, SessionRunArgs)
 _new_values: Callable[[tuple[Any, ...]], SessionRunValues] = partial(_new_tuple, SessionRunValues)
 
 
-class MergedFetches(NamedTuple):
+class MergedFetches:
     """The nodes that a merged run fetches, and what builds the caller's and the hooks' parts of
-    their values.
+    their values; kept for runs that fetch the same.
 
     Requests for the same leaf share a part; with each is the name of the first hook. `takes` has a
     function for each order group of `after_run`, which takes the parts of its hooks out of all
     parts; behind these is the part of a hook without a request.
     """
 
-    nodes: tuple[Node, ...]
-    for_caller: Build
-    for_hooks: tuple[tuple[Build, str], ...]
-    takes: tuple[Take, ...]
+    def __init__(
+        self,
+        nodes: tuple[Node, ...],
+        for_caller: Build,
+        for_hooks: Sequence[tuple[Build, str]],
+        takes: Sequence[Take],
+    ) -> None:
+        self.nodes = nodes
+        self.takes = takes
+        self._for_caller = for_caller
+        self._for_hooks = for_hooks
 
     def build(self, values: Sequence[Any]) -> tuple[Any, list[Any]]:
         """Return the caller's part of the values, and those of the hooks."""
         parts: list[Any] = []
         try:
-            for build, _ in self.for_hooks:
+            for build, _ in self._for_hooks:
                 parts.append(build(values))
         except FetchError as error:
-            add_note(error, f"fetched by {self.for_hooks[len(parts)][1]}")
+            add_note(error, f"fetched by {self._for_hooks[len(parts)][1]}")
             raise
-        return self.for_caller(values), parts
+        return self._for_caller(values), parts
+
+
+class MergedRun(RunRequest):
+    """A run for the caller and all hooks; before `Merger.merge`, for the caller alone.
+
+    `unasked` has what the hooks get of a run for which no hook asks, and that has no options.
+    """
+
+    __slots__ = ("_takes", "_unasked")
+
+    # Each run makes one of these: the fields are set here, and not by `super()`.
+    def __init__(
+        self,
+        fetches: Any,
+        feed_dict: Mapping[Any, Any] | None,
+        options: Mapping[str, Any] | None,
+        unasked: Sequence[Sequence[SessionRunValues]],
+        merged: MergedFetches | None = None,
+    ) -> None:
+        self.fetches = fetches
+        self.feed_dict = feed_dict
+        self.options = options
+        self.run_metadata = None if options is None else {}
+        self._unasked = unasked
+        self.build = None if merged is None else merged.build
+        self._takes = None if merged is None else merged.takes
+
+    def split(self, values: Any) -> tuple[Any, Sequence[Sequence[SessionRunValues]]]:
+        """Return the caller's result, and what each hook of `after_run` gets, by order group."""
+        options = self.options
+        if self._takes is None and options is None:
+            return values, self._unasked
+        nothing = _new_values((None, options, self.run_metadata))
+        if self._takes is None:
+            return values, [(nothing,) * len(group) for group in self._unasked]
+        result, parts = values
+        answers = [_new_values((part, options, self.run_metadata)) for part in parts]
+        answers.append(nothing)
+        return result, [take(answers) for take in self._takes]
 
 
 class Merger:
@@ -69,25 +115,24 @@ class Merger:
         """Where, among the requests, each hook of `after_run` finds its own; -1 if it has no
         `before_run`.
         """
-        self._nothing: list[Sequence[SessionRunValues]] = [
+        self.unasked: Sequence[Sequence[SessionRunValues]] = [
             (_NOTHING,) * len(group.hooks) for group in after_run
         ]
         self._merged: dict[tuple[Any, ...], MergedFetches] = {}
         """By the requests where these have fetches only, and by the fetches."""
 
-    def merge(
-        self, request: SessionRunArgs, requests: Sequence[SessionRunArgs | None]
-    ) -> tuple[SessionRunArgs, MergedFetches | None]:
-        """Merge the caller's request with those of the hooks; return the merged one, and what
-        splits its values.
-        """
+    def merge(self, request: MergedRun, requests: Sequence[SessionRunArgs | None]) -> MergedRun:
+        """Merge the caller's request with those of the hooks."""
         # Not `requests.count(None)`, which compares: arrays, for example, do so in their own way.
         for added in requests:
             if added is not None:
                 break
         else:
-            return request, None
-        key = (request[0], *requests)
+            if request.options is None:
+                return request
+            # The hooks of each attempt get a `run_metadata` of their own.
+            return MergedRun(request.fetches, request.feed_dict, request.options, self.unasked)
+        key = (request.fetches, *requests)
         # A plain tuple is equal to a request, and yet rejected.
         if _REQUEST_OR_NOTHING.issuperset(map(type, requests)):
             try:
@@ -95,12 +140,14 @@ class Merger:
             except TypeError:  # it has feeds or options, or fetches that are not leaves
                 merged = None
             if merged is not None:
-                return new_args((merged.nodes, request[1], request[2])), merged
-        feed_dict = request[1]
-        options = request[2]
+                return MergedRun(
+                    merged.nodes, request.feed_dict, request.options, self.unasked, merged
+                )
+        feed_dict = request.feed_dict
+        options = request.options
         feeds: list[tuple[str, Mapping[Any, Any]]] = []
         further_options: list[tuple[str, Mapping[str, Any]]] = []
-        fetches = [request[0]]
+        fetches = [request.fetches]
         for added, name in zip(requests, self._names):  # noqa: B905 - of one length
             if added is None:
                 fetches.append(None)
@@ -127,7 +174,7 @@ class Merger:
             feed_dict = _merge_feeds(self._graph, [*feeds, ("the caller", feed_dict)])
         if further_options:
             options = _merge_options([("the caller", options), *further_options])
-        return new_args((merged.nodes, feed_dict, options)), merged
+        return MergedRun(merged.nodes, feed_dict, options, self.unasked, merged)
 
     def note_owners(self, error: FetchError, requests: Sequence[SessionRunArgs | None]) -> None:
         """Note on an error of a run, if it is about one name, the hooks that fetch or feed that."""
@@ -141,25 +188,6 @@ class Merger:
                 add_note(error, f"fetched by {owner}")
             if any(node.name == error.name for node in fed):
                 add_note(error, f"fed by {owner}")
-
-    def split(
-        self,
-        parts: Sequence[Any],
-        merged: MergedFetches | None,
-        options: Mapping[str, Any] | None,
-        run_metadata: dict[str, Any] | None,
-    ) -> list[Sequence[SessionRunValues]]:
-        """Return what each hook of `after_run` gets, for each of its order groups: its own of the
-        `parts` of a merged run.
-        """
-        if merged is None and options is None:
-            return self._nothing
-        nothing = _NOTHING if options is None else _new_values((None, options, run_metadata))
-        if merged is None:
-            return [(nothing,) * len(places) for places in self._request_of]
-        answers = [_new_values((part, options, run_metadata)) for part in parts]
-        answers.append(nothing)
-        return [take(answers) for take in merged.takes]
 
     def _merge_fetches(self, all_fetches: Sequence[Any]) -> MergedFetches:
         """Merge the fetches of the caller, the first ones, and those of the hooks."""
@@ -185,7 +213,7 @@ class Merger:
             part_of.append(part)
         part_of.append(-1)
         takes = [taking([part_of[place] for place in places]) for places in self._request_of]
-        return MergedFetches(leaves.nodes, caller, tuple(parts), tuple(takes))
+        return MergedFetches(leaves.nodes, caller, parts, takes)
 
 
 def _merge_feeds(

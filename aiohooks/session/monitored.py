@@ -47,7 +47,7 @@ from aiohooks.session.creators import Source, creator_of
 from aiohooks.session.feeds import Feeds
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook
 from aiohooks.session.lifecycle import Lifecycle
-from aiohooks.session.merging import new_args
+from aiohooks.session.merging import MergedRun
 from aiohooks.session.recovery import NEVER, RecoveryPolicy
 from aiohooks.session.signals import SignalPolicy, StopOnSignal, policy_of
 from aiohooks.session.status import SessionStatus
@@ -204,7 +204,7 @@ class AsyncMonitoredSession(RequestMethods):
             scope = lifecycle.begin_run()
         attempt = 1
         try:
-            request = new_args((fetches, feed_dict, options))
+            request = MergedRun(fetches, feed_dict, options, lifecycle.hooks.merger.unasked)
             while True:
                 try:
                     return await self._run_once(scope, request, attempt)
@@ -217,16 +217,15 @@ class AsyncMonitoredSession(RequestMethods):
         finally:
             turns.end_run(scope)
 
-    async def _run_once(self, scope: RunScope, request: SessionRunArgs, attempt: int) -> Any:
+    async def _run_once(self, scope: RunScope, request: MergedRun, attempt: int) -> Any:
         """Make one attempt of a run, which the run's `waits` can end: hooks and operations that may
         wait are concurrent.
         """
         lifecycle = self._lifecycle
         hooks = lifecycle.hooks
         waits = lifecycle.waits
-        options = request[2]
-        if options is not None:
-            check_mapping(options, "options")
+        if request.options is not None:
+            check_mapping(request.options, "options")
         session = lifecycle.session
         if session is None or lifecycle.raw_coordinator.errors:
             session = await lifecycle.session_for_run()
@@ -234,7 +233,7 @@ class AsyncMonitoredSession(RequestMethods):
             lifecycle.feeds.raise_if_element_went_back()
         step = session.global_step.latest.step + 1
         if not hooks.in_runs:
-            result = await lifecycle.run_raw(waits, *request, None if options is None else {})
+            result = await lifecycle.run_raw(waits, request)
             scope.committed = True
             if lifecycle.recoveries:
                 lifecycle.history.completed(step)
@@ -249,21 +248,18 @@ class AsyncMonitoredSession(RequestMethods):
         )
         # Of all hooks, concurrently.
         requests = await call_groups(hooks.before_run, (context,), step=step, waits=waits)
-        merger = hooks.merger
-        (fetches, feed_dict, options), merged = merger.merge(request, requests)
-        context.effects_before_run = len(context.effects)
-        metadata: dict[str, Any] | None = None if options is None else {}
-        build = None if merged is None else merged.build
+        merged = hooks.merger.merge(request, requests)
+        if context.effects:
+            context.effects_before_run = len(context.effects)
         try:
             # All or nothing: it commits at its end.
-            values = await lifecycle.run_raw(waits, fetches, feed_dict, options, metadata, build)
+            values = await lifecycle.run_raw(waits, merged)
         except FetchError as error:
-            merger.note_owners(error, requests)
+            hooks.merger.note_owners(error, requests)
             raise
         scope.committed = context.committed = True
-        result, parts = (values, ()) if merged is None else values
+        result, answers = merged.split(values)
         context.global_step = session.committed_step
-        answers = merger.split(parts, merged, options, metadata)
         try:
             await call_groups(
                 hooks.after_run,
@@ -294,7 +290,8 @@ class AsyncMonitoredSession(RequestMethods):
         scope = await lifecycle.wait_for_turn()
         attempt = 0
 
-        async def run(request: SessionRunArgs) -> Any:
+        async def run(args: SessionRunArgs) -> Any:
+            request = MergedRun(*args, lifecycle.hooks.merger.unasked)
             try:
                 return await self._run_once(scope, request, attempt)
             except BaseException as error:

@@ -14,16 +14,10 @@ from aiohooks._core.reports import logger
 from aiohooks._core.scope import RunScope
 from aiohooks._core.validate import call_error, check_callable
 from aiohooks.errors import InvalidArgumentError, SessionClosedError, StopRequestedError, safe_repr
-from aiohooks.graph.graph import Graph, Placeholder, T_co
+from aiohooks.graph.graph import Placeholder, T_co
 from aiohooks.graph.session import Session
 from aiohooks.session.coordinator import Producers, note_own_end_in_drain
-from aiohooks.session.feeds import (
-    USED,
-    FeedsWentBack,
-    SessionFeeds,
-    Source,
-    outcome_of,
-)
+from aiohooks.session.feeds import FeedsWentBack, SessionFeeds, Source
 from aiohooks.session.hook import SessionRunArgs
 from aiohooks.session.lifecycle import Lifecycle
 from aiohooks.session.turns import FifoLock
@@ -108,9 +102,6 @@ async def call_step_fn(fn: StepFn[T], context: StepContext) -> T:
 class Runner(Protocol):
     """A monitored session, as a loop of steps knows it."""
 
-    @property
-    def graph(self) -> Graph: ...
-    def should_stop(self) -> bool: ...
     async def run(self, fetches: Any, feed_dict: Any = None) -> Any: ...
 
 
@@ -129,7 +120,7 @@ class Steps(Generic[T_co]):
         self._feeds = lifecycle.feeds
         self._source = source
         self._fetches: object = fetches
-        graph = session.graph
+        graph = lifecycle.graph
         inputs = () if graph.step_operation is None else graph.step_operation.inputs
         placeholders = [name for name in inputs if isinstance(graph.nodes[name], Placeholder)]
         self._parameter = placeholders[0] if len(placeholders) == 1 else None
@@ -156,7 +147,7 @@ class Steps(Generic[T_co]):
             # Not `is_loop_turn_due`: it would cost each step of a loop a call.
             if lifecycle.requests.pause_reason or turns.now() > turns.loop_turn_due:
                 await lifecycle.give_loop_turn()  # before the next feed, which a stop would lose
-            if self._session.should_stop():
+            if lifecycle.should_stop():
                 raise StopAsyncIteration
             if source is None:
                 if lifecycle.requests.drain_reason is not None:
@@ -179,19 +170,20 @@ class Steps(Generic[T_co]):
                     self._note_end(error)
                 raise
             if source is not None:
-                source.settle(element, USED)
+                source.settle(element, committed=True)
             return values
 
     def _settle_failed(self, source: Source, element: Any, before: RunScope | None) -> None:
         """Settle the element of a run that has raised; `before` it was the latest run's scope."""
         task = current_task()
+        if task in self._feeds.went_back:
+            self._feeds.went_back.discard(task)
+            return
         scope = self._lifecycle.waits.scope
         committed = False
         if scope is not None and scope is not before and scope.runner == id(task):
             committed = scope.committed
-        went_back = task in self._feeds.went_back
-        self._feeds.went_back.discard(task)
-        source.settle(element, outcome_of(committed=committed, went_back=went_back))
+        source.settle(element, committed=committed)
 
     def _note_end(self, error: StopAsyncIteration) -> None:
         """Note that a run has raised what ends an `async for`, as if the feeds had ended."""

@@ -17,7 +17,6 @@ import pytest
 
 import aiohooks as ah
 from aiohooks._core.clock import sleep
-from aiohooks.session.feeds import Outcome, outcome_of
 from aiohooks.testing import ManualClock, RecordingHook, explore
 from tests.support.checks import invalid
 from tests.support.hooks import PhaseHook
@@ -686,20 +685,6 @@ async def test_an_error_of_prefetched_feeds_is_raised_once(thread: bool) -> None
             await use_up(steps)
         await until_true(lambda: not session.status().background)
         await use_up(steps)
-
-
-@pytest.mark.parametrize(
-    ("committed", "went_back", "outcome"),
-    [
-        (False, False, Outcome.RETURNED),
-        (True, False, Outcome.USED),
-        (False, True, Outcome.REPLAYED),
-        (True, True, Outcome.REPLAYED),
-    ],
-)
-def test_an_element_has_one_outcome(committed: bool, went_back: bool, outcome: Outcome) -> None:
-    """Restored feeds give it again, whatever its run has done; otherwise the commit decides."""
-    assert outcome_of(committed=committed, went_back=went_back) is outcome
 
 
 async def test_feeds_around_a_tracked_loader_are_not_prefetched(tmp_path: Path) -> None:
