@@ -161,13 +161,6 @@ class Parameters:
 
     # -- the chosen argument
 
-    @property
-    def chosen_place(self) -> Key | None:
-        """The place of the chosen argument, or its name if it is passed by name only."""
-        if self.chosen in self._positional:
-            return [*self._positional].index(self.chosen)
-        return self.chosen
-
     def chosen_key(self, values: Values) -> Key:
         """Return the key of the chosen argument."""
         if self.chosen is not None:
