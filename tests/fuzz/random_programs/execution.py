@@ -12,7 +12,7 @@ import contextlib
 import contextvars
 import functools
 import itertools
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import anyio
@@ -67,7 +67,15 @@ class ScriptedHook(ah.SessionRunHook):
         self.scripts = dict(self.spec.methods)
         self.asked: tuple[int, int] | None = None
 
-    async def call(self, name: str, raw: Any = None, token: int = 0, attempt: int = 0) -> Any:
+    async def call(
+        self,
+        name: str,
+        raw: Any = None,
+        token: int = 0,
+        attempt: int = 0,
+        rest: Callable[[], Awaitable[Any]] | None = None,
+    ) -> Any:
+        """Run a script, and then `rest`, if it is given; return the result of that."""
         queued = self.spec.background and name in ("after_run", "notify")
         record = Record(
             "queued" if queued else "hook",
@@ -77,10 +85,12 @@ class ScriptedHook(ah.SessionRunHook):
             is_library=False,
         )
         record.hook, record.attempt = self, attempt
-        await self.execution.watch(
-            record, self.execution.run(self.scripts[name], Place(self.record, raw))
-        )
-        return record
+
+        async def script_and_rest() -> Any:
+            await self.execution.run(self.scripts[name], Place(self.record, raw))
+            return None if rest is None else await rest()
+
+        return await self.execution.watch(record, script_and_rest())
 
 
 class _Methods:
@@ -127,6 +137,14 @@ class Watchers:
     async def ask(self, token: int) -> Any:
         """Ask something."""
 
+    @ah.point(ah.chain(argument="numbers"))
+    async def change(self, token: int, numbers: list[int]) -> Any:
+        """Add something to a list."""
+
+    @ah.point(ah.wrap(argument="call_next"))
+    async def around(self, token: int, call_next: Any) -> Any:
+        """Wrap a call."""
+
 
 class _MemberMethods:
     async def __aenter__(self: Any) -> None:
@@ -141,6 +159,14 @@ class _MemberMethods:
     async def ask(self: Any, token: int) -> Any:
         await self.call("ask", token=token)
         return self.number
+
+    async def change(self: Any, token: int, numbers: list[int]) -> list[int]:
+        await self.call("change", token=token)
+        return [*numbers, self.number]
+
+    async def around(self: Any, token: int, call_next: Any) -> list[int]:
+        rest = functools.partial(call_next, token)
+        return [self.number, *await self.call("around", token=token, rest=rest)]
 
 
 class Member:
@@ -686,21 +712,21 @@ class Execution(Recorder):
         await self._run_and_check("hooked", place.step.run_with_hooks, action.n % 3, place, session)
 
     async def do_call(self, action: Action, place: Place) -> None:
-        """Call the group: `notify`, or `ask`, which returns what all members answer."""
+        """Call the group: `notify`, or a method that returns what all members answer."""
         group, session = self.group, self.group_record
         if group is None:
             return
         token = next(self._tokens)
-        coro = group.hooks.ask(token) if action.n else group.hooks.notify(token)
-        record = Record("call", "ask" if action.n else "notify", session, token, is_library=True)
-        answers = await self.watch(record, coro)
-        expected = [
-            number for number, spec in enumerate(session.specs) if "ask" in dict(spec.methods)
-        ]
+        name = ("notify", "ask", "change", "around")[action.n]
+        more: dict[str, tuple[Any, ...]] = {"change": ([],), "around": (_nothing,)}
+        record = Record("call", name, session, token, is_library=True)
+        call = getattr(group.hooks, name)(token, *more.get(name, ()))
+        answers = await self.watch(record, call)
+        expected = [number for number, spec in enumerate(session.specs) if name in spec.names]
         expected.sort(key=lambda number: session.specs[number].order)
         logged = any(spec.on_error == "log" for spec in session.specs)
-        if action.n and answers != expected and not logged:
-            self.wrong.append(f"ask returned {answers}, not {expected}")
+        if name != "notify" and answers != expected and not logged:
+            self.wrong.append(f"{name} returned {answers}, not {expected}")
 
     async def do_aclose(self, action: Action, place: Place) -> None:
         session = place.session
@@ -718,6 +744,10 @@ def _configured(hook: Any, spec: HookSpec) -> Any:
         background=spec.background,
         max_pending=2,
     )
+
+
+async def _nothing(token: int) -> list[int]:
+    return []
 
 
 async def _ended(tasks: Sequence[asyncio.Task[Any]]) -> None:

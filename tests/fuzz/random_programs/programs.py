@@ -105,7 +105,7 @@ def draw() -> Program:
             _hook(f"hook {number}") for number in range(choose(2, 0, 1, 3, 4, name="hooks"))
         ),
         members=tuple(
-            _member(f"member {number}") for number in range(choose(0, 0, 1, 2, 3, name="members"))
+            _member(f"member {number}") for number in range(choose(2, 0, 0, 3, name="members"))
         ),
         operations=tuple(_Drawn(f"operation {name}").script("op") for name in OPERATIONS),
         graph=choose(True, True, False, name="graph"),
@@ -127,7 +127,11 @@ def _hook(name: str) -> HookSpec:
 def _member(name: str) -> HookSpec:
     drawn = _Drawn(name)
     names = drawn(
-        ("notify", "ask"), ("notify",), ("ask",), ("__aenter__", "notify", "ask", "__aexit__")
+        ("notify", "ask", "around"),
+        ("change", "around"),
+        ("notify", "change"),
+        ("__aenter__", "notify", "ask", "__aexit__"),
+        ("ask", "change", "around"),
     )
     return drawn.spec([(one, _Drawn(f"{name}.{one}").script("member")) for one in names])
 
@@ -140,7 +144,9 @@ def _body(name: str) -> Script:
     """Draw what a caller does inside the block."""
     drawn, actions = _Drawn(name), list[Action]()
     for _ in range(drawn(2, 1, 3)):
-        kind = drawn("run", "run", "run", "step_fn", "script", "background", "until", "call")
+        kind = drawn(
+            "run", "run", "run", "step_fn", "script", "background", "until", "call", "call"
+        )
         if kind == "script":
             actions += drawn.script("body")
         elif kind == "step_fn":
@@ -151,7 +157,7 @@ def _body(name: str) -> Script:
         elif kind in ("background", "until"):
             actions.append(Action(kind, scripts=(drawn.script("task"),)))
         else:
-            actions.append(Action(kind, drawn(0, 1, 2) if kind == "run" else drawn(0, 1)))
+            actions.append(Action(kind, drawn(0, 1, 2) if kind == "run" else drawn(3, 2, 0, 1)))
         wrapped = drawn("", "", "", "catch", "timeout", "scope", "group")
         if wrapped and actions:
             last = (actions[-1],)
@@ -215,7 +221,7 @@ class _Drawn:
             )
         if kind in special:
             return self._special(kind, place, depth + 1)
-        return Action(kind, self(0, 1) if kind == "call" else self(1, 2, 3, 5, 8))
+        return Action(kind, self(3, 2, 0, 1) if kind == "call" else self(1, 2, 3, 5, 8))
 
     def _special(self, kind: str, place: str, depth: int) -> Action:
         if kind in ("cancelled", "third_party", "stale") or (kind == "stop" and place != "member"):
