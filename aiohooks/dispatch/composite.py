@@ -321,6 +321,7 @@ class _Attribute:
     def __get__(self, instance: Any, owner: type[Any]) -> Any:
         if instance is None:
             return _of_class(self._composite, owner, self._name)
+        # A descriptor that can set comes before the values of the object, so it looks for them.
         if self._name in vars(instance):
             return vars(instance)[self._name]
         if self._default is NO_VALUE:
@@ -388,6 +389,7 @@ class CompositeMethod:
         else:
             self.hooks.pop(registered, None)
         if had_hooks != bool(self.hooks):
+            # See above: a group that has the object as a hook looks at the class.
             attribute = self._function if self.hooks else self
             setattr(self._composite.kind, self._point.name, attribute)
 
@@ -523,7 +525,9 @@ def _own_method(composite: Composite, point: Point) -> Method:
         values = point.parameters.values(args, keywords)
         if point.how == "wrap":
             return await call_given(point, values, NO_ARGUMENTS)
-        return point.parameters.chosen_value(values) if point.how == "chain" else point.empty()
+        if point.how == "chain":
+            return point.parameters.chosen_value(values)
+        return point.empty()
 
     def call(self: Any, /, *args: Any, **keywords: Any) -> Any:
         return _of_class(composite, self, point.name)(*args, **keywords)

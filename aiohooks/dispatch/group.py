@@ -140,7 +140,8 @@ class HookGroup(Generic[K]):
         self._name = name or self._interface.kind.__name__
         self._grace_secs = grace_secs
         self._background = BackgroundCalls(grace_secs)
-        self._numbers: Counter[str] = Counter()  # of the names that hooks have had
+        # Of the names that hooks have had: a removed hook's name is not given again.
+        self._numbers: Counter[str] = Counter()
         self._entered: list[RegisteredHook] = []
         self._exits: dict[asyncio.Task[None], RegisteredHook] = {}  # of hooks that were removed
         self._exit_failures: list[BaseException] = []
@@ -707,6 +708,7 @@ def _function_hook(function: object) -> HookRegistration:
 def _pattern(hooks: Iterable[HookRegistration]) -> Callable[..., Any]:
     """Return the function that says how all are called: the first that names its parameters."""
     functions: list[Callable[..., Any]] = [hook.hook.function for hook in hooks]
+    # One of `*args` alone would accept any call, and the functions behind it would not.
     named = [function for function in functions if _places(function)]
     return [*named, *functions, _anything][0]
 
