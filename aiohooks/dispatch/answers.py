@@ -91,6 +91,7 @@ def make_target(
         )
     else:
         groups = order_groups(point.name, callees, grace_secs, bind)
+    # A body of the class itself has to be called where no hook has a result.
     is_simple = point.how == "none" or (
         point.how in ("any", "one", "together") and point.does_nothing
     )
@@ -233,7 +234,9 @@ def _merged(point: Point, names: Sequence[str], answers: Sequence[Any]) -> Any:
     """
     given = [pair for pair in zip(names, answers, strict=True) if pair[1] is not None]
     if not given:
-        return point.empty() if point.does_nothing else None
+        if point.does_nothing:
+            return point.empty()
+        return None
     first, like = given[0]
     for name, result in given:
         if type(result) not in (list, tuple, dict) or type(result) is not type(like):

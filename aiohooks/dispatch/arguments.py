@@ -96,10 +96,10 @@ class Parameters:
         """
         values: Values = dict(zip(self._keys, args, strict=False))
         more = args[len(self._keys) :]
-        is_unclear = bool(keywords) and not (
-            self.takes_more_keywords and values.keys().isdisjoint(keywords)
-        )
-        if is_unclear or (more and not self.takes_more_positions):
+        # Not where any keyword is taken: `bind` rejects the name of a positional-only parameter.
+        is_unclear = not self.takes_more_keywords or not values.keys().isdisjoint(keywords)
+        has_too_many = bool(more) and not self.takes_more_positions
+        if has_too_many or (keywords and is_unclear):
             self.signature.bind(*args, **keywords)  # it raises if the method would
         if more:
             values.update(enumerate(more[:-1], len(self._keys)))
@@ -161,18 +161,13 @@ class Parameters:
 
     # -- the chosen argument
 
-    @property
-    def chosen_place(self) -> Key | None:
-        """The place of the chosen argument, or its name if it is passed by name only."""
-        if self.chosen in self._positional:
-            return [*self._positional].index(self.chosen)
-        return self.chosen
-
     def chosen_key(self, values: Values) -> Key:
         """Return the key of the chosen argument."""
         if self.chosen is not None:
             return self._positional.get(self.chosen, self.chosen)
-        return LAST if LAST in values else next(reversed(values), LAST)
+        if LAST in values:
+            return LAST
+        return next(reversed(values), LAST)
 
     def chosen_value(self, values: Values) -> Any:
         """Return the chosen argument, or its default, or None."""
@@ -237,6 +232,7 @@ class Parameters:
                 f"the next one is called with {len(args)} positional arguments, but it has"
                 f" {len(args) - excess} beside the one that calls the next"
             )
+        # In order of the parameters, which need not be the order in which they were given.
         changed.update(dict.fromkeys(added))
         replaced = [key for key in self._passed_keys(changed) if key not in keywords]
         changed.update(zip(reversed(replaced), reversed(args), strict=False))

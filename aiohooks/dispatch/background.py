@@ -287,7 +287,9 @@ class CallQueue:
             self._start_next()
 
     def _give_places(self) -> None:
-        places = len(self._waiters) if self._closed else max(self._max_pending - len(self.calls), 0)
+        places = max(self._max_pending - len(self.calls), 0)
+        if self._closed:
+            places = len(self._waiters)  # they get an error
         for waiter in self._waiters[:places]:
             wake(waiter)
 

@@ -321,8 +321,10 @@ class _Attribute:
     def __get__(self, instance: Any, owner: type[Any]) -> Any:
         if instance is None:
             return _of_class(self._composite, owner, self._name)
-        if self._name in vars(instance):
-            return vars(instance)[self._name]
+        # A descriptor that can set comes before the values of the object, so it looks for them.
+        values: dict[str, Any] = instance.__dict__
+        if self._name in values:
+            return values[self._name]
         if self._default is NO_VALUE:
             with contextlib.suppress(AttributeError):
                 return _of_class(self._composite, instance, self._name)
@@ -337,10 +339,11 @@ class _Attribute:
 
     def __set__(self, instance: Any, value: Any) -> None:
         own: Any = self._composite.interface.members[self._name]
-        if hasattr(type(own), "__set__"):  # a property, or a slot
+        kind = cast("Any", type(own))
+        if hasattr(kind, "__set__"):  # a property, or a slot
             own.__set__(instance, value)
         else:
-            vars(instance)[self._name] = value
+            instance.__dict__[self._name] = value
 
 
 # -- methods
@@ -388,6 +391,7 @@ class CompositeMethod:
         else:
             self.hooks.pop(registered, None)
         if had_hooks != bool(self.hooks):
+            # See above: a group that has the object as a hook looks at the class.
             attribute = self._function if self.hooks else self
             setattr(self._composite.kind, self._point.name, attribute)
 
@@ -523,7 +527,9 @@ def _own_method(composite: Composite, point: Point) -> Method:
         values = point.parameters.values(args, keywords)
         if point.how == "wrap":
             return await call_given(point, values, NO_ARGUMENTS)
-        return point.parameters.chosen_value(values) if point.how == "chain" else point.empty()
+        if point.how == "chain":
+            return point.parameters.chosen_value(values)
+        return point.empty()
 
     def call(self: Any, /, *args: Any, **keywords: Any) -> Any:
         return _of_class(composite, self, point.name)(*args, **keywords)

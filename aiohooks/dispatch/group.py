@@ -140,7 +140,8 @@ class HookGroup(Generic[K]):
         self._name = name or self._interface.kind.__name__
         self._grace_secs = grace_secs
         self._background = BackgroundCalls(grace_secs)
-        self._numbers: Counter[str] = Counter()  # of the names that hooks have had
+        # Of the names that hooks have had: a removed hook's name is not given again.
+        self._numbers: Counter[str] = Counter()
         self._entered: list[RegisteredHook] = []
         self._exits: dict[asyncio.Task[None], RegisteredHook] = {}  # of hooks that were removed
         self._exit_failures: list[BaseException] = []
@@ -647,7 +648,7 @@ class _FunctionGroup:
         """Make the group, of which the hooks are functions."""
         pattern = _pattern(hooks)
         for hook in hooks:
-            self._check_place(hook.hook.function, pattern)
+            self._check_order(hook.hook.function, pattern)
         kind: Any = type(self._name, (), {"__call__": self._method_like(pattern)})
         self.group: HookGroup[Any] = HookGroup(kind, hooks, name=self._name)
         # Last: if functions do not fit, nothing has changed.
@@ -658,7 +659,7 @@ class _FunctionGroup:
         if self.pattern is _anything:
             self.fill([hook])
             return
-        self._check_place(hook.hook.function, self.pattern)
+        self._check_order(hook.hook.function, self.pattern)
         self.group.add(hook)
 
     def remove(self, function: object, /) -> None:
@@ -673,25 +674,18 @@ class _FunctionGroup:
         method.__annotations__ = {}
         return method
 
-    def _check_place(self, function: Callable[..., Any], pattern: Callable[..., Any]) -> None:
-        """Raise if the argument that calls the next, or takes a result, has another place in a
-        function than in `pattern`, the first one.
-        """
+    def _check_order(self, function: Callable[..., Any], pattern: Callable[..., Any]) -> None:
+        """Raise if a parameter has another place in a function than in `pattern`, the first one."""
         if self._results is None:
             return
-        places: set[int | str | None] = set()
-        for compared in (pattern, function):
-            # Where it is not clear, this is said elsewhere for the first.
-            with contextlib.suppress(InvalidHookError):
-                like = Point(object, "__call__", self._method_like(compared), None, None)
-                if like.parameters.chosen is not None:  # of `*args` it is the last one
-                    places.add(like.parameters.chosen_place)
-        if len(places) > 1:
-            raise InvalidHookError(
-                f"{function!r} has its arguments in another order than {pattern!r}, which"
-                " would mix up what calls the next, or takes a result; give functions with the same"
-                " arguments in the same order"
-            )
+        places = _places(pattern)
+        for name, place in _places(function).items():
+            if places.get(name, place) != place:
+                raise InvalidHookError(
+                    f"{function!r} has its arguments in another order than {pattern!r}, which would"
+                    " mix up what calls the next, or takes a result; give functions with the same"
+                    " arguments in the same order"
+                )
 
 
 def _function_hook(function: object) -> HookRegistration:
@@ -713,14 +707,25 @@ def _function_hook(function: object) -> HookRegistration:
 
 def _pattern(hooks: Iterable[HookRegistration]) -> Callable[..., Any]:
     """Return the function that says how all are called: the first that names its parameters."""
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    functions = [hook.hook.function for hook in hooks]
-    for function in functions:
-        with contextlib.suppress(TypeError, ValueError):  # it is written in C
-            parameters = inspect.signature(function).parameters.values()
-            if any(parameter.kind not in variadic for parameter in parameters):
-                return cast("Callable[..., Any]", function)
-    return functions[0] if functions else _anything
+    functions: list[Callable[..., Any]] = [hook.hook.function for hook in hooks]
+    # One of `*args` alone would accept any call, and the functions behind it would not.
+    named = [function for function in functions if _places(function)]
+    return [*named, *functions, _anything][0]
+
+
+def _places(function: Callable[..., Any]) -> dict[str, int]:
+    """Return the places of the named parameters of a function; -1 is passed by name only."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # it is written in C
+        return {}
+    places: dict[str, int] = {}
+    for place, parameter in enumerate(parameters):
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            places[parameter.name] = -1
+        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            places[parameter.name] = place
+    return places
 
 
 def _anything(*args: Any, **keywords: Any) -> Any: ...

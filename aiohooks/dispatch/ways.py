@@ -182,11 +182,13 @@ class Point:
         self.answers_hook: bool = _is_hook(result, kind)
         """Whether it returns a hook, which would take the place of the group."""
         arguments = {name: annotations.get(name, Any) for name in self.parameters.names}
+        returns_none = result in (None, type(None))
         nexts = [name for name, annotation in arguments.items() if calls_next(annotation)]
         marked = getattr(member, _MARK, None) or getattr(function, _MARK, None)
         asked = given or marked or default
         guess: Guess = "last"
         if asked is not marked:
+            # A way for all methods says nothing of a single one.
             guess = "only" if given else "none"
         problem = self._choose_argument(asked, arguments, result, guess)
         if problem and (given or marked):
@@ -195,16 +197,14 @@ class Point:
         """How results become one. Without a way: `"none"`, nothing is returned; `"any"`, that is
         not known; `"one"`, only one hook may return a result.
         """
-        way = None if problem else _way_of(asked)
+        way = _way_of(asked)
         is_named = isinstance(asked, NamedArgument) and asked.argument in arguments
-        calls_others = way == "wrap" and bool(nexts or is_named)
-        if way is not None and (given or marked or calls_others):
+        is_meant = given or marked or (way == "wrap" and (nexts or is_named))
+        if way is not None and not problem and (is_meant or not (nexts or returns_none)):
             self.how = way
-        elif result in (None, type(None)) and not nexts:
+        elif returns_none and not nexts:
             self.how = "none"
-        elif way is not None and not nexts:
-            self.how = way
-        elif result is Any and self.does_nothing and not nexts and not problem:
+        elif result is Any and self.does_nothing and not (nexts or problem):
             self.how = "any"
         self.empty: Callable[[], Any] = list if self.how == "all" else _container(result)
         """Makes the result of a merge of nothing, or of all results of no hook."""

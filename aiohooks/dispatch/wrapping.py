@@ -41,6 +41,7 @@ def wrapped(point: Point, wrappers: Sequence[OrderGroup], innermost: Innermost) 
     """
 
     def call_innermost(values: Values, passed: Arguments) -> Awaitable[Any]:
+        # With the method of the class, what the last hook passes would have to be its arguments.
         if point.how == "wrap" and point.does_nothing:
             return call_given(point, values, passed)
         return innermost(*point.parameters.spread(values))
@@ -67,7 +68,7 @@ async def _call_wrapper(
     registered.counted += 1
     if not registered.may_be_called():
         return await rest(values, passed)
-    wrapper = _WrapperCall(group, point, rest, values, passed)
+    wrapper = WrapperCall(group, point, rest, values, passed)
     try:
         await wrapper.make()
         if not wrapper.is_logged:
@@ -99,13 +100,14 @@ async def call_given(point: Point, values: Values, passed: Arguments) -> Any:
     args, keywords = point.parameters.for_function(values, given)
     passed_args, passed_keywords = passed
     for name, value in passed_keywords.items():
+        # Without positions, a value of the call is among those that it takes already.
         if passed_args or name not in values:
             keywords = {**keywords, name: value}
     result = given(*(passed_args or args), **keywords)
     return await result if inspect.isawaitable(result) else result
 
 
-class _WrapperCall(HookCalls):
+class WrapperCall(HookCalls):
     """The call of a hook that wraps others, which are called the rest here.
 
     The time of the rest does not count towards the time limit of the hook.
@@ -170,6 +172,7 @@ class _WrapperCall(HookCalls):
     async def call_next(self, /, *args: Any, **keywords: Any) -> Any:
         """Call the next hook with the arguments of the call, of which some may be changed."""
         if not (args or keywords):
+            # What the hook before has passed stands, also what the method has no parameter for.
             return await self._call_rest(self._values, self._passed)
         # What is wrapped may take what the method has no parameter for.
         may_drop = self._point.does_nothing

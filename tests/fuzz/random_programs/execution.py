@@ -76,27 +76,28 @@ class ScriptedHook(ah.SessionRunHook):
 
     async def call(
         self,
-        method: str,
+        name: str,
         raw: Any = None,
         token: int = 0,
         attempt: int = 0,
-        name: str | None = None,
+        rest: Callable[[], Awaitable[Any]] | None = None,
     ) -> Any:
-        """Run the script of a method; `name` is that of its record, by default the method's."""
-        queued = self.spec.background and method in ("after_run", "notify")
+        """Run a script, and then `rest`, if it is given; return the result of that."""
+        queued = self.spec.background and name in ("after_run", "notify")
         record = Record(
             "queued" if queued else "hook",
-            name or method,
+            name,
             self.record,
             0 if queued else token,
             is_library=False,
         )
-        record.hook = self
-        record.attempt = attempt
-        await self.execution.watch(
-            record, self.execution.run(self.scripts[method], Place(self.record, raw))
-        )
-        return record
+        record.hook, record.attempt = self, attempt
+
+        async def script_and_rest() -> Any:
+            await self.execution.run(self.scripts[name], Place(self.record, raw))
+            return None if rest is None else await rest()
+
+        return await self.execution.watch(record, script_and_rest())
 
 
 class _Methods:
@@ -133,9 +134,6 @@ class _Methods:
         await self.call("close")
 
 
-Members = tuple[int, ...]
-
-
 class Watchers:
     """A lifecycle of its own, for a `HookGroup`."""
 
@@ -146,16 +144,13 @@ class Watchers:
     async def ask(self, token: int) -> Any:
         """Ask something."""
 
-    @ah.point("chain")
-    async def convert(self, members: Members, *, token: int) -> Members:
-        """Return the members with one more."""
-        return members
+    @ah.point(ah.chain(argument="numbers"))
+    async def change(self, token: int, numbers: list[int]) -> Any:
+        """Add something to a list."""
 
-    @ah.point("wrap")
-    async def wrap(  # type: ignore[empty-body]
-        self, token: int, call_next: Callable[[int], Awaitable[Members]]
-    ) -> Members:
-        """Return the members that the call has passed."""
+    @ah.point(ah.wrap(argument="call_next"))
+    async def around(self, token: int, call_next: Any) -> Any:
+        """Wrap a call."""
 
 
 class _MemberMethods:
@@ -172,17 +167,13 @@ class _MemberMethods:
         await self.call("ask", token=token)
         return self.number
 
-    async def convert(self: Any, members: Members, *, token: int) -> Members:
-        await self.call("convert", token=token)
-        return (*members, self.number)
+    async def change(self: Any, token: int, numbers: list[int]) -> list[int]:
+        await self.call("change", token=token)
+        return [*numbers, self.number]
 
-    async def wrap(
-        self: Any, token: int, call_next: Callable[[int], Awaitable[Members]]
-    ) -> Members:
-        await self.call("wrap", token=token)
-        members = await call_next(token)
-        await self.call("wrap", token=token, name=f"end of wrap {self.number}")
-        return (self.number, *members)
+    async def around(self: Any, token: int, call_next: Any) -> list[int]:
+        rest = functools.partial(call_next, token)
+        return [self.number, *await self.call("around", token=token, rest=rest)]
 
 
 class Member:
@@ -735,25 +726,21 @@ class Execution(Recorder):
         token = next(self._tokens)
         innermost_calls = 0
 
-        async def innermost(token: int) -> Members:
+        async def innermost(token: int) -> list[int]:
             nonlocal innermost_calls
             innermost_calls += 1
-            return ()
+            return []
 
         name = CALLS[action.n]
-        calls: dict[str, Callable[[], Coroutine[Any, Any, Any]]] = {
-            "notify": lambda: group.hooks.notify(token),
-            "ask": lambda: group.hooks.ask(token),
-            "convert": lambda: group.hooks.convert((), token=token),
-            "wrap": lambda: group.hooks.wrap(token, innermost),
-        }
+        arguments: dict[str, tuple[Any, ...]] = {"change": ([],), "around": (innermost,)}
         record = Record("call", name, session, token, is_library=True)
-        result = await self.watch(record, calls[name]())
+        call = getattr(group.hooks, name)(token, *arguments.get(name, ()))
+        members = await self.watch(record, call)
         if name == "notify":
             return
-        if name == "wrap" and innermost_calls != 1:
-            self.wrong.append(f"wrap made the innermost call {innermost_calls} times")
-        self._check_members(name, list(result))
+        if name == "around" and innermost_calls != 1:
+            self.wrong.append(f"around made the innermost call {innermost_calls} times")
+        self._check_members(name, members)
 
     def _check_members(self, name: str, members: list[int | None]) -> None:
         """Check that a result is that of all members with the method, in their order.

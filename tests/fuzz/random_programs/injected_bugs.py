@@ -19,6 +19,8 @@ from typing import Any
 import aiohooks as ah
 from aiohooks._core.calls import Calls
 from aiohooks._core.clock import wake
+from aiohooks.dispatch.arguments import Parameters
+from aiohooks.dispatch.wrapping import WrapperCall
 from aiohooks.errors import raise_unchanged
 from aiohooks.graph.session import Session
 from aiohooks.graph.variables import Values
@@ -282,3 +284,22 @@ def result_is_kept_after_the_end(end: Method, self: Calls, cause: BaseException)
     end(self, cause)
     if self._ending is not None:
         self._ending.cause = None
+
+
+@bug(WrapperCall, "_call_rest", "error lost")
+async def wrapped_error_is_swallowed(call: Method, *args: Any) -> Any:
+    try:
+        return await call(*args)
+    except Exception:
+        return []
+
+
+@bug(WrapperCall, "_call_rest", "values")
+async def wrapped_call_is_made_twice(call: Method, *args: Any) -> Any:
+    return [*await call(*args), *await call(*args)]
+
+
+@bug(Parameters, "chosen_value", "values")
+def chained_result_is_dropped(value: Method, *args: Any) -> Any:
+    found = value(*args)
+    return found[:1] if isinstance(found, list) else found

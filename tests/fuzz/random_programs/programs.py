@@ -14,7 +14,7 @@ from aiohooks.testing import choose
 
 PHASES = ("begin", "after_create_session", "before_run", "after_run", "end", "close")
 OPERATIONS = ("a", "b", "train", "raw", "replace")
-CALLS = ("notify", "ask", "convert", "wrap")
+CALLS = ("notify", "ask", "change", "around")
 """The calls of the group."""
 ERRORS = ("plain", "recoverable", "clean end", "takes no note", "group")
 
@@ -107,8 +107,7 @@ def draw() -> Program:
             _hook(f"hook {number}") for number in range(choose(2, 0, 1, 3, 4, name="hooks"))
         ),
         members=tuple(
-            _member(f"member {number}")
-            for number in range(choose(0, 0, 1, 2, 3, 3, name="members"))
+            _member(f"member {number}") for number in range(choose(2, 0, 0, 3, name="members"))
         ),
         operations=tuple(_Drawn(f"operation {name}").script("op") for name in OPERATIONS),
         graph=choose(True, True, False, name="graph"),
@@ -157,11 +156,11 @@ def _member(name: str) -> HookSpec:
     drawn = _Drawn(name)
     names = drawn(
         CALLS,
-        ("notify", "ask"),
-        ("convert", "wrap"),
-        ("__aenter__", *CALLS, "__aexit__"),
-        ("notify",),
-        ("ask", "wrap"),
+        ("notify", "ask", "around"),
+        ("change", "around"),
+        ("notify", "change"),
+        ("__aenter__", "notify", "ask", "__aexit__"),
+        ("ask", "change", "around"),
     )
     return drawn.spec([(one, _Drawn(f"{name}.{one}").script("member")) for one in names])
 
@@ -187,8 +186,7 @@ def _body(name: str) -> Script:
         elif kind in ("background", "until"):
             actions.append(Action(kind, scripts=(drawn.script("task"),)))
         else:
-            numbers = (0, 1, 2) if kind == "run" else range(len(CALLS))
-            actions.append(Action(kind, drawn(*numbers)))
+            actions.append(Action(kind, drawn(0, 1, 2) if kind == "run" else drawn(3, 2, 0, 1)))
         wrapped = drawn("", "", "", "catch", "timeout", "scope", "group")
         if wrapped and actions:
             last = (actions[-1],)
@@ -252,8 +250,7 @@ class _Drawn:
             )
         if kind in special:
             return self._special(kind, place, depth + 1)
-        numbers = range(len(CALLS)) if kind == "call" else (1, 2, 3, 5, 8)
-        return Action(kind, self(*numbers))
+        return Action(kind, self(3, 2, 0, 1) if kind == "call" else self(1, 2, 3, 5, 8))
 
     def _special(self, kind: str, place: str, depth: int) -> Action:
         if kind in ("cancelled", "third_party", "stale") or (kind == "stop" and place != "member"):
