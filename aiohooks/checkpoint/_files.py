@@ -331,8 +331,7 @@ class DirectoryLock:
 
         Raises:
             CheckpointBusyError: another writer has the lock.
-            CheckpointError: the directory belongs to another user, and others may write to it; or
-                see `check_place`.
+            CheckpointError: see `check_place`.
             OSError: as the system raised it.
         """
         if self._directory is not None:
@@ -344,7 +343,6 @@ class DirectoryLock:
         directory = self._files.open_directory(self._path)
         self._directory = directory
         try:
-            self._check_owner(directory)
             self._lock = self._lock_file(directory)
             # The name of the directory itself, which may be new, or not yet durable since a crash.
             self._files.sync_names_in(self._path.parent)
@@ -434,18 +432,6 @@ class DirectoryLock:
                     os.close(fd)
         self._lock = None
         self._directory = None
-
-    def _check_owner(self, directory: int) -> None:
-        status = self._files.fs.fstat(directory)
-        is_shared = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        is_sticky = status.st_mode & stat.S_ISVTX
-        if is_shared and not is_sticky and status.st_uid != os.geteuid():
-            raise CheckpointError(
-                errno.EPERM,
-                f"{self._path} belongs to user {status.st_uid} and others may write to it, so they"
-                " could replace the checkpoints in it; use a directory of your own, or have its"
-                " mode changed to 0755",
-            )
 
     def _busy_error(self, directory: int) -> CheckpointBusyError:
         try:

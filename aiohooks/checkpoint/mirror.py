@@ -23,7 +23,7 @@ from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._files import FileReader, Files
 from aiohooks.checkpoint._format import DamagedError, Manifest, MirrorError, Name
 from aiohooks.checkpoint.policies import Checkpoint, KeepPolicy
-from aiohooks.errors import InvalidArgumentError
+from aiohooks.errors import CheckpointError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from aiohooks.checkpoint._remote import RemoteFile
@@ -188,7 +188,7 @@ class Copier(Waiting):
             self._current = checkpoint
             try:
                 await self._copy(checkpoint)
-            except (MirrorError, DamagedError) as error:
+            except (MirrorError, DamagedError, CheckpointError) as error:
                 self._note_failure(checkpoint, str(error))
             finally:
                 self._current = None

@@ -37,8 +37,6 @@ T = TypeVar("T")
 
 # How often a reader without the lock starts again because a writer removed what it was reading.
 _MAX_READ_ATTEMPTS = 10
-_MANIFEST_BYTES = 4096
-"""What the check of free space allows for a manifest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +69,6 @@ class Saver(Waiting):
         checkpoint_dir: str | os.PathLike[str],
         *,
         keep: KeepPolicy = KeepNewest(5),
-        min_free_bytes: int = 0,
         read_only: bool = False,
         mirror: str | Mirror | None = None,
     ) -> None:
@@ -81,8 +78,6 @@ class Saver(Waiting):
             checkpoint_dir: the directory; made with mode 0700 when it is first needed.
             keep: which checkpoints to keep after a save, such as `KeepNewest(3) | KeepBest(2,
                 "loss")`.
-            min_free_bytes: a save that would leave less than this on the disk fails before anything
-                is written; 0 disables the check.
             read_only: read beside a writer: take no lock, set nothing aside, refuse to save.
             mirror: a URL such as "s3://bucket/run", or a `Mirror` with options: each checkpoint is
                 copied there in the background, and a restore takes the newest that verifies, here
@@ -101,7 +96,6 @@ class Saver(Waiting):
             raise InvalidArgumentError(
                 f"keep is {keep!r}; give a policy of aiohooks.checkpoint, such as {example}",
             )
-        min_free_bytes = checked_int(min_free_bytes, "min_free_bytes")
         self.checkpoint_dir: Path = Path(os.path.abspath(checkpoint_dir))
         """The directory, as an absolute path."""
         self.read_only: bool = bool(read_only)
@@ -109,7 +103,6 @@ class Saver(Waiting):
         self._directory = CheckpointDirectory(
             self.checkpoint_dir,
             keep=keep,
-            min_free_bytes=min_free_bytes,
             read_only=self.read_only,
             fs=self._fs,
         )
@@ -408,13 +401,11 @@ class CheckpointDirectory:
         path: Path,
         *,
         keep: KeepPolicy = KeepNewest(5),
-        min_free_bytes: int = 0,
         read_only: bool = False,
         fs: Any = os,
     ) -> None:
         self.path = path
         self._keep = keep
-        self._min_free_bytes = min_free_bytes
         self._read_only = read_only
         self._files = Files(fs)
         self._lock = DirectoryLock(self._files, path)
@@ -481,7 +472,7 @@ class CheckpointDirectory:
             name = Name(max(_format.next_sequence(names), least_sequence), step)
             contents = {_format.ARRAYS: arrays.chunks(), _format.STATE: [data]}
             manifest = Manifest(name, metrics, {})
-            saved = self._commit(dir_fd, names, manifest, contents, arrays.size + len(data))
+            saved = self._commit(dir_fd, names, manifest, contents)
             self._checkpoints[name] = saved
             self._remove_old(dir_fd, names, saved)
             return saved
@@ -524,7 +515,7 @@ class CheckpointDirectory:
                     errno.EEXIST,
                     f"{name} exists, is damaged, and cannot be set aside",
                 )
-            self._commit(dir_fd, names, manifest, contents, manifest.size)
+            self._commit(dir_fd, names, manifest, contents)
 
     def _commit(
         self,
@@ -532,14 +523,12 @@ class CheckpointDirectory:
         names: set[str],
         manifest: Manifest,
         contents: Mapping[str, Iterable[bytes | memoryview]],
-        size: int,
     ) -> Checkpoint:
         """Write a checkpoint under a temporary name, make it durable, rename it, and make the name
         durable.
 
         If an operation fails, nothing is left of it. The manifest gets the files that are written.
         """
-        self._check_space(dir_fd, size)
         files = self._files
         name = str(manifest.name)
         temporary = _format.unused_name(f".tmp-{name}", names)
@@ -561,19 +550,6 @@ class CheckpointDirectory:
             raise
         names.add(name)
         return manifest.checkpoint(self.path)
-
-    def _check_space(self, dir_fd: int, size: int) -> None:
-        if self._min_free_bytes == 0:
-            return
-        status = self._files.fs.statvfs(dir_fd)
-        needed = size + _MANIFEST_BYTES
-        missing = needed + self._min_free_bytes - int(status.f_bavail * status.f_frsize)
-        if missing > 0:
-            raise CheckpointError(
-                errno.ENOSPC,
-                f"the checkpoint needs {needed} bytes and min_free_bytes is {self._min_free_bytes}:"
-                f" the disk has {missing} bytes too few; make room, or keep fewer checkpoints",
-            )
 
     def _undo_commit(self, dir_fd: int, temporary: str, name: str) -> None:
         try:
