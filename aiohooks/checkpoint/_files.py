@@ -1,9 +1,8 @@
-"""The file operations of checkpoints, relative to open directories, and the lock of a checkpoint
-directory.
+"""The file operations of checkpoints, and the lock of a checkpoint directory.
 
-All go through one `fs` object, which is `os` except in tests that record, fail or kill at any
-operation. Errors of `os` pass as they are; an entry that is not a plain file of the expected size
-raises `DamagedError`.
+Names are relative to open directories. All go through one `fs` object, which is `os` except in
+tests that record, fail or kill at any operation. Errors of `os` pass as they are; an entry that is
+not a plain file of the expected size raises `DamagedError`.
 """
 
 from __future__ import annotations
@@ -93,8 +92,9 @@ class Files:
         dir_fd: int | None = None,
         of_checkpoint: bool = False,
     ) -> Generator[int]:
-        """Open a directory for the block. An error of closing is ignored: nothing is written
-        through this descriptor.
+        """Open a directory for the block.
+
+        An error of closing is ignored: nothing is written through this descriptor.
 
         Raises:
             DamagedError: it is `of_checkpoint`, and missing, not a directory, or unreadable.
@@ -245,8 +245,9 @@ class Files:
 
 
 class FileReader:
-    """Reads an open file from its beginning, in pieces that keep other threads waiting for a short
-    time only.
+    """Reads an open file from its beginning.
+
+    The pieces are small, so that other threads wait only for a short time.
 
     Attributes:
         left: how many bytes have not been read.
@@ -311,8 +312,9 @@ class FileReader:
 
 
 class DirectoryLock:
-    """The lock of a checkpoint directory, which admits one writer. The kernel releases it when the
-    process ends.
+    """The lock of a checkpoint directory, which admits one writer.
+
+    The kernel releases it when the process ends.
     """
 
     def __init__(self, files: Files, path: Path) -> None:
@@ -352,11 +354,10 @@ class DirectoryLock:
         return directory
 
     def check_place(self) -> None:
-        """Raise `CheckpointError` if the directory is locked, and what is at its path is another
-        one, or none.
+        """Raise `CheckpointError` if the locked directory is not the one at its path.
 
-        What is written to a directory that was renamed, removed or mounted over is not found where
-        it is looked for.
+        A later process would not find what is written to a directory that was renamed, removed or
+        mounted over.
         """
         directory = self._directory
         if directory is None:
@@ -380,8 +381,9 @@ class DirectoryLock:
         )
 
     def _lock_again(self, directory: int) -> None:
-        """Take the lock again if its file was removed or replaced: another writer could take that
-        of the new file.
+        """Take the lock again if its file was removed or replaced.
+
+        Another writer could take that of the new file.
         """
         fs = self._files.fs
         held = self._lock

@@ -179,8 +179,7 @@ class Saver(Waiting):
         step: int,
         metrics: Mapping[str, SupportsFloat],
     ) -> Checkpoint | None:
-        """Add metrics to the newest checkpoint of a step, such as those of an evaluation that has
-        ended only now.
+        """Add metrics to the newest checkpoint of a step, such as those of a late evaluation.
 
         Checkpoints that `keep` does not keep with them are removed.
 
@@ -205,13 +204,12 @@ class Saver(Waiting):
         *,
         missing_ok: bool = False,
     ) -> Restored | None:
-        """Read the newest checkpoint that verifies, or that of one step. Return None if the
-        directory has never had one.
+        """Read the newest checkpoint that verifies, or that of one step.
 
-        Damaged checkpoints are skipped with a warning and set aside: renamed to `damaged-...`,
-        never removed. The newest checkpoint is the one saved last, whatever its step. The arrays
-        belong to the caller and are writable. If there is a newer one in the mirror that verifies,
-        it is downloaded to the directory first.
+        Return None if the directory has never had one. Damaged checkpoints are skipped with a
+        warning and set aside: renamed to `damaged-...`, never removed. The newest checkpoint is the
+        one saved last, whatever its step. The arrays belong to the caller and are writable. If
+        there is a newer one in the mirror that verifies, it is downloaded to the directory first.
 
         Args:
             step: the global step of the checkpoint; None for the newest.
@@ -302,8 +300,9 @@ class Saver(Waiting):
         return None if self._copier is None else self._copier.status
 
     async def flush_mirror(self, timeout: float | None = None) -> bool:
-        """Wait until the pending checkpoints have been copied to the mirror; a pause between
-        attempts ends.
+        """Wait until the pending checkpoints have been copied to the mirror.
+
+        A pause between attempts ends.
 
         Returns:
             Whether they have been copied within `timeout` seconds; if not, a warning is logged and
@@ -313,8 +312,9 @@ class Saver(Waiting):
         return self._copier is None or await self._copier.flush(timeout)
 
     async def checkpoints(self) -> list[Checkpoint]:
-        """Return the checkpoints, newest first. Only manifests are read; damaged ones are left out.
-        Needs no lock.
+        """Return the checkpoints, newest first.
+
+        Only manifests are read, without the lock; damaged ones are left out.
         """
         return await to_thread(self._directory.checkpoints)
 
@@ -423,8 +423,9 @@ class CheckpointDirectory:
 
     @contextlib.contextmanager
     def _one_at_a_time(self, failure: str, *, writes: str | None = None) -> Generator[None]:
-        """Run the block alone; its errors begin with `failure`. A reader does not do what `writes`
-        names.
+        """Run the block alone; its errors begin with `failure`.
+
+        If the directory is read only, an operation that `writes` names is an error.
         """
         with self._mutex, _error_context(failure):
             if writes is not None and self._read_only:
@@ -435,8 +436,9 @@ class CheckpointDirectory:
             yield
 
     def _acquire(self) -> tuple[int, set[str]]:
-        """Return the directory, locked, and the names in it, without the leftovers of a writer that
-        was killed.
+        """Return the directory, locked, and the names in it.
+
+        The leftovers of a writer that was killed are removed.
         """
         dir_fd = self._lock.acquire()
         names = self._files.list_names(dir_fd)
@@ -504,8 +506,9 @@ class CheckpointDirectory:
             return changed
 
     def add(self, manifest: Manifest, contents: Mapping[str, Iterable[bytes]]) -> None:
-        """Commit a checkpoint that was made elsewhere, under the same name. Errors of `contents`
-        pass as they are.
+        """Commit a checkpoint that was made elsewhere, under the same name.
+
+        Errors of `contents` pass as they are.
         """
         name = manifest.name
         with self._one_at_a_time(f"checkpoint {name} was not downloaded to {self.path}"):
@@ -524,10 +527,10 @@ class CheckpointDirectory:
         manifest: Manifest,
         contents: Mapping[str, Iterable[bytes | memoryview]],
     ) -> Checkpoint:
-        """Write a checkpoint under a temporary name, make it durable, rename it, and make the name
-        durable.
+        """Write a checkpoint under a temporary name, and rename it when it is durable.
 
-        If an operation fails, nothing is left of it. The manifest gets the files that are written.
+        The new name is durable when this returns. If an operation fails, nothing is left of it. The
+        manifest gets the files that are written.
         """
         files = self._files
         name = str(manifest.name)
@@ -566,8 +569,9 @@ class CheckpointDirectory:
             )
 
     def _remove_old(self, dir_fd: int, names: set[str], saved: Checkpoint) -> None:
-        """Remove what the policy does not keep. Errors are logged: the new checkpoint is
-        durable.
+        """Remove the checkpoints that the policy does not keep.
+
+        Errors are logged: the new checkpoint is durable.
         """
         try:
             there = self._sound(dir_fd, names)
@@ -605,8 +609,9 @@ class CheckpointDirectory:
                 )
 
     def _remove(self, dir_fd: int, names: set[str], old: list[Name]) -> None:
-        """Remove checkpoints. Each is renamed first, durably, so that a part of one never has the
-        name of a checkpoint.
+        """Remove checkpoints.
+
+        Each is renamed first, durably, so that a part of one never has the name of a checkpoint.
         """
         renamed: list[str] = []
         try:
