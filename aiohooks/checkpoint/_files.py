@@ -1,9 +1,8 @@
-"""The file operations of checkpoints, relative to open directories, and the lock of a checkpoint
-directory.
+"""The file operations of checkpoints, and the lock of a checkpoint directory.
 
-All go through one `fs` object, which is `os` except in tests that record, fail or kill at any
-operation. Errors of `os` pass as they are; an entry that is not a plain file of the expected size
-raises `DamagedError`.
+Names are relative to open directories. All go through one `fs` object, which is `os` except in
+tests that record, fail or kill at any operation. Errors of `os` pass as they are; an entry that is
+not a plain file of the expected size raises `DamagedError`.
 """
 
 from __future__ import annotations
@@ -93,8 +92,9 @@ class Files:
         dir_fd: int | None = None,
         of_checkpoint: bool = False,
     ) -> Generator[int]:
-        """Open a directory for the block. An error of closing is ignored: nothing is written
-        through this descriptor.
+        """Open a directory for the block.
+
+        An error of closing is ignored: nothing is written through this descriptor.
 
         Raises:
             DamagedError: it is `of_checkpoint`, and missing, not a directory, or unreadable.
@@ -245,8 +245,9 @@ class Files:
 
 
 class FileReader:
-    """Reads an open file from its beginning, in pieces that keep other threads waiting for a short
-    time only.
+    """Reads an open file from its beginning.
+
+    The pieces are small, so that other threads wait only for a short time.
 
     Attributes:
         left: how many bytes have not been read.
@@ -311,8 +312,9 @@ class FileReader:
 
 
 class DirectoryLock:
-    """The lock of a checkpoint directory, which admits one writer. The kernel releases it when the
-    process ends.
+    """The lock of a checkpoint directory, which admits one writer.
+
+    The kernel releases it when the process ends.
     """
 
     def __init__(self, files: Files, path: Path) -> None:
@@ -331,8 +333,7 @@ class DirectoryLock:
 
         Raises:
             CheckpointBusyError: another writer has the lock.
-            CheckpointError: the directory belongs to another user, and others may write to it; or
-                see `check_place`.
+            CheckpointError: see `check_place`.
             OSError: as the system raised it.
         """
         if self._directory is not None:
@@ -344,7 +345,6 @@ class DirectoryLock:
         directory = self._files.open_directory(self._path)
         self._directory = directory
         try:
-            self._check_owner(directory)
             self._lock = self._lock_file(directory)
             # The name of the directory itself, which may be new, or not yet durable since a crash.
             self._files.sync_names_in(self._path.parent)
@@ -354,11 +354,10 @@ class DirectoryLock:
         return directory
 
     def check_place(self) -> None:
-        """Raise `CheckpointError` if the directory is locked, and what is at its path is another
-        one, or none.
+        """Raise `CheckpointError` if the locked directory is not the one at its path.
 
-        What is written to a directory that was renamed, removed or mounted over is not found where
-        it is looked for.
+        A later process would not find what is written to a directory that was renamed, removed or
+        mounted over.
         """
         directory = self._directory
         if directory is None:
@@ -382,8 +381,9 @@ class DirectoryLock:
         )
 
     def _lock_again(self, directory: int) -> None:
-        """Take the lock again if its file was removed or replaced: another writer could take that
-        of the new file.
+        """Take the lock again if its file was removed or replaced.
+
+        Another writer could take that of the new file.
         """
         fs = self._files.fs
         held = self._lock
@@ -434,18 +434,6 @@ class DirectoryLock:
                     os.close(fd)
         self._lock = None
         self._directory = None
-
-    def _check_owner(self, directory: int) -> None:
-        status = self._files.fs.fstat(directory)
-        is_shared = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        is_sticky = status.st_mode & stat.S_ISVTX
-        if is_shared and not is_sticky and status.st_uid != os.geteuid():
-            raise CheckpointError(
-                errno.EPERM,
-                f"{self._path} belongs to user {status.st_uid} and others may write to it, so they"
-                " could replace the checkpoints in it; use a directory of your own, or have its"
-                " mode changed to 0755",
-            )
 
     def _busy_error(self, directory: int) -> CheckpointBusyError:
         try:

@@ -69,10 +69,10 @@ TORCH_DTYPES = (
 
 
 class DamagedError(Exception):
-    """A file of a checkpoint is damaged; the message is the end of a sentence that begins with the
-    file's name.
+    """A file of a checkpoint is damaged.
 
-    Private to this package, which raises `CorruptCheckpointError` from it.
+    The message continues a sentence that begins with the name of the file. Private to this package,
+    which raises `CorruptCheckpointError` from it.
     """
 
 
@@ -131,8 +131,9 @@ def checkpoint_names(names: Iterable[str]) -> list[Name]:
 
 
 def is_temporary(text: str) -> bool:
-    """Return whether a writer of ours left this name unfinished, so that the next one removes
-    it.
+    """Return whether a writer left this name unfinished.
+
+    The next writer removes it.
     """
     return _TEMPORARY.fullmatch(text) is not None
 

@@ -41,8 +41,8 @@ T = TypeVar("T")
 
 _BLOCK_BYTES = 8 << 20
 """How much one call reads or writes."""
-_MAX_BLOCKS = 5_000
-"""Parts of one file; object stores allow 10,000."""
+_PART_BYTES = 32 << 20
+"""How much an object store gets in one part; it allows 10,000 for a file."""
 
 
 def check_url(url: str) -> None:
@@ -197,13 +197,13 @@ class RemoteDirectory:
         existing = await self._existing(manifest)
         if existing is None:
             for file, reader in contents.items():
-                await self._write_file(f"{name}/{file}", reader, manifest.files[file].size)
+                await self._write_file(f"{name}/{file}", reader)
             for file, entry in manifest.files.items():
                 with damage_in("what was read back of"):
                     await self.file(name, file, entry).verify()
         data = _format.encode(manifest)
         if existing is None or _format.encode(existing) != data:
-            await self._write_file(f"{name}/{_format.MANIFEST}", io.BytesIO(data), len(data))
+            await self._write_file(f"{name}/{_format.MANIFEST}", io.BytesIO(data))
             if await self._read_manifest_file(name) != data:
                 raise DamagedError(f"{_format.MANIFEST} is not what was uploaded")
         self._checkpoints[name] = manifest.checkpoint(Path())
@@ -212,17 +212,14 @@ class RemoteDirectory:
         """Return the manifest of the same checkpoint in the mirror, if it is there and valid."""
         name = manifest.name
         with contextlib.suppress(DamagedError):
-            try:
-                existing = await self.read_manifest(name)
-                if existing is None or existing.files == manifest.files:
-                    return existing
-            except NewerVersionError:
-                pass
+            existing = await self.read_manifest(name)
+            if existing is None or existing.files == manifest.files:
+                return existing
             raise MirrorError(f"another checkpoint has the name {name}: a mirror has one writer")
         return None
 
-    async def _write_file(self, path: str, source: FileReader | io.BytesIO, size: int) -> None:
-        file = await self.call(self._create, path, size)
+    async def _write_file(self, path: str, source: FileReader | io.BytesIO) -> None:
+        file = await self.call(self._create, path)
         try:
             while block := await to_thread(source.read, _BLOCK_BYTES):
                 await self.call(file.write, block)
@@ -233,15 +230,14 @@ class RemoteDirectory:
                 await wait_done([discarding], self._timeout_secs)
             raise
 
-    def _create(self, path: str, size: int) -> Any:
+    def _create(self, path: str) -> Any:
         fs, root = self._open()
-        block_size = max(_BLOCK_BYTES, size // _MAX_BLOCKS)
         with contextlib.suppress(FileNotFoundError):
-            return fs.open(f"{root}/{path}", "wb", block_size=block_size)
+            return fs.open(f"{root}/{path}", "wb", block_size=_PART_BYTES)
         # The file system has directories; an object store has none, and would make a bucket.
         # Parents are not made: if the directory of the mirror is missing, it is not mounted.
         fs.mkdir(f"{root}/{path.partition('/')[0]}", create_parents=False)
-        return fs.open(f"{root}/{path}", "wb", block_size=block_size)
+        return fs.open(f"{root}/{path}", "wb", block_size=_PART_BYTES)
 
     # Removing
 
@@ -305,8 +301,8 @@ class RemoteFile:
             if block is None:
                 raise DamagedError("is missing")
             self._size += len(block)
-            is_too_short = self._is_at_end and self._size < self._entry.size
-            if is_too_short or self._size > self._entry.size:
+            is_too_long = self._size > self._entry.size
+            if is_too_long or (self._is_at_end and self._size < self._entry.size):
                 raise DamagedError(f"does not have the {self._entry.size} bytes in the manifest")
             if self._is_at_end and self._crc32 != self._entry.crc32:
                 raise DamagedError("does not have the checksum in the manifest")

@@ -1,5 +1,6 @@
-"""What is done with tensors of PyTorch. Imported only where the program has imported torch
-(`stateful.torch_support`).
+"""Tensors of PyTorch: copies, and memory as bytes.
+
+This module is imported only where the program has imported torch (`stateful.torch_support`).
 """
 
 from __future__ import annotations

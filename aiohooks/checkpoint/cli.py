@@ -15,8 +15,9 @@ _HEADINGS = ("step", "sequence", "size", "metrics", "state")
 
 
 def checkpoints(directory: str) -> int:
-    """Print the checkpoints in a directory or a mirror, their damage, and which one a restore would
-    read. Change nothing.
+    """Print the checkpoints in a directory or a mirror, and which one a restore would read.
+
+    Change nothing.
 
     Returns:
         0 if there is a checkpoint and none is damaged (those set aside earlier do not count),

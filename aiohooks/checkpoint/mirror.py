@@ -24,7 +24,7 @@ from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._files import FileReader, Files
 from aiohooks.checkpoint._format import DamagedError, Manifest, MirrorError, Name
 from aiohooks.checkpoint.policies import Checkpoint, KeepPolicy
-from aiohooks.errors import InvalidArgumentError
+from aiohooks.errors import CheckpointError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from aiohooks.checkpoint._remote import RemoteFile
@@ -187,7 +187,7 @@ class Copier:
             try:
                 with active("save", f"mirror {self.mirror}", self._awaited_copy):
                     await self._copy(checkpoint)
-            except (MirrorError, DamagedError) as error:
+            except (MirrorError, DamagedError, CheckpointError) as error:
                 self._note_failure(checkpoint, str(error))
             finally:
                 self._current = None

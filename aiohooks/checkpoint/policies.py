@@ -1,5 +1,6 @@
-"""What a checkpoint is, and which ones are kept: pure functions of the existing ones, combined with
-`|`.
+"""What a checkpoint is, and which ones are kept.
+
+A policy is a pure function of the existing checkpoints; `|` combines two.
 """
 
 from __future__ import annotations
@@ -64,8 +65,9 @@ def not_kept(
     newest_first: Sequence[Checkpoint],
     saved: Checkpoint,
 ) -> list[Checkpoint]:
-    """Return the checkpoints to remove after `saved`: of each step only the newest one can be
-    kept.
+    """Return the checkpoints to remove after `saved`.
+
+    Of each step only the newest one can be kept.
     """
     newest_of_step: dict[int, Checkpoint] = {}
     for checkpoint in newest_first:
@@ -109,10 +111,10 @@ class KeepNewest(KeepPolicy):
 
 @dataclass(frozen=True, slots=True)
 class KeepBest(KeepPolicy):
-    """Keeps the `k` checkpoints with the best value of a metric, the newer one of equals, and the
-    newest.
+    """Keeps the `k` checkpoints with the best value of a metric, and the newest.
 
-    A checkpoint whose metric is missing or NaN is never among the best.
+    Of equals the newer one is better. A checkpoint whose metric is missing or NaN is never among
+    the best.
 
     Args:
         k: how many.
@@ -152,8 +154,7 @@ class KeepBest(KeepPolicy):
 
 @dataclass(frozen=True, slots=True)
 class KeepEvery(KeepPolicy):
-    """Keeps, indefinitely, the first checkpoint at or after each multiple of `steps`, and the
-    newest.
+    """Keeps the first checkpoint at or after each multiple of `steps`, and the newest.
 
     Raises:
         InvalidArgumentError: `steps` is not an int of 1 or more.

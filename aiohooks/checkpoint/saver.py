@@ -39,8 +39,6 @@ T = TypeVar("T")
 
 # How often a reader without the lock starts again because a writer removed what it was reading.
 _MAX_READ_ATTEMPTS = 10
-_MANIFEST_BYTES = 4096
-"""What the check of free space allows for a manifest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,6 @@ class Saver:
         checkpoint_dir: str | os.PathLike[str],
         *,
         keep: KeepPolicy = KeepNewest(5),
-        min_free_bytes: int = 0,
         read_only: bool = False,
         mirror: str | Mirror | None = None,
     ) -> None:
@@ -83,8 +80,6 @@ class Saver:
             checkpoint_dir: the directory; made with mode 0700 when it is first needed.
             keep: which checkpoints to keep after a save, such as `KeepNewest(3) | KeepBest(2,
                 "loss")`.
-            min_free_bytes: a save that would leave less than this on the disk fails before anything
-                is written; 0 disables the check.
             read_only: read beside a writer: take no lock, set nothing aside, refuse to save.
             mirror: a URL such as "s3://bucket/run", or a `Mirror` with options: each checkpoint is
                 copied there in the background, and a restore takes the newest that verifies, here
@@ -103,7 +98,6 @@ class Saver:
             raise InvalidArgumentError(
                 f"keep is {keep!r}; give a policy of aiohooks.checkpoint, such as {example}",
             )
-        min_free_bytes = checked_int(min_free_bytes, "min_free_bytes")
         self.checkpoint_dir: Path = Path(os.path.abspath(checkpoint_dir))
         """The directory, as an absolute path."""
         self.read_only: bool = bool(read_only)
@@ -111,7 +105,6 @@ class Saver:
         self._directory = CheckpointDirectory(
             self.checkpoint_dir,
             keep=keep,
-            min_free_bytes=min_free_bytes,
             read_only=self.read_only,
             fs=self._fs,
         )
@@ -190,8 +183,7 @@ class Saver:
         step: int,
         metrics: Mapping[str, SupportsFloat],
     ) -> Checkpoint | None:
-        """Add metrics to the newest checkpoint of a step, such as those of an evaluation that has
-        ended only now.
+        """Add metrics to the newest checkpoint of a step, such as those of a late evaluation.
 
         Checkpoints that `keep` does not keep with them are removed.
 
@@ -216,13 +208,12 @@ class Saver:
         *,
         missing_ok: bool = False,
     ) -> Restored | None:
-        """Read the newest checkpoint that verifies, or that of one step. Return None if the
-        directory has never had one.
+        """Read the newest checkpoint that verifies, or that of one step.
 
-        Damaged checkpoints are skipped with a warning and set aside: renamed to `damaged-...`,
-        never removed. The newest checkpoint is the one saved last, whatever its step. The arrays
-        belong to the caller and are writable. If there is a newer one in the mirror that verifies,
-        it is downloaded to the directory first.
+        Return None if the directory has never had one. Damaged checkpoints are skipped with a
+        warning and set aside: renamed to `damaged-...`, never removed. The newest checkpoint is the
+        one saved last, whatever its step. The arrays belong to the caller and are writable. If
+        there is a newer one in the mirror that verifies, it is downloaded to the directory first.
 
         Args:
             step: the global step of the checkpoint; None for the newest.
@@ -313,8 +304,9 @@ class Saver:
         return None if self._copier is None else self._copier.status
 
     async def flush_mirror(self, timeout: float | None = None) -> bool:
-        """Wait until the pending checkpoints have been copied to the mirror; a pause between
-        attempts ends.
+        """Wait until the pending checkpoints have been copied to the mirror.
+
+        A pause between attempts ends.
 
         Returns:
             Whether they have been copied within `timeout` seconds; if not, a warning is logged and
@@ -324,8 +316,9 @@ class Saver:
         return self._copier is None or await self._copier.flush(timeout)
 
     async def checkpoints(self) -> list[Checkpoint]:
-        """Return the checkpoints, newest first. Only manifests are read; damaged ones are left out.
-        Needs no lock.
+        """Return the checkpoints, newest first.
+
+        Only manifests are read, without the lock; damaged ones are left out.
         """
         return await to_thread(self._directory.checkpoints)
 
@@ -422,13 +415,11 @@ class CheckpointDirectory:
         path: Path,
         *,
         keep: KeepPolicy = KeepNewest(5),
-        min_free_bytes: int = 0,
         read_only: bool = False,
         fs: Any = os,
     ) -> None:
         self.path = path
         self._keep = keep
-        self._min_free_bytes = min_free_bytes
         self._read_only = read_only
         self._files = Files(fs)
         self._lock = DirectoryLock(self._files, path)
@@ -446,8 +437,9 @@ class CheckpointDirectory:
 
     @contextlib.contextmanager
     def _one_at_a_time(self, failure: str, *, writes: str | None = None) -> Generator[None]:
-        """Run the block alone; its errors begin with `failure`. A reader does not do what `writes`
-        names.
+        """Run the block alone; its errors begin with `failure`.
+
+        If the directory is read only, an operation that `writes` names is an error.
         """
         with self._mutex, _error_context(failure):
             if writes is not None and self._read_only:
@@ -458,8 +450,9 @@ class CheckpointDirectory:
             yield
 
     def _acquire(self) -> tuple[int, set[str]]:
-        """Return the directory, locked, and the names in it, without the leftovers of a writer that
-        was killed.
+        """Return the directory, locked, and the names in it.
+
+        The leftovers of a writer that was killed are removed.
         """
         dir_fd = self._lock.acquire()
         names = self._files.list_names(dir_fd)
@@ -495,7 +488,7 @@ class CheckpointDirectory:
             name = Name(max(_format.next_sequence(names), least_sequence), step)
             contents = {_format.ARRAYS: arrays.chunks(), _format.STATE: [data]}
             manifest = Manifest(name, metrics, {})
-            saved = self._commit(dir_fd, names, manifest, contents, arrays.size + len(data))
+            saved = self._commit(dir_fd, names, manifest, contents)
             self._checkpoints[name] = saved
             self._remove_old(dir_fd, names, saved)
             return saved
@@ -527,8 +520,9 @@ class CheckpointDirectory:
             return changed
 
     def add(self, manifest: Manifest, contents: Mapping[str, Iterable[bytes]]) -> None:
-        """Commit a checkpoint that was made elsewhere, under the same name. Errors of `contents`
-        pass as they are.
+        """Commit a checkpoint that was made elsewhere, under the same name.
+
+        Errors of `contents` pass as they are.
         """
         name = manifest.name
         with self._one_at_a_time(f"checkpoint {name} was not downloaded to {self.path}"):
@@ -538,7 +532,7 @@ class CheckpointDirectory:
                     errno.EEXIST,
                     f"{name} exists, is damaged, and cannot be set aside",
                 )
-            self._commit(dir_fd, names, manifest, contents, manifest.size)
+            self._commit(dir_fd, names, manifest, contents)
 
     def _commit(
         self,
@@ -546,14 +540,12 @@ class CheckpointDirectory:
         names: set[str],
         manifest: Manifest,
         contents: Mapping[str, Iterable[bytes | memoryview]],
-        size: int,
     ) -> Checkpoint:
-        """Write a checkpoint under a temporary name, make it durable, rename it, and make the name
-        durable.
+        """Write a checkpoint under a temporary name, and rename it when it is durable.
 
-        If an operation fails, nothing is left of it. The manifest gets the files that are written.
+        The new name is durable when this returns. If an operation fails, nothing is left of it. The
+        manifest gets the files that are written.
         """
-        self._check_space(dir_fd, size)
         files = self._files
         name = str(manifest.name)
         temporary = _format.unused_name(f".tmp-{name}", names)
@@ -576,19 +568,6 @@ class CheckpointDirectory:
         names.add(name)
         return manifest.checkpoint(self.path)
 
-    def _check_space(self, dir_fd: int, size: int) -> None:
-        if self._min_free_bytes == 0:
-            return
-        status = self._files.fs.statvfs(dir_fd)
-        needed = size + _MANIFEST_BYTES
-        missing = needed + self._min_free_bytes - int(status.f_bavail * status.f_frsize)
-        if missing > 0:
-            raise CheckpointError(
-                errno.ENOSPC,
-                f"the checkpoint needs {needed} bytes and min_free_bytes is {self._min_free_bytes}:"
-                f" the disk has {missing} bytes too few; make room, or keep fewer checkpoints",
-            )
-
     def _undo_commit(self, dir_fd: int, temporary: str, name: str) -> None:
         try:
             # If it has its final name, it is not known whether that is durable: the save failed all
@@ -604,8 +583,9 @@ class CheckpointDirectory:
             )
 
     def _remove_old(self, dir_fd: int, names: set[str], saved: Checkpoint) -> None:
-        """Remove what the policy does not keep. Errors are logged: the new checkpoint is
-        durable.
+        """Remove the checkpoints that the policy does not keep.
+
+        Errors are logged: the new checkpoint is durable.
         """
         try:
             there = self._sound(dir_fd, names)
@@ -643,8 +623,9 @@ class CheckpointDirectory:
                 )
 
     def _remove(self, dir_fd: int, names: set[str], old: list[Name]) -> None:
-        """Remove checkpoints. Each is renamed first, durably, so that a part of one never has the
-        name of a checkpoint.
+        """Remove checkpoints.
+
+        Each is renamed first, durably, so that a part of one never has the name of a checkpoint.
         """
         renamed: list[str] = []
         try:

@@ -1,6 +1,4 @@
-"""Objects whose state is saved: their protocol, snapshots with the tensors of PyTorch where the
-program has it, RandomState.
-"""
+"""Objects whose state is saved: their protocol, snapshots of states, and RandomState."""
 
 from __future__ import annotations
 
@@ -41,15 +39,17 @@ def is_stateful(value: object) -> bool:
 
 
 def is_numbered(hook: object) -> bool:
-    """Return whether several hooks of a name are numbered in checkpoints: their state is only when
-    they were last due.
+    """Return whether several hooks of a name are numbered in checkpoints.
+
+    The state of such hooks is only when they were last due.
     """
     return bool(getattr(hook, "_numbered_state", False))
 
 
 def torch_support() -> Any:
-    """Return the module `_torch`, or None while the program has not imported torch: who has a
-    tensor has imported it.
+    """Return the module `_torch`, or None while the program has not imported torch.
+
+    A program that has a tensor has imported torch.
     """
     if sys.modules.get("torch") is None:
         return None
@@ -82,8 +82,9 @@ class HostMemory:
 
 
 def snapshot(state: Any, memory: HostMemory) -> Any:
-    """Return a deep copy of a state whose tensors are in the memory of the host; those that share
-    memory share it there too.
+    """Return a deep copy of a state whose tensors are in the memory of the host.
+
+    Tensors that share memory share it there, too.
     """
     torch = torch_support()
     copied: dict[int, Any] = {}  # by identity, as `deepcopy` notes what it has copied
@@ -101,8 +102,9 @@ def snapshot(state: Any, memory: HostMemory) -> Any:
 
 
 def tensors_in(state: Any, torch: Any) -> Iterator[Any]:
-    """Yield the tensors, in their order. A container counts only one time, however often it is
-    there, or in itself.
+    """Yield the tensors of a state, in their order.
+
+    A container is searched only once, however often it is there, or in itself.
     """
     seen: dict[int, object] = {}
     waiting: list[Iterator[Any]] = [iter((state,))]

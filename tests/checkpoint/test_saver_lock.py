@@ -10,7 +10,6 @@ import errno
 import fcntl
 import os
 import shutil
-import stat
 import subprocess
 import sys
 import textwrap
@@ -518,40 +517,6 @@ def test_only_the_owner_can_read(tmp_path: Path) -> None:
             for file in ("arrays.safetensors", "state.msgpack", "manifest.json")
         },
     }
-
-
-class Foreign(WatchedFs):
-    """States that every directory belongs to another user."""
-
-    def __init__(self, mode: int) -> None:
-        super().__init__()
-        self.mode = mode
-
-    def fstat(self, fd: int) -> os.stat_result:
-        status = os.fstat(fd)
-        mode = (stat.S_IFDIR | self.mode) if stat.S_ISDIR(status.st_mode) else status.st_mode
-        return os.stat_result((mode, *status[1:4], os.geteuid() + 1, *status[5:]))
-
-
-@pytest.mark.parametrize(
-    ("mode", "refused"),
-    [(0o777, True), (0o775, True), (0o757, True), (0o755, False), (0o1777, False), (0o700, False)],
-)
-async def test_a_directory_that_others_may_change_is_refused(
-    tmp_path: Path, mode: int, refused: bool
-) -> None:
-    """If it belongs to another user, others may write to it, and it has no sticky bit; the message
-    says what to do.
-    """
-    fs = Foreign(mode)
-    async with saver_over(fs, tmp_path / "a") as saver:
-        if refused:
-            with pytest.raises(CheckpointError, match="use a directory of your own"):
-                await saver.save({}, 1)
-            assert names(tmp_path / "a") == []
-        else:
-            await saver.save({}, 1)
-    assert fs.opened == set()
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "directory"])

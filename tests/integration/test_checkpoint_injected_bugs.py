@@ -105,7 +105,6 @@ def commits_through(written_as: str) -> Bug:
         names: set[str],
         manifest: _format.Manifest,
         contents: Contents,
-        size: int,
     ) -> Checkpoint:
         name = str(manifest.name)
         names.add(name)

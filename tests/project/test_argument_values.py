@@ -438,7 +438,6 @@ VALUES = [
         ah.Saver,
         value(checkpoint_dir=""),
         value(checkpoint_dir="run", keep=5),
-        value(checkpoint_dir="run", min_free_bytes=-1),
     ),
     *refusals(
         KeepNewest,

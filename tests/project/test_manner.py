@@ -14,7 +14,6 @@ STILL_TO_BE_REWRITTEN = {
     "aiohooks/session/": "issue 39",
     "aiohooks/adapters/asgi/": "issue 40",
     "aiohooks/adapters/trackers/": "issue 40",
-    "aiohooks/checkpoint/": "issue 40",
     "aiohooks/hooks/": "issue 40",
     "aiohooks/testing/": "issue 41",
 }

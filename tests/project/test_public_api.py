@@ -233,9 +233,7 @@ SIGNATURES: dict[str, str | None] = {
     "run": "(main, *args, why=False)",
     "checkpoint.Mirror": ("(url, storage_options=None, timeout_secs=60.0, backoff=<Backoff>)"),
     "checkpoint.MirrorStatus": None,
-    "Saver": (
-        "(checkpoint_dir, *, keep=<KeepNewest>, min_free_bytes=0, read_only=False, mirror=None)"
-    ),
+    "Saver": ("(checkpoint_dir, *, keep=<KeepNewest>, read_only=False, mirror=None)"),
     "Saver.mirror_status": "property",
     "Saver.flush_mirror": "async (self, timeout=None)",
     "Saver.save": "async (self, state, step, *, metrics=None)",

@@ -68,7 +68,6 @@ def directory(
     path: Path, fs: Any = os, keep: KeepPolicy = KeepNewest(5), **options: Any
 ) -> CheckpointDirectory:
     """Return the blocking directory of a Saver, for tests without an event loop."""
-    options = {"min_free_bytes": 0, "read_only": False, **options}
     return CheckpointDirectory(path, keep=keep, fs=fs, **options)
 
 

@@ -93,9 +93,7 @@ class CheckpointFixture(Fixture):
         ]
         if strange:
             self.add_violation(f"leak: {', '.join(strange)} left in the directory")
-        directory = CheckpointDirectory(
-            self.path, keep=ah.checkpoint.KeepNewest(99), min_free_bytes=0, read_only=False
-        )
+        directory = CheckpointDirectory(self.path, keep=ah.checkpoint.KeepNewest(99))
         try:
             for one in directory.verify():
                 if one.reason is not None:
