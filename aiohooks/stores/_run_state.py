@@ -72,8 +72,8 @@ class RunState:
 
         The epoch is later than any of the lost run, so that no step falls within an epoch. The
         first process that knew it decides on the step, unless a chief has decided on it before. The
-        chief of the latest term may lead on, and no other one. Members whose processes have not
-        returned yet have the time of their lease for that.
+        chief of the latest term may lead on, and no other one. The members have the time of their
+        lease to return.
         """
         epoch, step = self.position
         if self.position == _START and (self.term < lost.term or not self.term):
@@ -83,13 +83,11 @@ class RunState:
             self.term = lost.term
             self.leader = lost.leader
             self.members = {id: member for id, member in self.members.items() if not member.term}
-        returned = {member.process for member in self.members.values()}
         for member in lost.members:
             # A process that has left something since had announced its members before.
-            if member.process in returned or f"{member.process}/" in self.answers:
-                continue
-            if not self._is_term_over(member.term, member.process):
-                self.members[member.id] = member
+            has_returned = f"{member.process}/" in self.answers
+            if not has_returned and not self._is_term_over(member.term, member.process):
+                self.members.setdefault(member.id, member)
         self.revision += 1
 
     def snapshot(self, run_id: str = "") -> Snapshot:

@@ -196,3 +196,20 @@ def test_the_chief_of_a_lost_run_leads_on() -> None:
         assert state.apply(write).status == status
     state.apply(Expire("old/1", 0))
     assert state.apply(Lead(Member("new/1", "standby", 1.0))).term == 3
+
+
+def test_members_of_a_lost_run_have_a_lease_to_return() -> None:
+    """Whoever knew them: also the chief, where another process knew only an earlier one. Who has
+    left since does not come back.
+    """
+    trainer = Member("p/1", "trainer", 1.0)
+    old = Snapshot(Position(1, 7), 1, "p", members=(trainer, Member("p/2", "chief", 1.0, term=1)))
+    new = old._replace(term=3, members=(trainer, Member("p/5", "chief", 1.0, term=3)))
+    state = RunState()
+    for lost in (old, new, old):
+        state.follow(lost)
+    assert list(state.members) == ["p/1", "p/5"]
+    assert state.apply(Lead(Member("q/1", "standby", 1.0))).status == "busy"
+    state.apply(Leave("p/1", "trainer", 7, "", "p/", 1))
+    state.follow(new)
+    assert list(state.members) == ["p/5"]

@@ -102,12 +102,11 @@ def registrations_are_not_repeated(send_again: Method, self: Members) -> None:
     """Finding 05: a registration is given up for good."""
 
 
-@bug(Members, "begin_leases")
-def outages_count_as_silence(begin_leases: Method, self: Members) -> None:
-    """Findings 08 and 15: a lease runs out because it could not be renewed."""
-    silent_reads = dict(self._silent_reads)
-    begin_leases(self)
-    self._silent_reads = silent_reads
+@bug(Members, "_expire_silent")
+async def two_reads_end_a_lease(expire_silent: Method, self: Members) -> None:
+    """Findings 08 and 15: a lease runs out because it could not be renewed in between."""
+    self._silent_reads = dict.fromkeys(self._silent_reads, 3)
+    await expire_silent(self)
 
 
 # Others.
