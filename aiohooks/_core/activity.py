@@ -82,8 +82,11 @@ class Parked(NamedTuple):
     """An entry of a `WaitTable`."""
 
     task: asyncio.Task[Any] | None
-    awaited: Callable[[], Awaited]
+    describe: Callable[[], Awaited]
     owner: object = None
+
+    def awaited(self) -> Awaited:
+        return self.describe()
 
 
 class WaitTable(abc.ABC):
@@ -101,7 +104,7 @@ ENTRIES: dict[int, ref[Entry | WaitTable]] = {}
 def entries() -> list[Entry]:
     """Return all entries of this process, those that were entered first before the others."""
     # A copy first: other threads change the registry meanwhile.
-    parked: list[Entry] = []
+    parked: list[Parked] = []
     found: list[Entry] = []
     for key, reference in list(ENTRIES.items()):
         entry = reference()
@@ -111,7 +114,7 @@ def entries() -> list[Entry]:
             found.append(entry)
         elif ENTRIES.get(key) is reference:
             del ENTRIES[key]
-    return parked + found
+    return [*parked, *found]
 
 
 def entries_of(task: asyncio.Task[Any]) -> list[Entry]:

@@ -52,7 +52,7 @@ async def test_the_active_hook_is_named(phase: str, clock: ManualClock) -> None:
         status.doing, f"Gate.pass_through ({Gate.pass_through.__code__.co_filename}:", "Event.wait"
     )
     assert doing.what.startswith(f"PhaseHook.{phase}")
-    assert (doing.secs, doing.hook) == (3.5, hook)
+    assert (doing.secs, doing.hook, doing.kind) == (3.5, hook, "hook")
     assert str(doing) in str(status)
     assert str(status).startswith(f"session chief: {status.state} for 3.5 s")
     gate.opened.set()
@@ -142,7 +142,8 @@ async def test_a_wait_for_a_step_says_which(clock: ManualClock) -> None:
             run = await parked(session.run("loss"))
             await ticks()
             clock.advance(60)
-            assert session.status().doing[0].awaits == "step 10 of digits"
+            (doing,) = session.status().doing
+            assert (doing.awaits, doing.kind) == ("step 10 of digits", "step")
             for text in (
                 "GlobalStepWaiterHook.before_run at step 4 for 60 s, waiting for step 10 of digits",
                 "last seen 3, published by chief",
