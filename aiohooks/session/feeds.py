@@ -186,7 +186,23 @@ class SessionFeeds:
         for reader in self.readers:
             if reader.knows_state_of(stateful):
                 return reader.used_state()
+        self._warn_if_skipped(stateful)
         return stateful.state_dict()
+
+    def _warn_if_skipped(self, stateful: object) -> None:
+        """Warn if the state of a tracked object may count elements that no step has used."""
+        sources = [*self.sources]
+        if not _is_loader(stateful) or _is_among(stateful, [source.feeds for source in sources]):
+            return
+        unused = sum(len(source.left) for source in sources if not is_stateful(source.feeds))
+        if unused:
+            logger.warning(
+                "%s: no step has used %d of the elements that were taken; if they come from %s,"
+                " whose state counts them, a resumed run skips them: give it itself as feeds=",
+                self.coordinator.requests.label,
+                unused,
+                safe_repr(stateful),
+            )
 
     # -- the element of a run
 
