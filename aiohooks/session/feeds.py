@@ -127,8 +127,7 @@ class SessionFeeds:
         if isinstance(earlier, ReaderSource):
             earlier.set_options(prefetch, thread=thread)
             return earlier
-        has_state = is_stateful(feeds)
-        if isinstance(feeds, Iterable) and not (prefetch or thread or has_state):
+        if isinstance(feeds, Iterable) and not (prefetch or thread or is_stateful(feeds)):
             return IterableSource(self, feeds, earlier)
         if prefetch and not _is_among(feeds, self.tracked.values()):
             self._check_prefetched(feeds, prefetch)
@@ -184,7 +183,7 @@ class SessionFeeds:
         was used.
         """
         for reader in self.readers:
-            if reader.knows_state_of(stateful):
+            if reader.feeds is stateful:
                 return reader.used_state()
         self._warn_if_skipped(stateful)
         return stateful.state_dict()
@@ -721,12 +720,6 @@ class ReaderSource(Source, Waiting):
         """Read what is behind the state that the feeds have now."""
         self._ended = False
         self._failure = None
-
-    def knows_state_of(self, stateful: object) -> bool:
-        """Return whether these are the feeds, and their own state may be ahead of what was used."""
-        if stateful is not self.feeds:
-            return False
-        return self._reader is not None or bool(self.in_use) or bool(self.left)
 
     def used_state(self) -> Any:
         """Return the state of the feeds behind what committed runs have used."""
