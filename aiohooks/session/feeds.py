@@ -126,8 +126,7 @@ class SessionFeeds:
         if isinstance(earlier, ReaderSource):
             earlier.set_options(prefetch, thread=thread)
             return earlier
-        has_state = is_stateful(feeds)
-        if isinstance(feeds, Iterable) and not (prefetch or thread or has_state):
+        if isinstance(feeds, Iterable) and not (prefetch or thread or is_stateful(feeds)):
             return IterableSource(self, feeds, earlier)
         if prefetch and not _is_among(feeds, self.tracked.values()):
             self._check_prefetched(feeds, prefetch)
@@ -183,9 +182,25 @@ class SessionFeeds:
         was used.
         """
         for reader in self.readers:
-            if reader.knows_state_of(stateful):
+            if reader.feeds is stateful:
                 return reader.used_state()
+        self._warn_if_skipped(stateful)
         return stateful.state_dict()
+
+    def _warn_if_skipped(self, stateful: object) -> None:
+        """Warn if the state of a tracked object may count elements that no step has used."""
+        sources = [*self.sources]
+        if not _is_loader(stateful) or _is_among(stateful, [source.feeds for source in sources]):
+            return
+        unused = sum(len(source.left) for source in sources if not is_stateful(source.feeds))
+        if unused:
+            logger.warning(
+                "%s: no step has used %d of the elements that were taken; if they come from %s,"
+                " whose state counts them, a resumed run skips them: give it itself as feeds=",
+                self.coordinator.requests.label,
+                unused,
+                safe_repr(stateful),
+            )
 
     # -- the element of a run
 
@@ -702,12 +717,6 @@ class ReaderSource(Source):
         """Read what is behind the state that the feeds have now."""
         self._ended = False
         self._failure = None
-
-    def knows_state_of(self, stateful: object) -> bool:
-        """Return whether these are the feeds, and their own state may be ahead of what was used."""
-        if stateful is not self.feeds:
-            return False
-        return self._reader is not None or bool(self.in_use) or bool(self.left)
 
     def used_state(self) -> Any:
         """Return the state of the feeds behind what committed runs have used."""

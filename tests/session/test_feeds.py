@@ -710,3 +710,46 @@ async def test_feeds_around_a_tracked_loader_are_not_prefetched(tmp_path: Path) 
         # The loader is fed itself: what else is prefetched does not take from it.
         beside = session.steps("batch", feeds=around(other), prefetch=2)
         assert await anext(aiter(beside)) == 0
+
+
+@pytest.mark.parametrize("thread", [False, True])
+async def test_an_element_of_a_tracked_loader_is_not_skipped_in_silence(
+    tmp_path: Path, thread: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stop that comes while feeds around it take an element leaves that unused, and its state
+    counts it: the save warns.
+    """
+    feed = Numbers()
+    creator = ah.ChiefSessionCreator(
+        same, scaffold=ah.Scaffold(tracked={"data": feed}), checkpoint_dir=tmp_path
+    )
+
+    def around(session: ah.AsyncMonitoredSession) -> Iterator[int]:
+        for number in feed:
+            if number == 3:
+                session.request_stop("SIGTERM")
+            yield number
+
+    async with ah.AsyncMonitoredSession(creator, [ah.CheckpointSaverHook()]) as session:
+        await use_up(session.steps("batch", feeds=around(session), thread=thread))
+    assert feed.position == 3
+    (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert "no step has used 1 of the elements" in record.getMessage()
+
+
+class Numbers:
+    """A loader of the numbers from 1."""
+
+    def __init__(self) -> None:
+        self.position = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            self.position += 1
+            yield self.position
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
