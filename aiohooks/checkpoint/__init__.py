@@ -4,11 +4,11 @@
     policies.py    Checkpoint, and which ones are kept
     mirror.py      copies in another file system, made in the background
     stateful.py    Stateful, and snapshots of states; RandomState
-    _format.py     names, manifests, dtypes
+    _format.py     names and manifests; dtypes of arrays
     _encoding.py   a state to bytes and back
-    _torch.py      what is done with tensors of PyTorch
+    _torch.py      tensors of PyTorch: copies, and memory as bytes
     _files.py      file operations, and the lock
-    _remote.py     ... over fsspec
+    _remote.py     a directory of checkpoints over fsspec
     cli.py         `python -m aiohooks checkpoints DIR`
 
 On disk:

@@ -11,7 +11,7 @@ from aiohooks.checkpoint.mirror import Mirror
 from aiohooks.checkpoint.saver import CheckpointDirectory, Verified
 from aiohooks.errors import CheckpointError, printable
 
-_HEADINGS = ("step", "sequence", "size", "metrics", "state")
+_LINE = "{:>12}  {:>8}  {:>12}  {}  {}"
 
 
 def checkpoints(directory: str) -> int:
@@ -41,8 +41,9 @@ def checkpoints(directory: str) -> int:
         print(printable(str(error)), file=sys.stderr)
         return 1
     if verified:
-        _print_table([_HEADINGS, *map(_row, verified)])
-        print()
+        print(_LINE.format("step", "sequence", "bytes", "metrics", "state"))
+    for checkpoint in verified:
+        _print_line(checkpoint)
     current = [checkpoint for checkpoint in verified if not checkpoint.was_set_aside]
     print(_restore_outcome(current, any_set_aside=len(current) < len(verified), verb=verb))
     is_good = all(checkpoint.reason is None for checkpoint in current)
@@ -87,37 +88,13 @@ def _restore_outcome(current: list[Verified], *, any_set_aside: bool, verb: str)
     return "There are no checkpoints; a restore would return None."
 
 
-def _row(checkpoint: Verified) -> tuple[str, ...]:
-    size = metrics = "-"
+def _print_line(checkpoint: Verified) -> None:
+    name = checkpoint.name
+    size: int | str = "-"
+    metrics: list[str] = []
     if checkpoint.manifest is not None:
-        size = _readable_size(checkpoint.manifest.size)
-        texts = [
-            f"{printable(name)}={value:.6g}" for name, value in checkpoint.manifest.metrics.items()
-        ]
-        metrics = " ".join(texts) or "-"
+        size = checkpoint.manifest.size
+        for metric, value in checkpoint.manifest.metrics.items():
+            metrics.append(f"{printable(metric)}={value:.6g}")
     state = printable(checkpoint.reason or "good")
-    return str(checkpoint.name.step), str(checkpoint.name.sequence), size, metrics, state
-
-
-def _print_table(rows: list[tuple[str, ...]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells: list[str] = []
-        for column, cell in enumerate(row):
-            # Numbers are aligned to the right, text to the left.
-            if column < 3:
-                cells.append(cell.rjust(widths[column]))
-            else:
-                cells.append(cell.ljust(widths[column]))
-        print("  ".join(cells).rstrip())
-
-
-def _readable_size(size: int) -> str:
-    value = float(size)
-    unit = "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value /= 1024
-        unit = larger
-    return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"
+    print(_LINE.format(name.step, name.sequence, size, " ".join(metrics) or "-", state))
