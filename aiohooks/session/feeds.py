@@ -182,7 +182,7 @@ class SessionFeeds:
         was used.
         """
         for reader in self.readers:
-            if reader.feeds is stateful:
+            if _is_among(stateful, (reader.feeds,)):
                 return reader.used_state()
         self._warn_if_skipped(stateful)
         return stateful.state_dict()
