@@ -322,8 +322,9 @@ class _Attribute:
         if instance is None:
             return _of_class(self._composite, owner, self._name)
         # A descriptor that can set comes before the values of the object, so it looks for them.
-        if self._name in vars(instance):
-            return vars(instance)[self._name]
+        values: dict[str, Any] = instance.__dict__
+        if self._name in values:
+            return values[self._name]
         if self._default is NO_VALUE:
             with contextlib.suppress(AttributeError):
                 return _of_class(self._composite, instance, self._name)
@@ -338,10 +339,11 @@ class _Attribute:
 
     def __set__(self, instance: Any, value: Any) -> None:
         own: Any = self._composite.interface.members[self._name]
-        if hasattr(type(own), "__set__"):  # a property, or a slot
+        kind = cast("Any", type(own))
+        if hasattr(kind, "__set__"):  # a property, or a slot
             own.__set__(instance, value)
         else:
-            vars(instance)[self._name] = value
+            instance.__dict__[self._name] = value
 
 
 # -- methods
