@@ -149,6 +149,60 @@ async def test_positions_are_the_last_arguments_before_one_that_is_given_by_name
     assert await ah.compose(Tools, []).run("ctx", call="call", args="a", handler=tool) == "a"
 
 
+async def test_what_a_hook_passes_takes_the_places_that_are_left() -> None:
+    """Of positions, those that it does not pass by name; keyword-only ones if there are no others;
+    and none of an argument that is left out before what calls the next hook.
+    """
+
+    class Tools:
+        @ah.point(ah.wrap(argument="nxt"))
+        async def two(self, a, b, nxt): ...
+
+        @ah.point(ah.wrap(argument="nxt"))
+        async def named(self, nxt, *, a): ...
+
+        @ah.point(ah.wrap(argument="nxt"))
+        async def left_out(self, a, b="B", nxt=None): ...
+
+        @ah.point(ah.wrap(argument="nxt"))
+        async def none(self, nxt): ...
+
+        @ah.point(ah.wrap(argument="nxt"))
+        async def own(self, a="A", nxt=None):
+            return a
+
+    async def two(self, a, b, nxt):
+        return await nxt("first", b="second")
+
+    async def named(self, nxt, *, a):
+        return await nxt(f"{a}+")
+
+    async def none(self, nxt):
+        return await nxt("more")
+
+    async def own(self, a="A", nxt=None):
+        return await nxt("first", "second")
+
+    class Sees:
+        async def two(self, a, b, nxt):
+            return a, b
+
+        async def named(self, nxt, *, a):
+            return a
+
+        async def none(self, nxt):
+            return await nxt()
+
+    changes = hook(two=two, named=named, none=none, own=own)
+    hooks = ah.compose(Tools, [changes, Sees()])
+    assert await hooks.two("a", "b", echo) == ("first", "second")
+    assert await hooks.named(echo, a="a") == "a+"
+    assert await hooks.none(echo) == (("more",), {})
+    assert await ah.compose(Tools, []).left_out(a="a", nxt=echo) == (("a",), {})
+    with pytest.raises(TypeError, match="with 2 positional arguments, but it has 1"):
+        await hooks.own()
+
+
 async def test_a_keyword_that_the_class_does_not_take_is_an_error() -> None:
     """Also if the errors of all hooks are only logged."""
 
