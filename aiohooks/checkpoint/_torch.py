@@ -149,8 +149,8 @@ def _view(
     shape: Sequence[int],
     strides: Sequence[int],
 ) -> Tensor:
-    found = torch.empty(0, dtype=dtype, device="cpu")
-    return found.set_(storage, offset, tuple(shape), tuple(strides))
+    empty = torch.empty(0, dtype=dtype, device="cpu")
+    return empty.set_(storage, offset, tuple(shape), tuple(strides))
 
 
 def storage_of(data: Any) -> torch.UntypedStorage:
@@ -179,10 +179,10 @@ def tensor_in(
 
 def random_state() -> dict[str, Any]:
     """Return the states of torch's own generators."""
-    found: dict[str, Any] = {"cpu": torch.get_rng_state()}
+    states: dict[str, Any] = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        found["cuda"] = torch.cuda.get_rng_state_all()
-    return found
+        states["cuda"] = torch.cuda.get_rng_state_all()
+    return states
 
 
 def set_random_state(state: Mapping[str, Any]) -> None:

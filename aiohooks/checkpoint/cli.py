@@ -55,7 +55,7 @@ async def _verify_mirror(url: str) -> list[Verified]:
 
     _remote.check_url(url)
     remote = _remote.RemoteDirectory(url, {}, Mirror(url).timeout_secs)
-    found: list[Verified] = []
+    verified: list[Verified] = []
     for name in await remote.names():
         manifest = reason = None
         try:
@@ -68,8 +68,8 @@ async def _verify_mirror(url: str) -> list[Verified]:
             reason = str(error)
         except NewerVersionError as error:
             reason = error.strerror
-        found.append(Verified(Path(str(name)), name, reason, manifest=manifest))
-    return found
+        verified.append(Verified(Path(str(name)), name, reason, manifest=manifest))
+    return verified
 
 
 def _restore_outcome(current: list[Verified], *, any_set_aside: bool, verb: str) -> str:

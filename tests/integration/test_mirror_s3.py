@@ -187,6 +187,24 @@ async def test_a_checkpoint_takes_nine_requests(service: Service, tmp_path: Path
     assert [name.rpartition("/")[2] for name in found] == [*files, *files]
 
 
+async def test_files_that_may_not_be_removed_are_an_error(
+    service: Service, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The copy is complete, and a warning has the reason of the store."""
+    await asyncio.to_thread(bucket, service, "kept")
+    mirror = Mirror("s3://kept/run", storage_options=options(service.port))
+    service.fault = lambda method: "403" if method == "DELETE" else None
+    try:
+        async with Saver(tmp_path, mirror=mirror, keep=KeepNewest(1)) as saver:
+            for step in (1, 2):
+                await saver.save({"step": step}, step)
+                assert await saver.flush_mirror(HANG_SECS)
+            assert status_of(saver).latest_step == 2
+    finally:
+        service.fault = lambda method: None
+    assert "old checkpoints could not be removed (MirrorError('PermissionError" in caplog.text
+
+
 async def test_random_faults_of_the_store(service: Service, tmp_path: Path) -> None:
     """Refused, done without an answer, changed, cut: a restore is never wrong, and has the newest
     in the end.

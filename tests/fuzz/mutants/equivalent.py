@@ -49,11 +49,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         f"{_TRUNCATE.format(0)}  =>  {_TRUNCATE.format(1)}",
     ): "the byte that is left is written over",
     (
-        "aiohooks/checkpoint/cli.py",
-        "_readable_size",
-        "break  =>  continue",
-    ): "the other units are not reached either",
-    (
         "aiohooks/stores/_run_state.py",
         "RunState._join",
         "self.revision += 1  =>  self.revision += 2",
