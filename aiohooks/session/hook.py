@@ -67,6 +67,7 @@ class SessionRunContext:
     of all hooks.
 
     Attributes:
+        original_args: the arguments of `run`, the caller's own objects.
         session: the raw session: runs through it call no hooks.
         coord: its coordinator; without one (in a test) a stop is only recorded here.
         global_step: in `before_run` the step about to run, in `after_run` the committed step.
