@@ -147,7 +147,6 @@ class StoreStatistics:
         wanted: the lowest step one of them waits for; None if there is none.
         watching: how many iterations of `changes` wait for the next position.
         publishers: the names of the registered publishers, in order.
-        waits: how many `wait_for` have been parked so far.
         waiting_secs: for how long there has been a wait without a break; None if there is none.
     """
 
@@ -157,7 +156,6 @@ class StoreStatistics:
     wanted: int | None
     watching: int
     publishers: tuple[str, ...]
-    waits: int
     waiting_secs: float | None
 
 

@@ -94,9 +94,6 @@ class Changes:
         self._seen = position
         return position
 
-    def __repr__(self) -> str:
-        return f"<Changes after {self._seen}>"
-
 
 class WaitRegistry:
     """The latest position, the waits and the publishers of a store; ends each wait once.
@@ -134,8 +131,6 @@ class WaitRegistry:
         """Whether publishers that are not known here may still register: no wait ends for want of
         one.
         """
-        self.steps_waited: int = 0
-        """The number of waits for a step so far that did not end immediately."""
         self.snapshot: Snapshot = Snapshot(position, revision=-1)
         """The latest one of the run; only `latest` has the latest position."""
         self.waiting_since: float | None = None
@@ -179,8 +174,6 @@ class WaitRegistry:
         if threshold == ANY_CHANGE:
             wanted = None
             blocked_step = self.latest.step + 1
-        else:
-            self.steps_waited += 1
         waiter = self._new_waiter(wanted)
         if secs == 0:
             raise self._timeout_error(threshold, 0.0)
@@ -736,7 +729,6 @@ class StepStore(WaitTable):
             wanted=waits.wanted,
             watching=waits.watching,
             publishers=waits.names,
-            waits=waits.steps_waited,
             waiting_secs=waits.waiting_secs,
         )
 
@@ -779,11 +771,6 @@ class StepStore(WaitTable):
         """What the run of this store is known by in the wait-for graph."""
         return str(id(self))
 
-    @property
-    def _label(self) -> str:
-        """What kind of store this is, for reports."""
-        return type(self).__name__
-
     def __repr__(self) -> str:
         waits = self._waits
         epoch, step = waits.latest
@@ -791,7 +778,8 @@ class StepStore(WaitTable):
         state = ", closed" if waits.closed else ""
         if waits.waiting_for_steps:
             state += f", {waits.waiting_for_steps} waiting for step {waits.wanted} or more"
-        return f"<{self._label} {self.run!r} at step {step} of epoch {epoch}{state}, {summary}>"
+        kind = type(self).__name__
+        return f"<{kind} {self.run!r} at step {step} of epoch {epoch}{state}, {summary}>"
 
     def _observe(self, position: Position) -> None:
         """Take note of a position that the engine has reported; an older one is dropped."""

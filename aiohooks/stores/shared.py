@@ -15,7 +15,7 @@ from typing import NoReturn, Self
 
 from aiohooks._core.activity import Awaited, active
 from aiohooks._core.cancel import shielded, wait_done
-from aiohooks._core.clock import current_clock, monotonic_now
+from aiohooks._core.clock import current_clock
 from aiohooks._core.fork import call_after_fork
 from aiohooks._core.validate import check_choice, check_secs
 from aiohooks._core.waits import wait_for_others
@@ -101,7 +101,6 @@ class SharedStepStore(StepStore):
         self._connection = Connection(
             engine, StoreTasks(self.run), connect=self._connect, lease_secs=lease_secs
         )
-        self._tasks = self._connection.tasks
         link = EngineLink(
             run=self.run,
             process=process,
@@ -111,7 +110,7 @@ class SharedStepStore(StepStore):
             waits=self._waits,
             observe=lambda snapshot: self._members.observe(snapshot),
             fail=self._connection.fail,
-            spawn=self._tasks.spawn,
+            spawn=self._connection.tasks.spawn,
         )
         engine.attach(link)
         self._members = Members(self._connection, lease_secs=lease_secs, on_lost=on_lost)
@@ -269,15 +268,6 @@ class SharedStepStore(StepStore):
 
     # The connection.
 
-    @property
-    def outage_secs(self) -> float | None:
-        """For how long the connection has been lost.
-
-        None while it is there, or before it was made.
-        """
-        lost_at = self._connection.lost_at
-        return None if lost_at is None else monotonic_now()() - lost_at
-
     async def _connect(self) -> None:
         """Connect the engine, take note of the run, and announce the members of this process."""
         known_run_id = self._waits.snapshot.run_id
@@ -364,7 +354,7 @@ class SharedStepStore(StepStore):
 
     async def _end_calls(self) -> None:
         self._connection.stop(closed_error(self.run))
-        await self._tasks.cancel(_CLOSE_SECS)
+        await self._connection.tasks.cancel(_CLOSE_SECS)
         self._writes.close()
 
     async def _leave_all(self) -> None:
@@ -394,7 +384,3 @@ class SharedStepStore(StepStore):
     @property
     def _identity(self) -> str:
         return self._waits.snapshot.run_id or super()._identity
-
-    @property
-    def _label(self) -> str:
-        return f"{type(self).__name__} over {type(self._engine).__name__}"

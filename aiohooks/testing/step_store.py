@@ -79,7 +79,7 @@ async def parked(store: StepStore, wait: Coroutine[Any, Any, Any]) -> asyncio.Ta
     """
     before = store.statistics()
     task = asyncio.ensure_future(wait)
-    await until(lambda: store.statistics().waits > before.waits or task.done())
+    await until(lambda: store.statistics().waiting > before.waiting or task.done())
     return task
 
 

@@ -52,7 +52,7 @@ async def test_a_forked_store(tmp_path: Path) -> None:
         await waiter.do("parked")
         child, error = await parent.do("fork")
         try:
-            assert error.startswith("<SharedStepStore over LocalEngine 'run'")
+            assert error.startswith("<SharedStepStore 'run'")
             assert "fork" in error
             parent.process.kill()
             assert (await reply_to(wait, "the wait"))["error"] == "PublisherFailedError"

@@ -225,7 +225,7 @@ async def test_a_server_that_has_lost_the_script(server: Server, run: str) -> No
         await store.advance()
         await execute(server, "SCRIPT", "FLUSH")
         assert await store.advance() == 2
-        assert store.outage_secs is None
+        assert store._connection.lost_at is None
 
 
 # Arguments.

@@ -250,7 +250,7 @@ async def test_a_run_that_is_moved_in_its_cluster(tmp_path: Path, slowly: bool) 
                 await execute(node, "MIGRATE", "127.0.0.1", other.port, key, 0, 5000)
                 # When the last key has gone, the store may have found that already.
                 await until_true(
-                    lambda: not slowly or store.outage_secs is not None or waiting.done()
+                    lambda: not slowly or store._connection.lost_at is not None or waiting.done()
                 )
             for each in (other, node):
                 await execute(each, "CLUSTER SETSLOT", slot, "NODE", ids[1])

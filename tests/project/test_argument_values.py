@@ -629,7 +629,7 @@ async def test_arguments_of_store_methods_are_checked() -> None:
         await store.wait_for(1, on_reset="ignore")
     with invalid("publisher ''", "give a printable name"):
         store.publisher("")
-    assert store.statistics().waits == 0
+    assert store.statistics().waiting == 0
 
 
 @pytest.mark.parametrize("values", [5, ["w"], None], ids=repr)

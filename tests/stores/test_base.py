@@ -93,7 +93,7 @@ async def test_reached_steps_never_suspend() -> None:
         10
     ] * 5
     assert result_without_suspending(store.wait_for(3, timeout=0, on_reset="raise")) == 10
-    assert store.statistics().waits == 0
+    assert store.statistics().waiting == 0
     assert result_without_suspending(MemoryStepStore().wait_for(0)) == 0
 
 

@@ -133,7 +133,7 @@ async def test_statistics_count() -> None:
     line.
     """
     store = MemoryStepStore(run="digits")
-    assert store.statistics().waits == 0
+    assert store.statistics().waiting == 0
     names = [f"worker {number}" for number in range(7)]
     for name in names:
         store.publisher(name)
@@ -150,7 +150,6 @@ async def test_statistics_count() -> None:
         wanted=6,
         watching=0,
         publishers=tuple(names),
-        waits=3,
         waiting_secs=None,
     )
     assert (

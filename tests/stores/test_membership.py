@@ -48,7 +48,7 @@ class DyingConnection(FakeConnection):
 async def kill(store: FakeStepStore) -> None:
     assert isinstance(store.connection, DyingConnection)
     store.connection.dead = True
-    for task in tuple(store._tasks.running):
+    for task in tuple(store._connection.tasks.running):
         task.cancel()
     await ticks(40)
 

@@ -55,5 +55,5 @@ async def test_a_connection_that_has_lasted_is_made_again_immediately(clock: Man
             engine.cut()
             await ticks(10)
             await advance_clock(clock, 0.05, 10)
-            assert (store.outage_secs, other.outage_secs) == (None, None)
+            assert (store._connection.lost_at, other._connection.lost_at) == (None, None)
     assert engine.connections == 2 * 101

@@ -74,7 +74,7 @@ async def test_damage_that_a_call_finds_ends_the_waits() -> None:
             assert isinstance(error, StoreDamagedError)
         await ticks(20)
         assert not engine.watchers
-        assert a.outage_secs is None
+        assert a._connection.lost_at is None
         engine.damaged.clear()
 
 

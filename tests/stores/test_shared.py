@@ -143,7 +143,7 @@ async def test_a_publisher_is_announced_by_the_call_that_opens_the_store(
     while not flushing.done():
         await ticks(10)
         clock.advance(1.0)
-    assert store.outage_secs is None
+    assert store._connection.lost_at is None
     engine.restart()
     await store.advance()
     await store.flush()
