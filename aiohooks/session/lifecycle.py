@@ -823,34 +823,12 @@ class Lifecycle:
         """Close what has not been closed yet: after a cancellation in the middle this is called
         again.
         """
-        coordinator = self.coordinator
         error = errors.primary or self.gave_up  # the block may have caught the latter
-        publisher = self._publisher
-        self._publisher = None
-        if publisher is not None:
-            with errors.collecting():
-                publisher.close(error)
-        reason = f"the session has ended, and its grace period of {self.grace_secs} s is over"
-        grace_secs = self.grace_secs
-        failure = None
-        if error is not None:
-            failure = reason = _reason(error)
-            grace_secs = 0
-            if isinstance(self._creator, ChiefSessionCreator):
-                self._creator.fail_waiters(error)
-        coordinator.close(failure)
-        errors.forget_cancel()
-        with errors.collecting():
-            await coordinator.end_tasks(grace_secs, self.grace_secs, reason, "closing")
-        task_failure = self._take_task_failure(errors.primary)
-        if task_failure is not None and task_failure is not errors.primary:
-            errors.others.append(task_failure)
-        coordinator.disown("the session has ended")
-        session = self.session
-        self.session = None
-        if session is not None:
-            with errors.collecting(), self._log_long_wait("the raw session"):
-                await session.aclose()
+        # First, as other sessions wait for steps that this one does not make any more.
+        self._close_publisher(error, errors)
+        # Tasks use the raw session, and hooks use tasks, session and store until their `close`.
+        task_failure = await self._end_tasks(error, errors)
+        await self._close_last_session(errors)
         with errors.collecting(), self._log_long_wait():
             await self.hooks.close(error or task_failure, errors.others)
         if isinstance(self._creator, ChiefSessionCreator):
@@ -862,6 +840,48 @@ class Lifecycle:
         if self._is_closed.is_set():  # it took longer than the grace period after a cancellation
             errors.log_late()
         errors.raise_cancel()
+
+    def _close_publisher(self, error: BaseException | None, errors: EndErrors) -> None:
+        publisher = self._publisher
+        self._publisher = None
+        if publisher is not None:
+            with errors.collecting():
+                publisher.close(error)
+
+    async def _end_tasks(
+        self, error: BaseException | None, errors: EndErrors
+    ) -> BaseException | None:
+        """End the background tasks: after an error immediately, else within the grace period.
+
+        Returns:
+            The failure of a task that no caller has got.
+        """
+        if error is None:
+            grace_secs = self.grace_secs
+            reason = f"the session has ended, and its grace period of {grace_secs} s is over"
+            self.coordinator.close()
+        else:
+            grace_secs = 0
+            reason = _reason(error)
+            if isinstance(self._creator, ChiefSessionCreator):
+                self._creator.fail_waiters(error)
+            self.coordinator.close(reason)
+        # Of the call before, which a cancellation has interrupted.
+        errors.forget_cancel()
+        with errors.collecting():
+            await self.coordinator.end_tasks(grace_secs, self.grace_secs, reason, "closing")
+        task_failure = self._take_task_failure(errors.primary)
+        if task_failure is not None and task_failure is not errors.primary:
+            errors.others.append(task_failure)
+        self.coordinator.disown("the session has ended")
+        return task_failure
+
+    async def _close_last_session(self, errors: EndErrors) -> None:
+        session = self.session
+        self.session = None
+        if session is not None:
+            with errors.collecting(), self._log_long_wait("the raw session"):
+                await session.aclose()
 
     def _cancel_tasks(self) -> None:
         self.coordinator.cancel_tasks("the session was cancelled while it was closed")
@@ -1026,11 +1046,13 @@ class Lifecycle:
         return None
 
     def awaited(self) -> Awaited:
-        """Return the session, for the wait-for graph: it waits for its run, or for what its block
-        does.
+        """Return the session for the wait-for graph.
+
+        It waits for the task of its run, or between runs for the task of its block.
         """
         runner = self.turns.runner
-        tasks = [task for task in (runner or self._entered_by,) if task is not None]
+        task = runner or self._entered_by
+        tasks = [] if task is None else [task]
         return Awaited(
             "session",
             self.requests.label,
@@ -1114,7 +1136,7 @@ class EndErrors:
             raise self._cancelled
 
     def take_single(self, phase: str) -> BaseException | None:
-        """Return the errors of hooks, several as one group, and forget them."""
+        """Return the errors of hooks as one error, and forget them."""
         errors = list(self.others)
         self.others.clear()
         if len(errors) > 1:
@@ -1128,7 +1150,11 @@ class EndErrors:
         self.primary = raised
 
     def outcome(self, cancelled: asyncio.CancelledError | None = None) -> BaseException | None:
-        """Return the error that is raised in the end; note the others on it, and log them."""
+        """Return the error that is raised in the end; note the others on it, and log them.
+
+        It is KeyboardInterrupt or SystemExit, if there is one, or else `cancelled`, a cancellation
+        of the caller, or else the primary error.
+        """
         outcome = cancelled or self.primary
         if outcome is None or not _is_fatal(outcome):
             outcome = next((error for error in self.others if _is_fatal(error)), outcome)

@@ -118,37 +118,45 @@ class Merger:
         self.unasked: Sequence[Sequence[SessionRunValues]] = [
             (_NOTHING,) * len(group.hooks) for group in after_run
         ]
-        self._merged: dict[tuple[Any, ...], MergedFetches] = {}
-        """By the requests where these have fetches only, and by the fetches."""
+        self._by_requests: dict[tuple[Any, ...], MergedFetches] = {}
+        """By the caller's fetches and the hooks' requests, where these have fetches alone."""
+        self._by_fetches: dict[tuple[Any, ...], MergedFetches] = {}
+        """By the fetches of the caller and the hooks, where hooks feed or have options as well."""
 
     def merge(self, request: MergedRun, requests: Sequence[SessionRunArgs | None]) -> MergedRun:
         """Merge the caller's request with those of the hooks."""
-        # Not `requests.count(None)`, which compares: arrays, for example, do so in their own way.
-        for added in requests:
-            if added is not None:
-                break
-        else:
+        if not _has_request(requests):
             if request.options is None:
                 return request
             # The hooks of each attempt get a `run_metadata` of their own.
             return MergedRun(request.fetches, request.feed_dict, request.options, self.unasked)
-        key = (request.fetches, *requests)
-        # A plain tuple is equal to a request, and yet rejected.
-        if _REQUEST_OR_NOTHING.issuperset(map(type, requests)):
-            try:
-                merged = self._merged.get(key)
-            except TypeError:  # it has feeds or options, or fetches that are not leaves
-                merged = None
-            if merged is not None:
-                return MergedRun(
-                    merged.nodes, request.feed_dict, request.options, self.unasked, merged
-                )
+        merged = self._lookup(request.fetches, requests)
+        if merged is None:
+            return self._merge_requests(request, requests)
+        return MergedRun(merged.nodes, request.feed_dict, request.options, self.unasked, merged)
+
+    def _lookup(
+        self, fetches: Any, requests: Sequence[SessionRunArgs | None]
+    ) -> MergedFetches | None:
+        """Return the merged fetches of requests that were merged before; None if there are none."""
+        # A plain tuple is equal to a request, but it has to be rejected.
+        if not _REQUEST_OR_NOTHING.issuperset(map(type, requests)):
+            return None
+        try:
+            return self._by_requests.get((fetches, *requests))
+        except TypeError:  # feeds, options and nested fetches have no hash
+            return None
+
+    def _merge_requests(
+        self, request: MergedRun, requests: Sequence[SessionRunArgs | None]
+    ) -> MergedRun:
+        """Merge requests that were not merged before, or that have more than fetches."""
         feed_dict = request.feed_dict
         options = request.options
         feeds: list[tuple[str, Mapping[Any, Any]]] = []
         further_options: list[tuple[str, Mapping[str, Any]]] = []
         fetches = [request.fetches]
-        for added, name in zip(requests, self._names):  # noqa: B905 - of one length
+        for added, name in zip(requests, self._names, strict=True):
             if added is None:
                 fetches.append(None)
                 continue
@@ -161,20 +169,30 @@ class Merger:
                 feeds.append((name, added.feed_dict))
             if added.options is not None:
                 further_options.append((name, added.options))
-        # Names, nodes and None only: everything else may compare equal and yet have another shape.
-        is_flat = _LEAF_OR_NOTHING.issuperset(map(type, fetches))
-        merged = self._merged.get(tuple(fetches)) if is_flat else None
-        if merged is None:
-            merged = self._merge_fetches(fetches)
-        if is_flat:
-            if len(self._merged) >= _MOST_MERGES:
-                self._merged.clear()
-            self._merged[tuple(fetches) if feeds or further_options else key] = merged
+        if feeds or further_options:
+            merged = self._merge_once(self._by_fetches, fetches, fetches)
+        else:
+            merged = self._merge_once(self._by_requests, [request.fetches, *requests], fetches)
         if feeds:
             feed_dict = _merge_feeds(self._graph, [*feeds, ("the caller", feed_dict)])
         if further_options:
             options = _merge_options([("the caller", options), *further_options])
         return MergedRun(merged.nodes, feed_dict, options, self.unasked, merged)
+
+    def _merge_once(
+        self, merges: dict[tuple[Any, ...], MergedFetches], key: Sequence[Any], fetches: list[Any]
+    ) -> MergedFetches:
+        """Return the merged fetches that are kept under a key; merge them at the first time."""
+        # Names, nodes and None only: everything else may compare equal and yet have another shape.
+        if not _LEAF_OR_NOTHING.issuperset(map(type, fetches)):
+            return self._merge_fetches(fetches)
+        merged = merges.get(tuple(key))
+        if merged is None:
+            merged = self._merge_fetches(fetches)
+            if len(merges) >= _MOST_MERGES:
+                merges.clear()
+            merges[tuple(key)] = merged
+        return merged
 
     def note_owners(self, error: FetchError, requests: Sequence[SessionRunArgs | None]) -> None:
         """Note on an error of a run, if it is about one name, the hooks that fetch or feed that."""
@@ -214,6 +232,14 @@ class Merger:
         part_of.append(-1)
         takes = [taking([part_of[place] for place in places]) for places in self._request_of]
         return MergedFetches(leaves.nodes, caller, parts, takes)
+
+
+def _has_request(requests: Sequence[SessionRunArgs | None]) -> bool:
+    # Not `requests.count(None)`: that compares, and arrays do so in their own way.
+    for added in requests:  # noqa: SIM110 - a generator takes longer, in each run
+        if added is not None:
+            return True
+    return False
 
 
 def _merge_feeds(

@@ -98,13 +98,15 @@ class Members:
     def leave(self, member_id: str, name: str, step: int, exc: BaseException | None) -> None:
         """Announce that a member has left at `step`, and the error that it failed with.
 
-        Without a name the others are not notified.
+        Without a name the waits of other processes do not get this exit.
         """
         self.here.pop(member_id, None)
         error = "" if exc is None or is_clean_end(exc) else error_text(exc)
         number = next(self._numbers)
         self._exits.append(Leave(member_id, name, step, error, f"{self.process}/", number))
-        self._send_soon()
+        # The engine is not connected only to learn that a member has left.
+        if self._connection.is_open or self.is_sending:
+            self._send_soon()
 
     # Announcing them.
 

@@ -359,9 +359,6 @@ class SharedStepStore(StepStore):
 
     async def _leave_all(self) -> None:
         """Close the publishers of this process, step down, and let the engine know within 5 s."""
-        if not (self._connection.is_open or self._members.is_sending):
-            # The engine does not know them, and is not connected only to learn that they have left.
-            self._members.stop()
         for publisher in tuple(self._waits.registered):
             publisher.close()
         self._step_down(None)
