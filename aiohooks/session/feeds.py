@@ -192,7 +192,8 @@ class SessionFeeds:
         sources = [*self.sources]
         if not _is_loader(stateful) or _is_among(stateful, [source.feeds for source in sources]):
             return
-        unused = sum(len(source.left) for source in sources if not is_stateful(source.feeds))
+        others = [source for source in sources if not is_stateful(source.feeds)]
+        unused = sum(len(source.left) + source.is_reading for source in others)
         if unused:
             logger.warning(
                 "%s: no step has used %d of the elements that were taken; if they come from %s,"
@@ -381,6 +382,8 @@ class Source(abc.ABC):
 
     waits: bool = True
     """Whether `wait_ready` is to be called before `take`."""
+    is_reading: bool = False
+    """Whether the feeds were asked for an element that is not among `left` yet."""
 
     def __init__(self, session: SessionFeeds, feeds: object, earlier: Source | None = None) -> None:
         self.feeds: Any = feeds
@@ -827,6 +830,7 @@ class ReaderSource(Source):
             finally:
                 self._thread_reads = False
 
+        self.is_reading = True
         try:
             observers = self._coordinator.observers if self._ahead or self._thread else ()
             with active("prefetch", "take a feed", observers=observers):
@@ -837,6 +841,7 @@ class ReaderSource(Source):
                 else:
                     read_sync()
         finally:  # a thread ends with its element or its error, also after a cancel
+            self.is_reading = False
             for element, behind in read:
                 if element is not _END:
                     self.left.append(_Taken(element, self._read_state, self._number))
