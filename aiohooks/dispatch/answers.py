@@ -147,6 +147,12 @@ async def answer(
     return result
 
 
+async def all_results(target: Target, args: tuple[Any, ...], keywords: Keywords) -> list[Any]:
+    """Call the hooks that do not wrap, and return all their results."""
+    given = target.point.parameters.call_for_hooks(args, keywords)
+    return await call_groups(target.groups, *given)
+
+
 async def _chained(
     target: Target,
     own: Method,

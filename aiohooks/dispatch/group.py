@@ -16,7 +16,7 @@ import functools
 import inspect
 import types
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextvars import Context
 from typing import (
     Any,
@@ -41,13 +41,14 @@ from aiohooks._core.validate import (
     check_secs,
     is_coroutine_function,
 )
-from aiohooks.dispatch.answers import Target, make_target
+from aiohooks.dispatch.answers import Target, all_results, make_target
 from aiohooks.dispatch.background import BackgroundCalls, raise_failures
 from aiohooks.dispatch.calls import HookStatus, Method, OrderGroup, RegisteredHook, call_groups
 from aiohooks.dispatch.composite import (
     ActiveCalls,
     Composite,
     LoopBinding,
+    call_target,
     composite_of,
 )
 from aiohooks.dispatch.hook import (
@@ -78,6 +79,7 @@ from aiohooks.errors import (
 
 K = TypeVar("K")
 P = ParamSpec("P")
+T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -166,6 +168,37 @@ class HookGroup(Generic[K]):
     def _make_target(self, point: Point, hooks: Iterable[RegisteredHook]) -> Target:
         self.check_usable()
         return make_target(point, hooks, self._grace_secs, self._background.bind)
+
+    # -- calling
+
+    async def call(
+        self,
+        method: Callable[Concatenate[K, P], Coroutine[Any, Any, T]],
+        /,
+        *args: P.args,
+        **keywords: P.kwargs,
+    ) -> list[T]:
+        """Call a method of all hooks that implement it, and return every result, in order of the
+        hooks.
+
+        Example: `results = await group.call(AgentHooks.before_model, request)`.
+
+        Raises:
+            InvalidArgumentError: `method` is not a coroutine method of the class, or it wraps.
+            HookGroupClosedError: the group is not entered yet and has to be, or has been left.
+            BaseException: the failure of a hook; several as one group.
+        """
+        point = self._point_of(method)
+        if not point.is_async or point.how == "wrap":
+            raise InvalidArgumentError(
+                f"{point.name} has no list of results; call group.hooks.{point.name}(...)"
+            )
+        called = self._composite.methods[point.name]
+        target = called.usable or called.target()
+        innermost = functools.partial(all_results, target)
+        results: list[Any] = await call_target(self._composite, target, innermost, args, keywords)
+        # A generator hook that has suppressed the error returns None.
+        return [point.value_of(result) for result in results or ()]
 
     # -- the hooks
 

@@ -139,6 +139,29 @@ async def test_several_answers_need_a_way_to_become_one() -> None:
     assert await composite.count() == list(range(9))
 
 
+async def test_a_call_of_the_group_returns_every_result() -> None:
+    """In order of the hooks, however the method itself combines them; a method that wraps has no
+    list of results.
+    """
+
+    class Counting:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        async def count(self) -> int:
+            return self.number
+
+    for how in ("first", "together", "all"):
+        ordered = [ah.configure(Counting(number), order=-number // 3) for number in range(9)]
+        group = ah.HookGroup(AgentHooks, ordered, results={"count": how})
+        numbers = sorted(range(9), key=lambda number: -number // 3)
+        assert await group.call(AgentHooks.count) == numbers
+    assert await ah.HookGroup(AgentHooks).call(AgentHooks.count) == []
+    wrapping = ah.HookGroup(AgentHooks, [Answering("a")])
+    with invalid("call_tool has no list of results", "group.hooks.call_tool"):
+        await wrapping.call(AgentHooks.call_tool, "x", tool)
+
+
 async def test_answers_where_nothing_says_whether_there_are_any() -> None:
     """A method without a return annotation, or with `Any`, notifies; an answer of one of several
     hooks is an error.

@@ -310,6 +310,7 @@ async def check_hook_groups(hooks: list[object]) -> None:
         assert_type(group.hooks, AgentHooks)
         assert_type(await group.hooks.decide("x"), float | None)
         assert_type(await group.hooks.decide("x", times=2), float | None)
+        assert_type(await group.call(AgentHooks.decide, "x", times=2), list[float | None])
         await group.hooks.on_start(5)  # type: ignore[arg-type]
         await group.hooks.on_strt("x")  # type: ignore[attr-defined]
 
