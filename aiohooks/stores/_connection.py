@@ -11,8 +11,9 @@ import itertools
 from asyncio import get_running_loop
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
+from weakref import ref
 
-from aiohooks._core.activity import Awaited, active
+from aiohooks._core.activity import ENTRIES, Awaited, Parked, WaitTable, active
 from aiohooks._core.cancel import new_task, wait_done
 from aiohooks._core.clock import monotonic_now, secs_text, sleep, wake
 from aiohooks._core.waits import Backoff, wait_for_others
@@ -130,8 +131,7 @@ class Connection:
         while True:
             used = await self.wait()
             try:
-                with self.active_wait():
-                    return await request()
+                return await request()
             except (StoreRefusedError, StoreResetError):
                 raise  # the engine would give the same answer again
             except StoreDamagedError as error:
@@ -151,7 +151,7 @@ class Connection:
         while True:
             current = self._current or self._begin()
             if not current.done():
-                with self.active_wait():
+                with active("wait", "connection", self.awaited):
                     await wait_for_others(wait_done([current], None))
             error = current.result()
             if error is not None:
@@ -159,19 +159,13 @@ class Connection:
             if current is self._current:  # otherwise it has been lost again
                 return current
 
-    def active_wait(self) -> active:
-        """Enter a wait for the engine in the registry of activity."""
-        return active("wait", self._name, self._awaited)
-
-    @property
-    def _name(self) -> str:
-        return f"{type(self.engine).__name__} of {self.engine.link.run}"
-
-    def _awaited(self) -> Awaited:
+    def awaited(self) -> Awaited:
+        """Return the engine for reports."""
         detail = "no answer yet"
         if self.lost_at is not None:
             detail = f"away for {secs_text(monotonic_now()() - self.lost_at)}"
-        return Awaited("store", self._name, detail)
+        engine = type(self.engine).__name__
+        return Awaited("store", f"{engine} of {self.engine.link.run}", detail)
 
     # The connection.
 
@@ -290,16 +284,17 @@ def copied(error: Exception) -> Exception:
 class _PendingWrite:
     """One caller's write, until it is answered."""
 
-    __slots__ = ("amount", "answer", "kind")
+    __slots__ = ("amount", "answer", "kind", "task")
 
     def __init__(self, kind: WriteKind, amount: int) -> None:
+        self.task = asyncio.current_task()
         self.kind: WriteKind = kind
         self.amount = amount
         # An error is a result, too: a cancelled caller does not fetch it.
         self.answer: asyncio.Future[Position | Exception] = get_running_loop().create_future()
 
 
-class Writes:
+class Writes(WaitTable):
     """Sends the writes of a process, in their order."""
 
     def __init__(self, connection: Connection) -> None:
@@ -311,6 +306,7 @@ class Writes:
         self._seq = 0
         self._pending: list[_PendingWrite] = []
         self._sending: asyncio.Task[None] | None = None
+        ENTRIES[id(self)] = ref(self)
 
     @property
     def may_overtake(self) -> bool:
@@ -333,13 +329,15 @@ class Writes:
             self._sending, self._send_all, "writing"
         )
         try:
-            with self._connection.active_wait():
-                answer = await wait_for_others(write.answer)
+            answer = await wait_for_others(write.answer)
         finally:
             write.answer.cancel()  # a stop has ended the wait
         if isinstance(answer, Position):
             return answer
         raise answer
+
+    def parked(self) -> list[Parked]:
+        return [Parked(write.task, self._connection.awaited) for write in self._pending]
 
     def close(self) -> None:
         """End the writes that have not been answered."""

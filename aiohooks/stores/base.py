@@ -773,13 +773,10 @@ class StepStore(WaitTable):
 
     def __repr__(self) -> str:
         waits = self._waits
-        epoch, step = waits.latest
-        summary = publisher_summary(waits.names)
+        latest = waits.latest
         state = ", closed" if waits.closed else ""
-        if waits.waiting_for_steps:
-            state += f", {waits.waiting_for_steps} waiting for step {waits.wanted} or more"
-        kind = type(self).__name__
-        return f"<{kind} {self.run!r} at step {step} of epoch {epoch}{state}, {summary}>"
+        place = f"at step {latest.step} of epoch {latest.epoch}{state}"
+        return f"<{type(self).__name__} {self.run!r} {place}, {publisher_summary(waits.names)}>"
 
     def _observe(self, position: Position) -> None:
         """Take note of a position that the engine has reported; an older one is dropped."""
