@@ -20,7 +20,6 @@ from threading import get_ident
 from typing import Any, Generic, Protocol, cast
 from weakref import WeakKeyDictionary
 
-from aiohooks._core.cancel import running_loop
 from aiohooks._core.clock import wake
 from aiohooks._core.coroutines import result_now
 from aiohooks._core.scope import current_scope
@@ -75,7 +74,11 @@ class LoopBinding:
             WrongLoopError: the group is bound to another loop; or none is running, which a call
                 that may wait needs.
         """
-        loop = running_loop()
+        loop: asyncio.AbstractEventLoop | None
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            loop = None
         if loop is None and may_wait:
             raise WrongLoopError(
                 f"{self._describe()} is called where no asyncio event loop is running; its hooks"
