@@ -383,8 +383,8 @@ class Worker:
 
     async def usage(self) -> dict[str, int]:
         """Return what this process uses, once nothing of the store is pending."""
-        while self.store._tasks.running:
-            await asyncio.wait(tuple(self.store._tasks.running))
+        while self.store._connection.tasks.running:
+            await asyncio.wait(tuple(self.store._connection.tasks.running))
         gc.collect()
         process = Path("/proc/self")
         watches = 0
