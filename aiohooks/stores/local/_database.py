@@ -63,8 +63,8 @@ _SCHEMA = (
 )
 # `id = 1`: SQLite collects the rows to update in a file if they are not found by their key.
 _ADVANCE = f"""
-    UPDATE run SET step = step + ?1
-    WHERE id = 1 AND (epoch, step) >= (?2, ?3) AND ?4 IN (0, term) AND step <= {MAX_STEP} - ?1
+    UPDATE run SET step = step + ?
+    WHERE id = 1 AND (epoch, step) >= (?, ?) AND ? IN (0, term) AND step <= {MAX_STEP} - ?
     RETURNING epoch, step
 """
 _FILES = ("notify", "waiting", "run.db")
@@ -259,7 +259,7 @@ class RunDatabase:
     def advance(self, by: int, floor: Position, term: int) -> Position | None:
         """Add to the step; return None if that is refused, with a reason that `apply` gives."""
         with self._locked(fcntl.LOCK_EX):
-            row = self._db.execute(_ADVANCE, (by, *floor, term)).fetchone()
+            row = self._db.execute(_ADVANCE, (by, *floor, term, by)).fetchone()
         if row is None:
             return None
         epoch, step = row
