@@ -510,13 +510,20 @@ async def test_a_checkpoint_has_what_is_not_sent(
         background=False,
     )
 
+    closing = asyncio.Event()
+
+    async def note_closing(exc: BaseException | None) -> None:
+        closing.set()
+
     async def run() -> None:
-        async with counting(saver, hook) as session:
+        # The last hook is closed first, after the last save.
+        async with counting(saver, hook, PhaseHook("close", note_closing)) as session:
             await session.run("train")
             await until_true(lambda: hook.statistics().sent == 1)
             await make_runs(session, 2, "train")
 
     session = asyncio.create_task(run())
+    await closing.wait()
     await end_hanging(session, hanging, clock)
     assert states[0] == [2, 3]
     hanging.release()
