@@ -239,14 +239,17 @@ def _delayed_leaks(before: _State) -> list[str]:
 def open_files() -> dict[int, str]:
     """Return what the file descriptors of this process are open on, where `/proc/self/fd` exists.
 
-    Shared libraries are left out: libffi keeps its own one open when `ctypes` is imported.
+    Shared libraries are left out: libffi keeps its own one open when `ctypes` is imported. So is
+    the null device with uvloop: libuv keeps it open from the first server of a loop on.
     """
     files: dict[int, str] = {}
+    has_uvloop = "uvloop" in sys.modules
     with contextlib.suppress(OSError):  # there is no such folder
         for number in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):  # the listing's own descriptor
                 target = os.readlink(f"/proc/self/fd/{number}")
-                if not _SHARED_LIBRARY.search(target):
+                is_kept = _SHARED_LIBRARY.search(target) or (has_uvloop and target == os.devnull)
+                if not is_kept:
                     files[int(number)] = target
     return files
 

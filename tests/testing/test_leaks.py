@@ -67,6 +67,14 @@ async def test_a_shared_library_may_stay_open(tmp_path: Path) -> None:
         assert check.leaks == ()
 
 
+async def test_the_first_server_of_a_loop_leaves_nothing() -> None:
+    """uvloop's loop keeps the null device open from then on."""
+    async with no_leaks():
+        server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+        server.close()
+        await server.wait_closed()
+
+
 async def test_running_task_is_named_with_its_line() -> None:
     """A task that is not done when the block is left is named, with the lines of the user's that
     started it and wait.
