@@ -164,6 +164,7 @@ class active:
         # In Python 3.11 `current_task` takes longer to look up the loop itself.
         self.task: asyncio.Task[Any] | None = asyncio.current_task(asyncio.get_running_loop())
         self._began: float = monotonic()
+        ENTRIES.pop(id(self), None)  # of an object that was there before: it would keep its place
         ENTRIES[id(self)] = ref(self)
         if self._observers:
             self._observation: Observation = started(self._observers, self.kind, self.name)

@@ -95,10 +95,10 @@ class RunRequest:
         options: Mapping[str, Any] | None = None,
         build: Build | None = None,
     ) -> None:
-        self.fetches = fetches
-        self.feed_dict = feed_dict
-        self.options = options
-        self.build = build
+        self.fetches: Any = fetches
+        self.feed_dict: Mapping[Any, Any] | None = feed_dict
+        self.options: Mapping[str, Any] | None = options
+        self.build: Build | None = build
         self.run_metadata: dict[str, Any] | None = None if options is None else {}
 
 

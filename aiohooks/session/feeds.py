@@ -830,7 +830,7 @@ class ReaderSource(Source):
             finally:
                 self._thread_reads = False
 
-        self.is_reading = True
+        self.is_reading: bool = True
         try:
             observers = self._coordinator.observers if self._ahead or self._thread else ()
             with active("prefetch", "take a feed", observers=observers):

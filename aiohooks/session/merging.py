@@ -79,9 +79,9 @@ class MergedRun(RunRequest):
         self.fetches = fetches
         self.feed_dict = feed_dict
         self.options = options
-        self.run_metadata = None if options is None else {}
+        self.run_metadata: dict[str, Any] | None = None if options is None else {}
         self._unasked = unasked
-        self.build = None if merged is None else merged.build
+        self.build: Build | None = None if merged is None else merged.build
         self._takes = None if merged is None else merged.takes
 
     def split(self, values: Any) -> tuple[Any, Sequence[Sequence[SessionRunValues]]]:

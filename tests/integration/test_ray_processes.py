@@ -114,7 +114,7 @@ def test_a_process_that_is_no_member_of_a_cluster(request: pytest.FixtureRequest
         "this process is not part of a Ray cluster: call ray.init(address=...) before the store is"
         " used"
     )
-    assert ended.stdout.splitlines() == [error] * 3, ended.stderr
+    assert ended.stdout.splitlines() == [error] * 2, ended.stderr
     assert ended.stderr == "False\n"
 
 
