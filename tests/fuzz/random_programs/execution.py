@@ -527,16 +527,12 @@ class Execution(Recorder):
     @user("wait_for")
     async def do_wait_for(self, action: Action, place: Place) -> None:
         """`asyncio.wait_for`, whose time is never up, or with `m` always; its error is handled."""
-        child = self.child(action.scripts[0], place)
-        if action.m == 0:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(child, 3600)
-            return
-        task = asyncio.ensure_future(child)
+        task = asyncio.ensure_future(self.child(action.scripts[0], place))
         try:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(task, 0)
-        finally:  # if it is cancelled while it cancels the task, it leaves the task behind
+                await asyncio.wait_for(task, 0 if action.m else 3600)
+        finally:
+            # If it is cancelled, it may leave the task behind, and in Python 3.11 loses its error.
             await _ended([task])
 
     @user("shield")
