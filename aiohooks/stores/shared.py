@@ -15,7 +15,7 @@ from typing import NoReturn, Self
 
 from aiohooks._core.activity import Awaited, active
 from aiohooks._core.cancel import shielded, wait_done
-from aiohooks._core.clock import current_clock
+from aiohooks._core.clock import current_clock, sleep
 from aiohooks._core.fork import call_after_fork
 from aiohooks._core.validate import check_choice, check_secs
 from aiohooks._core.waits import wait_for_others
@@ -115,6 +115,9 @@ class SharedStepStore(StepStore):
         engine.attach(link)
         self._members = Members(self._connection, lease_secs=lease_secs, on_lost=on_lost)
         self._writes = Writes(self._connection)
+        self._reserved_secs = lease_secs if engine.remote else 0.0
+        # Until then the lead of a lost run is its chief's.
+        self._reserved_until = 0.0
         self._closing: asyncio.Future[None] | None = None
         call_after_fork(self._waits)
 
@@ -237,6 +240,12 @@ class SharedStepStore(StepStore):
         while True:
             with active("wait", f"the lead of {self.run}", self._awaited_lead):
                 await self._members.wait_vacancy()
+                # A chief that was granted the lead unknown to this process may not have noticed
+                # the loss yet.
+                secs = self._reserved_until - self._clock.now()
+                if secs > 0:
+                    await wait_for_others(sleep(secs, self._clock))
+                    continue
             self._check_loop()  # the store may have been closed meanwhile
             answer = await self._connection.call(request)
             self._check_loop()
@@ -293,6 +302,8 @@ class SharedStepStore(StepStore):
         )
         logger.warning(message)
         self._writes.loss = StoreResetError(message, old=old, new=new)
+        if self._waits.snapshot.leader != self._members.process:
+            self._reserved_until = self._clock.now() + self._reserved_secs
         chief = self._members.chief
         if chief is not None:
             self._members.put(chief._replace(ready=False))
