@@ -56,6 +56,7 @@ class Members:
         self._waits = link.waits
         self._lease_secs = lease_secs
         self._waits_for_successors = on_lost == "keep"
+        self._reserved_until = 0.0  # the lead of a lost run, for its chief
         self._numbers = itertools.count(1)  # of members and exits
         self._sent: dict[str, Member] = {}  # as the engine knows them
         self._exits: list[Leave] = []  # that the engine has not answered yet
@@ -282,12 +283,29 @@ class Members:
         if snapshot.chief is None:
             waits.vacancies.wake()
 
+    def reserve_lead(self) -> None:
+        """Leave the lead of a lost run to its chief for one lease.
+
+        A chief whose term is unknown here may not have noticed the loss yet.
+        """
+        if self._waits.snapshot.leader != self.process:
+            self._reserved_until = self._clock.now() + self._lease_secs
+
+    @property
+    def may_lead(self) -> bool:
+        """Whether this process may request the lead, as far as is known here."""
+        return self._waits.snapshot.chief is None and self._clock.now() >= self._reserved_until
+
     async def wait_vacancy(self) -> None:
         """Wait until this process may request the lead, or until the store is closed."""
         self.observe(await self.read())
-        if self._waits.snapshot.chief is not None:
-            logger.info("run %s: waiting for the lead", self._waits.run)
-            await wait_for_others(self._waits.vacancies.wait())
+        if self.may_lead:
+            return
+        logger.info("run %s: waiting for the lead", self._waits.run)
+        secs = None
+        if self._waits.snapshot.chief is None:
+            secs = self._reserved_until - self._clock.now()
+        await wait_for_others(self._waits.vacancies.wait(secs, self._clock))
 
     def _publisher_exit(self, left: LastExit) -> PublisherExit | None:
         """Return how the last publisher left; None if waits stay for its successor."""

@@ -10,12 +10,11 @@ import secrets
 import socket
 from asyncio import get_running_loop
 from collections.abc import AsyncGenerator
-from functools import partial
 from typing import NoReturn, Self
 
 from aiohooks._core.activity import Awaited, active
 from aiohooks._core.cancel import shielded, wait_done
-from aiohooks._core.clock import current_clock, sleep
+from aiohooks._core.clock import current_clock
 from aiohooks._core.fork import call_after_fork
 from aiohooks._core.validate import check_choice, check_secs
 from aiohooks._core.waits import wait_for_others
@@ -23,6 +22,7 @@ from aiohooks.errors import InvalidArgumentError, StoreDamagedError, StoreResetE
 from aiohooks.stores._connection import Connection, StoreTasks, Writes
 from aiohooks.stores._members import Members, OnLost
 from aiohooks.stores._protocol import (
+    Answer,
     Lead,
     Member,
     Position,
@@ -115,9 +115,6 @@ class SharedStepStore(StepStore):
         engine.attach(link)
         self._members = Members(self._connection, lease_secs=lease_secs, on_lost=on_lost)
         self._writes = Writes(self._connection)
-        self._reserved_secs = lease_secs if engine.remote else 0.0
-        # Until then the lead of a lost run is its chief's.
-        self._reserved_until = 0.0
         self._closing: asyncio.Future[None] | None = None
         call_after_fork(self._waits)
 
@@ -236,20 +233,19 @@ class SharedStepStore(StepStore):
 
         Wait while another process is the chief.
         """
-        request = partial(self._engine.request, Lead(member))
+
+        async def request() -> Answer | None:
+            if not self._members.may_lead:
+                return None  # the run was lost meanwhile
+            return await self._engine.request(Lead(member))
+
         while True:
             with active("wait", f"the lead of {self.run}", self._awaited_lead):
                 await self._members.wait_vacancy()
-                # A chief that was granted the lead unknown to this process may not have noticed
-                # the loss yet.
-                secs = self._reserved_until - self._clock.now()
-                if secs > 0:
-                    await wait_for_others(sleep(secs, self._clock))
-                    continue
             self._check_loop()  # the store may have been closed meanwhile
             answer = await self._connection.call(request)
             self._check_loop()
-            if answer.status == "ok":
+            if answer is not None and answer.status == "ok":
                 return answer.term
 
     async def mark_initialised(self) -> None:
@@ -302,8 +298,7 @@ class SharedStepStore(StepStore):
         )
         logger.warning(message)
         self._writes.loss = StoreResetError(message, old=old, new=new)
-        if self._waits.snapshot.leader != self._members.process:
-            self._reserved_until = self._clock.now() + self._reserved_secs
+        self._members.reserve_lead()
         chief = self._members.chief
         if chief is not None:
             self._members.put(chief._replace(ready=False))
