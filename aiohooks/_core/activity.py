@@ -1,11 +1,12 @@
-"""The registry of activity: what the tasks of this process wait for, by name.
+"""The registry of activity: the waits of all tasks of this process, with names for reports.
 
 A block that may wait enters it (`with active("save", "save of step 7"):`), and so does a group of
 calls (`Calls`) when it begins to wait. Calls that do not wait never enter it. Status, `why`, the
 watchdog and the warnings about long waits read it; nothing else does, and nothing is decided by it.
 
     active      enters a block
-    ENTRIES     where other objects enter themselves
+    enter       enters an object for the rest of its life
+    ENTRIES     where objects that leave by themselves enter, too
     entries     everything that is entered, outermost first
     Awaited     the description of something that is waited for
 
@@ -34,8 +35,8 @@ class Awaited(NamedTuple):
         kind: "step", "lock", "session" and so on. "calls" stands for the tasks and calls in `by`.
         name: the name of the thing.
         detail: its state.
-        by: returns what the thing itself waits for: tasks, futures, threads, calls and other
-            awaited things.
+        by: returns the tasks, futures, threads, calls and other awaited things that the thing
+            itself waits for.
         key: the identity of the thing: an object, or a text that is the same in all reports. For a
             call that runs in a task of its own, the task.
         secs: how long the thing has been awaited, or has lasted.
@@ -98,11 +99,19 @@ class WaitTable(abc.ABC):
 
 
 ENTRIES: dict[int, ref[Entry | WaitTable]] = {}
-"""All entries by their ids: an object enters itself with `ENTRIES[id(self)] = ref(self)`."""
+"""All entries by their ids. An object that enters itself removes its id when it leaves: another one
+with this id would get its place.
+"""
+
+
+def enter(entry: Entry | WaitTable) -> None:
+    """Enter an object until it is removed, or for the rest of its life."""
+    key = id(entry)
+    ENTRIES[key] = ref(entry, lambda _: ENTRIES.pop(key, None))
 
 
 def entries() -> list[Entry]:
-    """Return all entries of this process, those that were entered first before the others."""
+    """Return all entries of this process: waits of tables, then the others in order of entry."""
     # A copy first: other threads change the registry meanwhile.
     parked: list[Parked] = []
     found: list[Entry] = []
@@ -112,13 +121,13 @@ def entries() -> list[Entry]:
             parked += entry.parked()
         elif entry is not None:
             found.append(entry)
-        elif ENTRIES.get(key) is reference:
+        elif ENTRIES.get(key) is reference:  # of a block that was never left
             del ENTRIES[key]
     return [*parked, *found]
 
 
 def entries_of(task: asyncio.Task[Any]) -> list[Entry]:
-    """Return what a task waits for, the outermost first."""
+    """Return the entries of a task, the outermost first."""
     return [entry for entry in entries() if entry.task is task]
 
 
@@ -152,7 +161,7 @@ class active:
             name: its name.
             describe: returns its description, for `why`. By default only its parts are described.
             owner: the monitored session that it is part of.
-            observers: what is notified of the beginning and the end.
+            observers: notified of the beginning and the end.
         """
         self.kind: Kind = kind
         self.name: str = name
@@ -164,7 +173,6 @@ class active:
         # In Python 3.11 `current_task` takes longer to look up the loop itself.
         self.task: asyncio.Task[Any] | None = asyncio.current_task(asyncio.get_running_loop())
         self._began: float = monotonic()
-        ENTRIES.pop(id(self), None)  # of an object that was there before: it would keep its place
         ENTRIES[id(self)] = ref(self)
         if self._observers:
             self._observation: Observation = started(self._observers, self.kind, self.name)

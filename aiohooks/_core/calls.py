@@ -307,7 +307,6 @@ class Calls(abc.ABC):
             waits = self._waits
             self.task = asyncio.current_task(self._loop)
             self.since = self._loop.time() if waits is None else waits.now()
-            ENTRIES.pop(id(self), None)  # of an object that was there before
             ENTRIES[id(self)] = ref(self)
             if waits is not None:
                 waits.begin_wait(self)

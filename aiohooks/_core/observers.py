@@ -71,7 +71,7 @@ class _Observations:
 
 
 def started(observers: Sequence[Observer], kind: Kind, what: str) -> Observation:
-    """Notify `observers` of the start of an activity; return what is notified of its end."""
+    """Notify `observers` of the start of an activity, and return their observation of it."""
     if len(observers) == 1:
         return observers[0].started(kind, what)
     return _Observations([observer.started(kind, what) for observer in observers])

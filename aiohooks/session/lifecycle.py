@@ -21,9 +21,9 @@ import socket
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
 from threading import get_ident
 from typing import Any, TypeVar, cast
-from weakref import WeakSet, ref
+from weakref import WeakSet
 
-from aiohooks._core.activity import ENTRIES, Awaited, active
+from aiohooks._core.activity import ENTRIES, Awaited, active, enter
 from aiohooks._core.calls import RunWaits, Wait, limited
 from aiohooks._core.cancel import current_task, running_loop, shielded, shielded_task
 from aiohooks._core.clock import (
@@ -178,7 +178,7 @@ class Lifecycle:
             ENTRIES.pop(id(self), None)
         elif phase == "opening":
             OPEN_SESSIONS.add(self)
-            ENTRIES[id(self)] = ref(self)
+            enter(self)
 
     # -- open
 

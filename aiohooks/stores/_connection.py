@@ -11,9 +11,8 @@ import itertools
 from asyncio import get_running_loop
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
-from weakref import ref
 
-from aiohooks._core.activity import ENTRIES, Awaited, Parked, WaitTable, active
+from aiohooks._core.activity import Awaited, Parked, WaitTable, active, enter
 from aiohooks._core.cancel import new_task, wait_done
 from aiohooks._core.clock import monotonic_now, secs_text, sleep, wake
 from aiohooks._core.waits import Backoff, wait_for_others
@@ -306,7 +305,7 @@ class Writes(WaitTable):
         self._seq = 0
         self._pending: list[_PendingWrite] = []
         self._sending: asyncio.Task[None] | None = None
-        ENTRIES[id(self)] = ref(self)
+        enter(self)
 
     @property
     def may_overtake(self) -> bool:

@@ -10,9 +10,8 @@ import socket
 from asyncio import get_running_loop
 from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, Literal, Self, TypeVar
-from weakref import ref
 
-from aiohooks._core.activity import ENTRIES, Awaited, Parked, WaitTable, active
+from aiohooks._core.activity import Awaited, Parked, WaitTable, active, enter
 from aiohooks._core.clock import current_clock, monotonic_now, wake
 from aiohooks._core.scope import RunScope, current_run
 from aiohooks._core.waiters import ANY_CHANGE, ThresholdWaiters, Waiters
@@ -483,7 +482,7 @@ class StepStore(WaitTable):
             self.run, position, self._subscribe, self._on_publisher_changed, self._on_unreachable
         )
         self._loop: asyncio.AbstractEventLoop | None = None
-        ENTRIES[id(self)] = ref(self)
+        enter(self)
 
     # What an engine implements.
 

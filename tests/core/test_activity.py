@@ -9,7 +9,16 @@ from collections.abc import Awaitable
 import pytest
 
 import aiohooks as ah
-from aiohooks._core.activity import Awaited, active, entries, entries_of
+from aiohooks._core.activity import (
+    ENTRIES,
+    Awaited,
+    Parked,
+    WaitTable,
+    active,
+    enter,
+    entries,
+    entries_of,
+)
 from tests.support.waiting import forever, parked
 
 pytestmark = pytest.mark.every_python
@@ -100,3 +109,20 @@ async def test_an_entry_keeps_nothing_alive() -> None:
     del forgotten
     gc.collect()
     assert "forgotten" not in [entry.name for entry in entries() if isinstance(entry, active)]
+
+
+class Table(WaitTable):
+    """A table without waits."""
+
+    def parked(self) -> list[Parked]:
+        return []
+
+
+def test_an_object_that_dies_has_left() -> None:
+    """Another object with its id would get its place among the entries."""
+    table = Table()
+    enter(table)
+    key = id(table)
+    assert key in ENTRIES
+    del table
+    assert key not in ENTRIES
