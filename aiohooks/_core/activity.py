@@ -112,10 +112,11 @@ def enter(entry: Entry | WaitTable) -> None:
 
 def entries() -> list[Entry]:
     """Return all entries of this process: waits of tables, then the others in order of entry."""
-    # A copy first: other threads change the registry meanwhile.
     parked: list[Parked] = []
     found: list[Entry] = []
-    for key, reference in list(ENTRIES.items()):
+    # Other threads, and objects that die, change the registry meanwhile. `copy` is atomic; a list
+    # of the items is not, as a garbage collection may run for each of its tuples.
+    for key, reference in ENTRIES.copy().items():
         entry = reference()
         if isinstance(entry, WaitTable):
             parked += entry.parked()

@@ -368,7 +368,7 @@ class _SessionCollector(Collector):
             yield from read()
         for name in tuple(self._failed):
             yield from _state_samples(name, "failed")
-        for labels, count in tuple(self._failures.items()):
+        for labels, count in self._failures.copy().items():
             yield "session_failures", labels, count
 
     def _families(self) -> dict[str, Any]:

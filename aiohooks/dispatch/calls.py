@@ -166,11 +166,9 @@ class RegisteredHook:
 
     def status(self, pending: int) -> HookStatus:
         """Return the status of its calls, of which `pending` are queued."""
-        calls = self.counted
-        for group_ref in self.groups:
-            group = group_ref()
-            if group is not None:
-                calls += group.made
+        # All groups first: one that dies meanwhile leaves the list, and is in `counted` then.
+        groups = [group_ref() for group_ref in tuple(self.groups)]
+        calls = self.counted + sum(group.made for group in groups if group is not None)
         return HookStatus(
             self.name,
             calls,

@@ -278,9 +278,12 @@ def place_of(path: Path) -> Path:
 
 def text_of(path: Path) -> str:
     """Return a page's text; for a folder its files, for another file the whole of it."""
+    orphan = "---\norphan: true\n---\n\n"
     if path.suffix == ".md":
-        return path.read_text(encoding="utf-8")
-    title = f"---\norphan: true\n---\n\n# {path.relative_to(ROOT)}\n\n"
+        is_in_no_list = place_of(path).parts[0] == "source"
+        text = path.read_text(encoding="utf-8")
+        return orphan + text if is_in_no_list else text
+    title = f"{orphan}# {path.relative_to(ROOT)}\n\n"
     if path.is_dir():
         return title + "".join(
             f"- [{each.name}]({each.name})\n" for each in sorted(path.glob("[!_]*.py"))

@@ -126,3 +126,33 @@ def test_an_object_that_dies_has_left() -> None:
     assert key in ENTRIES
     del table
     assert key not in ENTRIES
+
+
+class SelfReferring(Table):
+    """A table that only a garbage collection can remove."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_the_registry_can_be_read_while_objects_die() -> None:
+    """A garbage collection in the middle of reading takes them out."""
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.disable()
+    try:
+        keys: set[int] = set()
+        for _ in range(100):
+            table = SelfReferring()
+            enter(table)
+            keys.add(id(table))
+        del table
+        # The collection comes when a part of the registry has been read.
+        gc.set_threshold(gc.get_count()[0] + 30)
+        gc.enable()
+        entries()
+        gc.collect()
+        assert keys.isdisjoint(ENTRIES)
+    finally:
+        gc.enable()
+        gc.set_threshold(*thresholds)

@@ -15,6 +15,7 @@ from typing import Any
 from aiohooks import open_step_store
 from aiohooks.distributed import Task
 from aiohooks.distributed.task import TaskSpec
+from aiohooks.errors import StoreResetError
 from aiohooks.stores import SharedStepStore, StepStore
 
 SCALE = 20
@@ -89,7 +90,9 @@ async def staggered(task: Task, last: int, kills: Sequence[int] = ()) -> tuple[i
                 due = sum(step >= stop for stop in stops)
                 await starts.wait_for(due)
                 if task.is_chief or due == len(stops):
-                    await task.store.advance()
+                    # The engine may lose the run during the write; the chief has started it again.
+                    with contextlib.suppress(StoreResetError):
+                        await task.store.advance()
                 else:
                     await task.store.wait_for(step + 1)
     return wanted, at
