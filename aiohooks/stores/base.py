@@ -31,6 +31,7 @@ from aiohooks.errors import (
     add_note,
     copy_error,
     is_clean_end,
+    safe_repr,
 )
 from aiohooks.stores._protocol import (
     MAX_STEP,
@@ -216,21 +217,6 @@ class WaitRegistry:
             raise _error_of_wait(reason, wanted)
         self._loop = asyncio.get_running_loop()
         return self._loop.create_future()
-
-    @property
-    def watching(self) -> int:
-        """The number of waits for any change."""
-        return self.waiters.count - self.waiting_for_steps
-
-    @property
-    def waiting_for_steps(self) -> int:
-        """The number of waits for a step."""
-        return self.waiters.count_above(ANY_CHANGE)
-
-    @property
-    def wanted(self) -> int | None:
-        """The lowest step that is waited for; None if there is none."""
-        return self.waiters.lowest_above(ANY_CHANGE)
 
     @property
     def known_run(self) -> Snapshot:
@@ -721,12 +707,13 @@ class StepStore(WaitTable):
     def statistics(self) -> StoreStatistics:
         """Return the current state of the store."""
         waits = self._waits
+        waiting = waits.waiters.count_above(ANY_CHANGE)
         return StoreStatistics(
             latest=waits.latest,
             term=waits.snapshot.term,
-            waiting=waits.waiting_for_steps,
-            wanted=waits.wanted,
-            watching=waits.watching,
+            waiting=waiting,
+            wanted=waits.waiters.lowest_above(ANY_CHANGE),
+            watching=waits.waiters.count - waiting,
             publishers=waits.names,
             waiting_secs=waits.waiting_secs,
         )
@@ -798,15 +785,12 @@ class StepStore(WaitTable):
             ) from None
         if loop is not self._loop:
             if self._waits.closed:
-                raise self._closed_error()
+                raise StoreClosedError(f"{self!r} is closed: make a new one")
             if self._loop is not None:
                 raise WrongLoopError(
                     f"{self!r} is used in another event loop than its own{_THREADS}"
                 )
             self._loop = loop
-
-    def _closed_error(self) -> StoreClosedError:
-        return StoreClosedError(f"{self!r} is closed: make a new one")
 
     def _not_leading_error(self) -> InvalidArgumentError:
         return InvalidArgumentError(
@@ -837,16 +821,10 @@ def publishers_of(store: StepStore) -> WaitRegistry:
     return store._waits  # pyright: ignore[reportPrivateUsage]
 
 
-_MAX_NAME = 1_000
-
-
 def _checked_name(name: str, what: str) -> str:
     # It is shown in messages and logs, one line each.
-    if not isinstance(name, str) or not name or not name.isprintable():
-        raise InvalidArgumentError(f"{what}{name!r}: give a printable name that is not empty")
-    if len(name) > _MAX_NAME:
+    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= 1_000:
         raise InvalidArgumentError(
-            f"{what}{name[:40]!r}... has {len(name):,} characters; give a name of {_MAX_NAME:,} at"
-            " most"
+            f"{what}{safe_repr(name)}: give a printable name of 1 to 1,000 characters"
         )
     return name

@@ -325,10 +325,8 @@ class SharedStepStore(StepStore):
         """
         self._check_loop()
         try:
-            try:
+            with contextlib.suppress(StoreDamagedError):  # what cannot be read is deleted, too
                 await self._connection.wait()
-            except StoreDamagedError as error:
-                logger.info("run %s: deleting what cannot be read: %s", self.run, error)
             await self._leave_all()
             await self._end_calls()  # this store must not bring it back, either
             await self._engine.delete()
