@@ -34,8 +34,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from aiohooks.checkpoint.mirror import Mirror, MirrorStatus
-    from aiohooks.checkpoint.policies import Checkpoint, KeepBest, KeepEvery, KeepNewest, KeepPolicy
-    from aiohooks.checkpoint.saver import Restored, Saver
+    from aiohooks.checkpoint.policies import (
+        Checkpoint,
+        KeepBest,
+        KeepEvery,
+        KeepNewest,
+        KeepPolicy,
+        Restored,
+    )
+    from aiohooks.checkpoint.saver import Saver
     from aiohooks.checkpoint.stateful import RandomState, Stateful
 
 __all__ = [
@@ -66,8 +73,9 @@ if not TYPE_CHECKING:
                 "KeepEvery",
                 "KeepNewest",
                 "KeepPolicy",
+                "Restored",
             ),
-            "aiohooks.checkpoint.saver": ("Restored", "Saver"),
+            "aiohooks.checkpoint.saver": ("Saver",),
             "aiohooks.checkpoint.stateful": ("RandomState", "Stateful"),
         },
     )

@@ -20,7 +20,6 @@ from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._files import FileReader
 from aiohooks.checkpoint._format import (
     DamagedError,
-    FileEntry,
     Manifest,
     MirrorError,
     Name,
@@ -45,22 +44,6 @@ _PART_BYTES = 32 << 20
 """How much an object store gets in one part; it allows 10,000 for a file."""
 
 
-def check_url(url: str) -> None:
-    """Raise unless there is a file system for the URL.
-
-    Raises:
-        InvalidArgumentError: the protocol is unknown.
-        ImportError: its package is not installed; the message says which one.
-    """
-    protocol = url.partition("://")[0].rpartition("::")[2] if "://" in url else "file"
-    try:
-        fsspec.get_filesystem_class(protocol)
-    except ValueError:
-        raise InvalidArgumentError(
-            f"mirror has the protocol {protocol!r}, which fsspec does not know",
-        ) from None
-
-
 class RemoteDirectory:
     """A directory of checkpoints in a file system of fsspec, which the first call opens.
 
@@ -70,6 +53,13 @@ class RemoteDirectory:
     """
 
     def __init__(self, url: str, options: Mapping[str, Any], timeout_secs: float) -> None:
+        protocol = url.partition("://")[0].rpartition("::")[2] if "://" in url else "file"
+        try:
+            fsspec.get_filesystem_class(protocol)
+        except ValueError:
+            raise InvalidArgumentError(
+                f"mirror has the protocol {protocol!r}, which fsspec does not know",
+            ) from None
         self._url = url
         self._options = dict(options)
         self._timeout_secs = timeout_secs
@@ -95,15 +85,14 @@ class RemoteDirectory:
         future.add_done_callback(retrieve_exception)  # the caller may have been cancelled
 
         def run() -> None:
-            # The error gets no traceback: its frames refer to open files, whose finalizers would
-            # block the event loop.
+            finish: Callable[[], None]
             try:
-                result = function(*args)
+                finish = functools.partial(future.set_result, function(*args))
             except Exception as error:
-                text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+                # The error gets no traceback: its frames refer to open files, whose finalizers
+                # would block the event loop.
+                text = f"{type(error).__name__}: {error}".removesuffix(": ")
                 finish = functools.partial(future.set_exception, MirrorError(text))
-            else:
-                finish = functools.partial(future.set_result, result)
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(finish)
 
@@ -178,9 +167,9 @@ class RemoteDirectory:
             return None
         return data
 
-    def file(self, name: Name, file: str, entry: FileEntry) -> RemoteFile:
+    def file(self, manifest: Manifest, file: str) -> RemoteFile:
         """Return a reader of a file of a checkpoint."""
-        return RemoteFile(self, name, file, entry)
+        return RemoteFile(self, manifest, file)
 
     # Writing
 
@@ -194,29 +183,23 @@ class RemoteDirectory:
             MirrorError: another checkpoint has that name, or the mirror could not be written.
         """
         name = manifest.name
-        existing = await self._existing(manifest)
+        existing: Manifest | None = None
+        with contextlib.suppress(DamagedError):
+            existing = await self.read_manifest(name)
         if existing is None:
             for file, reader in contents.items():
                 await self._write_file(f"{name}/{file}", reader)
-            for file, entry in manifest.files.items():
+            for file in manifest.files:
                 with damage_in("what was read back of"):
-                    await self.file(name, file, entry).verify()
+                    await self.file(manifest, file).verify()
+        elif existing.files != manifest.files:
+            raise MirrorError(f"another checkpoint has the name {name}: a mirror has one writer")
         data = _format.encode(manifest)
         if existing is None or _format.encode(existing) != data:
             await self._write_file(f"{name}/{_format.MANIFEST}", io.BytesIO(data))
             if await self._read_manifest_file(name) != data:
                 raise DamagedError(f"{_format.MANIFEST} is not what was uploaded")
         self._checkpoints[name] = manifest.checkpoint(Path())
-
-    async def _existing(self, manifest: Manifest) -> Manifest | None:
-        """Return the manifest of the same checkpoint in the mirror, if it is there and valid."""
-        name = manifest.name
-        with contextlib.suppress(DamagedError):
-            existing = await self.read_manifest(name)
-            if existing is None or existing.files == manifest.files:
-                return existing
-            raise MirrorError(f"another checkpoint has the name {name}: a mirror has one writer")
-        return None
 
     async def _write_file(self, path: str, source: FileReader | io.BytesIO) -> None:
         file = await self.call(self._create, path)
@@ -278,14 +261,13 @@ class RemoteDirectory:
 class RemoteFile:
     """Reads a file of a checkpoint in a mirror, and verifies it."""
 
-    def __init__(self, directory: RemoteDirectory, name: Name, file: str, entry: FileEntry) -> None:
+    def __init__(self, directory: RemoteDirectory, manifest: Manifest, file: str) -> None:
         self._directory = directory
-        self._name = name
+        self._path = f"{manifest.name}/{file}"
         self._file = file
-        self._entry = entry
+        self._entry = manifest.files[file]
         self._size = 0
         self._crc32 = 0
-        self._is_at_end = False
 
     async def read(self) -> bytes:
         """Return the next block; b"" at the end.
@@ -294,30 +276,28 @@ class RemoteFile:
             DamagedError: the file is missing, or does not have the size or checksum of its entry.
             MirrorError: it could not be read.
         """
-        if self._is_at_end:
+        left = self._entry.size - self._size
+        if not left:
             return b""
         with damage_in(self._file):
-            block = await self._directory.call(self._read_block)
-            if block is None:
+            data = await self._directory.call(self._read_block)
+            if data is None:
                 raise DamagedError("is missing")
-            self._size += len(block)
-            is_too_long = self._size > self._entry.size
-            if is_too_long or (self._is_at_end and self._size < self._entry.size):
+            # A block is read with the byte after it, which finds a file that is too long.
+            if len(data) != min(_BLOCK_BYTES + 1, left):
                 raise DamagedError(f"does not have the {self._entry.size} bytes in the manifest")
-            if self._is_at_end and self._crc32 != self._entry.crc32:
+            block = data[:_BLOCK_BYTES]
+            self._size += len(block)
+            if len(block) == left and self._crc32 != self._entry.crc32:
                 raise DamagedError("does not have the checksum in the manifest")
             return block
 
     def _read_block(self) -> bytes | None:
-        # One byte more than a block, so that no request begins behind the end of the file.
         end = self._size + _BLOCK_BYTES + 1
-        data = self._directory.read_range(f"{self._name}/{self._file}", self._size, end)
-        if data is None:
-            return None
-        block = data[:_BLOCK_BYTES]
-        self._crc32 = zlib.crc32(block, self._crc32)
-        self._is_at_end = len(data) <= _BLOCK_BYTES
-        return block
+        data = self._directory.read_range(self._path, self._size, end)
+        if data is not None:
+            self._crc32 = zlib.crc32(data[:_BLOCK_BYTES], self._crc32)
+        return data
 
     async def verify(self) -> None:
         """Read the file to its end. Raises as `read` does."""

@@ -108,19 +108,15 @@ def host_copies(tensors: Mapping[int, Tensor], take: Callable[[int], memoryview]
     the save rejects them.
     """
     stored = {key: as_stored(tensor) for key, tensor in tensors.items() if refusal(tensor) is None}
-    offsets: dict[object, int] = {}
     sources: dict[object, Tensor] = {}
-    size = 0
     for tensor in stored.values():
-        address = storage_address(tensor)
-        if address not in offsets:
-            offsets[address] = size
-            sources[address] = _bytes_of(tensor.untyped_storage())
-            size += -(-sources[address].nbytes // _ALIGNMENT) * _ALIGNMENT
-    memory = take(max(size, 1))
+        sources[storage_address(tensor)] = _bytes_of(tensor.untyped_storage())
+    memory = take(1 + sum(_aligned_size(source) for source in sources.values()))
     storages: dict[object, torch.UntypedStorage] = {}
+    offset = 0
     for address, source in sources.items():
-        host = _host_part(memory, offsets[address], source.nbytes)
+        host = _host_part(memory, offset, source.nbytes)
+        offset += _aligned_size(source)
         if source.device.type == "cpu":
             # numpy copies with one memcpy, which is faster than `copy_`, and lets other threads run
             # meanwhile.
@@ -134,6 +130,10 @@ def host_copies(tensors: Mapping[int, Tensor], take: Callable[[int], memoryview]
         offset = int(tensor.storage_offset())
         copies[key] = _view(storage, tensor.dtype, offset, tensor.shape, tensor.stride())
     return copies
+
+
+def _aligned_size(source: Tensor) -> int:
+    return -(-source.nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def _host_part(memory: memoryview, offset: int, size: int) -> Tensor:

@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,13 +22,13 @@ from aiohooks._core.validate import check_instance, check_mapping, check_secs
 from aiohooks._core.waiters import Waiters
 from aiohooks._core.waits import Backoff
 from aiohooks.checkpoint import _format
-from aiohooks.checkpoint._files import FileReader, Files
+from aiohooks.checkpoint._files import Directory, FileReader
 from aiohooks.checkpoint._format import DamagedError, Manifest, MirrorError, Name
 from aiohooks.checkpoint.policies import Checkpoint, KeepPolicy
 from aiohooks.errors import CheckpointError, InvalidArgumentError
 
 if TYPE_CHECKING:
-    from aiohooks.checkpoint._remote import RemoteFile
+    from aiohooks.checkpoint._remote import RemoteDirectory, RemoteFile
 
 Commit = Callable[[Manifest, Mapping[str, Iterable[bytes]]], object]
 """Writes a checkpoint that was made elsewhere; blocks."""
@@ -101,6 +102,18 @@ class MirrorStatus:
         return ", ".join(parts)
 
 
+def open_remote(mirror: Mirror) -> RemoteDirectory:
+    """Return the directory of a mirror.
+
+    Raises:
+        InvalidArgumentError: the protocol is unknown.
+        ImportError: the extra or the package of the file system is missing.
+    """
+    from aiohooks.checkpoint._remote import RemoteDirectory
+
+    return RemoteDirectory(mirror.url, mirror.storage_options or {}, mirror.timeout_secs)
+
+
 class Copier:
     """Copies checkpoints to a mirror in the background, and back.
 
@@ -108,23 +121,14 @@ class Copier:
     """
 
     def __init__(self, mirror: Mirror, keep: KeepPolicy) -> None:
-        from aiohooks.checkpoint import _remote  # needs an extra
-
-        _remote.check_url(mirror.url)
         self.mirror = mirror
         self._keep = keep
         self._status = MirrorStatus(str(mirror))
-        self._make_remote = functools.partial(
-            _remote.RemoteDirectory,
-            mirror.url,
-            mirror.storage_options or {},
-            mirror.timeout_secs,
-        )
         self._reset()
         call_after_fork(self)
 
     def _reset(self) -> None:
-        self._remote = self._make_remote()
+        self._remote = open_remote(self.mirror)
         self._newest_there: int | None = None
         """The highest sequence in the mirror; None until it has been read."""
         self._current: Checkpoint | None = None
@@ -155,12 +159,8 @@ class Copier:
             return int(time.time() * 1000)
         return self._newest_there + 1
 
-    async def names(self) -> list[Name]:
-        """Return the checkpoints in the mirror, newest first.
-
-        Raises:
-            MirrorError: the mirror could not be read, or its directory or bucket is missing.
-        """
+    async def _names(self) -> list[Name]:
+        """Return the checkpoints in the mirror, newest first."""
         names = await self._remote.names()
         if self._newest_there is None:
             self._newest_there = names[0].sequence if names else 0
@@ -187,6 +187,7 @@ class Copier:
             try:
                 with active("save", f"mirror {self.mirror}", self._awaited_copy):
                     await self._copy(checkpoint)
+                self._attempt = 0
             except (MirrorError, DamagedError, CheckpointError) as error:
                 self._note_failure(checkpoint, str(error))
             finally:
@@ -211,7 +212,7 @@ class Copier:
             self._next = checkpoint
 
     async def _copy(self, checkpoint: Checkpoint) -> None:
-        names = await self.names()
+        names = await self._names()
         with contextlib.ExitStack() as opened:
             try:
                 manifest, contents = await to_thread(_open_checkpoint, checkpoint, opened)
@@ -220,7 +221,6 @@ class Copier:
                     raise
                 # `keep` or a user has removed it.
                 logger.info("mirror %s: %s is gone, and not copied", self.mirror, checkpoint.path)
-                self._attempt = 0
                 return
             await self._remote.upload(manifest, contents)
         if self._status.error is not None:
@@ -230,7 +230,6 @@ class Copier:
                 checkpoint.step,
             )
         self._status = dataclasses.replace(self._status, latest_step=checkpoint.step, error=None)
-        self._attempt = 0
         try:
             await self._remote.remove_old(self._keep, names, manifest.name)
         except Exception as error:  # also of the policy
@@ -276,26 +275,53 @@ class Copier:
 
     # Copying back
 
-    async def download(self, name: Name, commit: Commit) -> str | None:
-        """Call `commit` in a thread with a checkpoint of the mirror; return its damage, or None.
+    async def download_newer(
+        self,
+        newest_here: Name | None,
+        step: int | None,
+        commit: Commit,
+    ) -> tuple[bool, list[str]]:
+        """Download the newest good checkpoint of the mirror, or of a step, if it is newer.
+
+        Args:
+            newest_here: only later ones are newer.
+            step: the step, or None for any.
+            commit: writes the checkpoint, in a thread.
+
+        Returns:
+            Whether there is one; and the damage of those that were skipped.
 
         Raises:
-            MirrorError: it could not be read.
-            CheckpointError: it could not be written here, or has a later version of the format.
+            MirrorError: the mirror could not be read.
+            CheckpointError: the checkpoint could not be written here, or has a later version of the
+                format.
         """
-        try:
-            manifest = await self._remote.read_manifest(name)
-            if manifest is None:
-                return "its upload was not finished"
-            download = _Download()
-            contents = {
-                file: download.blocks(self._remote.file(name, file, entry))
-                for file, entry in manifest.files.items()
-            }
-            await to_thread(commit, manifest, contents, on_cancel=download.cancel)
-        except DamagedError as error:
-            return str(error)
-        return None
+        damaged: list[str] = []
+        for name in await self._names():
+            if newest_here is not None and name <= newest_here:
+                break
+            if step is not None and step != name.step:
+                continue
+            try:
+                await self._download(name, commit)
+            except DamagedError as error:
+                damaged.append(f"{name}: {error}")
+                message = "checkpoint %s in the mirror %s was skipped: %s"
+                logger.warning(message, name, self.mirror, error)
+            else:
+                return True, damaged
+        return False, damaged
+
+    async def _download(self, name: Name, commit: Commit) -> None:
+        """Call `commit` in a thread with a checkpoint of the mirror."""
+        manifest = await self._remote.read_manifest(name)
+        if manifest is None:
+            raise DamagedError("its upload was not finished")
+        download = _Download()
+        contents = {
+            file: download.blocks(self._remote.file(manifest, file)) for file in manifest.files
+        }
+        await to_thread(commit, manifest, contents, on_cancel=download.cancel)
 
 
 class _Download:
@@ -329,13 +355,10 @@ def _open_checkpoint(
     opened: contextlib.ExitStack,
 ) -> tuple[Manifest, dict[str, FileReader]]:
     """Open a checkpoint, whose files can be read to their end when it is removed meanwhile."""
-    files = Files()
-    parent = opened.enter_context(files.directory(checkpoint.path.parent))
-    fd = opened.enter_context(files.directory(checkpoint.path.name, dir_fd=parent))
-    data = files.read(_format.MANIFEST, dir_fd=fd, max_size=_format.MAX_MANIFEST_BYTES)
-    manifest = _format.decode(data, _format.name_of(checkpoint))
-    readers = {
-        file: opened.enter_context(files.opened(file, dir_fd=fd, size=entry.size))
+    directory = opened.enter_context(Directory(os, checkpoint.path))
+    manifest = directory.read_manifest(_format.name_of(checkpoint))
+    files = {
+        file: opened.enter_context(directory.opened(file, entry.size))
         for file, entry in manifest.files.items()
     }
-    return manifest, readers
+    return manifest, files

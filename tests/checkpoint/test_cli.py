@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from aiohooks.checkpoint import KeepNewest
+from aiohooks.checkpoint._directory import CheckpointDirectory
 from aiohooks.checkpoint.cli import checkpoints
-from aiohooks.checkpoint.saver import CheckpointDirectory
 from aiohooks.errors import CheckpointError
 from tests.support.checkpoint_files import WatchedFs, directory, names, saved
 from tests.support.source import ROOT

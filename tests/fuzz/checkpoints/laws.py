@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from aiohooks.checkpoint import KeepNewest, Restored
-from aiohooks.checkpoint.saver import CheckpointDirectory
+from aiohooks.checkpoint._directory import CheckpointDirectory
 from tests.fuzz.checkpoints.operations import Tree, materialise, snapshot
 from tests.support import checkpoint_files
 from tests.support.checkpoint_files import same
