@@ -46,7 +46,7 @@ _Sizes: TypeAlias = Annotated[list[_Size], msgspec.Meta(max_length=64)]
 CHUNK_BYTES = 1 << 20
 """The size of one write."""
 _ALIGNMENT = 64
-_MAX_REPEATED = 1_000_000
+_MAX_REPEATED = 100_000
 _MAX_GROWTH = 1000
 """How many times as many values as there are may be written, besides `_MAX_REPEATED` ones, for
 containers that are in the state more than once.
@@ -157,7 +157,7 @@ def read_arrays(file: io.BufferedIOBase, size: int) -> dict[str, Array]:
     left = size - 8 - header_size
     if position != left:
         raise DamagedError(f"has {left} bytes of arrays, and {position} in its header")
-    memory = _Memory()
+    memory = _Memory(left)
     arrays: dict[str, Array] = {}
     for begin, end, name in in_order:
         arrays[name] = memory.take(end - begin)
@@ -171,7 +171,8 @@ class _Memory:
     All are aligned as torch aligns its own: the last bits of a matrix product may depend on it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, size: int) -> None:
+        self._part_bytes = min(size, CHUNK_BYTES)
         self._unused = self._allocate(0)
 
     def take(self, size: int) -> Array:
@@ -179,7 +180,7 @@ class _Memory:
         if size >= CHUNK_BYTES:
             return self._allocate(size)
         if size > len(self._unused):
-            self._unused = self._allocate(CHUNK_BYTES)
+            self._unused = self._allocate(self._part_bytes)
         taken = self._unused[:size]
         self._unused = self._unused[-(-size // _ALIGNMENT) * _ALIGNMENT :]
         return taken
@@ -426,12 +427,15 @@ def decode(data: bytes, arrays: Mapping[str, Array]) -> dict[str, Any]:
         DamagedError: it is not what `encode` gives.
     """
     with damage_in(STATE):
+        decoder = _Decoder(arrays)
         try:
-            state = _Decoder(arrays).tree(data)
+            state = decoder.tree(data)
         except (*MALFORMED, msgspec.MsgspecError, struct.error) as error:
             raise DamagedError(
                 f"is not the state of a checkpoint ({type(error).__name__}: {error})",
             ) from None
+        finally:
+            del decoder.tree  # which refers to it, and so would keep the arrays
         if not isinstance(state, dict):
             raise DamagedError("is not the state of a checkpoint")
         return cast("dict[str, Any]", state)
