@@ -33,8 +33,8 @@ class Verified:
     reason: str | None
     """What is damaged, or None."""
     was_set_aside: bool = False
-    manifest: Manifest | None = None
-    """The manifest, if the checkpoint is good."""
+    checkpoint: Checkpoint | None = None
+    """The checkpoint, if it is good."""
 
 
 class CheckpointDirectory:
@@ -255,17 +255,16 @@ class CheckpointDirectory:
 
     def _sound(self, directory: Directory) -> list[Checkpoint]:
         """Return the checkpoints whose manifest is valid, newest first."""
-        before = self._checkpoints
-        self._checkpoints = {}
-        for name in _format.checkpoint_names(directory.names):
-            if name in before:
-                self._checkpoints[name] = before[name]
-                continue
-            with (
-                contextlib.suppress(DamagedError, NewerVersionError),
-                directory.open_checkpoint(name) as inside,
-            ):
-                self._checkpoints[name] = inside.read_manifest(name).checkpoint(self.path)
+        known = self._checkpoints
+        names = _format.checkpoint_names(directory.names)
+        for name in names:
+            if name not in known:
+                with (
+                    contextlib.suppress(DamagedError, NewerVersionError),
+                    directory.open_checkpoint(name) as inside,
+                ):
+                    known[name] = inside.read_manifest(name).checkpoint(self.path)
+        self._checkpoints = {name: known[name] for name in names if name in known}
         return list(self._checkpoints.values())
 
     def _read(self, directory: Directory, name: Name) -> tuple[Manifest, dict[str, Any]]:
@@ -389,11 +388,9 @@ class CheckpointDirectory:
         path = self.path / str(name)
         try:
             manifest, _ = self._read(directory, name)
-        except DamagedError as error:
+        except (DamagedError, NewerVersionError) as error:
             return Verified(path, name, str(error))
-        except NewerVersionError as error:
-            return Verified(path, name, error.strerror)
-        return Verified(path, name, None, manifest=manifest)
+        return Verified(path, name, None, checkpoint=manifest.checkpoint(self.path))
 
     def close(self) -> None:
         """Release the lock; the directory can be used again."""

@@ -13,7 +13,7 @@ import math
 import re
 import struct
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias, cast
 
@@ -46,10 +46,11 @@ _Sizes: TypeAlias = Annotated[list[_Size], msgspec.Meta(max_length=64)]
 CHUNK_BYTES = 1 << 20
 """The size of one write."""
 _ALIGNMENT = 64
-_MAX_REPEATED = 100_000
+_MAX_UNCHECKED = 100_000
+"""Behind so many containers, their values are counted."""
 _MAX_GROWTH = 1000
-"""How many times as many values as there are may be written, besides `_MAX_REPEATED` ones, for
-containers that are in the state more than once.
+"""How many times as many values as there are may be written, because containers are in the state
+more than once.
 """
 # The limit of the safetensors library.
 _MAX_HEADER_BYTES = 100_000_000
@@ -157,38 +158,33 @@ def read_arrays(file: io.BufferedIOBase, size: int) -> dict[str, Array]:
     left = size - 8 - header_size
     if position != left:
         raise DamagedError(f"has {left} bytes of arrays, and {position} in its header")
-    memory = _Memory(left)
     arrays: dict[str, Array] = {}
-    for begin, end, name in in_order:
-        arrays[name] = memory.take(end - begin)
-        file.readinto(cast("Any", arrays[name]))
+    memory = _new_memory([end - begin for begin, end, _ in in_order])
+    for (_, _, name), array in zip(in_order, memory, strict=True):
+        file.readinto(cast("Any", array))
+        arrays[name] = array
     return arrays
 
 
-class _Memory:
-    """Memory for arrays: a large one has its own, and small ones share some.
-
-    All are aligned as torch aligns its own: the last bits of a matrix product may depend on it.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._part_bytes = min(size, CHUNK_BYTES)
-        self._unused = self._allocate(0)
-
-    def take(self, size: int) -> Array:
-        """Return memory of `size` bytes."""
+def _new_memory(sizes: list[int]) -> Iterator[Array]:
+    """Yield memory of these sizes: each large array has its own, and small ones share some."""
+    part_bytes = min(sum(sizes), CHUNK_BYTES)
+    unused = _aligned_memory(0)
+    for size in sizes:
         if size >= CHUNK_BYTES:
-            return self._allocate(size)
-        if size > len(self._unused):
-            self._unused = self._allocate(self._part_bytes)
-        taken = self._unused[:size]
-        self._unused = self._unused[-(-size // _ALIGNMENT) * _ALIGNMENT :]
-        return taken
+            yield _aligned_memory(size)
+            continue
+        if size > len(unused):
+            unused = _aligned_memory(part_bytes)
+        yield unused[:size]
+        unused = unused[-(-size // _ALIGNMENT) * _ALIGNMENT :]
 
-    def _allocate(self, size: int) -> Array:
-        memory = np.empty(size + _ALIGNMENT, np.uint8)
-        start = -memory.ctypes.data % _ALIGNMENT
-        return memory[start : start + size]
+
+def _aligned_memory(size: int) -> Array:
+    # As torch aligns its own: the last bits of a matrix product may depend on it.
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size]
 
 
 # Writing
@@ -211,7 +207,7 @@ def encode(state: Mapping[str, Any]) -> tuple[bytes, ArrayFile]:
 _write_tree = msgspec.msgpack.Encoder().encode
 
 
-def _extension(code: int, *parts: Any) -> Ext:
+def _extension(code: int, parts: list[Any]) -> Ext:
     return Ext(code, _write_tree(parts))
 
 
@@ -222,8 +218,9 @@ class _Encoder:
         self.arrays: dict[str, _Stored] = {}
         self._path: list[str | int] = []
         """Keys and indexes that lead to the value that is being converted."""
+        self._containers = 0
         self._written = 0
-        self._limit = _MAX_REPEATED
+        self._limit = 0
         self._counted: set[int] = set()
         self._torch: Any = torch_support()
         self._storage_names: dict[Any, str] = {}
@@ -239,7 +236,7 @@ class _Encoder:
         # A subclass of ndarray has more (a mask, a unit) than would be kept, and scalars of
         # flexible size lose zeros at their end.
         if issubclass(kind, np.generic) and not issubclass(kind, np.flexible):
-            return _extension(_SCALAR, self._checked_dtype(value.dtype), value.tobytes())
+            return _extension(_SCALAR, [self._checked_dtype(value.dtype), value.tobytes()])
         if self._torch is not None and self._torch.is_tensor(value):
             return self._tensor(value)
         hint = "give plain data, or what its state_dict() returns"
@@ -270,10 +267,16 @@ class _Encoder:
         return Ext(_COMPLEX, struct.pack("<dd", value.real, value.imag))
 
     def items(self, values: Sequence[Any]) -> list[Any]:
-        return list(self._children(values, enumerate(values)).values())
+        self._enter(values)
+        converted: list[Any] = []
+        for index, value in enumerate(values):
+            self._path[-1] = index
+            converted.append(self.value(value))
+        self._path.pop()
+        return converted
 
     def tuple_items(self, values: Sequence[Any]) -> Ext:
-        return _extension(_TUPLE, *self.items(values))
+        return _extension(_TUPLE, self.items(values))
 
     def mapping(self, values: Mapping[Any, Any]) -> dict[Any, Any]:
         for key in values:
@@ -284,7 +287,13 @@ class _Encoder:
                     f"has the key {key!r} of type {type(key).__name__}; keys are str or int of 64"
                     " bits: give str(...) of it",
                 )
-        return self._children(values, values.items())
+        self._enter(values)
+        converted: dict[Any, Any] = {}
+        for key, value in values.items():
+            self._path[-1] = key
+            converted[key] = self.value(value)
+        self._path.pop()
+        return converted
 
     def ordered_mapping(self, values: Mapping[Any, Any]) -> dict[Any, Any] | Ext:
         converted = self.mapping(values)
@@ -292,11 +301,13 @@ class _Encoder:
         if metadata is None:
             return converted
         # The state of a module of torch, which has its versions there.
-        metadata = self._children((metadata,), [("_metadata", metadata)])
-        return _extension(_MODULE, converted, *metadata.values())
+        self._path.append("_metadata")
+        metadata = self.value(metadata)
+        self._path.pop()
+        return _extension(_MODULE, [converted, metadata])
 
     def counter(self, values: Mapping[Any, Any]) -> Ext:
-        return _extension(_COUNTER, self.mapping(values))
+        return _extension(_COUNTER, [self.mapping(values)])
 
     def array(self, array: Array) -> Ext:
         dtype = self._checked_dtype(array.dtype)
@@ -307,7 +318,7 @@ class _Encoder:
         alignment = array.itemsize if native else 1
         data = functools.partial(_bytes_of, array)
         name = self._add(_Stored(native, shape, array.nbytes, alignment, data))
-        return _extension(_ARRAY, name, dtype, shape)
+        return _extension(_ARRAY, [name, dtype, shape])
 
     def _tensor(self, given: Any) -> Ext:
         """Add the memory of a tensor, once; tensors that share it share it after a restore."""
@@ -329,14 +340,8 @@ class _Encoder:
             stored = _Stored(native, shape, storage.nbytes(), tensor.element_size(), data)
             name = self._add(stored)
             self._storage_names[address] = name
-        return _extension(
-            _TENSOR,
-            name,
-            dtype,
-            shape,
-            list(tensor.stride()),
-            tensor.storage_offset(),
-        )
+        strides = list(tensor.stride())
+        return _extension(_TENSOR, [name, dtype, shape, strides, tensor.storage_offset()])
 
     def _add(self, stored: _Stored) -> str:
         """Add an array under its path; return its name in the file."""
@@ -348,24 +353,20 @@ class _Encoder:
         self.arrays[name] = stored
         return name
 
-    def _children(self, container: Any, values: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
-        """Convert the values in a container, by key or index."""
+    def _enter(self, container: Any) -> None:
+        """Begin to convert the values in a container; the last of the path is for their keys."""
         if len(self._path) >= MAX_DEPTH:
             place = _place(self._path[:4])
             raise InvalidArgumentError(
                 f"{place}... is nested deeper than {MAX_DEPTH} levels, or in itself; flatten it",
             )
-        self._check_repetition(container)
+        self._containers += 1
+        if self._containers > _MAX_UNCHECKED:
+            self._check_repetition(container)
         self._path.append("")
-        converted: dict[Any, Any] = {}
-        for key, value in values:
-            self._path[-1] = key
-            converted[key] = self.value(value)
-        self._path.pop()
-        return converted
 
     def _check_repetition(self, container: Any) -> None:
-        """Raise if containers that are in the state many times would make it grow without end."""
+        """Raise if containers that share containers would make the state grow without end."""
         self._written += len(container)
         if id(container) not in self._counted:
             self._counted.add(id(container))

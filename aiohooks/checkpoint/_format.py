@@ -17,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from aiohooks._core.validate import check_mapping
 from aiohooks.checkpoint.policies import INTERIM, Checkpoint
 from aiohooks.errors import CheckpointError, InvalidArgumentError
 
@@ -90,6 +91,9 @@ class MirrorError(Exception):
 
 class NewerVersionError(CheckpointError):
     """A valid manifest has a version that this library does not know. Private to this package."""
+
+    def __str__(self) -> str:
+        return self.strerror
 
 
 @contextlib.contextmanager
@@ -185,10 +189,6 @@ class Manifest:
     metrics: Mapping[str, float]
     files: Mapping[str, FileEntry]
 
-    @property
-    def size(self) -> int:
-        return sum(entry.size for entry in self.files.values())
-
     def checkpoint(self, parent: Path) -> Checkpoint:
         """Return the checkpoint that it describes, in a directory."""
         metrics = dict(self.metrics)
@@ -198,7 +198,7 @@ class Manifest:
             self.name.sequence,
             MappingProxyType(metrics),
             parent / str(self.name),
-            self.size,
+            sum(entry.size for entry in self.files.values()),
             interim,
         )
 
@@ -210,22 +210,16 @@ def check_metrics(metrics: Mapping[str, Any] | None) -> Mapping[str, float]:
         InvalidArgumentError: they are not a mapping of names to numbers, or too many for a
             manifest.
     """
-    if metrics is None:
-        return MappingProxyType({})
-    if not isinstance(metrics, Mapping):
-        raise InvalidArgumentError(
-            f"metrics is {metrics!r}; give a mapping of names to numbers, or leave it out",
-        )
+    check_mapping(metrics, "metrics")
     checked: dict[str, float] = {}
-    for name, value in metrics.items():
-        if not isinstance(name, str):
-            raise InvalidArgumentError(f"metrics has the name {name!r}; give a str")
-        try:
-            if isinstance(value, (bool, str, bytes)):
-                raise TypeError
-            checked[str(name)] = float(value)
-        except (TypeError, ValueError, OverflowError):
-            raise InvalidArgumentError(f"metrics[{name!r}] is {value!r}; give a number") from None
+    for name, value in (metrics or {}).items():
+        number: float | None = None
+        if isinstance(name, str) and not isinstance(value, (bool, str, bytes)):
+            with contextlib.suppress(TypeError, ValueError, OverflowError):
+                number = float(value)
+        if number is None:
+            raise InvalidArgumentError(f"metrics[{name!r}] is {value!r}; give numbers by name")
+        checked[str(name)] = number
     if len(_canonical(_metrics_to_json(checked))) > MAX_MANIFEST_BYTES - 4096:
         raise InvalidArgumentError(
             f"metrics has {len(checked)} entries, too many for a manifest; put them into the state"

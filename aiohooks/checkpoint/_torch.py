@@ -111,7 +111,7 @@ def host_copies(tensors: Mapping[int, Tensor], take: Callable[[int], memoryview]
     sources: dict[object, Tensor] = {}
     for tensor in stored.values():
         sources[storage_address(tensor)] = _bytes_of(tensor.untyped_storage())
-    memory = take(1 + sum(_aligned_size(source) for source in sources.values()))
+    memory = take(max(1, sum(map(_aligned_size, sources.values()))))
     storages: dict[object, torch.UntypedStorage] = {}
     offset = 0
     for address, source in sources.items():
@@ -128,7 +128,8 @@ def host_copies(tensors: Mapping[int, Tensor], take: Callable[[int], memoryview]
     for key, tensor in stored.items():
         storage = storages[storage_address(tensor)]
         offset = int(tensor.storage_offset())
-        copies[key] = _view(storage, tensor.dtype, offset, tensor.shape, tensor.stride())
+        dtype = dtype_name(tensor)
+        copies[key] = tensor_in(storage, dtype, offset, tensor.shape, tensor.stride())
     return copies
 
 
@@ -140,17 +141,6 @@ def _host_part(memory: memoryview, offset: int, size: int) -> Tensor:
     if size == 0:
         return torch.empty(0, dtype=torch.uint8, device="cpu")
     return torch.frombuffer(memory, dtype=torch.uint8, offset=offset, count=size)
-
-
-def _view(
-    storage: torch.UntypedStorage,
-    dtype: torch.dtype,
-    offset: int,
-    shape: Sequence[int],
-    strides: Sequence[int],
-) -> Tensor:
-    empty = torch.empty(0, dtype=dtype, device="cpu")
-    return empty.set_(storage, offset, tuple(shape), tuple(strides))
 
 
 def storage_of(data: Any) -> torch.UntypedStorage:
@@ -174,7 +164,8 @@ def tensor_in(
     kind = _DTYPES.get(dtype)
     if kind is None:
         raise ValueError(f"this torch has no {dtype}")
-    return _view(storage, kind, offset, shape, strides)
+    empty = torch.empty(0, dtype=kind, device="cpu")
+    return empty.set_(storage, offset, tuple(shape), tuple(strides))
 
 
 def random_state() -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from aiohooks.checkpoint._directory import CheckpointDirectory, Verified
 from aiohooks.checkpoint._format import DamagedError, MirrorError, NewerVersionError
-from aiohooks.checkpoint.mirror import Mirror, open_remote
+from aiohooks.checkpoint.mirror import Mirror
 from aiohooks.errors import CheckpointError, printable
 
 _LINE = "{:>12}  {:>8}  {:>12}  {}  {}"
@@ -34,7 +34,7 @@ def checkpoints(directory: str) -> int:
             print(printable(f"{directory} is not a directory"), file=sys.stderr)
             return 1
     except (CheckpointError, MirrorError) as error:
-        print(printable(f"{directory}: {error}"), file=sys.stderr)
+        print(printable(f"the checkpoints could not be read: {error}"), file=sys.stderr)
         return 1
     if verified:
         print(_LINE.format("step", "sequence", "bytes", "metrics", "state"))
@@ -47,21 +47,20 @@ def checkpoints(directory: str) -> int:
 
 
 async def _verify_mirror(url: str) -> list[Verified]:
-    remote = open_remote(Mirror(url))
+    from aiohooks.checkpoint._remote import RemoteDirectory  # needs an extra
+
+    remote = RemoteDirectory(Mirror(url))
     verified: list[Verified] = []
     for name in await remote.names():
-        manifest = reason = None
+        path = Path(str(name))
         try:
             manifest = await remote.read_manifest(name)
-            if manifest is None:
-                continue  # its upload is not finished
-            for file in manifest.files:
-                await remote.file(manifest, file).verify()
-        except DamagedError as error:
-            reason = str(error)
-        except NewerVersionError as error:
-            reason = error.strerror
-        verified.append(Verified(Path(str(name)), name, reason, manifest=manifest))
+            if manifest is not None:  # else its upload is not finished
+                await remote.verify(manifest)
+                checkpoint = manifest.checkpoint(Path())
+                verified.append(Verified(path, name, None, checkpoint=checkpoint))
+        except (DamagedError, NewerVersionError) as error:
+            verified.append(Verified(path, name, str(error)))
     return verified
 
 
@@ -82,12 +81,12 @@ def _restore_outcome(current: list[Verified], *, any_set_aside: bool, verb: str)
 
 
 def _print_line(checkpoint: Verified) -> None:
-    name = checkpoint.name
     size: int | str = "-"
     metrics: list[str] = []
-    if checkpoint.manifest is not None:
-        size = checkpoint.manifest.size
-        for metric, value in checkpoint.manifest.metrics.items():
+    if checkpoint.checkpoint is not None:
+        size = checkpoint.checkpoint.size
+        for metric, value in checkpoint.checkpoint.metrics.items():
             metrics.append(f"{printable(metric)}={value:.6g}")
+    sequence, step = checkpoint.name
     state = printable(checkpoint.reason or "good")
-    print(_LINE.format(name.step, name.sequence, size, " ".join(metrics) or "-", state))
+    print(_LINE.format(step, sequence, size, " ".join(metrics) or "-", state))

@@ -155,12 +155,13 @@ class KeepBest(KeepPolicy):
         """Return the best `k` of those that are not interim, and the newest."""
         newest_first = _newest_first(checkpoints)
         sign = 1 if self.mode == "min" else -1
-
-        def rank(checkpoint: Checkpoint) -> float:
-            return sign * checkpoint.metrics.get(self.metric, math.nan)
-
-        judged = [saved for saved in newest_first if not (saved.interim or math.isnan(rank(saved)))]
-        return {*sorted(judged, key=rank)[: self.k], *newest_first[:1]}
+        values: dict[Checkpoint, float] = {}
+        for checkpoint in newest_first:
+            value = sign * checkpoint.metrics.get(self.metric, math.nan)
+            if not checkpoint.interim and not math.isnan(value):
+                values[checkpoint] = value
+        best = sorted(values, key=lambda checkpoint: values[checkpoint])
+        return {*best[: self.k], *newest_first[:1]}
 
 
 @dataclass(frozen=True, slots=True)

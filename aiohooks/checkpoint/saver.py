@@ -11,7 +11,7 @@ import operator
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, SupportsFloat
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsFloat
 
 from aiohooks._core.activity import Awaited, active
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, to_thread
@@ -19,10 +19,13 @@ from aiohooks._core.reports import logger
 from aiohooks._core.validate import check_checkpoint_dir, check_instance, check_secs, checked_int
 from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._format import MirrorError, Name
-from aiohooks.checkpoint.mirror import Copier, Mirror, MirrorStatus
+from aiohooks.checkpoint.mirror import Mirror, MirrorStatus
 from aiohooks.checkpoint.policies import Checkpoint, KeepNewest, KeepPolicy, Restored
 from aiohooks.checkpoint.stateful import Stateful, torch_support
 from aiohooks.errors import CheckpointError, CorruptCheckpointError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from aiohooks.checkpoint._remote import Copier
 
 
 class Saver:
@@ -84,7 +87,11 @@ class Saver:
             read_only=self.read_only,
             fs=self._fs,
         )
-        self._copier = None if mirror is None else Copier(mirror, keep)
+        self._copier: Copier | None = None
+        if mirror is not None:
+            from aiohooks.checkpoint._remote import Copier
+
+            self._copier = Copier(mirror, keep)
         self._is_newest_here = False
         """Whether what is here needs no comparison with the mirror: this Saver has restored or
         saved since it took the lock.

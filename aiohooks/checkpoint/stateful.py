@@ -109,7 +109,9 @@ def _tensors_in(value: Any, torch: Any, seen: dict[int, object]) -> Iterator[Any
     elif isinstance(value, Mapping | list | tuple) and id(value) not in seen:
         container = cast("Any", value)
         seen[id(container)] = container
-        for item in container.values() if isinstance(value, Mapping) else container:
+        if isinstance(value, Mapping):
+            container = container.values()
+        for item in container:
             yield from _tensors_in(item, torch, seen)
 
 

@@ -207,8 +207,8 @@ class Scenario:
         """
         good: set[int] = set()
         for each in directory(path, read_only=True).verify():
-            if each.reason is None and each.manifest is not None:
-                good.add(int(each.manifest.metrics["number"]))
+            if each.checkpoint is not None:
+                good.add(int(each.checkpoint.metrics["number"]))
             elif not (self.damaged and each.name.step == self.before[-1].step):
                 raise ViolationError(f"torn under a final name: {each.path.name}: {each.reason}")
         return good
