@@ -302,6 +302,7 @@ class CheckpointDirectory:
         step: int | None,
         attempts: int = _MAX_READ_ATTEMPTS,
     ) -> Restored | None:
+        """Read the checkpoints, newest first, until one is good; set the others aside."""
         names = _format.checkpoint_names(directory.names)
         set_aside: list[tuple[str, str]] = []
         for name in names:
@@ -309,16 +310,19 @@ class CheckpointDirectory:
                 continue
             try:
                 manifest, state = self._read(directory, name)
-            except DamagedError as error:
-                if self._read_only and str(name) not in directory.list_names():
-                    if not attempts:
-                        message = "the checkpoints are removed faster than they can be read"
-                        raise CheckpointError(errno.EAGAIN, f"{self.path}: {message}") from None
-                    return self._restore(directory, step, attempts - 1)
-                set_aside.append((str(name), str(error)))
-                self._set_aside(directory, name, str(error))
-            else:
                 return Restored(manifest.checkpoint(self.path), state, tuple(set_aside))
+            except DamagedError as error:
+                damage = str(error)
+            if self._read_only and str(name) not in directory.list_names():
+                # A writer has removed it meanwhile.
+                if not attempts:
+                    raise CheckpointError(
+                        errno.EAGAIN,
+                        f"the checkpoints in {self.path} are removed faster than they can be read",
+                    )
+                return self._restore(directory, step, attempts - 1)
+            set_aside.append((str(name), damage))
+            self._set_aside(directory, name, damage)
         if step is not None and not set_aside:
             steps = ", ".join(str(step) for step in sorted({name.step for name in names}))
             message = f"{self.path} has no checkpoint of step {step}"
@@ -326,12 +330,15 @@ class CheckpointDirectory:
         if not set_aside:
             earlier = sorted(filter(_format.parse_damaged, directory.names), reverse=True)
             set_aside = [(damaged, "was set aside as damaged before") for damaged in earlier]
-        if not set_aside:
-            return None
+        if set_aside:
+            raise self._corrupt_error(set_aside)
+        return None
+
+    def _corrupt_error(self, set_aside: list[tuple[str, str]]) -> CorruptCheckpointError:
         listed = "; ".join(f"{damaged}: {reason}" for damaged, reason in set_aside[:5])
         more = "; ..." if len(set_aside) > 5 else ""
         newest, reason = set_aside[0]
-        raise CorruptCheckpointError(
+        return CorruptCheckpointError(
             f"{self.path} has checkpoints and none of them is good: {listed}{more}; to start from"
             " the beginning, use another directory",
             path=self.path / newest,

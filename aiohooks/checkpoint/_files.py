@@ -239,7 +239,7 @@ class Directory:
     def verified(self, file: str, manifest: Manifest) -> Generator[FileReader]:
         """Open a file for the block; raise as `opened` does, or if it has another checksum.
 
-        Damage that the block finds is that of the checksum, if that is wrong.
+        A wrong checksum is reported in place of the damage that the block has found.
         """
         entry = manifest.files[file]
         with damage_in(file), self.opened(file, entry.size) as reader:
@@ -377,9 +377,9 @@ class DirectoryLock:
         return False
 
     def _lock_file(self, directory: Directory) -> None:
-        """Lock the file of the lock.
+        """Lock `.lock`, unless the file of that name is the one that is locked already.
 
-        If the locked one was removed or replaced, the new one is locked: another writer could.
+        If it was removed or replaced, another writer could lock the new file.
         """
         held = self._lock
         if held is not None and self._is_at(_format.LOCK, held, directory.fd):
