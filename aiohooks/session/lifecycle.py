@@ -19,6 +19,7 @@ import functools
 import os
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager
 from threading import get_ident
 from typing import Any, TypeVar, cast
 from weakref import WeakSet
@@ -57,8 +58,13 @@ from aiohooks.errors import (
 )
 from aiohooks.graph.graph import Graph, held
 from aiohooks.graph.session import GatheredRun, Monitor, Session, monitored_run
-from aiohooks.session._ending_tasks import LongWaitLog
-from aiohooks.session.coordinator import Coordinator, Requests
+from aiohooks.session._ending_tasks import long_wait_logged
+from aiohooks.session.coordinator import (
+    Coordinator,
+    Requests,
+    TasksOwner,
+    is_among,
+)
 from aiohooks.session.creators import (
     ChiefSessionCreator,
     SessionCreator,
@@ -79,7 +85,6 @@ from aiohooks.session.recovery import (
 from aiohooks.session.signals import StopOnSignal
 from aiohooks.session.status import (
     Activity,
-    EffectRecorder,
     SessionStatus,
     activity_of,
     background_activities,
@@ -102,7 +107,7 @@ _CLOSING = "closing the session"
 _PHASE_ACTIVITIES = {"opening": "creating the session", "open": "the session's block"}
 
 
-class Lifecycle:
+class Lifecycle(TasksOwner):
     """Opens, runs, recovers and closes one monitored session.
 
     It owns the raw session. The coordinator of the whole session owns its tasks and requests; that
@@ -123,15 +128,14 @@ class Lifecycle:
         self.graph: Graph = creator.graph
         self.grace_secs: float = grace_secs
         """How long cleanup may take, and what does not end immediately."""
-        self.effects: EffectRecorder | None = None
-        """The hook that records and delivers the effects of the runs."""
         self.phase: str = "new"
         """"new", "opening", "open", "closing" or "closed"."""
         self.thread: int = 0
         """The thread of the session's loop: cheaper to compare than the running loop."""
         self.policy: RecoveryPolicy = policy
-        self.requests: Requests = Requests()
-        self.coordinator: Coordinator = Coordinator.of_session(self, self.requests)
+        self.coordinator: Coordinator = Coordinator()
+        self.coordinator.owner = self
+        self.requests: Requests = self.coordinator.requests
         """Its tasks live through recoveries."""
         self.raw_coordinator: Coordinator = self.coordinator
         self.session: Session | None = None
@@ -314,7 +318,7 @@ class Lifecycle:
         ):
             await turns.wait()
         try:
-            await self._wait_for_resume()
+            await self.coordinator.wait_for_resume()
             if self.phase == "closing":
                 raise StopRequestedError("the session has ended")
             return self.begin_run()
@@ -343,14 +347,10 @@ class Lifecycle:
         ):
             return  # `begin_run` says what is wrong
         await self.turns.let_loop_turn()
-        await self._wait_for_resume()
+        await self.coordinator.wait_for_resume()
         if self.phase != "open":
             raise StopRequestedError("the session has ended")
         self.turns.watch_loop()
-
-    async def _wait_for_resume(self) -> None:
-        # The run that is to begin recovers from a failure.
-        await self.coordinator.wait_out_pause(lasts=True)
 
     async def session_for_run(self) -> Session:
         """Return the raw session for a run; after a recovery that was cancelled, another one. Raise
@@ -435,7 +435,7 @@ class Lifecycle:
             if self._was_ended_from_outside(error, cause):
                 raise_unchanged(error)
             label = self.requests.label
-            error = root_cause(error, coordinator.failures, self.policy, label)
+            error = root_cause(error, coordinator.errors, self.policy, label)
             if not coordinator.is_recoverable(error):
                 coordinator.note_delivery(error)
                 if isinstance(error, StopRequestedError):
@@ -455,7 +455,7 @@ class Lifecycle:
         """
         if isinstance(error, (asyncio.CancelledError, FeedsWentBack)):
             return True
-        return error is cause and all(error is not other for other in self.coordinator.failures)
+        return error is cause and not is_among(error, self.coordinator.errors)
 
     def end_run(self, cause: BaseException) -> None:
         """End the run in progress, if there is one."""
@@ -470,7 +470,7 @@ class Lifecycle:
         """
         if failure is self.recovering_from:
             return
-        if self.session is not None or self.coordinator.errors:
+        if self.session is not None or self.coordinator.lasting_errors:
             self.end_run(failure)
 
     async def wait_between_runs(self, wait: Coroutine[Any, Any, T]) -> T:
@@ -549,9 +549,9 @@ class Lifecycle:
                         logger.error(what, self.requests.label, reason, exc_info=error)
                     raise
                 # A task may have failed meanwhile, or beside the error that is recovered from.
-                for failure in coordinator.failures:
-                    if not coordinator.is_recoverable(failure):
-                        raise_unchanged(failure)
+                failure = coordinator.ending_failure
+                if failure is not None:
+                    raise_unchanged(failure)
                 try:
                     await self._create_session_in_run()
                     return
@@ -886,7 +886,7 @@ class Lifecycle:
     def _cancel_tasks(self) -> None:
         self.coordinator.cancel_tasks("the session was cancelled while it was closed")
 
-    def _log_long_wait(self, what: str | None = None) -> LongWaitLog:
+    def _log_long_wait(self, what: str | None = None) -> AbstractContextManager[None]:
         """Return what logs that closing waits for `what`, or if None, for the current calls of
         hooks.
         """
@@ -906,7 +906,7 @@ class Lifecycle:
                     calls[hook] = f"{pending} background calls of {hook.name}"
             return calls
 
-        return LongWaitLog(f"{self.requests.label}, closing", awaited)
+        return long_wait_logged(f"{self.requests.label}, closing", awaited)
 
     # -- what the session can be used for
 
@@ -932,7 +932,7 @@ class Lifecycle:
             )
         self._raise_if_nested("aclose")
         task = current_task()
-        if self.coordinator.owns(task):
+        if self.coordinator.owns_current_task():
             raise NestedRunError(
                 f"aclose was called from the background task {task.get_name()!r} of the same"
                 " session, which would deadlock; use request_stop to end the session"
@@ -965,7 +965,8 @@ class Lifecycle:
             raise RecoveryExhaustedError(
                 f"recovery has given up on {self.gave_up!r}; leave the session's block"
             ) from self.gave_up
-        self.coordinator.raise_requested_exception()
+        if self.coordinator.ending_failure is not None:
+            self.coordinator.raise_requested_exception()
         if self.requests.stopped:
             raise StopRequestedError(self.requests.stop_reason)
 
@@ -986,7 +987,7 @@ class Lifecycle:
         requests = self.requests
         turns = self.turns
         is_running = turns.runner is not None
-        failure = self.gave_up or next(iter(self.coordinator.failures), None)
+        failure = self.gave_up or next(iter(self.coordinator.errors), None)
         now = None
         if self.phase not in ("new", "closed"):
             now = self.waits.now()
