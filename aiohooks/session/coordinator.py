@@ -758,12 +758,13 @@ class Coordinator(RequestMethods):
             )
         await self._wait_for(lambda: not self.tasks or self.should_stop())
         try:
-            await self.end_tasks(
-                stop_grace_period_secs,
-                stop_grace_period_secs,
-                f"a stop was requested: {self.stop_reason}",
-                "joining",
-            )
+            with long_wait_logged(f"{self.requests.label}, joining", self.descriptions):
+                await self.end_tasks(
+                    stop_grace_period_secs,
+                    stop_grace_period_secs,
+                    f"a stop was requested: {self.stop_reason}",
+                    "joining",
+                )
         finally:
             if not (self._whole.closed or self._has_no_caller):
                 self._ending = None
@@ -782,16 +783,15 @@ class Coordinator(RequestMethods):
         if not self.all_tasks:
             return
         label = f"{self.requests.label}, {occasion}"
-        with long_wait_logged(label, self._descriptions):
-            await self._wait_for_tasks(stop_grace_secs, label)
-            self.cancel_tasks(reason)
-            if not await self._wait_for(self._is_idle, cancel_grace_secs):
-                logger.warning(
-                    "%s: still active %s s after their cancellation: %s",
-                    label,
-                    cancel_grace_secs,
-                    "; ".join(self._descriptions().values()),
-                )
+        await self._wait_for_tasks(stop_grace_secs, label)
+        self.cancel_tasks(reason)
+        if not await self._wait_for(self._is_idle, cancel_grace_secs):
+            logger.warning(
+                "%s: still active %s s after their cancellation: %s",
+                label,
+                cancel_grace_secs,
+                "; ".join(self.descriptions().values()),
+            )
 
     async def _wait_for_tasks(self, secs: float, label: str) -> None:
         """Wait `secs` for all tasks, or until all that remain wait for queues, and have done so
@@ -812,7 +812,7 @@ class Coordinator(RequestMethods):
                 logger.info(
                     "%s: cancelled early, as no other task is left that uses their queues: %s",
                     label,
-                    "; ".join(self._descriptions().values()),
+                    "; ".join(self.descriptions().values()),
                 )
                 return
             waits_before = waits
@@ -820,7 +820,7 @@ class Coordinator(RequestMethods):
     def _is_idle(self) -> bool:
         return not self.all_tasks
 
-    def _descriptions(self) -> dict[object, str]:
+    def descriptions(self) -> dict[object, str]:
         """Return what each task does."""
         return {activity.task: str(activity) for activity in background_activities(self.all_tasks)}
 

@@ -5,7 +5,7 @@ waits.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 from aiohooks._core.reports import logger
@@ -153,12 +153,15 @@ class RecoveryHistory:
 
 
 def root_cause(
-    error: BaseException, failures: Sequence[BaseException], policy: RecoveryPolicy, label: str
+    error: BaseException,
+    failures: Sequence[BaseException],
+    is_recoverable: Callable[[BaseException], bool],
+    label: str,
 ) -> BaseException:
     """Choose the error to act on: the failure of a background task may be behind the one that came
     out of a run.
 
-    The first failure of a task wins, unless neither is in the policy: then the error of the run is
+    The first failure of a task wins, unless neither is recoverable: then the error of the run is
     the answer to the failure. The other one becomes a note, or a line of the log.
     """
     if not failures or failures[0] is error or is_clean_end(error):
@@ -166,7 +169,7 @@ def root_cause(
     chosen = failures[0]
     hidden = error
     note = f"the run failed with it: {safe_repr(hidden)}"
-    if not policy.recovers(chosen) and not policy.recovers(error):
+    if not is_recoverable(chosen) and not is_recoverable(error):
         chosen = error
         hidden = failures[0]
         note = f"a background task had failed before: {safe_repr(hidden)}"

@@ -71,7 +71,7 @@ class Activity:
     kind: str = ""
 
     def __str__(self) -> str:
-        parts = [self.what + _for_secs(self.secs)]
+        parts = [self.what + for_secs(self.secs)]
         if self.awaits is not None:
             parts.append(f"waiting for {self.awaits}")
         if self.where is not None:
@@ -134,11 +134,11 @@ class SessionStatus:
 
     def __str__(self) -> str:
         name = "session" if self.name is None else f"session {self.name}"
-        first = f"{name}: {self.state}{_for_secs(self.state_secs)}"
+        first = f"{name}: {self.state}{for_secs(self.state_secs)}"
         if self.global_step is not None:
             first += f", at step {self.global_step}"
         if self.running:
-            first += f", in run {self.runs}{_for_secs(self.run_secs)}"
+            first += f", in run {self.runs}{for_secs(self.run_secs)}"
         further: tuple[object, ...] = (
             self.queued and f"waiting for their turn to run: {self.queued}",
             self.steps and _steps(self.steps),
@@ -161,7 +161,8 @@ class SessionStatus:
         return "\n  ".join(lines)
 
 
-def _for_secs(secs: float | None) -> str:
+def for_secs(secs: float | None) -> str:
+    """Return a duration for the end of a description; nothing if it is not known."""
     return "" if secs is None else f" for {secs_text(secs)}"
 
 
@@ -173,7 +174,7 @@ def _steps(steps: StoreStatistics) -> str:
     if steps.waiting:
         waiters = (
             f"{steps.waiting}"
-            f" waiter{'s' if steps.waiting > 1 else ''}{_for_secs(steps.waiting_secs)}"
+            f" waiter{'s' if steps.waiting > 1 else ''}{for_secs(steps.waiting_secs)}"
         )
         text += f"; {waiters}, the next one due at step {steps.wanted}"
     return text
