@@ -17,20 +17,21 @@ import contextvars
 import copy
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
+from types import FrameType
 from typing import Any, TypeAlias, TypeVar, TypeVarTuple, cast
 from weakref import WeakKeyDictionary, WeakSet
 
 from aiohooks._core.activity import Awaited, active
 from aiohooks._core.calls import Calls, Wait
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, current_task, new_task, running_loop
-from aiohooks._core.clock import TimerHandle, current_clock, wait_woken, wake
+from aiohooks._core.clock import NO_TIMER, TimerHandle, current_clock, secs_text, wait_woken, wake
 from aiohooks._core.coroutines import close_unawaited
 from aiohooks._core.observers import Observer
 from aiohooks._core.reports import logger
 from aiohooks._core.scope import RunScope, current_scope, leave_run
 from aiohooks._core.validate import check_callable, check_instance, check_secs
-from aiohooks._why.tasks import describe_awaitable, is_task
+from aiohooks._why.tasks import coroutine_of, describe_awaitable, is_task, links_of, task_wait
 from aiohooks.errors import (
     InvalidArgumentError,
     NestedRunError,
@@ -45,8 +46,7 @@ from aiohooks.errors import (
     raise_unchanged,
     safe_repr,
 )
-from aiohooks.session._ending_tasks import long_wait_logged, queue_wait, wait_to_put
-from aiohooks.session.recovery import NEVER, RecoveryPolicy
+from aiohooks.session.recovery import NEVER, RecoveryPolicy, check_error_types
 from aiohooks.session.status import EffectRecorder, SessionStatus, background_activities
 
 T = TypeVar("T")
@@ -119,13 +119,12 @@ class Requests:
         """
         self.stop_reason = self.stop_reason or self.drain_reason or reason
 
-    def end_waits(self, error: BaseException | None = None) -> None:
-        """End the waits with `error`, or because of the stop."""
-        if self.stopped:
-            self.forget_drain_limits()
+    def end_waits(self) -> None:
+        """End the waits because of the stop."""
+        self.forget_drain_limits()
         self.wake_waiters()
         for wait in tuple(self.waits):
-            wait.end(error or self.stop_error())
+            wait.end(self.stop_error())
 
     def stop_error(self) -> StopRequestedError:
         return StopRequestedError(self.stop_reason or self.drain_reason or "the session has ended")
@@ -341,13 +340,7 @@ class Coordinator(RequestMethods):
             clean_stop_exception_types: errors of tasks that mean a plain stop, besides the usual
                 ones.
         """
-        types: object = clean_stop_exception_types
-        if not isinstance(types, tuple) or not all(
-            isinstance(kind, type) and issubclass(kind, BaseException) for kind in types
-        ):  # pyright: ignore[reportUnknownVariableType]
-            raise InvalidArgumentError(
-                f"clean_stop_exception_types is {types!r}; give a tuple of exception classes"
-            )
+        check_error_types(clean_stop_exception_types, "clean_stop_exception_types", BaseException)
         self._clean_types = clean_stop_exception_types
         self.joined: bool = False
         """Whether a `join` has completed."""
@@ -455,7 +448,7 @@ class Coordinator(RequestMethods):
         for task in {*producers, *self._whole._producers}:
             if task in _ending_in_drains:
                 continue
-            put = wait_to_put(task)
+            put = _wait_to_put(task)
             if put is not None:
                 into, waiter = put
                 earlier = _puts_in_drains.setdefault(task, waiter)
@@ -481,16 +474,17 @@ class Coordinator(RequestMethods):
             BaseException: the error of a background task that has failed, from which the session
                 does not recover.
         """
+
+        def awaited() -> Awaited:
+            return Awaited("pause", "the end of the pause", self.pause_reason or "")
+
         while self.pause_reason is not None:
-            with active("wait", "end of the pause", self._awaited_resume, observers=self.observers):
+            with active("wait", "end of the pause", awaited, observers=self.observers):
                 await self.wait_until_ended(
                     "the end of the pause",
                     self._wait_for(lambda: self.pause_reason is None),
                     lasts=True,
                 )
-
-    def _awaited_resume(self) -> Awaited:
-        return Awaited("pause", "the end of the pause", self.pause_reason or "")
 
     # -- waits
 
@@ -542,7 +536,8 @@ class Coordinator(RequestMethods):
                 awaitable,
                 producers,
                 drain=drain,
-                lasts=self._outlasts_recoveries(),
+                # In a run, which a recovery repeats, it does not outlast one.
+                lasts=self._starter() is self._whole and not self.is_part_of_call(),
             )
 
     async def wait_until_ended(
@@ -563,7 +558,7 @@ class Coordinator(RequestMethods):
             drain: whether a drain ends the wait.
             lasts: whether it is a `LastingWait`.
         """
-        wait = LastingWait[T](what, self._whole) if lasts else Wait[T](what)
+        wait = LastingWait[T](what) if lasts else Wait[T](what)
         waits = self.requests.waits
         try:
             self.bind()
@@ -720,7 +715,8 @@ class Coordinator(RequestMethods):
 
     def _task_ended(self, task: asyncio.Task[Any]) -> None:
         del self._tasks[task]
-        self.requests.wake_waiters()
+        if self not in self._tasks.values():
+            self.requests.wake_waiters()
         error = None if task.cancelled() else task.exception()
         if error is not None and not self._ends_in_drain(error):
             add_origin(error, f"background task {task.get_name()!r}")
@@ -807,7 +803,7 @@ class Coordinator(RequestMethods):
             if await self._wait_for(self._is_idle, min(pause_secs, secs_left)):
                 return
             pause_secs *= 2
-            waits = {task: queue_wait(task) for task in self.all_tasks}
+            waits = {task: _queue_wait(task) for task in self.all_tasks}
             if None not in waits.values() and waits == waits_before:
                 logger.info(
                     "%s: cancelled early, as no other task is left that uses their queues: %s",
@@ -868,10 +864,6 @@ class Coordinator(RequestMethods):
                 return coordinator
         return None
 
-    def owns_current_task(self) -> bool:
-        """Return whether the current task is one of the session's."""
-        return asyncio.current_task() in self._tasks
-
     def _scope(self) -> RunScope | None:
         """Return the run or the end of the session in which this code was started."""
         owner: Any = self.owner
@@ -884,12 +876,6 @@ class Coordinator(RequestMethods):
         """Return whether this code is part of a run of the session, or of its end: of a hook."""
         scope = self._scope()
         return scope is not None and scope.active
-
-    def _outlasts_recoveries(self) -> bool:
-        """Return whether this code is part of a task that lives through recoveries, and not of a
-        run, which a recovery repeats.
-        """
-        return self._starter() is self._whole and not self.is_part_of_call()
 
     def enter_raw_session(self) -> None:
         """Make the current context, of a hook's call in the background, part of the raw session."""
@@ -982,7 +968,17 @@ class Coordinator(RequestMethods):
             logger.error("%s: %s after another failure", requests.label, what, exc_info=error)
 
     def _end_waits(self, failure: BaseException) -> None:
-        self.requests.end_waits(failure)
+        """End the waits and the run because of a failure; a lasting wait lets the session recover
+        instead, where it can.
+        """
+        requests = self.requests
+        requests.wake_waiters()
+        recovers = self.is_recoverable(failure)
+        for wait in tuple(requests.waits):
+            if recovers and isinstance(wait, LastingWait):
+                self.owner.start_recovery()
+            else:
+                wait.end(failure)
         self.owner.end_failed_run(failure)
 
     def note_delivery(self, error: BaseException) -> None:
@@ -1028,18 +1024,7 @@ class LastingWait(Wait[T]):
     recovers does not end it, but starts the recovery.
     """
 
-    __slots__ = ("_coordinator",)
-
-    def __init__(self, what: str, coordinator: Coordinator) -> None:
-        super().__init__(what)
-        self._coordinator = coordinator
-
-    def end(self, cause: BaseException) -> None:
-        coordinator = self._coordinator
-        if is_among(cause, coordinator.errors) and coordinator.is_recoverable(cause):
-            coordinator.owner.start_recovery()
-        else:
-            super().end(cause)
+    __slots__ = ()
 
 
 # -- the producers of a wait: tasks without which it would never end
@@ -1111,3 +1096,70 @@ def is_end_of_producers(error: BaseException) -> bool:
     and used.
     """
     return all(isinstance(member, ProducerFinishedError) for member in flattened([error]))
+
+
+# -- reports of long waits, and tasks that wait for queues
+
+_NOTICE_SECS = 1.0
+_Queue: Any = asyncio.Queue
+_QUEUE_METHODS = frozenset({_Queue.put.__code__, _Queue.get.__code__, _Queue.join.__code__})
+
+
+def _queue_wait(task: asyncio.Task[Any]) -> object:
+    """Return the future of a task that waits in a method of a queue, and else None.
+
+    None in a `with` block, too: it may be a time limit, after which the task continues by itself.
+    """
+    from aiohooks._why.frames import held_by  # seldom needed
+
+    _, waiter = _queue_method(task)
+    if asyncio.isfuture(waiter) and not waiter.done() and not held_by(task):
+        return waiter
+    return None
+
+
+def _wait_to_put(task: asyncio.Task[Any]) -> tuple[object, object] | None:
+    """Return the queue that a task waits to put into, and the future of this wait; else None."""
+    frame, waiter = _queue_method(task)
+    if frame is None or frame.f_code is not _Queue.put.__code__:
+        return None
+    return frame.f_locals.get("self"), waiter
+
+
+def _queue_method(task: asyncio.Task[Any]) -> tuple[FrameType | None, object]:
+    """Return the frame of the queue's method that a task waits in, and what it awaits there."""
+    frames = task_wait(task).frames
+    if not frames or frames[-1].f_code not in _QUEUE_METHODS:
+        return None, None
+    _, waiter = [*links_of(coroutine_of(task))][-1]
+    return frames[-1], waiter
+
+
+@contextlib.contextmanager
+def long_wait_logged(waiter: str, waits_for: Callable[[], Mapping[object, str]]) -> Generator[None]:
+    """Log a warning when the block has lasted a second, and again when it waits for something else.
+
+    Args:
+        waiter: the beginning of the message: the waiter and the occasion.
+        waits_for: returns the awaited things, with a description of each.
+    """
+    clock = current_clock()
+    began = clock.now()
+    logged: set[object] = set()
+    timer = NO_TIMER
+
+    def log_if_new() -> None:
+        nonlocal timer
+        timer = clock.call_later(_NOTICE_SECS, log_if_new)
+        awaited = waits_for()
+        if not logged.issuperset(awaited):
+            logged.update(awaited)
+            secs = secs_text(clock.now() - began)
+            descriptions = "; ".join(awaited.values())
+            logger.warning("%s: has waited %s for %s", waiter, secs, descriptions)
+
+    timer = clock.call_later(_NOTICE_SECS, log_if_new)
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -20,7 +20,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
 from threading import get_ident
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 from weakref import WeakSet
 
 from aiohooks._core.activity import ENTRIES, Awaited, active, enter
@@ -57,12 +57,12 @@ from aiohooks.errors import (
 )
 from aiohooks.graph.graph import Graph, held
 from aiohooks.graph.session import GatheredRun, Monitor, Session, monitored_run
-from aiohooks.session._ending_tasks import long_wait_logged
 from aiohooks.session.coordinator import (
     Coordinator,
     Requests,
     TasksOwner,
     is_among,
+    long_wait_logged,
 )
 from aiohooks.session.creators import (
     ChiefSessionCreator,
@@ -133,9 +133,9 @@ class Lifecycle(TasksOwner):
         """The thread of the session's loop: cheaper to compare than the running loop."""
         self.policy = policy
         self.coordinator: Coordinator = Coordinator()
+        """Its tasks live through recoveries."""
         self.coordinator.owner = self
         self.requests: Requests = self.coordinator.requests
-        """Its tasks live through recoveries."""
         self.raw_coordinator: Coordinator = self.coordinator
         self.session: Session | None = None
         """The raw session."""
@@ -429,8 +429,7 @@ class Lifecycle(TasksOwner):
             if isinstance(error, StopRequestedError):
                 # So that `stop_reason` has it too, if it is the first.
                 self.requests.request_stop(str(error))
-            self._add_name(error)
-            raise_unchanged(error)
+            self._raise(error)
         finally:
             # The traceback of what is raised refers to this frame.
             del error, cause
@@ -456,17 +455,13 @@ class Lifecycle(TasksOwner):
         without.
         """
         publisher = self._publisher
-        if publisher is None:
-            return await wait
         run = current_run()
         is_in_run = run is not None and run.session is self
-        if not is_in_run and current_task() is not self._entered_by:
+        with contextlib.ExitStack() as stack:
+            if publisher is not None and (is_in_run or current_task() is self._entered_by):
+                publisher.hold_up()
+                stack.callback(publisher.let_go)
             return await wait
-        publisher.hold_up()
-        try:
-            return await wait
-        finally:
-            publisher.let_go()
 
     def until(self, awaitable: Awaitable[T]) -> Awaitable[T]:
         """Return a wait of code in a run for something, which a stop of the session ends too; at
@@ -544,7 +539,6 @@ class Lifecycle(TasksOwner):
         self.gave_up = error
         for note in self.history.notes(reason):
             add_note(error, note)
-        self._add_name(error)
 
     async def _close_failed_session(self, error: BaseException) -> None:
         """Close the raw session after `error` and wait for the time of the next attempt; or raise
@@ -555,7 +549,7 @@ class Lifecycle(TasksOwner):
         """
         await self._close_raw_session(f"recovering from {safe_repr(error)}")
         if self.gave_up is error:
-            raise_unchanged(error)
+            self._raise(error)
         secs = self.history.pause_secs()
         if secs <= 0:
             return
@@ -585,6 +579,7 @@ class Lifecycle(TasksOwner):
         )
 
     async def _end_raw_session(self, session: Session, reason: str) -> None:
+        """End the background calls, the feeds and the tasks of a raw session, and close it."""
         coordinator = self.raw_coordinator
         label = self.requests.label
         # The background calls are calls for this session.
@@ -641,8 +636,7 @@ class Lifecycle(TasksOwner):
             return is_swallowed
         if outcome is error:
             return False
-        self._add_name(outcome)
-        raise_unchanged(outcome)
+        self._raise(outcome)
 
     async def _close_unopened(self, error: BaseException) -> None:
         """Close a session that could not be opened; raise the error."""
@@ -650,8 +644,7 @@ class Lifecycle(TasksOwner):
             self.requests.record_end()
         with self._closing():
             outcome = await self._close(EndErrors(self.requests.label, error)) or error
-        self._add_name(outcome)
-        raise_unchanged(outcome)
+        self._raise(outcome)
 
     async def _wait_until_closed(self, error: BaseException | None) -> None:
         """Wait until another task has ended the session, after `error` or none left the block."""
@@ -724,6 +717,7 @@ class Lifecycle(TasksOwner):
         )
 
     async def _take_last_turn(self) -> None:
+        """Wait for the turn behind the last run; interrupt the run after the grace period."""
         for _ in range(2):
             with contextlib.suppress(TimeoutError):
                 return await limited(self.turns.wait(), self.grace_secs, "the last run")
@@ -788,7 +782,8 @@ class Lifecycle(TasksOwner):
             "its creator": self._close_creator,
             "its step store": self._flush_store,
         }
-        for self._closing_part, close in parts.items():
+        for part, close in parts.items():
+            self._closing_part = part
             try:
                 await close(errors)
             except asyncio.CancelledError as error:
@@ -886,7 +881,7 @@ class Lifecycle(TasksOwner):
             )
         self._raise_if_nested("aclose")
         task = current_task()
-        if self.coordinator.owns_current_task():
+        if task in self.coordinator.all_tasks:
             raise NestedRunError(
                 f"aclose was called from the background task {task.get_name()!r} of the same"
                 " session, which would deadlock; use request_stop to end the session"
@@ -924,15 +919,15 @@ class Lifecycle(TasksOwner):
         if self.requests.stopped:
             raise StopRequestedError(self.requests.stop_reason)
 
-    def _add_name(self, error: BaseException) -> None:
-        """Add the session's name, if it was given one, to an error that it raises; nothing to a
+    def _raise(self, error: BaseException) -> NoReturn:
+        """Raise an error of the session, with its name, if it was given one; nothing is added to a
         cancellation or a clean end.
         """
-        if self.name is None or isinstance(error, asyncio.CancelledError) or is_clean_end(error):
-            return
         note = f"in session {self.name!r}"
-        if note not in notes_of(error):
+        is_end = isinstance(error, asyncio.CancelledError) or is_clean_end(error)
+        if self.name is not None and not is_end and note not in notes_of(error):
             add_note(error, note)
+        raise_unchanged(error)
 
     # -- what it is doing
 
@@ -979,13 +974,11 @@ class Lifecycle(TasksOwner):
         block or the session itself.
         """
         calls = call_activities(self)
-        if calls:
+        if calls or self._entered_by is None:
             return calls
         turns = self.turns
         if turns.runner is not None:
             return [activity_of(f"run {turns.runs}", turns.runner, elapsed(self.waits.began, now))]
-        if self._entered_by is None:
-            return []
         what = _PHASE_ACTIVITIES.get(self.phase, _CLOSING)
         kind = "block" if self.phase == "open" else "session"
         return [activity_of(what, self._entered_by, kind=kind)]

@@ -24,6 +24,16 @@ from aiohooks.graph.session import Session
 from aiohooks.stores._protocol import Position
 
 
+def check_error_types(types: object, name: str, base: type[BaseException]) -> None:
+    """Raise unless `types`, an argument, is a tuple of subclasses of `base`."""
+    if not isinstance(types, tuple) or not all(
+        isinstance(kind, type) and issubclass(kind, base) for kind in types
+    ):  # pyright: ignore[reportUnknownVariableType]
+        raise InvalidArgumentError(
+            f"{name} is {types!r}; give a tuple of subclasses of {base.__name__}"
+        )
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class RecoveryPolicy:
     """Which errors a session recovers from, and when it gives up.
@@ -58,21 +68,11 @@ class RecoveryPolicy:
 
     def __post_init__(self) -> None:
         for name in ("max_attempts", "no_progress_limit"):
-            object.__setattr__(
-                self,
-                name,
-                checked_int(getattr(self, name), name, expected="a whole number, 0 for never"),
-            )
+            checked_int(getattr(self, name), name, expected="a whole number, 0 for never")
         check_instance(self.backoff, Backoff, "backoff")
         check_choice(self.restore, "restore", "checkpoint", "memory")
         check_choice(self.on_lost_feeds, "on_lost_feeds", "log", "raise")
-        on: object = self.on
-        if not isinstance(on, tuple) or not all(
-            isinstance(kind, type) and issubclass(kind, Exception) for kind in on
-        ):  # pyright: ignore[reportUnknownVariableType]
-            raise InvalidArgumentError(
-                f"on is {on!r}; give a tuple of exception classes (cancellation is never recovered)"
-            )
+        check_error_types(self.on, "on", Exception)
 
     def recovers(self, error: BaseException) -> bool:
         """Return whether a session recovers from `error`.

@@ -334,13 +334,14 @@ class LoopSignals:
         """
         if session.escalation is not escalation:
             return
+        following = session.next_escalation
+        what = "the time after %s is over for %s: %s"
+        logger.warning(what, number.name, session.requests.label, following.name)
         session.advance(number)
-        if session.escalation is Escalation.CANCEL:
+        if following is Escalation.CANCEL:
             for other in self._sessions:
                 if other.task is session.task:
-                    other.escalation = Escalation.CANCEL
-        what = "the time after %s is over for %s: %s"
-        logger.warning(what, number.name, session.requests.label, session.escalation.name)
+                    other.escalation = following
         session.begin(number)
         self._cancel_sessions()
 
@@ -351,24 +352,28 @@ class LoopSignals:
             for session in self._sessions
             if session.escalation is not Escalation.CANCEL
         }
-        due: dict[asyncio.Task[Any], int] = {}
-        for session in self._sessions:
-            if session.task not in not_due and not session.is_cancelled:
-                session.is_cancelled = True
-                due[session.task] = session.task.cancelling()
-                what = "cancelling %s, which is in %s"
-                logger.warning(what, session.requests.label, session.doing())
+        due = [
+            session
+            for session in self._sessions
+            if session.task not in not_due and not session.is_cancelled
+        ]
         if not due:
             return
+        # The previous handler may cancel tasks, too.
+        cancelling = {session.task: session.task.cancelling() for session in due}
+        for session in due:
+            session.is_cancelled = True
+            what = "cancelling %s, which is in %s"
+            logger.warning(what, session.requests.label, session.doing())
         self._has_cancelled = True
         number = self._received[-1]
         _last_signals[self._loop] = number
         if not not_due:
             self._end_program()
-        for task, cancelling in due.items():
-            if task.cancelling() == cancelling:
+        for task, count in cancelling.items():
+            if task.cancelling() == count:
                 task.cancel(f"{number.name} received")
-        if self._end is not None and all(task.done() for task in due):
+        if self._end is not None and all(task.done() for task in cancelling):
             raise self._end  # no session is left whose end would exit
 
     def _end_program(self) -> None:
