@@ -11,7 +11,7 @@ from asyncio import get_running_loop
 from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
-from aiohooks._core.activity import Awaited, Parked, WaitTable, active, enter
+from aiohooks._core.activity import Awaited, Parked, active, enter
 from aiohooks._core.clock import current_clock, monotonic_now, wake
 from aiohooks._core.scope import RunScope, current_run
 from aiohooks._core.waiters import ANY_CHANGE, ThresholdWaiters, Waiters
@@ -234,7 +234,8 @@ class WaitRegistry:
         if self.waiting_since is None:
             return None
         # In any thread, where no loop may be running.
-        return max(0.0, monotonic_now()() - self.waiting_since)
+        now = monotonic_now()
+        return max(0.0, now() - self.waiting_since)
 
     # What happens: each of these wakes the waits that it concerns.
 
@@ -440,7 +441,7 @@ def step_timeout_error(
     return StepTimeoutError(message, wanted=wanted, seen=seen, waited_secs=secs)
 
 
-class StepStore(WaitTable):
+class StepStore(abc.ABC):
     """Keeps the global step of a run, advances it, and lets tasks wait for it.
 
     A store belongs to the event loop in which it is first used. From another loop or thread every
@@ -557,7 +558,7 @@ class StepStore(WaitTable):
             except StepTimeoutError:
                 raise self._waits.not_ready_error(timeout) from None
 
-    async def flush(self, timeout: float | None = None) -> None:
+    async def flush(self, timeout: float | None = None) -> None:  # noqa: B027 - see below
         """Wait until the other processes could know the publishers of this one.
 
         This waits for `timeout` seconds at most.
@@ -566,15 +567,15 @@ class StepStore(WaitTable):
         later.
         """
 
-    # Overridden by a store that several processes share.
+    # Overridden by a store that several processes share: that of one has nothing to do here.
 
-    async def _before_wait(self, step: int) -> None:
+    async def _before_wait(self, step: int) -> None:  # noqa: B027
         """Called before a wait for `step`, unless the store is `inline`.
 
         Open the store, and read the run if the wait would fail by what this process knows.
         """
 
-    def _subscribe(self, step: int | None) -> None:
+    def _subscribe(self, step: int | None) -> None:  # noqa: B027
         """Called with the next threshold whenever it has changed: the lowest step with a waiter.
 
         After a wake this comes in the next tick.
@@ -582,7 +583,7 @@ class StepStore(WaitTable):
         It is 0 while any change is waited for, and None without a waiter.
         """
 
-    def _on_publisher_changed(self, publisher: Publisher) -> None:
+    def _on_publisher_changed(self, publisher: Publisher) -> None:  # noqa: B027
         """Called when a publisher has begun or ended a wait."""
 
     def _on_unreachable(self) -> None:
@@ -728,13 +729,16 @@ class StepStore(WaitTable):
         return self.awaited_step(0)._replace(name=f"the chief of {self.run}", key=None)
 
     def awaited_step(self, step: int) -> Awaited:
-        """Return a step for reports, with the publishers that could reach it."""
-        seen = self.latest.step
+        """Describe a step as something that is waited for, in reports such as `why`.
 
+        It is reached by any of the publishers that do not wait for a step themselves. If all of
+        them wait, they are in a deadlock, and the report shows them all.
+        """
+        seen = self.latest.step
         waits = self._waits
         here = [publisher for publisher in waits.registered if not publisher.waiting]
         others = [member for member in waits.others if member.waits_for <= seen]
-        if not here and not others:  # all of them wait themselves
+        if not here and not others:
             here = list(waits.registered)
             others = list(waits.others)
 

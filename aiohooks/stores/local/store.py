@@ -144,10 +144,12 @@ class LocalEngine(Engine):
         if run is None:
             return
         try:
-            if not run.is_gone():
+            if not run.is_gone():  # otherwise no other process has these files open
                 leaving = submit(run.leave)
                 leaving.add_done_callback(retrieve_exception)
-                await wait_done([leaving], 1.0)  # a stopped process may hold the lock
+                # A stopped process may hold the lock. Then the attempts to leave end when the
+                # files are closed, and another process finds that this one has left.
+                await wait_done([leaving], 1.0)
         finally:
             run.close()
 
