@@ -11,10 +11,8 @@ waits in its place for the next loop over the same feeds.
 
 from __future__ import annotations
 
-import abc
 import asyncio
 import copy
-import enum
 from collections import deque
 from collections.abc import (
     AsyncGenerator,
@@ -62,26 +60,16 @@ Feeds: TypeAlias = AsyncIterable[Any] | Iterable[Any] | asyncio.Queue[Any]
 States: TypeAlias = Mapping[int, Any]
 """The states of objects, by their ids."""
 _NO_STATES: States = {}
+Use: TypeAlias = Literal["being read", "unused", "taken", "used", "comes again"]
+"""The use of an element: "taken" by a run that is not committed, "used" by one that is; it "comes
+again" from feeds that a recovery has restored.
+"""
 
 
 class FeedsWentBack(BaseException):
     """Ends a run whose feeds a recovery has restored: its element comes again, behind those that
     were used before it.
     """
-
-
-class Use(enum.Enum):
-    """The use of an element."""
-
-    BEING_READ = 1
-    UNUSED = 2
-    """It waits for a loop."""
-    TAKEN = 3
-    """A run uses it, or is about to."""
-    USED = 4
-    """Its run is committed."""
-    COMES_AGAIN = 5
-    """A recovery has restored its feeds, which give it again."""
 
 
 class Element:
@@ -94,7 +82,7 @@ class Element:
         self.before = before
         self.value: Any = None
         self.error: Exception | None = None
-        self.use = Use.BEING_READ
+        self.use: Use = "being read"
 
 
 class SessionFeeds:
@@ -212,7 +200,7 @@ class SessionFeeds:
         objects = self.loaders if source is self.counted else []
         if source.stateful is not None:
             objects = [source.stateful, *objects]
-        elif not objects:
+        if not objects:  # as for most feeds
             return _NO_STATES
         return {id(counting): copy.deepcopy(counting.state_dict()) for counting in objects}
 
@@ -226,7 +214,7 @@ class SessionFeeds:
             committed = self.in_use.get(self.turns.runner)
         source = self._earlier(stateful) or self.counted
         for element in () if source is None else source.elements:
-            is_used = element.use is Use.USED or element is committed
+            is_used = element.use == "used" or element is committed
             if not is_used and id(stateful) in element.before:
                 return element.before[id(stateful)]
         return stateful.state_dict()
@@ -241,14 +229,14 @@ class SessionFeeds:
     def raise_if_element_went_back(self) -> None:
         """Raise `FeedsWentBack` if a recovery by another task has restored the feeds of the run."""
         element = self.in_use.get(current_task())
-        if element is not None and element.use is Use.COMES_AGAIN:
+        if element is not None and element.use == "comes again":
             raise FeedsWentBack
 
     def keep_element_of_run(self) -> None:
         """Count the element of the run as used: the restored checkpoint has its step."""
         element = self.in_use.get(current_task())
         if element is not None:
-            element.use = Use.USED
+            element.use = "used"
 
     # -- recoveries
 
@@ -404,7 +392,7 @@ def _check_options(
         )
 
 
-class Source(abc.ABC):
+class Source:
     """The elements of all loops over the same feeds."""
 
     stateful: Stateful | None = None
@@ -430,7 +418,7 @@ class Source(abc.ABC):
     @property
     def unused(self) -> list[Any]:
         """The elements that were taken and not used, in order."""
-        elements = [element for element in self.elements if element.use is Use.UNUSED]
+        elements = [element for element in self.elements if element.use == "unused"]
         return [element.value for element in elements if element.error is None]
 
     @property
@@ -442,57 +430,62 @@ class Source(abc.ABC):
         """Return the next element; None if it must be waited for. Raise `StopAsyncIteration` at the
         end, or the error of the feeds.
         """
-        element = self.first_unused()
-        if element is None and not self.has_ended:
-            self._read_now(producers)
-            element = self.first_unused()
+        element = self.first_unused() if self.elements else None
+        if element is not None:
+            self.changes.wake()
+        elif not self.has_ended:
+            element = self._read_now(producers)
         if element is None:
             if self.has_ended:
                 raise StopAsyncIteration
             return None
         if element.error is not None:
             self.elements.remove(element)
-            self.changes.wake()
             self.log_after_stop(element.error)
             raise StopAsyncIteration
-        element.use = Use.TAKEN
+        element.use = "taken"
         if element.before:
             self._session.in_use[current_task()] = element
-        self.changes.wake()
         return element
 
     def first_unused(self) -> Element | None:
         """Return the first element that waits for a loop."""
         for element in self.elements:
-            if element.use is Use.UNUSED:
+            if element.use == "unused":
                 return element
         return None
 
-    @abc.abstractmethod
-    def _read_now(self, producers: Producers | None) -> None:
-        """Read the next element, if that needs no wait; raise `StopAsyncIteration` if a drain ends
-        the feeds.
+    def _read_now(self, producers: Producers | None) -> Element | None:
+        """Read and return the next element, if that needs no wait; raise `StopAsyncIteration` if a
+        drain ends the feeds.
         """
+        raise NotImplementedError
 
-    @abc.abstractmethod
     async def wait(self) -> None:
         """Wait until `take` may have a result. No element is lost if this wait is cancelled."""
+        raise NotImplementedError
 
     def settle(self, element: Element, *, is_used: bool) -> None:
         """Count an element as used, because its run is committed, or leave it for another loop."""
         if self._session.in_use:
             self._session.in_use.pop(current_task(), None)
-        if element.use is Use.COMES_AGAIN:
+        if element.use == "comes again":
             return
         if not is_used:
-            element.use = Use.UNUSED
+            element.use = "unused"
+            self._set_back()
             return
-        element.use = Use.USED
-        while self.elements and self.elements[0].use is Use.USED:
+        element.use = "used"
+        while self.elements and self.elements[0].use == "used":
             self.elements.popleft()
+        if element.before and self._session.is_tracked(self):
+            return
         session = self._session.session
-        if session is not None and not self._session.is_tracked(self):
+        if session is not None:
             self._session.lost_step = session.committed_step
+
+    def _set_back(self) -> None:
+        """Let feeds with a state give the last elements again, which no loop has taken."""
 
     def note_restored(self, *, is_tracked: bool) -> None:
         """Note that a recovery has restored the tracked objects: tracked feeds give their elements
@@ -501,7 +494,7 @@ class Source(abc.ABC):
         own = id(self.feeds)
         for element in self.elements:
             if is_tracked:
-                element.use = Use.COMES_AGAIN
+                element.use = "comes again"
             element.before = {key: state for key, state in element.before.items() if key == own}
         if is_tracked:
             # Feeds that were not restored stay at their end: many begin another pass when they are
@@ -540,19 +533,21 @@ class QueueSource(Source):
     _due: int | None = None
     """In a drain, how many elements may have been put, or waited for room, when it began."""
 
-    def _read_now(self, producers: Producers | None) -> None:
+    def _read_now(self, producers: Producers | None) -> Element | None:
         if self._requests.drain_reason is not None:
             self._end_producers(producers)
-        if not self.has_ended and not self.feeds.empty():
-            self._add(self.feeds.get_nowait())
+        if self.has_ended or self.feeds.empty():
+            return None
+        return self._add(self.feeds.get_nowait())
 
-    def _add(self, value: Any) -> None:
+    def _add(self, value: Any) -> Element:
         element = Element(_NO_STATES)
         element.value = value
-        element.use = Use.UNUSED
+        element.use = "unused"
         self.elements.append(element)
         if self._due is not None:
             self._due -= 1
+        return element
 
     def _end_producers(self, producers: Producers | None) -> None:
         """In a drain, end the producers when they have put what they waited to put.
@@ -606,17 +601,17 @@ class IterableSource(Source):
             self.stateful = self.feeds
         self._is_async = isinstance(feeds, AsyncIterable)
         self._iterator: Any = None
-        self._ahead = 0
-        """How many elements are read that no loop has asked for."""
-        self._thread = False
         self._reader: asyncio.Task[None] | None = None
         self._asking = 0
         """How many loops wait for the next element."""
 
     def set_options(self, ahead: int, *, thread: bool) -> None:
-        """Read on as the latest loop over the feeds asks for."""
+        """Read on as the latest loop over the feeds asks for: `ahead` elements more than all loops
+        have asked for, and in a thread or not.
+        """
         self._ahead = ahead
         self._thread = thread
+        self._needs_task = self._is_async or ahead > 0 or thread
         self.changes.wake()
 
     @property
@@ -627,18 +622,14 @@ class IterableSource(Source):
         return None if self._ahead or self._thread else self._reader
 
     @property
-    def _needs_task(self) -> bool:
-        return bool(self._is_async or self._ahead or self._thread)
-
-    @property
     def _can_begin(self) -> bool:
         """Whether nothing reads the feeds, and no recovery is about to restore them."""
         is_being_restored = self.stateful is not None and self._session.session is None
         return self._reader is None and not is_being_restored
 
-    def _read_now(self, producers: Producers | None) -> None:
+    def _read_now(self, producers: Producers | None) -> Element | None:
         if self._needs_task or not self._can_begin:
-            return
+            return None
         if self._is_draining():
             raise StopAsyncIteration
         element = self._begin_read()
@@ -647,9 +638,11 @@ class IterableSource(Source):
                 self._read_sync(element)
         else:
             self._read_sync(element)
-        if element.use is Use.BEING_READ:
-            self.elements.remove(element)
-            self.has_ended = True
+        if element.use == "unused":
+            return element
+        self.elements.remove(element)
+        self.has_ended = True
+        return None
 
     async def wait(self) -> None:
         self._asking += 1
@@ -668,21 +661,16 @@ class IterableSource(Source):
     def _awaited_reader(self) -> Awaited | None:
         return None if self._reader is None else awaited_tasks(self._reader)
 
-    def settle(self, element: Element, *, is_used: bool) -> None:
-        super().settle(element, is_used=is_used)
-        if element.use is Use.UNUSED and self._reader is None:
-            self._set_back()
-
     def _set_back(self) -> None:
         """Set feeds with a state, which are not read now, back before the elements that no loop
         has taken.
 
         An element stays if a loop has taken a later one, which the feeds would give again.
         """
-        if self.stateful is None:
+        if self.stateful is None or self._reader is not None:
             return
         first = None
-        while self.elements and self.elements[-1].use in (Use.BEING_READ, Use.UNUSED):
+        while self.elements and self.elements[-1].use in ("being read", "unused"):
             first = self.elements.pop()
         if first is not None:
             self.has_ended = False
@@ -751,7 +739,7 @@ class IterableSource(Source):
                     self._read_sync(element)
         finally:
             self.changes.wake()
-        if element.use is Use.BEING_READ:
+        if element.use == "being read":
             self.elements.remove(element)
             return False
         return element.error is None
@@ -773,7 +761,7 @@ class IterableSource(Source):
             return
         except Exception as error:
             element.error = error
-        element.use = Use.UNUSED
+        element.use = "unused"
 
     async def _read_async(self, element: Element) -> None:
         try:
@@ -784,14 +772,14 @@ class IterableSource(Source):
             return
         except Exception as error:
             element.error = error
-        element.use = Use.UNUSED
+        element.use = "unused"
 
     async def _close_iterator(self) -> None:
         """Close an iterator that was made for these loops, and generators."""
         iterator = self._iterator
         self._iterator = None
         last = self.elements[-1] if self.elements else None
-        if self._thread and last is not None and last.use is Use.BEING_READ:
+        if self._thread and last is not None and last.use == "being read":
             return  # a thread that has hung still uses it
         if iterator is self.feeds and not isinstance(iterator, (Generator, AsyncGenerator)):
             return
@@ -816,4 +804,4 @@ class IterableSource(Source):
             return
         element = self._begin_read()
         element.error = error
-        element.use = Use.UNUSED
+        element.use = "unused"
