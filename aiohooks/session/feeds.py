@@ -18,6 +18,7 @@ from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
     AsyncIterator,
+    Callable,
     Generator,
     Iterable,
     Iterator,
@@ -193,7 +194,7 @@ class SessionFeeds:
 
     def is_tracked(self, source: Source) -> bool:
         """Return whether a recovery that restores the session restores these feeds."""
-        return _is_among(source.feeds, self.tracked.values())
+        return any(source.feeds is value for value in self.tracked.values())
 
     def states(self, source: Source) -> States:
         """Return the current states of the objects that count the elements of a source."""
@@ -330,8 +331,8 @@ class SessionFeeds:
         logger.warning("%s: %s", self.coordinator.requests.label, text)
 
     def _report_kept_objects(self, session: Session) -> None:
-        fed = [source.feeds for source in self.sources]
-        kept = [repr(name) for name, value in session.tracked.items() if not _is_among(value, fed)]
+        fed = [id(source.feeds) for source in self.sources]
+        kept = [repr(name) for name, value in session.tracked.items() if id(value) not in fed]
         if kept:
             logger.warning(
                 "%s: continues with the tracked objects %s as the failed run has left them",
@@ -340,22 +341,11 @@ class SessionFeeds:
             )
 
 
-def _is_among(value: object, objects: Iterable[object]) -> bool:
-    return any(value is other for other in objects)
-
-
 def _is_loader(value: Any) -> bool:
     """Return whether a tracked object gives elements; a model may be iterable, and has parts."""
     if isinstance(value, (AsyncIterator, Iterator)):
         return True
     return not hasattr(value, "__getitem__") and isinstance(value, (AsyncIterable, Iterable))
-
-
-def _is_iterable(feeds: object) -> bool:
-    """Return whether feeds give several elements: a mapping is one element."""
-    if isinstance(feeds, (Mapping, str, bytes)):
-        return False
-    return isinstance(feeds, (AsyncIterable, Iterable))
 
 
 def _has_ended(feeds: Any) -> bool:
@@ -369,7 +359,9 @@ def _check_options(
     """Raise `InvalidArgumentError` for feeds, or options, that make no sense."""
     is_queue = isinstance(feeds, asyncio.Queue)
     is_async = isinstance(feeds, AsyncIterable)
-    is_iterable = _is_iterable(feeds)
+    is_iterable = isinstance(feeds, (AsyncIterable, Iterable))
+    if isinstance(feeds, (Mapping, str, bytes)):  # these are one element
+        is_iterable = False
     if (prefetch or thread) and (not is_iterable or (thread and is_async)):
         raise InvalidArgumentError(
             f"prefetch is {prefetch}, thread is {thread}, and feeds is {safe_repr(feeds)};"
@@ -412,7 +404,6 @@ class Source:
         """
         self._session = session
         self._coordinator = session.coordinator
-        self._requests = session.coordinator.requests
         session.sources.add(self)
 
     @property
@@ -503,10 +494,10 @@ class Source:
             self.elements.clear()
 
     def _is_draining(self) -> bool:
-        if self._requests.drain_reason is None:
+        if self._coordinator.requests.drain_reason is None:
             return False
         text = "%s: draining: no other element is taken of %s"
-        logger.info(text, self._requests.label, safe_repr(self.feeds))
+        logger.info(text, self._coordinator.requests.label, safe_repr(self.feeds))
         return True
 
     def log_after_stop(self, error: Exception) -> None:
@@ -519,7 +510,7 @@ class Source:
             raise_unchanged(error)
         logger.error(
             "%s: the feeds %s failed, and the session, which stops, ends as usual: %s",
-            self._requests.label,
+            self._coordinator.requests.label,
             safe_repr(self.feeds),
             safe_repr(error),
             exc_info=error,
@@ -534,7 +525,7 @@ class QueueSource(Source):
     """In a drain, how many elements may have been put, or waited for room, when it began."""
 
     def _read_now(self, producers: Producers | None) -> Element | None:
-        if self._requests.drain_reason is not None:
+        if self._coordinator.requests.drain_reason is not None:
             self._end_producers(producers)
         if self.has_ended or self.feeds.empty():
             return None
@@ -699,10 +690,10 @@ class IterableSource(Source):
             pass  # the loop that asks for elements gets it as well
         finally:
             self._reader = None
-            last = self.elements[-1] if self.elements else None
-            if last is not None and last.error is not None and self._coordinator.should_stop():
+            errors = [element.error for element in self.elements if element.error is not None]
+            if errors and self._coordinator.should_stop():
                 self.elements.pop()
-                self.log_after_stop(last.error)
+                self.log_after_stop(errors[0])
             self._set_back()
 
     async def _read_all(self) -> None:
@@ -732,11 +723,8 @@ class IterableSource(Source):
             with active("prefetch", "take a feed", observers=observers):
                 if self._is_async:
                     await self._read_async(element)
-                elif self._thread:
-                    grace_secs = self._coordinator.owner.grace_secs
-                    await to_thread(self._read_sync, element, grace_secs=grace_secs)
                 else:
-                    self._read_sync(element)
+                    await self._call(self._read_sync, element)
         finally:
             self.changes.wake()
         if element.use == "being read":
@@ -775,33 +763,32 @@ class IterableSource(Source):
         element.use = "unused"
 
     async def _close_iterator(self) -> None:
-        """Close an iterator that was made for these loops, and generators."""
+        """Close the generator that gives the elements; a thread that has hung still uses it."""
         iterator = self._iterator
         self._iterator = None
-        last = self.elements[-1] if self.elements else None
-        if self._thread and last is not None and last.use == "being read":
-            return  # a thread that has hung still uses it
-        if iterator is self.feeds and not isinstance(iterator, (Generator, AsyncGenerator)):
-            return
+        is_in_use = any(element.use == "being read" for element in self.elements)
         try:
-            if hasattr(iterator, "aclose"):
+            if isinstance(iterator, AsyncGenerator):
                 await iterator.aclose()
-            elif hasattr(iterator, "close"):
-                if self._thread:
-                    grace_secs = self._coordinator.owner.grace_secs
-                    await to_thread(iterator.close, grace_secs=grace_secs)
-                else:
-                    iterator.close()
+            elif isinstance(iterator, Generator) and not (self._thread and is_in_use):
+                await self._call(iterator.close)
         except Exception as error:
             # It must not replace the cancellation with which a stop ends the task.
             self._note_error(error)
 
+    async def _call(self, fn: Callable[..., object], *args: object) -> None:
+        """Call a function that may block."""
+        if self._thread:
+            await to_thread(fn, *args, grace_secs=self._coordinator.owner.grace_secs)
+        else:
+            fn(*args)
+
     def _note_error(self, error: Exception) -> None:
         """Let the loop that asks for the next element get an error."""
-        last = self.elements[-1] if self.elements else None
-        if last is not None and last.error is not None:
-            add_note(last.error, f"then {safe_repr(error)}")
-            return
+        for element in self.elements:
+            if element.error is not None:
+                add_note(element.error, f"then {safe_repr(error)}")
+                return
         element = self._begin_read()
         element.error = error
         element.use = "unused"
