@@ -76,10 +76,11 @@ class FeedsWentBack(BaseException):
 class Element:
     """An element of feeds; or the error that they have raised instead of one."""
 
-    __slots__ = ("before", "error", "use", "value")
+    __slots__ = ("before", "error", "source", "use", "value")
 
-    def __init__(self, before: States) -> None:
+    def __init__(self, source: Source, before: States) -> None:
         """Begin with the states before its read, of the objects that count it."""
+        self.source = source
         self.before = before
         self.value: Any = None
         self.error: Exception | None = None
@@ -103,7 +104,7 @@ class SessionFeeds:
         any more.
         """
         self.sources: WeakSet[Source] = WeakSet()
-        self.in_use: dict[asyncio.Task[Any], Element] = {}
+        self.in_use: dict[object, Element] = {}
         """The elements of tasks, where an object counts them, until their runs have ended."""
         self._kept: set[Source] = set()
         """The sources with elements that loops have left, and those of tracked feeds."""
@@ -209,10 +210,10 @@ class SessionFeeds:
         """Return the state of a tracked object: of one that gives elements, the state before the
         first element that no committed run has used.
         """
-        committed = None
+        committed = self.in_use.get(self.turns.runner)
         scope = self.turns.waits.scope
-        if self.turns.runner is not None and scope is not None and scope.committed:
-            committed = self.in_use.get(self.turns.runner)
+        if scope is None or not scope.committed:
+            committed = None
         source = self._earlier(stateful) or self.counted
         for element in () if source is None else source.elements:
             is_used = element.use == "used" or element is committed
@@ -224,8 +225,8 @@ class SessionFeeds:
 
     def uses_tracked_feeds(self, task: asyncio.Task[Any] | None) -> bool:
         """Return whether the run of a task has an element of tracked feeds."""
-        element = None if task is None else self.in_use.get(task)
-        return any(element in source.elements for source in self.sources if self.is_tracked(source))
+        element = self.in_use.get(task)
+        return element is not None and self.is_tracked(element.source)
 
     def raise_if_element_went_back(self) -> None:
         """Raise `FeedsWentBack` if a recovery by another task has restored the feeds of the run."""
@@ -532,7 +533,7 @@ class QueueSource(Source):
         return self._add(self.feeds.get_nowait())
 
     def _add(self, value: Any) -> Element:
-        element = Element(_NO_STATES)
+        element = Element(self, _NO_STATES)
         element.value = value
         element.use = "unused"
         self.elements.append(element)
@@ -733,7 +734,7 @@ class IterableSource(Source):
         return element.error is None
 
     def _begin_read(self) -> Element:
-        element = Element(self._session.states(self))
+        element = Element(self, self._session.states(self))
         self.elements.append(element)
         return element
 

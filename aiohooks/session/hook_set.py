@@ -122,16 +122,16 @@ class HookSet:
         by_name: dict[str, Stateful] = {}
         hooks = [registered.hook for registered in self.registered]
         for hook in sorted(filter(is_stateful, hooks), key=is_numbered):
-            name = hook.name or type(hook).__name__
-            if name in by_name and not is_numbered(hook):
-                raise InvalidHookError(
-                    f"{by_name[name]!r} and {hook!r} would both be {name!r} in a checkpoint; give"
-                    " each a `name` of its own"
-                )
-            numbered = (f"{name}#{number}" for number in itertools.count(2))
-            by_name[
-                next(free for free in itertools.chain((name,), numbered) if free not in by_name)
-            ] = hook
+            name = first_name = hook.name or type(hook).__name__
+            numbers = itertools.count(2)
+            while name in by_name:
+                if not is_numbered(hook):
+                    raise InvalidHookError(
+                        f"{by_name[name]!r} and {hook!r} would both be {name!r} in a checkpoint;"
+                        " give each a `name` of its own"
+                    )
+                name = f"{first_name}#{next(numbers)}"
+            by_name[name] = hook
         return by_name
 
     async def drain_stateful(self) -> None:

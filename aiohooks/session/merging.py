@@ -100,7 +100,7 @@ class Merger:
         owners = ["the caller", *self._names]
         builds: list[Build] = [leaves.build(fetches[0])]
         for owner, wanted in zip(self._names, fetches[1:], strict=True):
-            build = _nothing
+            build: Build = _nothing
             if wanted is not None:
                 with _noting(f"fetched by {owner}"):
                     build = leaves.build(wanted)
@@ -126,15 +126,14 @@ class Merger:
     def note_owners(self, error: FetchError, requests: Sequence[SessionRunArgs | None]) -> None:
         """Note on an error of a run, if it is about one name, the hooks that fetch or feed that."""
         for request, owner in zip(requests, self._names, strict=True):
-            if request is None or error.name is None:
+            if request is None:
                 continue
             leaves = Leaves(self._graph)
-            leaves.build(() if request.fetches is None else request.fetches)
+            leaves.build(request.fetches or ())
             fed = canonical_feeds(self._graph, request.feed_dict)
-            if any(node.name == error.name for node in leaves.nodes):
-                add_note(error, f"fetched by {owner}")
-            if any(node.name == error.name for node in fed):
-                add_note(error, f"fed by {owner}")
+            for verb, nodes in (("fetched", leaves.nodes), ("fed", fed)):
+                if any(node.name == error.name for node in nodes):
+                    add_note(error, f"{verb} by {owner}")
 
 
 def _nothing(_: Sequence[Any]) -> None:
