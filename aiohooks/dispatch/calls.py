@@ -26,7 +26,7 @@ from weakref import ref
 from aiohooks._core.activity import Awaited
 from aiohooks._core.calls import Calls, OwnContext, RunWaits
 from aiohooks._core.coroutines import can_wait, result_now
-from aiohooks._core.observers import Observer, observed_call
+from aiohooks._core.observers import Kind, Observer, observed_call
 from aiohooks._core.reports import logger
 from aiohooks._core.scope import current_scope
 from aiohooks._core.validate import is_coroutine_function
@@ -285,6 +285,7 @@ class OrderGroup:
         "hooks",
         "in_turn",
         "keeps_context",
+        "kind",
         "made",
         "methods",
     )
@@ -298,6 +299,7 @@ class OrderGroup:
         bind: Callable[[RegisteredHook, str], Method] = bound_method,
         *,
         wraps: bool = False,
+        kind: Kind = "hook",
     ) -> None:
         """Make a group of the hooks that override `method`.
 
@@ -308,7 +310,9 @@ class OrderGroup:
             timeout: the time limit of hooks without a limit of their own.
             bind: returns the function that is called for a hook.
             wraps: whether the method wraps other hooks. The caller then leaves out disabled hooks.
+            kind: the kind of the calls for observers.
         """
+        self.kind: Kind = kind
         self.made: int = 0
         """How often all hooks were called one after the other."""
         self.grace_secs: float = grace_secs
@@ -341,9 +345,13 @@ class OrderGroup:
         """
         notified = tuple(observers)
         if self._observers != notified:
-            self._observed_calls = [_observed(call, notified) for call in self.calls]
+            self._observed_calls = [self._observed(call, notified) for call in self.calls]
             self._observers = notified
         return self._observed_calls
+
+    def _observed(self, call: HookCall, observers: tuple[Observer, ...]) -> HookCall:
+        method = functools.partial(observed_call, call.method, self.kind, call.name, observers)
+        return replace(call, method=method)
 
     def current_calls(self) -> Sequence[HookCall]:
         """Return the calls, which notify the observers of the run that they are part of."""
@@ -394,11 +402,6 @@ def _unless_disabled(method: Method, registered: RegisteredHook) -> Method:
         return result
 
     return call
-
-
-def _observed(call: HookCall, observers: tuple[Observer, ...]) -> HookCall:
-    method = functools.partial(observed_call, call.method, "hook", call.name, observers)
-    return replace(call, method=method)
 
 
 def order_groups(

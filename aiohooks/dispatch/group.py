@@ -35,6 +35,7 @@ from typing import (
 from aiohooks._core.calls import OwnContext
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, current_task, new_task, shielded, wait_done
 from aiohooks._core.clock import wake
+from aiohooks._core.queue import raise_failures
 from aiohooks._core.reports import logger
 from aiohooks._core.validate import (
     check_mapping,
@@ -42,7 +43,7 @@ from aiohooks._core.validate import (
     is_coroutine_function,
 )
 from aiohooks.dispatch.answers import Target, all_results, make_target
-from aiohooks.dispatch.background import BackgroundCalls, raise_failures
+from aiohooks.dispatch.background import BackgroundCalls
 from aiohooks.dispatch.calls import HookStatus, Method, OrderGroup, RegisteredHook, call_groups
 from aiohooks.dispatch.composite import (
     ActiveCalls,
