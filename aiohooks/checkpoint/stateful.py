@@ -64,17 +64,13 @@ class HostMemory:
     """
 
     def __init__(self) -> None:
-        self._memory: Any = None
-        self._in_use: weakref.ref[memoryview] | None = None
+        self._memory: Any = b""
+        self._in_use: Callable[[], memoryview | None] = lambda: None
 
     def take(self, size: int) -> memoryview:
         """Return so many bytes at least, which are in use as long as the returned object is."""
-        if (
-            self._memory is None
-            or len(self._memory) < size
-            or (self._in_use is not None and self._in_use() is not None)
-        ):
-            self._memory = None  # first of all, so that there are not two
+        if len(self._memory) < size or self._in_use() is not None:
+            self._memory = b""  # first of all, so that there are not two
             self._memory = torch_support().new_memory(size)
         taken = memoryview(self._memory)
         self._in_use = weakref.ref(taken)
