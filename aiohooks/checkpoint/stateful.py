@@ -102,7 +102,7 @@ def _tensors_in(value: Any, torch: Any, seen: dict[int, object]) -> Iterator[Any
     """
     if torch.is_tensor(value):
         yield value
-    elif isinstance(value, Mapping | list | tuple) and id(value) not in seen:
+    elif isinstance(value, Mapping | list | tuple) and id(cast("Any", value)) not in seen:
         container = cast("Any", value)
         seen[id(container)] = container
         if isinstance(value, Mapping):
