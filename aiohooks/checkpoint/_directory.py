@@ -94,12 +94,13 @@ class CheckpointDirectory:
                     )
             yield directory
 
-    def _opened(self) -> Directory:
-        """Open the directory without taking the lock, and list it."""
+    @contextlib.contextmanager
+    def _opened(self) -> Generator[Directory]:
+        """Open and list the directory for the block, without taking the lock."""
         self._lock.check_place()
-        directory = Directory(self._fs, self.path)
-        directory.list_names()
-        return directory
+        with Directory(self._fs, self.path) as directory:
+            directory.list_names()
+            yield directory
 
     # Saving
 

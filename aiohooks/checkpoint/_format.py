@@ -93,7 +93,7 @@ class NewerVersionError(CheckpointError):
     """A valid manifest has a version that this library does not know. Private to this package."""
 
     def __str__(self) -> str:
-        return self.strerror
+        return str(self.strerror)
 
 
 @contextlib.contextmanager

@@ -64,17 +64,13 @@ class HostMemory:
     """
 
     def __init__(self) -> None:
-        self._memory: Any = None
-        self._in_use: weakref.ref[memoryview] | None = None
+        self._memory: Any = b""
+        self._in_use: Callable[[], memoryview | None] = lambda: None
 
     def take(self, size: int) -> memoryview:
         """Return so many bytes at least, which are in use as long as the returned object is."""
-        if (
-            self._memory is None
-            or len(self._memory) < size
-            or (self._in_use is not None and self._in_use() is not None)
-        ):
-            self._memory = None  # first of all, so that there are not two
+        if len(self._memory) < size or self._in_use() is not None:
+            self._memory = b""  # first of all, so that there are not two
             self._memory = torch_support().new_memory(size)
         taken = memoryview(self._memory)
         self._in_use = weakref.ref(taken)
@@ -106,7 +102,7 @@ def _tensors_in(value: Any, torch: Any, seen: dict[int, object]) -> Iterator[Any
     """
     if torch.is_tensor(value):
         yield value
-    elif isinstance(value, Mapping | list | tuple) and id(value) not in seen:
+    elif isinstance(value, Mapping | list | tuple) and id(cast("Any", value)) not in seen:
         container = cast("Any", value)
         seen[id(container)] = container
         if isinstance(value, Mapping):

@@ -103,6 +103,17 @@ def test_what_trouble_means(
     ]
 
 
+@pytest.mark.parametrize("call", ["checkpoints", "verify", "restore"])
+def test_a_reader_that_fails_leaves_no_file_open(tmp_path: Path, call: str) -> None:
+    """Also if the directory can be opened and not listed."""
+    saved(tmp_path, 1)
+    fs = WatchedFs(listdir=raising(PermissionError(errno.EACCES, "not allowed")))
+    reader = directory(tmp_path, fs, read_only=True)
+    with refused(CheckpointError, "not allowed"):
+        reader.restore(None) if call == "restore" else getattr(reader, call)()
+    assert fs.opened == set()
+
+
 UNDONE = {
     "old ones": (
         "rmdir",

@@ -6,7 +6,7 @@ _SIGN = 'sign = 1 if self.mode == "min" else -1'
 
 _EITHER = "return _KeepEither({}) if isinstance(other, KeepPolicy) else NotImplemented"
 _READ = "return await self.call(self.read_range, path, 0, _format.MAX_MANIFEST_BYTES + {})"
-_TRUNCATE = "fs.ftruncate(fd, {})"
+_TRUNCATE = "self._fs.ftruncate(fd, {})"
 _WARNED = (
     'warnings.warn(f"{{self!r}} was never closed; use `async with`", ResourceWarning,'
     " stacklevel={}, source=self)"
