@@ -107,7 +107,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         "aiohooks/dispatch/interface.py",
         "Interface.check",
-        "implemented.fitting.add(function)  =>  pass",
+        "point.fitting.add(function)  =>  pass",
     ): "it is checked once more, and fits",
     (
         "aiohooks/stores/local/_directory.py",
