@@ -210,16 +210,20 @@ class SessionFeeds:
         """Return the state of a tracked object: of one that gives elements, the state before the
         first element that no committed run has used.
         """
-        committed = self.in_use.get(self.turns.runner)
-        scope = self.turns.waits.scope
-        if scope is None or not scope.committed:
-            committed = None
         source = self._earlier(stateful) or self.counted
-        for element in () if source is None else source.elements:
-            is_used = element.use == "used" or element is committed
+        elements = [] if source is None else source.elements
+        for element in elements:
+            is_used = element.use == "used" or self._is_of_commit(element)
             if not is_used and id(stateful) in element.before:
                 return element.before[id(stateful)]
         return stateful.state_dict()
+
+    def _is_of_commit(self, element: Element) -> bool:
+        """Return whether the run in progress uses this element, and is committed."""
+        scope = self.turns.waits.scope
+        if scope is None or not scope.committed:
+            return False
+        return element is self.in_use.get(self.turns.runner)
 
     # -- the element of a run
 
@@ -548,8 +552,9 @@ class QueueSource(Source):
         put.
         """
         if self._due is None:
-            waiting = producers or asyncio.all_tasks()
-            self._due = len(waiting) + (0 if producers else self.feeds.qsize())
+            self._due = len(producers or asyncio.all_tasks())
+            if not producers:
+                self._due += self.feeds.qsize()
         if self._due > 0 and not self.feeds.empty():
             return
         self._coordinator.end_producers(producers or (), self.feeds)

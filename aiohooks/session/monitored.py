@@ -45,7 +45,7 @@ from aiohooks.session.coordinator import (
 )
 from aiohooks.session.creators import Source, creator_of
 from aiohooks.session.feeds import Feeds
-from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook
+from aiohooks.session.hook import SessionRunContext, SessionRunHook
 from aiohooks.session.lifecycle import Lifecycle
 from aiohooks.session.recovery import NEVER, RecoveryPolicy
 from aiohooks.session.signals import SignalPolicy, StopOnSignal, policy_of
@@ -289,8 +289,7 @@ class AsyncMonitoredSession(RequestMethods):
         scope = await lifecycle.wait_for_turn()
         attempt = 0
 
-        async def run(args: SessionRunArgs) -> Any:
-            request = RunRequest(*args)
+        async def run(request: RunRequest) -> Any:
             try:
                 return await self._run_once(scope, request, attempt)
             except BaseException as error:

@@ -16,10 +16,9 @@ from aiohooks._core.scope import RunScope
 from aiohooks._core.validate import call_error, check_callable
 from aiohooks.errors import InvalidArgumentError, SessionClosedError, StopRequestedError, safe_repr
 from aiohooks.graph.graph import Placeholder, T_co
-from aiohooks.graph.session import Session
+from aiohooks.graph.session import RunRequest, Session
 from aiohooks.session.coordinator import Producers, note_own_end_in_drain
 from aiohooks.session.feeds import FeedsWentBack, Source
-from aiohooks.session.hook import SessionRunArgs
 from aiohooks.session.lifecycle import Lifecycle
 from aiohooks.session.turns import FifoLock
 
@@ -33,9 +32,7 @@ class StepContext:
     Created by `AsyncMonitoredSession.run_step_fn`.
     """
 
-    def __init__(
-        self, lifecycle: Lifecycle, run: Callable[[SessionRunArgs], Awaitable[Any]]
-    ) -> None:
+    def __init__(self, lifecycle: Lifecycle, run: Callable[[RunRequest], Awaitable[Any]]) -> None:
         """Made by the monitored session; `run` makes one run with hooks and does not recover."""
         self._lifecycle = lifecycle
         self._run = run
@@ -66,7 +63,7 @@ class StepContext:
             raise lifecycle.requests.stop_error()
         await self._turns.wait()
         try:
-            return await self._run(SessionRunArgs(fetches, feed_dict, options))
+            return await self._run(RunRequest(fetches, feed_dict, options))
         finally:
             self._turns.release()
 

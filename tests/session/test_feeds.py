@@ -750,7 +750,7 @@ async def test_an_element_that_a_stop_leaves_is_not_skipped(tmp_path: Path, thre
 async def test_a_loader_counts_the_elements_of_one_loop(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Elements that a loop has left in other feeds would hold its position back for ever: a new
+    """Elements that a loop has left in other feeds would hold its position back indefinitely: a new
     loop over others warns of them. A loader that is fed itself counts its own elements alone.
     """
     loader = Loader()
