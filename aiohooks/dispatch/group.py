@@ -35,7 +35,6 @@ from typing import (
 from aiohooks._core.calls import OwnContext
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, current_task, new_task, shielded, wait_done
 from aiohooks._core.clock import wake
-from aiohooks._core.queue import raise_failures
 from aiohooks._core.reports import logger
 from aiohooks._core.validate import (
     check_mapping,
@@ -66,7 +65,7 @@ from aiohooks.dispatch.interface import (
     registered_hooks,
 )
 from aiohooks.dispatch.plain import wraps_others
-from aiohooks.dispatch.ways import How, Point, check_how, point
+from aiohooks.dispatch.ways import How, Point, checked_how, point
 from aiohooks.errors import (
     HookGroupClosedError,
     InvalidArgumentError,
@@ -75,6 +74,7 @@ from aiohooks.errors import (
     did_you_mean,
     hook_cancelled_error,
     keep_errors,
+    raise_failures,
     safe_repr,
 )
 
@@ -651,7 +651,7 @@ def compose_functions(
     if callable(functions) or not isinstance(functions, Iterable):
         raise InvalidArgumentError(f"functions is {safe_repr(functions)}; give a list of functions")
     if results is not None:
-        check_how(results, "results")
+        checked_how(results, "results")
     composed = _FunctionGroup(name or "functions", results)
     composed.fill([_function_hook(function) for function in functions])
 
