@@ -637,11 +637,11 @@ class Coordinator(RequestMethods):
                 " returns"
             )
         whole = self._whole
-        may_recover = bool(self.owner.policy.on) and not self.is_part_of_call()
+        is_lasting_code = self._starter() in (None, whole) and not self.is_part_of_call()
+        outlasts_recoveries = bool(self.owner.policy.on) and is_lasting_code
         tasks = cast("Producers", producers)
         for task in tasks:
-            ends_with_recovery = self._tasks.get(task, whole) is not whole
-            if ends_with_recovery and may_recover and self._starter() in (None, whole):
+            if outlasts_recoveries and self._tasks.get(task, whole) is not whole:
                 raise InvalidArgumentError(
                     f"producer is task {task.get_name()!r} of a hook's coordinator: a recovery ends"
                     " it, and not this wait; start the producer with session.start_soon"

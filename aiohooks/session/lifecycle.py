@@ -1034,7 +1034,7 @@ class Lifecycle(TasksOwner):
             yield f"step {self.store.latest.step}"
         if self.turns.runner is not None:
             yield f"in run {self.turns.runs}{for_secs(elapsed(self.waits.began, now))}"
-        elif self.phase == "open":
+        elif self.phase == "open" and self.turns.runs:
             yield "in its block"
         else:
             yield f"{self.phase}{for_secs(elapsed(self._phase_began_at, now))}"
