@@ -591,15 +591,14 @@ class Coordinator(RequestMethods):
         The reason is the failure of a task that would end the wait, or else a stop, or, if `drain`,
         a drain.
         """
-        failure = self.ending_failure
-        if failure is None and self.errors:
-            is_recovering = self._whole._raw is self._whole
-            if lasts:
-                self.owner.start_recovery()
-            elif not is_recovering:
-                failure = self.errors[0]
-        if failure is not None:
-            raise_unchanged(failure)
+        is_recovering = self._whole._raw is self._whole
+        # No failure is in a variable: its traceback would refer to this frame, and so to itself.
+        if self.ending_failures:
+            raise_unchanged(self.ending_failures[0])
+        if self.errors and lasts:
+            self.owner.start_recovery()
+        elif self.errors and not is_recovering:
+            raise_unchanged(self.errors[0])
         starter = self._starter()
         if starter is not None and starter._is_replaced:
             raise StopRequestedError(f"this task should have ended: {starter._ending}")
@@ -638,11 +637,11 @@ class Coordinator(RequestMethods):
                 " returns"
             )
         whole = self._whole
-        may_recover = bool(self.owner.policy.on) and not self.is_part_of_call()
+        is_lasting_code = self._starter() in (None, whole) and not self.is_part_of_call()
+        outlasts_recoveries = bool(self.owner.policy.on) and is_lasting_code
         tasks = cast("Producers", producers)
         for task in tasks:
-            ends_with_recovery = self._tasks.get(task, whole) is not whole
-            if ends_with_recovery and may_recover and self._starter() in (None, whole):
+            if outlasts_recoveries and self._tasks.get(task, whole) is not whole:
                 raise InvalidArgumentError(
                     f"producer is task {task.get_name()!r} of a hook's coordinator: a recovery ends"
                     " it, and not this wait; start the producer with session.start_soon"
@@ -897,10 +896,12 @@ class Coordinator(RequestMethods):
 
     def raise_requested_exception(self) -> None:
         """Raise the first failure that ends the session, or else the first one, if there is one."""
-        failure = self.ending_failure or next(iter(self.errors), None)
-        if failure is not None:
-            self._note_delivery_outside(failure)
-            raise_unchanged(failure)
+        if self.ending_failures:
+            self._note_delivery_outside(self.ending_failures[0])
+            raise_unchanged(self.ending_failures[0])
+        if self.errors:
+            self._note_delivery_outside(self.errors[0])
+            raise_unchanged(self.errors[0])
 
     @contextlib.contextmanager
     def stop_on_exception(self) -> Generator[None]:
@@ -933,12 +934,9 @@ class Coordinator(RequestMethods):
         return self.owner.policy.recovers(error)
 
     @property
-    def ending_failure(self) -> BaseException | None:
-        """The first failure from which the session does not recover, if there is one."""
-        for failure in self.errors:
-            if not self.is_recoverable(failure):
-                return failure
-        return None
+    def ending_failures(self) -> list[BaseException]:
+        """The failures from which the session does not recover, in the order of occurrence."""
+        return [failure for failure in self.errors if not self.is_recoverable(failure)]
 
     def _record_error(self, error: BaseException, what: str) -> None:
         """Record the error of a task: a clean end is a stop, and any other error a failure."""
@@ -965,7 +963,7 @@ class Coordinator(RequestMethods):
         requests = self.requests
         description = f"{what}: {safe_repr(error)}"
         first = next(iter(self.errors), None)
-        had_ended = self.ending_failure is not None
+        had_ended = bool(self.ending_failures)
         self.errors.append(error)
         if self is self._whole:
             self.lasting_errors.append(error)

@@ -495,6 +495,9 @@ class Lifecycle(TasksOwner):
             self.coordinator.note_delivery(raised)
             self.feeds.end_waits_without_session()
             raise
+        finally:
+            # The traceback of what is raised refers to this frame.
+            del error
         self.recovering_from = None
         if committed is None or not has_commit(self.session, committed.position):
             return None
@@ -509,24 +512,27 @@ class Lifecycle(TasksOwner):
         started in the new session, if the policy lists it.
         """
         coordinator = self.coordinator
-        while True:
-            self._begin_recovery(error, step)
-            await Wait[None]("a recovery", waits=self.waits).result_of(
-                self._close_failed_session(error)
-            )
-            # A task may have failed meanwhile, or beside the error that is recovered from.
-            failure = coordinator.ending_failure
-            if failure is not None:
-                raise_unchanged(failure)
-            try:
-                await self._create_session_in_run()
-                return
-            except BaseException as next_error:
-                self.waits.reset()
-                if not coordinator.is_recoverable(next_error):
-                    raise
-                error = next_error
-                step = None
+        try:
+            while True:
+                self._begin_recovery(error, step)
+                await Wait[None]("a recovery", waits=self.waits).result_of(
+                    self._close_failed_session(error)
+                )
+                # A task may have failed meanwhile, or beside the error that is recovered from.
+                if coordinator.ending_failures:
+                    raise_unchanged(coordinator.ending_failures[0])
+                try:
+                    await self._create_session_in_run()
+                    return
+                except BaseException as next_error:
+                    self.waits.reset()
+                    if not coordinator.is_recoverable(next_error):
+                        raise
+                    error = next_error
+                    step = None
+        finally:
+            # The traceback of what is raised refers to this frame.
+            del error
 
     def _begin_recovery(self, error: BaseException, step: int | None) -> None:
         """Log that the session recovers from `error`, before anything can end that, or that it
@@ -550,9 +556,13 @@ class Lifecycle(TasksOwner):
         A stop ends the pause, and so hurries one attempt; if that fails, too, the pauses are needed
         for what is away to return.
         """
-        await self._close_raw_session(f"recovering from {safe_repr(error)}")
-        if self.gave_up is error:
-            self._raise(error)
+        try:
+            await self._close_raw_session(f"recovering from {safe_repr(error)}")
+            if self.gave_up is error:
+                self._raise(error)
+        finally:
+            # The traceback of what is raised refers to this frame.
+            del error
         secs = self.history.pause_secs()
         if secs <= 0:
             return
@@ -917,7 +927,7 @@ class Lifecycle(TasksOwner):
             raise RecoveryExhaustedError(
                 f"recovery has given up on {self.gave_up!r}; leave the session's block"
             ) from self.gave_up
-        if self.coordinator.ending_failure is not None:
+        if self.coordinator.ending_failures:
             self.coordinator.raise_requested_exception()
         if self.requests.stopped:
             raise StopRequestedError(self.requests.stop_reason)
@@ -1024,6 +1034,8 @@ class Lifecycle(TasksOwner):
             yield f"step {self.store.latest.step}"
         if self.turns.runner is not None:
             yield f"in run {self.turns.runs}{for_secs(elapsed(self.waits.began, now))}"
+        elif self.phase == "open" and self.turns.runs:
+            yield "in its block"
         else:
             yield f"{self.phase}{for_secs(elapsed(self._phase_began_at, now))}"
         if self.recovering_from is not None:
