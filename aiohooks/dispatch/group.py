@@ -65,7 +65,7 @@ from aiohooks.dispatch.interface import (
     registered_hooks,
 )
 from aiohooks.dispatch.plain import wraps_others
-from aiohooks.dispatch.ways import How, Point, check_how, point
+from aiohooks.dispatch.ways import How, Point, checked_how, point
 from aiohooks.errors import (
     HookGroupClosedError,
     InvalidArgumentError,
@@ -651,7 +651,7 @@ def compose_functions(
     if callable(functions) or not isinstance(functions, Iterable):
         raise InvalidArgumentError(f"functions is {safe_repr(functions)}; give a list of functions")
     if results is not None:
-        check_how(results, "results")
+        checked_how(results, "results")
     composed = _FunctionGroup(name or "functions", results)
     composed.fill([_function_hook(function) for function in functions])
 
