@@ -695,9 +695,7 @@ def raise_failures(errors: list[BaseException], what: str) -> None:
     A single failure is raised as it is, several as one flat group. An error such as
     KeyboardInterrupt is raised instead of the others.
     """
-    single = errors[0] if len(errors) == 1 else None
-    if single is None:
-        single = next((error for error in errors if not isinstance(error, Exception)), None)
+    single = _single_or_urgent(errors)
     try:
         if single is not None:
             keep_errors(single, [error for error in errors if error is not single])
@@ -708,6 +706,13 @@ def raise_failures(errors: list[BaseException], what: str) -> None:
         # The traceback of the raised error refers to this frame.
         single = None
         errors.clear()
+
+
+def _single_or_urgent(errors: list[BaseException]) -> BaseException | None:
+    """Return the error that is raised without a group: a single one, or a KeyboardInterrupt."""
+    if len(errors) == 1:
+        return errors[0]
+    return next((error for error in errors if not isinstance(error, Exception)), None)
 
 
 def set_context(error: BaseException, context: BaseException | None) -> None:

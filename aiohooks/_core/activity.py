@@ -127,11 +127,6 @@ def entries() -> list[Entry]:
     return [*parked, *found]
 
 
-def entries_of(task: asyncio.Task[Any]) -> list[Entry]:
-    """Return the entries of a task, the outermost first."""
-    return [entry for entry in entries() if entry.task is task]
-
-
 class active:
     """A block that may wait, as an entry of the registry: `with active(kind, name): ...`."""
 

@@ -35,8 +35,7 @@ class Queue(abc.ABC, Generic[T]):
         self.items: deque[T] = deque()
         """The items whose work has not ended, the oldest first."""
         self._max_pending = max_pending
-        # The failures that have not been raised, with their items.
-        self._failures: list[tuple[list[T], BaseException]] = []
+        self._failures: list[BaseException] = []  # that have not been raised
         # The callers that wait for a place; those that have been woken are the first.
         self._places: list[asyncio.Future[None]] = []
         self._empty: asyncio.Future[None] | None = None
@@ -103,13 +102,13 @@ class Queue(abc.ABC, Generic[T]):
 
     def failed(self, items: list[T], error: BaseException) -> None:
         """Keep the error of items for `check`."""
-        self._failures.append((items, error))
+        self._failures.append(error)
 
     def take_failures(self) -> list[BaseException]:
         """Return the failures that have not been raised, and forget them."""
-        errors = [error for _, error in self._failures]
-        self._failures.clear()
-        return errors
+        failures = self._failures
+        self._failures = []
+        return failures
 
     def check(self) -> None:
         """Raise the failures that have not been raised, if there are any."""
@@ -197,7 +196,7 @@ class ThreadQueue(Queue[T]):
             self._thread.start()
 
     def _batch_ended(self, batch: list[T], error: BaseException | None) -> None:
-        if self.items and self.items[0] is batch[0]:  # otherwise it was taken back
+        if self.items:  # otherwise they were removed meanwhile
             self.ended(batch, error)
 
     def withdraw(self) -> list[T]:
@@ -208,13 +207,6 @@ class ThreadQueue(Queue[T]):
         for _ in withdrawn:
             self.items.pop()
         return withdrawn
-
-    def take_back(self) -> list[T]:
-        """Take all items off the queue, and return them. `ended` is called for none of them."""
-        withdrawn = self.withdraw()
-        taken_back = [*self.items, *withdrawn]
-        self.items.clear()
-        return taken_back
 
     def finish(self) -> asyncio.Future[None]:
         """Let the thread end after the last item, and return a future that is done then."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import bisect
-import contextlib
-from collections.abc import Generator
 from typing import Generic, TypeVar
 
 from aiohooks._core.clock import Clock, wait_woken, wake
@@ -24,20 +22,14 @@ class Waiters:
     def __bool__(self) -> bool:
         return bool(self._futures)
 
-    @contextlib.contextmanager
-    def added(self) -> Generator[asyncio.Future[None]]:
-        """Add a waiter for the block, which awaits it."""
+    async def wait(self, secs: float | None = None, clock: Clock | None = None) -> None:
+        """Wait until `wake`, or for `secs` on `clock`, by default the current one."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._futures[waiter] = None
         try:
-            yield waiter
+            await wait_woken(waiter, secs, clock)
         finally:
             del self._futures[waiter]
-
-    async def wait(self, secs: float | None = None, clock: Clock | None = None) -> None:
-        """Wait until `wake`, or for `secs` on `clock`, by default the current one."""
-        with self.added() as waiter:
-            await wait_woken(waiter, secs, clock)
 
     def wake(self) -> None:
         """Wake all waiters."""

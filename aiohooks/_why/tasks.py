@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeGuard, cast
 
 import anyio
 
-from aiohooks._core.activity import Awaited, entries_of
+from aiohooks._core.activity import Awaited, entries
 
 PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 """The folder of this library."""
@@ -78,7 +78,7 @@ def task_wait(task: Task) -> TaskWait:
     while following is not None and len(frames) < _MAX_FRAMES:
         links = list(links_of(coroutine_of(following)))
         frames += [frame for frame, _ in links if frame is not None]
-        waits = [entry.awaited() for entry in entries_of(following)]
+        waits = [entry.awaited() for entry in entries() if entry.task is following]
         following = None
         for awaited in waits:
             if awaited is None:

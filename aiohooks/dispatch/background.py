@@ -10,6 +10,7 @@ import asyncio
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import Context, ContextVar, copy_context
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -109,25 +110,22 @@ class BackgroundCalls:
         return [error for queue in queues for error in queue.take_failures()]
 
 
+@dataclass(eq=False)
 class QueuedCall:
     """A call in a queue, with the context in which it is made."""
 
-    def __init__(
-        self,
-        queue: CallQueue,
-        group: OrderGroup,
-        args: tuple[Any, ...],
-        keywords: Mapping[str, Any],
-    ) -> None:
-        self.queue: CallQueue = queue
-        self.group: OrderGroup = group
-        self.args: tuple[Any, ...] = args
-        self.keywords: Mapping[str, Any] = keywords
-        self.context: Context = copy_context()
-        self.task: asyncio.Task[None] | None = None
-        """The task that makes the call; None before and after."""
-        self.waits_for: list[CallQueue] = []
-        """The queues in which code of the call waits for a place."""
+    queue: CallQueue
+    group: OrderGroup
+    args: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+    context: Context = field(default_factory=copy_context)
+    task: asyncio.Task[None] | None = None
+    """The task that makes the call; None before and after."""
+    waits_for: list[CallQueue] = field(default_factory=list["CallQueue"])
+    """The queues in which code of the call waits for a place."""
+
+    def __post_init__(self) -> None:
+        self.context.run(self.queue.shared.enter)
 
     async def make(self) -> None:
         """Make the call, and log that its result is dropped."""
@@ -180,7 +178,7 @@ class CallQueue(Queue[QueuedCall]):
         self.check()
         # A hook that calls its own group gets a place: the queue would wait for itself.
         if not self.is_full or self.waits_for_caller():
-            self.add(self._new_call(group, args, keywords))
+            self.add(QueuedCall(self, group, args, keywords))
             return False
         if self._drops:
             group.hooks[0].overflowed(group.calls[0].name)
@@ -196,23 +194,14 @@ class CallQueue(Queue[QueuedCall]):
         """
         if not self.has_to_wait(group, *args, **keywords):
             return
-        active = _active_call()
-        waits_for = [] if active is None else active.waits_for
+        caller = _active_call()
+        # By this, `waits_for_caller` finds the wait.
+        waits_for = [] if caller is None else caller.waits_for
         waits_for.append(self)
         try:
-            await self.put(self._new_call(group, args, keywords))
+            await self.put(QueuedCall(self, group, args, keywords))
         finally:
             waits_for.remove(self)
-
-    def _new_call(
-        self,
-        group: OrderGroup,
-        args: tuple[Any, ...],
-        keywords: Mapping[str, Any],
-    ) -> QueuedCall:
-        call = QueuedCall(self, group, args, keywords)
-        call.context.run(self.shared.enter)
-        return call
 
     def check(self) -> None:
         super().check()
@@ -227,13 +216,13 @@ class CallQueue(Queue[QueuedCall]):
         That is so if the code is part of this call, or part of the active call of a queue in which
         this call waits for a place.
         """
-        call = _active_call()
-        if call is None or not self.items:
+        caller = _active_call()
+        if caller is None or not self.items:
             return False
+        if caller.queue is self:
+            return True
         # There is no cycle of waits: a call that would close one gets a place.
-        return call.queue is self or any(
-            queue.waits_for_caller() for queue in self.items[0].waits_for
-        )
+        return any(queue.waits_for_caller() for queue in self.items[0].waits_for)
 
     def close(self) -> None:
         """Refuse further calls, also those of callers that wait for a place."""
@@ -247,13 +236,12 @@ class CallQueue(Queue[QueuedCall]):
             return
         message = "%s has %s background calls left, which are dropped"
         logger.warning(message, self._name, len(self.items))
-        active = self.items.popleft()
-        for call in self.items:
-            call.group.hooks[0].dropped += 1
-        self.items.clear()
-        self.items.append(active)
-        assert active.task is not None
-        active.task.cancel()
+        while len(self.items) > 1:
+            queued = self.items.pop()
+            queued.group.hooks[0].dropped += 1
+        active = self.items[0].task
+        assert active is not None, "the first call of a queue has a task"
+        active.cancel()
 
     def add(self, item: QueuedCall) -> None:
         item.group.hooks[0].counted += 1

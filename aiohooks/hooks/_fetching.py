@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from aiohooks._core.cancel import to_thread
-from aiohooks._core.validate import check_callable, check_choice, check_instance, checked_int
+from aiohooks._core.validate import check_callable, check_instance
 from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.graph.session import Session
@@ -73,6 +73,18 @@ class Record(NamedTuple):
     time: float
     values: Mapping[str, Any]
 
+    def state(self) -> list[Any]:
+        """Return the record for the state of a hook."""
+        return [self.step, self.time, dict(self.values)]
+
+
+def restored_records(state: Mapping[str, Any]) -> list[Record]:
+    """Return the records that were pending when the state of a hook was saved."""
+    return [
+        Record(int(step), float(time), dict(values))
+        for step, time, values in state.get("pending", ())
+    ]
+
 
 class RecordSink(Protocol):
     """Where a hook writes; called in a thread."""
@@ -106,10 +118,7 @@ class WritingHook(FetchingHook):
     ) -> None:
         check_instance(every, Every, "every")
         check_callable(convert, self._convert_name, optional=True)
-        self._max_queue = checked_int(
-            max_queue, "max_queue", 1, expected="a whole number of records, at least 1"
-        )
-        check_choice(on_write_error, "on_write_error", "raise", "log")
+        self._max_queue = max_queue
         if values is None and convert is None:
             raise InvalidArgumentError(
                 f"nothing to write; give values={{'tag': fetch}}, {self._convert_name}=, or both"
@@ -123,7 +132,13 @@ class WritingHook(FetchingHook):
         super()._reset()
         self._restored: list[Record] = []
         self._sink: RecordSink
-        self._writer: BackgroundWriter[Record] | None = None
+        self._sink, what = self._new_sink()
+        self._writer: BackgroundWriter[Record] = BackgroundWriter(
+            self._sink.write,
+            what=what,
+            max_queue=self._max_queue,
+            on_write_error=self._on_write_error,
+        )
 
     def _new_sink(self) -> tuple[RecordSink, str]:
         """Return where this session writes, and its name for messages."""
@@ -137,30 +152,19 @@ class WritingHook(FetchingHook):
         """Return when it was last due, and the records that are not written yet: a kill does not
         lose them.
         """
-        pending: list[Record] = [] if self._writer is None else [*self._writer.items]
         return {
             **super().state_dict(),
-            "pending": [[record.step, record.time, dict(record.values)] for record in pending],
+            "pending": [record.state() for record in self._writer.items],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the records of `state_dict`."""
         super().load_state_dict(state)
-        self._restored = [
-            Record(int(step), float(time), dict(values))
-            for step, time, values in state.get("pending", ())
-        ]
+        self._restored = restored_records(state)
 
     async def begin(self) -> None:
         """Prepare for a new session; the file is opened when the session has been created."""
         self._reset()
-        self._sink, what = self._new_sink()
-        self._writer = BackgroundWriter(
-            self._sink.write,
-            what=what,
-            max_queue=self._max_queue,
-            on_write_error=self._on_write_error,
-        )
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Open the file at the step at which the session starts, and again after a recovery that
@@ -168,15 +172,14 @@ class WritingHook(FetchingHook):
         """
         step = session.global_step.latest.step
         restored, self._restored = self._restored, []
-        if self._timer.start(step) and self._writer is not None:
+        if self._timer.start(step):
             await self._writer.flush()
             for record in await to_thread(self._sink.open_at, step, restored):
                 self._writer.add(record)
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Raise the error of a failed write; fetch the values if this run is to be written."""
-        if self._writer is not None:
-            self._writer.check()
+        self._writer.check()
         # Without an `await` of `super()`: with one, each run would need a task for it.
         return self._args_if_due(run_context)
 
@@ -188,21 +191,18 @@ class WritingHook(FetchingHook):
             InvalidArgumentError: the values cannot be written.
         """
         record = self._due_record(run_context, run_values)
-        if self._writer is not None and record is not None:
+        if record is not None:
             await self._writer.put(record)
 
     def _has_to_wait(self, run_context: SessionRunContext, run_values: SessionRunValues) -> bool:
         """Return whether the run is to be written and the queue is full; if not, do what
         `after_run` does.
         """
-        writer = self._writer
-        if writer is None:
-            return False
-        if writer.is_full and self._timer.is_due(run_context.global_step):
+        if self._writer.is_full and self._timer.is_due(run_context.global_step):
             return True
         record = self._due_record(run_context, run_values)
         if record is not None:
-            writer.put_nowait(record)
+            self._writer.put_nowait(record)
         return False
 
     def _due_record(
@@ -222,14 +222,11 @@ class WritingHook(FetchingHook):
 
     async def end(self, session: Session) -> None:
         """Wait until all records are written; raise the error of a failed write."""
-        if self._writer is not None:
-            await self._writer.flush()
+        await self._writer.flush()
 
     async def close(self, exc: BaseException | None) -> None:
         """Write the remaining records, and close the file."""
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            try:
-                await writer.aclose()
-            finally:
-                await to_thread(self._sink.close)
+        try:
+            await self._writer.aclose()
+        finally:
+            await to_thread(self._sink.close)

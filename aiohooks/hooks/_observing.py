@@ -15,6 +15,7 @@ from typing import IO, Any, Literal, TypeVar, cast
 from aiohooks._core.cancel import to_thread
 from aiohooks._core.clock import Clock, current_clock
 from aiohooks._core.queue import ThreadQueue
+from aiohooks._core.validate import check_choice, checked_int
 from aiohooks.errors import InvalidArgumentError, add_note
 from aiohooks.graph.graph import Node
 from aiohooks.hooks.every import Every, EveryTimer
@@ -213,7 +214,14 @@ class BackgroundWriter(ThreadQueue[T]):
         max_queue: int,
         on_write_error: OnWriteError,
     ) -> None:
-        """Create a writer; `what` names its target in messages."""
+        """Create a writer; `what` names its target in messages.
+
+        Raises:
+            InvalidArgumentError: `max_queue` or `on_write_error` is invalid.
+        """
+        check_choice(on_write_error, "on_write_error", "raise", "log")
+        expected = "a whole number of records, at least 1"
+        max_queue = checked_int(max_queue, "max_queue", 1, expected=expected)
         super().__init__(f"writer of {what}", max_queue)
         self.lost = 0
         """How many records could not be written."""

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple, TextIO
 from aiohooks._core.clock import monotonic_now
 from aiohooks._core.observers import Observer
 from aiohooks._core.scope import current_run
-from aiohooks._core.validate import check_choice, check_instance, checked_int, checked_path
+from aiohooks._core.validate import check_instance, checked_int, checked_path
 from aiohooks.errors import is_clean_end, safe_repr
 from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import BackgroundWriter, OnWriteError, Sampling, logger, write_whole
@@ -89,7 +89,6 @@ class ProfilerHook(ScheduledHook):
             InvalidArgumentError: an argument is invalid.
         """
         check_instance(every, Every, "every")
-        check_choice(on_write_error, "on_write_error", "raise", "log")
         self.output_dir: str = checked_path(output_dir, "output_dir")
         self._every = every
         self._window_steps = checked_int(window_steps, "window_steps", 1)

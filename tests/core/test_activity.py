@@ -12,11 +12,11 @@ import aiohooks as ah
 from aiohooks._core.activity import (
     ENTRIES,
     Awaited,
+    Entry,
     Parked,
     active,
     enter,
     entries,
-    entries_of,
 )
 from tests.support.waiting import forever, parked
 
@@ -25,6 +25,11 @@ pytestmark = pytest.mark.every_python
 
 class Notified:
     async def changed(self) -> None: ...
+
+
+def entries_of(task: asyncio.Task[None]) -> list[Entry]:
+    """Return the entries of a task, the outermost first."""
+    return [entry for entry in entries() if entry.task is task]
 
 
 def names(task: asyncio.Task[None]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Bounded queues: order, places, failures, the end; a thread that works, and what is taken back."""
+"""Bounded queues: order, places, failures, the end; a thread that works, and what is withdrawn."""
 
 from __future__ import annotations
 
@@ -140,21 +140,20 @@ async def test_a_queue_without_items_has_no_thread() -> None:
     queue = Numbers()
     assert queue.finish().done()
     queue.join()
-    assert (queue.take_back(), queue.worked) == ([], [])
+    assert (queue.withdraw(), queue.worked) == ([], [])
 
 
-@pytest.mark.parametrize("is_active", [False, True])
-async def test_what_is_taken_back_is_not_reported(is_active: bool) -> None:
-    """Also what is being done; what is withdrawn is only what waits."""
+@pytest.mark.parametrize("all_items", [False, True])
+async def test_what_is_withdrawn_is_not_reported(all_items: bool) -> None:
+    """It is what waits; what is being done is reported, unless it was removed."""
     queue = Numbers(max_batch=1)
     queue.add(1)
     queue.add(2)
     await until_true(lambda: queue.is_working)
-    if is_active:
-        assert queue.take_back() == [1, 2]
-    else:
-        assert queue.withdraw() == [2]
-    assert await finished(queue) == ([] if is_active else [[1]])
+    assert queue.withdraw() == [2]
+    if all_items:
+        queue.items.clear()
+    assert await finished(queue) == ([] if all_items else [[1]])
 
 
 def test_a_loop_that_was_closed_is_not_woken() -> None:

@@ -13,7 +13,7 @@ from aiohooks._core.validate import check_instance, check_secs, checked_int
 from aiohooks.adapters.trackers.tracker import Tracker
 from aiohooks.dispatch.calls import is_logged
 from aiohooks.graph.session import Session
-from aiohooks.hooks._fetching import Record
+from aiohooks.hooks._fetching import Record, restored_records
 from aiohooks.hooks._numbers import checked_numbers
 from aiohooks.hooks._observing import Sampling, Values, checked_values, logger
 from aiohooks.hooks.every import Every
@@ -116,16 +116,12 @@ class TrackerHook(SessionRunHook):
     def state_dict(self) -> dict[str, Any]:
         """Return the metrics that are not sent yet, so that a kill does not lose them."""
         pending = [] if self._sender is None else self._sender.records()
-        records = [[record.step, record.time, dict(record.values)] for record in pending]
-        return {**self._sampling.state_dict(), "pending": records}
+        return {**self._sampling.state_dict(), "pending": [record.state() for record in pending]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the metrics of `state_dict`."""
         self._sampling.load_state_dict(state)
-        self._restored = [
-            Record(int(step), float(time), dict(values))
-            for step, time, values in state.get("pending", ())
-        ]
+        self._restored = restored_records(state)
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Continue after the step at which the session starts, or to which a recovery moved it."""
@@ -249,7 +245,8 @@ class Sender(ThreadQueue[Record | Start]):
     def abandon(self, reason: str) -> None:
         """Send no record any more: the ones that are left are lost."""
         records = self.records()
-        self.take_back()
+        self.withdraw()
+        self.items.clear()
         if records:
             self._lose(records, reason)
 
