@@ -134,13 +134,13 @@ class Interface:
                 known = ref(function), Point(self.kind, name, member, given, default)
                 points[key] = known
             self.points[name] = known[1]
-        elif isinstance(member, _NO_FUNCTIONS) or (
-            callable(member) and not isinstance(member, _HELPERS)
-        ):
+        elif isinstance(member, _HELPERS):
+            return
+        elif callable(member) or isinstance(member, _NO_FUNCTIONS):
             self._unsupported[name] = (
                 f"{self.kind.__name__}.{name} is a {type(member).__name__}, and no function"
             )
-        elif not isinstance(member, _HELPERS):
+        else:
             self.attributes[name] = NO_VALUE if inspect.ismemberdescriptor(member) else member
 
     def has_member(self, hook: object) -> bool:
@@ -287,14 +287,11 @@ class Interface:
                     f"{hook_name(hook)}.{name} would never be called: {reason}; write it as a"
                     " method"
                 )
-        functions: set[str] = set()
-        for base in type(hook).__mro__:
-            functions.update(
-                name for name, value in vars(base).items() if inspect.isfunction(value)
-            )
-        others = sorted(
-            name for name in functions.difference(self.points) if not name.startswith("_")
-        )
+        others = [
+            name
+            for name, _ in inspect.getmembers_static(type(hook), inspect.isfunction)
+            if name not in self.points and not name.startswith("_")
+        ]
         coroutines = [name for name in others if is_coroutine_function(getattr(hook, name))]
         # A plain method is likely to be a helper, unless the methods of the hook may be plain.
         for name in others if plain else coroutines:

@@ -129,7 +129,6 @@ async def test_several_answers_need_a_way_to_become_one() -> None:
         ah.errors.InvalidHookError,
         "Counting#1.count and Counting#2.count",
         'results={"count": "first"}',
-        "@point",
     ):
         ah.compose(AgentHooks, [Counting(1), Counting(2)])
     hooks = [Counting(1), Counting(2)]
