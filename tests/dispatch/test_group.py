@@ -294,7 +294,7 @@ async def test_functions_are_hooks() -> None:
         "too many",
     ):
         group.on(AgentHooks.on_tool_start, without_arguments)
-    with refused(ah.errors.InvalidHookError, "second.on_tool_start is a plain", "no time limit"):
+    with refused(ah.errors.InvalidHookError, "second#2.on_tool_start is a plain", "no time limit"):
         group.on(AgentHooks.on_tool_start, second, timeout=5)
 
 
