@@ -125,7 +125,7 @@ class QueuedCall:
         self.keywords: Mapping[str, Any] = keywords
         self.context: Context = copy_context()
         self.task: asyncio.Task[None] | None = None
-        """The task of the call, when it is its turn."""
+        """The task that makes the call; None before and after."""
         self.waits_for: list[CallQueue] = []
         """The queues in which code of the call waits for a place."""
 
@@ -266,18 +266,19 @@ class CallQueue(Queue[QueuedCall]):
     def _start(self, call: QueuedCall) -> None:
         # It begins later, also if tasks are eager: a call is not made inside of another one.
         call.task = new_task(call.make(), call.group.calls[0].name, call.context)
+        del call.context  # which refers to the call, by `_current_call`
         call.task.add_done_callback(self._call_ended)
 
     def _call_ended(self, task: asyncio.Task[None]) -> None:
         # A cancelled call was dropped.
         error = None if task.cancelled() else task.exception()
-        self.ended([self.items[0]], error)
+        call = self.items[0]
+        call.task = None  # whose context refers to the call
+        self.ended([call], error)
         if self.items:
             self._start(self.items[0])
 
 
 def _active_call() -> QueuedCall | None:
     call = _current_call.get()
-    if call is None or call.task is None or call.task.done():
-        return None
-    return call
+    return None if call is None or call.task is None else call

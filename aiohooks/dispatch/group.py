@@ -35,7 +35,6 @@ from typing import (
 from aiohooks._core.calls import OwnContext
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, current_task, new_task, shielded, wait_done
 from aiohooks._core.clock import wake
-from aiohooks._core.queue import raise_failures
 from aiohooks._core.reports import logger
 from aiohooks._core.validate import (
     check_mapping,
@@ -75,6 +74,7 @@ from aiohooks.errors import (
     did_you_mean,
     hook_cancelled_error,
     keep_errors,
+    raise_failures,
     safe_repr,
 )
 
