@@ -49,7 +49,7 @@ class Parameters:
         self._by_name: dict[str, Key] = {}  # of those that may be given by name
         self._defaults: Values = {}
         for place, parameter in enumerate(parameters):
-            key = place if parameter.kind in _POSITIONAL else parameter.name
+            key: Key = place if parameter.kind in _POSITIONAL else parameter.name
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 continue
             self.keys[parameter.name] = key
@@ -116,7 +116,7 @@ class Parameters:
         """Return the places up to the last one that has a value, apart from an ignored one."""
         given = [key for key in values if isinstance(key, int) and key != ignored]
         left_out = range(min(self._count, max(given, default=0)))
-        return sorted({*given, *left_out} - {ignored})
+        return [place for place in sorted({*given, *left_out}) if place != ignored]
 
     def call_for_hooks(self, args: tuple[Any, ...], keywords: Keywords) -> Arguments:
         """Return the arguments of a call of the object as those of a call of hooks."""
@@ -137,8 +137,8 @@ class Parameters:
         no others.
         """
         keys: list[Key] = [*self._places(values, self.chosen)]
-        has_places = self._takes_more_positions or {*range(self._count)} - {self.chosen}
-        if isinstance(self.chosen, str) or not has_places:
+        has_places = any(place != self.chosen for place in range(self._count))
+        if isinstance(self.chosen, str) or not (has_places or self._takes_more_positions):
             keys += [key for key in self.keys.values() if isinstance(key, str) and key in values]
         return [key for key in keys if key != self.chosen]
 

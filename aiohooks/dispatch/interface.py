@@ -247,17 +247,29 @@ class Interface:
                 f"is a generator in {self.kind.__name__}, which a group cannot stand for; use this"
                 " hook beside the group"
             )
-        is_plain = kind in PLAIN
         if kind == "a generator" and (plain or not point.is_async) and point.how in ("none", "any"):
             return "is a generator, and no one would iterate over it; write it without `yield`"
-        if not point.is_async:
-            if is_plain:
-                return ""
-            return (
-                f"is {kind}, but {point.label} is a plain one; write it as `def`; or, if what it"
-                " returns is awaited, derive a class in which it is annotated so, as in `->"
-                " Awaitable[None] | None`"
-            )
+        if point.is_async:
+            return self._coroutine_problem(method, point, plain=plain)
+        if kind in PLAIN:
+            return ""
+        return (
+            f"is {kind}, but {point.label} is a plain one; write it as `def`; or, if what it"
+            " returns is awaited, derive a class in which it is annotated so, as in `->"
+            " Awaitable[None] | None`"
+        )
+
+    def _coroutine_problem(
+        self,
+        method: Any,
+        point: Point,
+        *,
+        plain: bool,
+    ) -> str:
+        """Return why a function cannot be called for a coroutine method, or an empty text."""
+        kind = function_kind(method)
+        if kind == "a coroutine function":
+            return ""
         if kind == "an async generator" and self._in_group and point.how != "wrap":
             if point.calls_next and point.does_nothing:
                 return (
@@ -266,16 +278,15 @@ class Interface:
                     ' "wrap"}'
                 )
             return ""
-        if is_plain and function_kind(inspect.unwrap(method)) == "a coroutine function":
-            if returns_awaitable(method):
+        if kind in PLAIN:
+            is_wrapper = function_kind(inspect.unwrap(method)) == "a coroutine function"
+            if is_wrapper and not returns_awaitable(method):
+                return (
+                    "is a plain function that wraps a coroutine function; write its wrapper as"
+                    " `async def`"
+                )
+            if is_wrapper or plain or point.kind == "a plain function":
                 return ""
-            return (
-                "is a plain function that wraps a coroutine function; write its wrapper as"
-                " `async def`"
-            )
-        may_be_plain = plain or point.kind == "a plain function"
-        if kind == "a coroutine function" or (is_plain and may_be_plain):
-            return ""
         return f"is not a coroutine function; write it as `async def`{self._hint}"
 
     def _check_names(self, hook: object, *, plain: bool) -> None:

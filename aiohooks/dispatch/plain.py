@@ -67,8 +67,8 @@ def written_annotations(owner: Any) -> dict[str, Any]:
         # Python 3.14 evaluates annotations here, with names that exist for type checkers only.
         annotationlib: Any = importlib.import_module("annotationlib")
         annotations = annotationlib.get_annotations(owner, format=annotationlib.Format.STRING)
-    # A mock has another mock.
-    return annotations if type(annotations) is dict else {}
+    is_mock = type(annotations) is not dict
+    return {} if is_mock else annotations
 
 
 def union_parts(annotation: Any) -> tuple[Any, ...]:

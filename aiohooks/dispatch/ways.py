@@ -310,12 +310,15 @@ class Point:
         return result.value
 
 
+_CALLABLE: Any = collections.abc.Callable
+
+
 def calls_next(annotation: Any) -> bool:
     """Return whether an annotation is of a callable that returns an awaitable."""
     for part in union_parts(annotation):
         kind = class_of(part)
         call = getattr(kind, "__call__", None)  # noqa: B004
-        if kind is collections.abc.Callable:
+        if kind is _CALLABLE:
             _, awaited = split_awaitables((typing.get_args(part) or [Any])[-1])
             if awaited:
                 return True
