@@ -5,6 +5,7 @@ Hooks may use other names, so that they get by position what may be given so.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
 import sys
@@ -40,15 +41,15 @@ class Parameters:
             del parameters[0]
         self.signature: inspect.Signature = inspect.Signature(parameters)
         kinds = [parameter.kind for parameter in parameters]
-        self.takes_more_positions: bool = inspect.Parameter.VAR_POSITIONAL in kinds
-        self.takes_more_keywords: bool = inspect.Parameter.VAR_KEYWORD in kinds
-        self._count: int = sum(kind in _POSITIONAL for kind in kinds)
+        self._takes_more_positions = inspect.Parameter.VAR_POSITIONAL in kinds
+        self._takes_more_keywords = inspect.Parameter.VAR_KEYWORD in kinds
+        self._count = sum(kind in _POSITIONAL for kind in kinds)
         self.keys: dict[str, Key] = {}
         """The key of each parameter, but not of those that take any others."""
         self._by_name: dict[str, Key] = {}  # of those that may be given by name
         self._defaults: Values = {}
         for place, parameter in enumerate(parameters):
-            key = place if parameter.kind in _POSITIONAL else parameter.name
+            key: Key = place if parameter.kind in _POSITIONAL else parameter.name
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 continue
             self.keys[parameter.name] = key
@@ -56,7 +57,7 @@ class Parameters:
                 self._by_name[parameter.name] = key
             if parameter.default is not parameter.empty:
                 self._defaults[key] = parameter.default
-        if not self.keys and self.takes_more_positions:
+        if not self.keys and self._takes_more_positions:
             self.keys[parameters[0].name] = LAST
         self.chosen: Key = None
         """The argument that results replace, or that calls the next hook."""
@@ -68,9 +69,9 @@ class Parameters:
         """
         longest: Values = dict.fromkeys(self.keys.values())
         shortest: Values = dict.fromkeys(longest.keys() - self._defaults.keys() - {LAST})
-        if self.takes_more_positions:
+        if self._takes_more_positions:
             longest[LAST] = None
-        if self.takes_more_keywords:
+        if self._takes_more_keywords:
             longest["any_other"] = None
         try:
             for values in (longest, shortest):
@@ -91,7 +92,7 @@ class Parameters:
         """
         if keywords or len(args) != self._count:
             named = keywords
-            if self.takes_more_keywords:
+            if self._takes_more_keywords:
                 # Before Python 3.13, `bind` rejects the name of a positional-only parameter.
                 named = {name: keywords[name] for name in self._by_name if name in keywords}
             self.signature.bind(*args, **named)
@@ -107,15 +108,15 @@ class Parameters:
         Hooks may use other names for what can be passed by position, so all of that is. A parameter
         that is left out before another one has its default.
         """
-        filled = {**self._defaults, **values}
-        args = [filled[place] for place in self._places(values)]
-        return tuple(args), {key: values[key] for key in values if isinstance(key, str)}
+        values_or_defaults = {**self._defaults, **values}
+        args = tuple(values_or_defaults[place] for place in self._places(values))
+        return args, {key: values[key] for key in values if isinstance(key, str)}
 
     def _places(self, values: Values, ignored: Key = None) -> list[int]:
         """Return the places up to the last one that has a value, apart from an ignored one."""
         given = [key for key in values if isinstance(key, int) and key != ignored]
         left_out = range(min(self._count, max(given, default=0)))
-        return sorted({*given, *left_out} - {ignored})
+        return [place for place in sorted({*given, *left_out}) if place != ignored]
 
     def call_for_hooks(self, args: tuple[Any, ...], keywords: Keywords) -> Arguments:
         """Return the arguments of a call of the object as those of a call of hooks."""
@@ -132,11 +133,12 @@ class Parameters:
     def _passed_keys(self, values: Values) -> list[Key]:
         """Return the keys of the arguments that hooks pass by position to the next one.
 
-        Keyword-only ones are among them if the chosen argument is one itself, or if there are no
-        others.
+        Keyword-only ones are among them if the chosen argument is one itself, or if the method has
+        no others.
         """
         keys: list[Key] = [*self._places(values, self.chosen)]
-        if isinstance(self.chosen, str) or not keys:
+        has_places = any(place != self.chosen for place in range(self._count))
+        if isinstance(self.chosen, str) or not (has_places or self._takes_more_positions):
             keys += [key for key in self.keys.values() if isinstance(key, str) and key in values]
         return [key for key in keys if key != self.chosen]
 
@@ -151,39 +153,37 @@ class Parameters:
             args: what the hook passes by position.
             keywords: what the hook passes by name.
         """
-        named = {self._by_name.get(name, name): value for name, value in keywords.items()}
-        changed = {**values, **named}
-        replaced = [key for key in self._passed_keys(changed) if key not in named]
+        by_key = {self._by_name.get(name, name): value for name, value in keywords.items()}
+        replaced_keys = [key for key in self._passed_keys(values) if key not in by_key]
         # The hook passes what its own caller has left out, or more than the method takes.
-        unused = (key for key in itertools.count() if key not in changed and key != self.chosen)
-        excess = max(0, len(args) - len(replaced))
-        changed.update(dict.fromkeys(itertools.islice(unused, excess)))
-        replaced = [key for key in self._passed_keys(changed) if key not in named]
-        changed.update(zip(reversed(replaced), reversed(args), strict=False))
-        return changed
+        used_keys = {*values, *by_key, *replaced_keys, self.chosen}
+        unused_keys = (key for key in itertools.count() if key not in used_keys)
+        excess = max(0, len(args) - len(replaced_keys))
+        extended = {**values, **dict.fromkeys(itertools.islice(unused_keys, excess))}
+        replaced_keys = [key for key in self._passed_keys(extended) if key not in by_key]
+        by_key.update(zip(reversed(replaced_keys), reversed(args), strict=False))
+        return {**values, **by_key}
 
     def for_function(self, values: Values, function: Callable[..., Any]) -> Arguments:
         """Return the positions and the keywords of a call of a function that is no hook.
 
-        It gets the last positions, as many as it takes, and by name what it takes by name only.
+        It gets the last positions, as many as it takes, and by name all that hooks get by name.
         """
-        filled = {**self._defaults, **values}
-        passed = self._passed_keys(values)
-        try:
+        passed_keys = self._passed_keys(values)
+        values_or_defaults = {**self._defaults, **values}
+        args = tuple(values_or_defaults[key] for key in passed_keys)
+        keywords: dict[str, Any] = {}
+        for key in values:
+            if isinstance(key, str) and key not in (self.chosen, *passed_keys):
+                keywords[key] = values[key]
+        # The signature of a function that is written in C may not be known.
+        with contextlib.suppress(TypeError, ValueError):
             parameters = inspect.signature(function).parameters.values()
-        except (TypeError, ValueError):  # it is written in C
-            return tuple(filled[key] for key in passed), {}
-        kinds = [parameter.kind for parameter in parameters]
-        names = {parameter.name for parameter in parameters if parameter.kind is _KEYWORD_ONLY}
-        if inspect.Parameter.VAR_KEYWORD in kinds:
-            names.update(key for key in values if isinstance(key, str))
-        names.discard(str(self.chosen))
-        args = [filled[key] for key in passed if key not in names]
-        if inspect.Parameter.VAR_POSITIONAL not in kinds:
-            most = sum(kind in _POSITIONAL for kind in kinds)
-            args = args[max(0, len(args) - most) :]
-        return tuple(args), {name: values[name] for name in names if name in values}
+            kinds = [parameter.kind for parameter in parameters]
+            if inspect.Parameter.VAR_POSITIONAL not in kinds:
+                most = sum(kind in _POSITIONAL for kind in kinds)
+                args = args[max(0, len(args) - most) :]
+        return args, keywords
 
 
-_KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

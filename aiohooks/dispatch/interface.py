@@ -134,13 +134,13 @@ class Interface:
                 known = ref(function), Point(self.kind, name, member, given, default)
                 points[key] = known
             self.points[name] = known[1]
-        elif isinstance(member, _NO_FUNCTIONS) or (
-            callable(member) and not isinstance(member, _HELPERS)
-        ):
+        elif isinstance(member, _HELPERS):
+            return
+        elif callable(member) or isinstance(member, _NO_FUNCTIONS):
             self._unsupported[name] = (
                 f"{self.kind.__name__}.{name} is a {type(member).__name__}, and no function"
             )
-        elif not isinstance(member, _HELPERS):
+        else:
             self.attributes[name] = NO_VALUE if inspect.ismemberdescriptor(member) else member
 
     def has_member(self, hook: object) -> bool:
@@ -247,17 +247,29 @@ class Interface:
                 f"is a generator in {self.kind.__name__}, which a group cannot stand for; use this"
                 " hook beside the group"
             )
-        is_plain = kind in PLAIN
         if kind == "a generator" and (plain or not point.is_async) and point.how in ("none", "any"):
             return "is a generator, and no one would iterate over it; write it without `yield`"
-        if not point.is_async:
-            if is_plain:
-                return ""
-            return (
-                f"is {kind}, but {point.label} is a plain one; write it as `def`; or, if what it"
-                " returns is awaited, derive a class in which it is annotated so, as in `->"
-                " Awaitable[None] | None`"
-            )
+        if point.is_async:
+            return self._coroutine_problem(method, point, plain=plain)
+        if kind in PLAIN:
+            return ""
+        return (
+            f"is {kind}, but {point.label} is a plain one; write it as `def`; or, if what it"
+            " returns is awaited, derive a class in which it is annotated so, as in `->"
+            " Awaitable[None] | None`"
+        )
+
+    def _coroutine_problem(
+        self,
+        method: Any,
+        point: Point,
+        *,
+        plain: bool,
+    ) -> str:
+        """Return why a function cannot be called for a coroutine method, or an empty text."""
+        kind = function_kind(method)
+        if kind == "a coroutine function":
+            return ""
         if kind == "an async generator" and self._in_group and point.how != "wrap":
             if point.calls_next and point.does_nothing:
                 return (
@@ -266,16 +278,15 @@ class Interface:
                     ' "wrap"}'
                 )
             return ""
-        if is_plain and function_kind(inspect.unwrap(method)) == "a coroutine function":
-            if returns_awaitable(method):
+        if kind in PLAIN:
+            is_wrapper = function_kind(inspect.unwrap(method)) == "a coroutine function"
+            if is_wrapper and not returns_awaitable(method):
+                return (
+                    "is a plain function that wraps a coroutine function; write its wrapper as"
+                    " `async def`"
+                )
+            if is_wrapper or plain or point.kind == "a plain function":
                 return ""
-            return (
-                "is a plain function that wraps a coroutine function; write its wrapper as"
-                " `async def`"
-            )
-        may_be_plain = plain or point.kind == "a plain function"
-        if kind == "a coroutine function" or (is_plain and may_be_plain):
-            return ""
         return f"is not a coroutine function; write it as `async def`{self._hint}"
 
     def _check_names(self, hook: object, *, plain: bool) -> None:
@@ -287,14 +298,11 @@ class Interface:
                     f"{hook_name(hook)}.{name} would never be called: {reason}; write it as a"
                     " method"
                 )
-        functions: set[str] = set()
-        for base in type(hook).__mro__:
-            functions.update(
-                name for name, value in vars(base).items() if inspect.isfunction(value)
-            )
-        others = sorted(
-            name for name in functions.difference(self.points) if not name.startswith("_")
-        )
+        others = [
+            name
+            for name, _ in inspect.getmembers_static(type(hook), inspect.isfunction)
+            if name not in self.points and not name.startswith("_")
+        ]
         coroutines = [name for name in others if is_coroutine_function(getattr(hook, name))]
         # A plain method is likely to be a helper, unless the methods of the hook may be plain.
         for name in others if plain else coroutines:

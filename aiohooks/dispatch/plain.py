@@ -67,8 +67,8 @@ def written_annotations(owner: Any) -> dict[str, Any]:
         # Python 3.14 evaluates annotations here, with names that exist for type checkers only.
         annotationlib: Any = importlib.import_module("annotationlib")
         annotations = annotationlib.get_annotations(owner, format=annotationlib.Format.STRING)
-    # A mock has another mock.
-    return annotations if type(annotations) is dict else {}
+    is_mock = type(annotations) is not dict
+    return {} if is_mock else annotations
 
 
 def union_parts(annotation: Any) -> tuple[Any, ...]:
@@ -141,26 +141,24 @@ def plain_call(function: Callable[..., Any], who: str) -> Callable[..., Awaitabl
     It can wait only if the function is annotated to return awaitables.
     """
 
-    @functools.wraps(function)
     async def call(*args: Any, **keywords: Any) -> Any:
         return _plain_result(function(*args, **keywords), who)
 
-    @functools.wraps(function)
     async def call_and_wait(*args: Any, **keywords: Any) -> Any:
         result = function(*args, **keywords)
         return await result if inspect.isawaitable(result) else result
 
-    return call_and_wait if returns_awaitable(function) else call
+    chosen = call_and_wait if returns_awaitable(function) else call
+    return functools.update_wrapper(chosen, function)
 
 
 def threaded(function: Callable[..., Any], who: str) -> Callable[..., Awaitable[Any]]:
     """Return a plain function as a coroutine function that calls it in a worker thread."""
 
-    @functools.wraps(function)
     async def call(*args: Any, **keywords: Any) -> Any:
         return _plain_result(await call_in_thread(function, args, keywords), who)
 
-    return call
+    return functools.update_wrapper(call, function)
 
 
 def _plain_result(result: Any, who: str) -> Any:

@@ -71,7 +71,7 @@ def point(how: How) -> Callable[[F], F]:
             `"all"`: they run concurrently, and a list has every result in order of the hooks.
 
             `"chain"`: they are called one after another, and each result replaces an argument: the
-            only one, or the one with the annotation of the result. None leaves it as it is, and
+            only one, or the one whose annotation takes every result. None leaves it as it is, and
             `return aiohooks.dispatch.end_chain(value)` ends the chain with a value.
 
             `"wrap"`: an argument calls the next hook: the one that is annotated as a callable which
@@ -150,8 +150,8 @@ class Point:
         kind: type[Any],
         name: str,
         member: Any,
-        given: Combination | None,
-        default: Combination | None,
+        own_way: Combination | None,
+        common_way: Combination | None,
     ) -> None:
         """Read a method of `kind`.
 
@@ -159,44 +159,48 @@ class Point:
             kind: the class.
             name: the name of the method.
             member: the method, as it stands in the class.
-            given: how its results become one.
-            default: the same, for all methods that return something.
+            own_way: how its results become one; if None, a mark of `point` says so.
+            common_way: the same, for all methods that return something.
 
         Raises:
-            InvalidHookError: the way that is given for the method, or marked on it, cannot hold.
+            InvalidHookError: the way of the method cannot hold.
         """
         function = inspect.unwrap(member)
-        annotations = annotations_of(function, {base.__name__: base for base in kind.__mro__})
-        plain, awaited = split_awaitables(annotations.get("return", Any))
-        result = plain + [part for part in awaited if part not in plain]
         self.name: str = name
         self.label: str = kind.__name__ if name == "__call__" else f"{kind.__name__}.{name}"
         """Its name in messages; the class that has only `__call__` stands for functions."""
         self.kind: str = function_kind(function)
+        """The kind of its function, as `function_kind` returns it."""
+        self.does_nothing: bool = does_nothing(function)
+        """Whether its own body is empty, or raises `NotImplementedError`."""
+        self.parameters: Parameters = Parameters(member)
+        self.fitting: WeakSet[Any] = WeakSet()
+        """Functions of classes of hooks that can be called so."""
+        annotations = annotations_of(function, {base.__name__: base for base in kind.__mro__})
+        arguments = {name: annotations.get(name, Any) for name in self.parameters.keys}
+        self.nexts: list[str] = [name for name in arguments if calls_next(arguments[name])]
+        """The arguments that call the next hook, by their annotations."""
+        plain, awaited = split_awaitables(annotations.get("return", Any))
+        result = plain + [part for part in awaited if part not in plain]
         is_coroutine = self.kind == "a coroutine function"
         self.is_async: bool = is_coroutine or bool(awaited)
         self.is_either: bool = bool(plain and awaited and not is_coroutine)
         """Whether it is a plain method that returns a result, or an awaitable of it if a hook may
         wait.
         """
-        self.does_nothing: bool = does_nothing(function)
-        """Whether its own body is empty, or raises `NotImplementedError`."""
         self.returns_hook: bool = all(
             part is typing.Self or class_of(part) in kind.__mro__[:-1] for part in result
         )
         """Whether it returns a hook, which would take the place of the group."""
-        self.parameters: Parameters = Parameters(member)
-        arguments = {name: annotations.get(name, Any) for name in self.parameters.keys}
-        self.nexts: list[str] = [name for name in arguments if calls_next(arguments[name])]
-        """The arguments that call the next hook, by their annotations."""
-        self.how: Way | Literal["none", "any", "one"] = "one"
+        own_way = own_way or getattr(member, _MARK, None) or getattr(function, _MARK, None)
+        self.problem: str = ""
+        """Why the way of all methods cannot hold for this one."""
+        self.how: Way | Literal["none", "any", "one"] = self._choose_way(
+            own_way, common_way, arguments, result
+        )
         """How results become one. Without a way: `"none"`, nothing is returned; `"any"`, that is
         not known; `"one"`, only one hook may return a result.
         """
-        self.problem: str = ""
-        """Why the way for all methods cannot hold for this one."""
-        marked = getattr(member, _MARK, None) or getattr(function, _MARK, None)
-        self._combine(given or marked, default, arguments, result)
         self.calls_next: bool = self.how == "wrap" or (self.how == "one" and bool(self.nexts))
         """Whether an argument calls the next hook: the result of a hook counts, also None."""
         self.empty: Callable[[], Any] = list if self.how == "all" else _container(result)
@@ -204,88 +208,83 @@ class Point:
         if self.how == "wrap" and getattr(member, "__isabstractmethod__", False):
             # Python demands a body, and that of an abstract method is no hook.
             self.does_nothing = True
-        self.fitting: WeakSet[Any] = WeakSet()
-        """Functions of classes of hooks that can be called so."""
 
-    def _combine(
+    def _choose_way(
         self,
-        own: Combination | None,
-        default: Combination | None,
+        own_way: Combination | None,
+        common_way: Combination | None,
         arguments: Mapping[str, Any],
         result: list[Any],
-    ) -> None:
-        """Decide how results become one.
+    ) -> Way | Literal["none", "any", "one"]:
+        """Return how results become one, and choose the argument that this is about.
 
         Args:
-            own: the way of this method.
-            default: the way of all methods that return something.
+            own_way: the way of this method.
+            common_way: the way of all methods that return something.
             arguments: the annotations of the arguments, by name.
             result: the members of the union that is the result.
         """
         returns_none = result == [types.NoneType]
-        asked = own
-        if default is not None and (default.way == "wrap" or not (self.nexts or returns_none)):
-            asked = own or default
-        if asked is not None:
-            self.problem = self._choose_argument(asked, arguments, result)
-        if asked is not None and not self.problem:
-            self.how = asked.way
-        elif own is not None:
-            raise InvalidHookError(f"{self.label} cannot {own.way}: {self.problem}")
-        elif not self.nexts and returns_none:
-            self.how = "none"
-        elif not (self.nexts or self.problem) and result == [Any] and self.does_nothing:
-            self.how = "any"
+        way = own_way
+        if way is None and common_way is not None:
+            # A method that wraps others may return None.
+            is_for_all = common_way.way == "wrap" or not (self.nexts or returns_none)
+            way = common_way if is_for_all else None
+        if way is not None:
+            self.problem = self._choose_argument(way, arguments, result)
+            if not self.problem:
+                return way.way
+            if own_way is not None:
+                raise InvalidHookError(f"{self.label} cannot {way.way}: {self.problem}")
+        if self.nexts:
+            return "one"
+        if returns_none:
+            return "none"
+        is_unknown = result == [Any] and self.does_nothing and not self.problem
+        return "any" if is_unknown else "one"
 
     def _choose_argument(
         self,
-        asked: Combination,
+        way: Combination,
         arguments: Mapping[str, Any],
         result: list[Any],
     ) -> str:
         """Choose the argument that a way is about; return why the way cannot hold, or no text."""
-        if asked.way not in ("chain", "wrap"):
+        if way.way not in ("chain", "wrap"):
             return ""
-        if asked.way == "wrap" and not self.is_async:
+        if way.way == "wrap" and not self.is_async:
             return "only a coroutine method can, with an argument that calls the next hook"
         does = "takes the result"
         candidates = [*arguments]
-        if asked.argument is not None:
-            candidates = [asked.argument]
-            if asked.argument not in arguments and (
-                arguments or not self.parameters.takes_more_keywords
-            ):
+        if way.argument is not None:
+            candidates = [way.argument]
+            if way.argument not in arguments:
                 return (
-                    f"it has no argument {asked.argument!r};"
-                    f" {did_you_mean(asked.argument, arguments)}"
+                    f"it has no argument {way.argument!r}; {did_you_mean(way.argument, arguments)}"
                 )
-        elif asked.way == "wrap":
+        elif way.way == "wrap":
             does = "calls the next hook"
             candidates = self.nexts
-            if asked.may_be_last and not candidates:
+            if way.may_be_last and not candidates:
                 candidates = [name for name in [*arguments][-1:] if arguments[name] is Any]
         elif len(arguments) > 1:
-            candidates = [name for name in arguments if _is_same_type(arguments[name], result)]
+            candidates = [name for name in arguments if _takes(arguments[name], result)]
         if len(candidates) != 1:
             return (
                 f"it is not clear which argument {does}; annotate it, or name it with"
-                f" ah.{asked.way}(argument=...): {', '.join(arguments) or 'it has none'}"
+                f" ah.{way.way}(argument=...): {', '.join(arguments) or 'it has none'}"
             )
-        (name,) = candidates
-        self.parameters.chosen = self.parameters.keys.get(name, name)
+        self.parameters.chosen = self.parameters.keys[candidates[0]]
         return ""
 
     @property
     def advice(self) -> str:
         """What to do where several hooks return a result."""
         way = "wrap" if self.nexts else "first"
-        if self.name == "__call__":  # of functions, perhaps, which have no method
-            advice = f'give results="{way}", or "together", "all", "chain" or "wrap"'
-        else:
-            advice = (
-                f'give results={{"{self.name}": "{way}"}}, or "together", "all", "chain" or "wrap",'
-                " or put @point on the method"
-            )
+        results = f'{{"{self.name}": "{way}"}}'
+        if self.name == "__call__":  # perhaps of functions, which have no method
+            results = f'"{way}"'
+        advice = f'give results={results}, or "together", "all", "chain" or "wrap"'
         if self.nexts:
             names = " or ".join(map(repr, self.nexts))
             advice = (
@@ -311,12 +310,15 @@ class Point:
         return result.value
 
 
+_CALLABLE: Any = collections.abc.Callable
+
+
 def calls_next(annotation: Any) -> bool:
     """Return whether an annotation is of a callable that returns an awaitable."""
     for part in union_parts(annotation):
         kind = class_of(part)
         call = getattr(kind, "__call__", None)  # noqa: B004
-        if kind is collections.abc.Callable:
+        if kind is _CALLABLE:
             _, awaited = split_awaitables((typing.get_args(part) or [Any])[-1])
             if awaited:
                 return True
@@ -327,12 +329,10 @@ def calls_next(annotation: Any) -> bool:
     return False
 
 
-def _is_same_type(annotation: Any, result: list[Any]) -> bool:
-    """Return whether an annotation is that of the result, apart from None."""
-    parts = [part for part in union_parts(annotation) if part is not types.NoneType]
-    wanted = [part for part in result if part is not types.NoneType]
-    is_same = len(parts) == len(wanted) and all(part in wanted for part in parts)
-    return is_same and Any not in parts
+def _takes(annotation: Any, result: list[Any]) -> bool:
+    """Return whether an argument with this annotation takes every result, apart from None."""
+    parts = union_parts(annotation)
+    return Any not in result and all(part in parts or part is types.NoneType for part in result)
 
 
 def _container(result: Iterable[Any]) -> Callable[[], Any]:

@@ -87,8 +87,8 @@ async def _call_wrapper(
 async def call_given(point: Point, values: Values, passed: Arguments) -> Any:
     """Call what the caller has given as the next.
 
-    It gets what the last hook passes, exactly. If there are no positions, it gets those of the call
-    that it takes, and it gets the keywords of the call that it takes.
+    It gets the positions that the last hook passes, or else those of the call, as many as it takes;
+    and the keywords of the call.
 
     Raises:
         InvalidArgumentError: it cannot be called.
@@ -100,11 +100,10 @@ async def call_given(point: Point, values: Values, passed: Arguments) -> Any:
         )
     args, keywords = point.parameters.for_function(values, given)
     passed_args, passed_keywords = passed
-    for name, value in passed_keywords.items():
-        # Without positions, a value of the call is among those that it takes already.
-        if passed_args or name not in point.parameters.keys:
-            keywords = {**keywords, name: value}
-    result = given(*(passed_args or args), **keywords)
+    if passed_args:
+        args = passed_args
+        keywords = {**keywords, **passed_keywords}
+    result = given(*args, **keywords)
     return await result if inspect.isawaitable(result) else result
 
 

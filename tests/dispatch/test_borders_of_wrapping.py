@@ -118,14 +118,17 @@ async def test_what_the_last_hook_passes_by_name_is_passed_by_name() -> None:
 
 
 async def test_keyword_only_parameters_become_no_positions() -> None:
-    """What is wrapped gets them by name, if it takes that."""
+    """What is wrapped gets them by name."""
 
     async def only(request):
         return request
 
     hooks = ah.compose(Wraps, [])
     assert await hooks.send(echo, "a", "b", flag=True) == (("a", "b"), {"flag": True})
-    assert await hooks.get("request", only, timeout=5) == "request"
+    assert await hooks.get("request", echo, timeout=5) == (("request",), {"timeout": 5})
+    assert await hooks.get("request", only) == "request"
+    with pytest.raises(TypeError, match="timeout"):
+        await hooks.get("request", only, timeout=5)
 
 
 async def test_positions_are_the_last_arguments_before_one_that_is_given_by_name() -> None:

@@ -129,7 +129,6 @@ async def test_several_answers_need_a_way_to_become_one() -> None:
         ah.errors.InvalidHookError,
         "Counting#1.count and Counting#2.count",
         'results={"count": "first"}',
-        "@point",
     ):
         ah.compose(AgentHooks, [Counting(1), Counting(2)])
     hooks = [Counting(1), Counting(2)]
@@ -295,7 +294,7 @@ async def test_functions_are_hooks() -> None:
         "too many",
     ):
         group.on(AgentHooks.on_tool_start, without_arguments)
-    with refused(ah.errors.InvalidHookError, "second.on_tool_start is a plain", "no time limit"):
+    with refused(ah.errors.InvalidHookError, "second#2.on_tool_start is a plain", "no time limit"):
         group.on(AgentHooks.on_tool_start, second, timeout=5)
 
 

@@ -303,7 +303,6 @@ HOOKS: list[Any] = [
         made(Calls, hook(count=coroutine), hook(count=coroutine)),
         "#1.count and",
         'results={"count": "first"}',
-        "@point",
     ),
     # functions
     (lambda: ah.compose_functions([5]), "5 is given as a function", "give a function"),
