@@ -12,7 +12,8 @@ group       HookGroup and compose: one object that stands for several hooks; com
 """
 
 from aiohooks.dispatch.calls import HookStatus
-from aiohooks.dispatch.group import ComposedFunctions, HookGroup, compose, compose_functions
+from aiohooks.dispatch.functions import ComposedFunctions, compose_functions
+from aiohooks.dispatch.group import HookGroup, compose
 from aiohooks.dispatch.hook import Hook, HookRegistration, configure, in_order
 from aiohooks.dispatch.ways import chain, end_chain, point, wrap
 

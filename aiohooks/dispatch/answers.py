@@ -77,7 +77,7 @@ def make_target(
     for registered in hooks:
         if point.how == "wrap" or wraps_others(getattr(registered.hook, point.name)):
             wrapper = OrderGroup(
-                point.name, [registered], grace_secs, bind=bind_wrapper, wraps=True
+                point.name, [registered], grace_secs, bind=bind_wrapper, is_always_called=True
             )
             wrappers.append(wrapper)
         else:

@@ -277,7 +277,7 @@ class CallQueue:
         args: tuple[Any, ...],
         keywords: Mapping[str, Any],
     ) -> None:
-        group.hooks[0].counted += 1
+        group.hooks[0].calls += 1
         call = _QueuedCall(self, group, args, keywords)
         call.context.run(leave_run)  # it is not part of the run that queues it
         call.context.run(_current_call.set, call)

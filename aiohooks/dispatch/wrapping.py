@@ -15,7 +15,13 @@ from typing import Any, NoReturn
 
 from aiohooks._core.clock import current_clock
 from aiohooks.dispatch.arguments import NO_ARGUMENTS, Arguments, Keywords, Values
-from aiohooks.dispatch.calls import HookCalls, Method, OrderGroup, RegisteredHook
+from aiohooks.dispatch.calls import (
+    HookCalls,
+    Method,
+    OrderGroup,
+    RegisteredHook,
+    run_observers,
+)
 from aiohooks.dispatch.ways import Point
 from aiohooks.errors import (
     HookCancelledError,
@@ -65,8 +71,8 @@ async def _call_wrapper(
     error, is that of the call. If the hook has not called the rest, this does.
     """
     registered = group.hooks[0]
-    registered.counted += 1
     if not registered.may_be_called():
+        registered.calls += 1
         return await rest(values, passed)
     wrapper = WrapperCall(group, point, rest, values, passed)
     try:
@@ -151,7 +157,6 @@ class WrapperCall(HookCalls):
 
     async def make(self) -> None:
         """Make the call."""
-        call = self._group.current_calls()[0]
         parameters = self._point.parameters
         values = self._values
         if self._point.how == "wrap":
@@ -159,15 +164,8 @@ class WrapperCall(HookCalls):
         args, keywords = parameters.for_hooks(values)
         if self._point.how != "wrap":
             args = (functools.partial(self._call_rest, self._values, NO_ARGUMENTS), *args)
-        if call.may_wait:
-            method = functools.partial(call.method, **keywords) if keywords else call.method
-            self.start(0, method, args, call.name, call.secs)
-        else:
-            try:
-                self.results[0] = await call.method(*args, **keywords)
-            except BaseException as error:
-                self.failed(0, error)
-        await self.wait()
+        methods = self._group.methods_with(run_observers(), keywords)
+        await self.call_together(methods, args)
 
     async def call_next(self, /, *args: Any, **keywords: Any) -> Any:
         """Call the next hook with the arguments of the call, of which some may be changed."""
@@ -233,7 +231,6 @@ class WrapperCall(HookCalls):
         if (self._active or self.errors) and was_cancelled and not self.answers:
             if isinstance(error, Exception):
                 self._group.hooks[0].count_failure(error)
-                self._group.hooks[0].disable_if_due()
             return False
         self.is_logged = super().suppresses(number, error)
         return self.is_logged
