@@ -172,10 +172,9 @@ class _QueuedCall(HookCalls):
         return self._group.hooks[0]
 
     def finish(self) -> None:
-        """Raise the failure of the call, which has ended; log that its result is dropped."""
+        """Raise the failure of the call, which has ended."""
         try:
             super().finish()
-            self.registered.log_dropped(self._group.calls[0].name, self.results[0])
         finally:
             # It refers to the call, in `_current_call`.
             del self.context

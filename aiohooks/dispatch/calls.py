@@ -19,7 +19,7 @@ import itertools
 import operator
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, cast
 
 from aiohooks._core.activity import Awaited
@@ -112,25 +112,27 @@ class HookStatus(NamedTuple):
         return self.disabled_since is not None
 
 
+@dataclass(eq=False)
 class RegisteredHook:
     """A hook in one group or session, with the counts of its calls and failures."""
 
-    def __init__(self, name: str, registration: HookRegistration) -> None:
-        self.name: str = name
-        """The name of its class, with a number if several hooks have that name."""
-        self.registration: HookRegistration = registration
-        self.hook: Any = registration.hook
-        self.calls: int = 0
-        self.dropped: int = 0
-        """The calls that the hook did not get; see `HookStatus`."""
-        self.overflows: int = 0
-        """The calls that were dropped because its queue was full."""
-        self.failures: int = 0
-        self.failures_in_a_row: int = 0
-        self.last_error: str | None = None
-        self.disabled_since: float | None = None
-        # The calls whose dropped result was logged, and calls with the types of logged errors.
-        self._logged: set[object] = set()
+    name: str
+    """The name of its class, with a number if several hooks have that name."""
+    registration: HookRegistration
+    calls: int = 0
+    dropped: int = 0
+    """The calls that the hook did not get; see `HookStatus`."""
+    failures: int = 0
+    failures_in_a_row: int = 0
+    last_error: str | None = None
+    disabled_since: float | None = None
+    _logged: set[tuple[str, type]] = field(default_factory=set[tuple[str, type]])
+    """The calls of which an error was logged, with the type of the error."""
+
+    @property
+    def hook(self) -> Any:
+        """The hook itself."""
+        return self.registration.hook
 
     def call_name(self, method: str) -> str:
         """Return the name of a call of a method in messages.
@@ -157,20 +159,12 @@ class RegisteredHook:
         """Count a call that is dropped because the queue is full; log the 1st, 10th, 100th, ..."""
         self.calls += 1
         self.dropped += 1
-        self.overflows += 1
-        if is_logged(self.overflows):
+        if is_logged(self.dropped):
             text = (
                 "%s: background call dropped, as its on_full says: max_pending=%s are pending;"
                 " dropped so far: %s"
             )
-            logger.warning(text, who, self.registration.max_pending, self.overflows)
-
-    def log_dropped(self, who: str, result: object) -> None:
-        """Log that a result is dropped, once for each method."""
-        if result is not None and who not in self._logged:
-            self._logged.add(who)
-            message = "%s returned %s, which is dropped: the method returns None"
-            logger.warning(message, who, safe_repr(result))
+            logger.warning(text, who, self.registration.max_pending, self.dropped)
 
     def may_be_called(self) -> bool:
         """Return whether the hook is called; count the call as dropped if it is disabled."""
@@ -333,20 +327,18 @@ def _hook_call(
         timeout: the time limit if the hook has none of its own.
         is_always_called: whether a disabled hook is called, too.
     """
-    marked: Any = getattr(method, CONDITION, None)
-    call_name = registered.call_name(name)
-    if callable(marked):
-        # A queued call has its time limit, and is left out, when the queue makes it.
-        queued_if: Callable[..., Any] = marked
-        return HookCall(method, can_wait(method), True, queued_if, call_name, None)
-    condition = None if marked is None else getattr(registered.hook, marked)
-    secs = registered.registration.timeout
-    if secs is None:
-        secs = timeout
+    condition: Any = getattr(method, CONDITION, None)
     may_wait = can_wait(method)
-    if not is_always_called and registered.registration.disable_after is not None:
-        method = _unless_disabled(method, registered)
-    return HookCall(method, may_wait, False, condition, call_name, secs)
+    # A queued call has its time limit, and is left out, when the queue makes it.
+    is_queued = callable(condition)
+    secs: float | None = None
+    if not is_queued:
+        secs = registered.registration.timeout or timeout
+        if registered.registration.disable_after is not None and not is_always_called:
+            method = _unless_disabled(method, registered)
+        if condition is not None:
+            condition = getattr(registered.hook, condition)
+    return HookCall(method, may_wait, is_queued, condition, registered.call_name(name), secs)
 
 
 def _unless_disabled(method: Method, registered: RegisteredHook) -> Method:
@@ -365,11 +357,20 @@ def order_groups(
     hooks: Iterable[RegisteredHook],
     grace_secs: float,
     bind: Callable[[RegisteredHook, str], Method] = bound_method,
+    *,
+    one_by_one: bool = False,
+    is_always_called: bool = False,
 ) -> tuple[OrderGroup, ...]:
-    """Sort the hooks that override `method` into groups of one `order`, the lowest first."""
+    """Sort the hooks that override `method` into groups of one `order`, the lowest first.
+
+    With `one_by_one`, each hook is a group.
+    """
     order = operator.attrgetter("registration.order")
-    by_order = itertools.groupby(sorted(hooks, key=order), order)
-    return tuple(OrderGroup(method, [*group], grace_secs, bind=bind) for _, group in by_order)
+    by_order = itertools.groupby(sorted(hooks, key=order), None if one_by_one else order)
+    return tuple(
+        OrderGroup(method, [*group], grace_secs, bind=bind, is_always_called=is_always_called)
+        for _, group in by_order
+    )
 
 
 # What a session gives in addition is given by name: each call would make an object for it.

@@ -2,7 +2,6 @@
 
 Composite        the hooks of a group, and the object that stands for them
 CompositeMethod  a method of the object, which calls the hooks
-ActiveCalls      counts calls that have not ended
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from aiohooks._core.cancel import running_loop
 from aiohooks._core.clock import wake
 from aiohooks._core.coroutines import result_now
 from aiohooks._core.scope import current_scope
-from aiohooks.dispatch.answers import Target, answer, combined, make_target
+from aiohooks.dispatch.answers import Target, answer, combined, make_target, wraps
 from aiohooks.dispatch.arguments import NO_ARGUMENTS
 from aiohooks.dispatch.background import BackgroundCalls
 from aiohooks.dispatch.calls import (
@@ -35,7 +34,6 @@ from aiohooks.dispatch.calls import (
 )
 from aiohooks.dispatch.hook import FunctionHook, hook_name, identity
 from aiohooks.dispatch.interface import NO_VALUE, Interface
-from aiohooks.dispatch.plain import wraps_others
 from aiohooks.dispatch.ways import Point
 from aiohooks.dispatch.wrapping import Innermost, call_given, wrapped
 from aiohooks.errors import (
@@ -49,29 +47,6 @@ from aiohooks.errors import (
 _COMPOSITE = "__aiohooks_composite__"
 _NO_BASES = (object, abc.ABC, Generic, Protocol)
 """Classes that say nothing of the objects of their subclasses."""
-
-
-class ActiveCalls:
-    """Counts the calls that have not ended."""
-
-    def __init__(self) -> None:
-        self.count: int = 0
-        # Made when something waits for the end of the calls.
-        self._idle: asyncio.Future[None] | None = None
-
-    def ended(self) -> None:
-        """Note that a call has ended."""
-        self.count -= 1
-        if not self.count and self._idle is not None:
-            wake(self._idle)
-
-    def idle(self) -> asyncio.Future[None]:
-        """Return a future that is done when all calls have ended; no more calls may begin."""
-        if self._idle is None:
-            self._idle = asyncio.get_running_loop().create_future()
-            if not self.count:
-                wake(self._idle)
-        return self._idle
 
 
 class Composite:
@@ -111,9 +86,8 @@ class Composite:
         self._by_identity: dict[object, list[RegisteredHook]] = {}
         # The groups that have this object as a hook, so that they notice when it changes.
         self._outer: WeakKeyDictionary[Composite, RegisteredHook] = WeakKeyDictionary()
-        self.active: ActiveCalls = ActiveCalls()
-        """The calls that have begun since an entered hook was last removed."""
-        self._earlier: list[ActiveCalls] = []  # the calls that had begun before such removals
+        self.active: set[asyncio.Future[None]] = set()
+        """Futures of the calls that have not ended."""
         self._shared: dict[str, Any] = {}  # the attributes that were set on the object
         self._shares = False  # whether an attribute that is set now is set on the hooks, too
         self.kind: type[Any] = _composite_class(self)
@@ -241,25 +215,22 @@ class Composite:
         keywords: dict[str, Any],
     ) -> Any:
         """Call the wrappers of a method, and `innermost`, which calls the other hooks."""
-        self.check_loop(may_wait=target.point.is_async and target.may_wait)
+        self.check_loop(may_wait=target.may_wait)
         for registered in target.once:
             self.remove(registered)
-        active = self.active
-        active.count += 1
+        ended: asyncio.Future[None] | None = None
+        if target.may_wait:
+            ended = asyncio.get_running_loop().create_future()
+            self.active.add(ended)
         try:
             if target.wrappers:
                 values = target.point.parameters.values(args, keywords)
                 return await wrapped(target.point, target.wrappers, innermost)(values, NO_ARGUMENTS)
             return await innermost(args, keywords)
         finally:
-            active.ended()
-
-    def separate_calls(self) -> list[ActiveCalls]:
-        """Count later calls separately, and return the counts of the calls that are active now."""
-        calls = [active for active in (*self._earlier, self.active) if active.count]
-        self._earlier = calls
-        self.active = ActiveCalls()
-        return calls
+            if ended is not None:
+                self.active.remove(ended)
+                wake(ended)
 
     def close(self) -> None:
         """Accept no more calls."""
@@ -275,10 +246,14 @@ class Composite:
         If that object stands for the hooks, the attribute is set on the hooks, too.
         """
         kind: Any = self.interface.kind
+        own = self.interface.members.get(name)
         shares = self._shares
         self._shares = False  # what a property sets in turn is set by that of the hook
         try:
-            kind.__setattr__(instance, name, value)
+            if isinstance(own, property):
+                own.__set__(instance, value)
+            else:
+                kind.__setattr__(instance, name, value)
         finally:
             self._shares = shares
         is_public = name not in self.interface.points and not name.startswith("__")
@@ -326,47 +301,30 @@ class _Attribute:
         self._default = default
 
     def __get__(self, instance: Any, owner: type[Any]) -> Any:
-        if instance is None:
-            return _of_class(self._composite, owner, self._name)
-        # A descriptor that can set comes before the values of the object, so it looks for them.
-        values: dict[str, Any] = instance.__dict__
-        if self._name in values:
-            return values[self._name]
-        hook = self._first_hook()
-        if hook is None:
-            return _of_class(self._composite, instance, self._name)
+        if instance is not None:
+            for registered in self._composite.hooks:
+                if self._is_set_by(registered.hook):
+                    return self._value_of(registered.hook)
+        own = owner if instance is None else instance
+        return _of_class(self._composite, own, self._name)
+
+    def _is_set_by(self, hook: object) -> bool:
+        """Return whether a hook has another value than the class.
+
+        No value is read: properties of hooks may be costly, and arrays cannot be compared.
+        """
+        interface = self._composite.interface
+        value = inspect.getattr_static(hook, self._name, NO_VALUE)
+        if value is NO_VALUE or value is self._default:
+            return False
+        return interface.is_protocol or interface.has_member(hook)
+
+    def _value_of(self, hook: object) -> Any:
         try:
             return getattr(hook, self._name)
         except Exception as error:
             add_note(error, f"read from {hook_name(hook)}")
             raise
-
-    def __set__(self, instance: Any, value: Any) -> None:
-        own: Any = self._composite.interface.members[self._name]
-        if isinstance(own, property):
-            own.__set__(instance, value)
-        else:
-            instance.__dict__[self._name] = value
-
-    def _first_hook(self) -> object:
-        """Return the first hook with another value than the class, or None.
-
-        No value is read: properties of hooks may be costly, and arrays cannot be compared.
-        """
-        for registered in self._composite.hooks:
-            if self._is_set_by(registered.hook):
-                return registered.hook
-        return None
-
-    def _is_set_by(self, hook: object) -> bool:
-        interface = self._composite.interface
-        value = inspect.getattr_static(hook, self._name, NO_VALUE)
-        if isinstance(value, _Attribute):
-            # The hook stands for a group, and has the value of one of the hooks there.
-            return value._first_hook() is not None
-        if value is NO_VALUE or value is self._default:
-            return False
-        return interface.is_protocol or interface.has_member(hook)
 
 
 # -- methods
@@ -435,20 +393,17 @@ class CompositeMethod:
         Raises:
             InvalidHookError: several hooks return a result.
         """
-        if self._point.how != "one" or any(map(self._wraps, added)):
+        if self._point.how != "one" or any(wraps(self._point, registered) for registered in added):
             return
         names = [
             registered.call_name(self._point.name)
             for registered in (*self._hooks(), *added)
-            if not self._wraps(registered)
+            if not wraps(self._point, registered)
         ]
         if len(names) > 1:
             raise InvalidHookError(
                 f"{' and '.join(names)} both return a result; {self._point.advice}"
             )
-
-    def _wraps(self, registered: RegisteredHook) -> bool:
-        return wraps_others(getattr(registered.hook, self._point.name))
 
 
 def _calling(method: CompositeMethod, composite: Composite, point: Point) -> Callable[..., Any]:

@@ -8,10 +8,10 @@ from contextvars import Context
 from typing import Any
 
 from aiohooks._core.calls import OwnContext
-from aiohooks._core.cancel import current_task, new_task, shielded, wait_done
+from aiohooks._core.cancel import new_task, shielded, wait_done
 from aiohooks._core.reports import logger
 from aiohooks.dispatch.calls import Method, OrderGroup, RegisteredHook, call_groups
-from aiohooks.dispatch.composite import ActiveCalls, Composite
+from aiohooks.dispatch.composite import Composite
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import hook_cancelled_error, keep_errors
 
@@ -53,12 +53,10 @@ class EnteredHooks:
         if registered not in self._entered or self._composite.state != "entered":
             return
         self._composite.check_loop()
-        calls = self._composite.separate_calls()
-        task = new_task(
-            self._exit_removed(registered, calls),
-            f"exit of {registered.name}, which was removed",
-        )
-        self._exits[task] = registered
+        # One hook after another, in order of removal: all exits run in one context.
+        earlier: list[asyncio.Future[None]] = [*self._composite.active, *self._exits]
+        name = f"exit of {registered.name}, which was removed"
+        self._exits[new_task(self._exit_removed(registered, earlier), name)] = registered
 
     async def exit_all(self, error: BaseException | None) -> list[BaseException]:
         """Wait for active calls and background calls, exit the hooks, and return the failures.
@@ -82,12 +80,12 @@ class EnteredHooks:
 
     async def _exit_all(self, error: BaseException | None) -> None:
         grace_secs = self._composite.grace_secs
-        calls = self._composite.separate_calls()
-        if not await wait_done([active.idle() for active in calls], grace_secs):
+        active = self._composite.active
+        if not await wait_done(active, grace_secs):
             logger.warning(
                 "%r is left, but %s of its calls still run after %s s",
                 self._composite,
-                sum(active.count for active in calls),
+                len(active),
                 grace_secs,
             )
         self._failures += await self._composite.background.end(grace_secs)
@@ -98,13 +96,14 @@ class EnteredHooks:
         while self._entered:
             await self._exit(self._entered.pop(), error)
 
-    async def _exit_removed(self, registered: RegisteredHook, calls: list[ActiveCalls]) -> None:
-        """Exit a removed hook, when the calls that began before it was removed have ended."""
-        await wait_done([active.idle() for active in calls], None)
+    async def _exit_removed(
+        self,
+        registered: RegisteredHook,
+        earlier: list[asyncio.Future[None]],
+    ) -> None:
+        """Exit a removed hook, when earlier calls and exits have ended."""
+        await wait_done(earlier, None)
         await self._composite.background.drain([registered])
-        # One hook after another, in order of removal: all exits run in one context.
-        exits = [*self._exits]
-        await wait_done(exits[: exits.index(current_task())], None)
         self._entered.remove(registered)
         await self._exit(registered, None)
 
