@@ -32,7 +32,7 @@ from aiohooks.dispatch.calls import (
     RegisteredHook,
     failed_in_turn,
 )
-from aiohooks.dispatch.hook import FunctionHook, hook_name, identity
+from aiohooks.dispatch.hook import hook_name, identity
 from aiohooks.dispatch.interface import NO_VALUE, Interface
 from aiohooks.dispatch.ways import Point
 from aiohooks.dispatch.wrapping import Innermost, call_given, wrapped
@@ -89,7 +89,7 @@ class Composite:
         self.active: set[asyncio.Future[None]] = set()
         """Futures of the calls that have not ended."""
         self._shared: dict[str, Any] = {}  # the attributes that were set on the object
-        self._shares = False  # whether an attribute that is set now is set on the hooks, too
+        self.object: Any = None
         self.kind: type[Any] = _composite_class(self)
         self.methods: dict[str, CompositeMethod] = {
             name: CompositeMethod(self, point) for name, point in interface.points.items()
@@ -97,8 +97,7 @@ class Composite:
         for name, default in interface.attributes.items():
             if name not in init:
                 setattr(self.kind, name, _Attribute(self, name, default))
-        self.object: Any = _instance_of(self.kind, interface, init)
-        self._shares = True
+        self.object = _instance_of(self.kind, interface, init)
 
     # -- the hooks
 
@@ -106,7 +105,7 @@ class Composite:
         """Add a hook that implements these methods."""
         for name, value in self._shared.items():
             self._share(registered.hook, name, value)
-        self._by_identity.setdefault(_identity(registered), []).append(registered)
+        self._by_identity.setdefault(identity(registered.hook), []).append(registered)
         inner = composite_of(registered.hook)
         if inner is not None:
             inner._outer[self] = registered
@@ -114,10 +113,10 @@ class Composite:
 
     def remove(self, registered: RegisteredHook) -> None:
         """Remove a hook; calls that have begun are not changed."""
-        same = self._by_identity[_identity(registered)]
-        same.remove(registered)
-        if not same:
-            del self._by_identity[_identity(registered)]
+        key = identity(registered.hook)
+        self._by_identity[key].remove(registered)
+        if not self._by_identity[key]:
+            del self._by_identity[key]
         inner = composite_of(registered.hook)
         if inner is not None:
             del inner._outer[self]
@@ -247,17 +246,12 @@ class Composite:
         """
         kind: Any = self.interface.kind
         own = self.interface.members.get(name)
-        shares = self._shares
-        self._shares = False  # what a property sets in turn is set by that of the hook
-        try:
-            if isinstance(own, property):
-                own.__set__(instance, value)
-            else:
-                kind.__setattr__(instance, name, value)
-        finally:
-            self._shares = shares
+        if isinstance(own, property):
+            own.__set__(instance, value)  # the hooks get what that sets in turn
+            return
+        kind.__setattr__(instance, name, value)
         is_public = name not in self.interface.points and not name.startswith("__")
-        if shares and instance is self.object and is_public:
+        if instance is self.object and is_public:
             self._shared[name] = value
             for registered in self.hooks:
                 self._share(registered.hook, name, value)
@@ -273,11 +267,6 @@ class Composite:
             if self.interface.kind in bases:  # a base need not have the attribute
                 add_note(error, f"set on {hook_name(hook)}, as it was set on the hooks of {self!r}")
                 raise
-
-
-def _identity(registered: RegisteredHook) -> object:
-    hook = registered.hook
-    return identity(hook.function if isinstance(hook, FunctionHook) else hook)
 
 
 def composite_of(hook: object) -> Composite | None:
@@ -503,7 +492,7 @@ class _NoRegistration:
         pass
 
 
-class _Unlisted(type):
+class _Unlisted(abc.ABCMeta):
     """The metaclass of a composed object: its class derives from the interface, but is not one of
     the `__subclasses__`, where plugins are found.
     """
@@ -512,10 +501,6 @@ class _Unlisted(type):
         """Return the bases in which attributes are looked up."""
         composite: Composite = cls.__dict__[_COMPOSITE]
         return [cls, _NoRegistration, *composite.interface.kind.__mro__]
-
-
-class _UnlistedABC(_Unlisted, abc.ABCMeta):
-    """The same for an abstract class."""
 
 
 def _composite_class(composite: Composite) -> type[Any]:
@@ -541,11 +526,10 @@ def _composite_class(composite: Composite) -> type[Any]:
         "__setattr__": set_attribute,
         _COMPOSITE: composite,
     }
-    unlisted = {type: _Unlisted, abc.ABCMeta: _UnlistedABC}.get(type(kind))
-    if unlisted is not None:
+    if type(kind) in (type, abc.ABCMeta):
         # The layout of a class with slots, or one that is written in C, does not allow it.
         with contextlib.suppress(TypeError):
-            return cast("type[Any]", unlisted(kind.__name__, (_NoRegistration,), namespace))
+            return _Unlisted(kind.__name__, (_NoRegistration,), namespace)
     if composite.interface.is_protocol:
         namespace["_is_protocol"] = False
     fill = operator.methodcaller("update", namespace)
