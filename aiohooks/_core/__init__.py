@@ -10,7 +10,7 @@ None of them knows of hooks.
     clock          the clock, which tests can replace; timers and pauses
     waiters        futures of waits: for the next event, and for a number that grows
     waits          waits for others while a session opens; a log of waits; pauses
-    thread_queue   a bounded queue with a thread that works it off
+    queue          bounded queues, whose items are worked off in order, by tasks or by a thread
     observers      notifications of activities that take time
     reports        the logger, and how waits describe themselves in reports
     validate       checks of arguments

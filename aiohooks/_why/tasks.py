@@ -1,7 +1,7 @@
 """Where tasks are suspended: the awaits of each task, what it waits for, and at which line.
 
 This is for reports: no call is ended and no cancel is attributed because of it. There are two
-exceptions, in `session/_ending_tasks.py`, as asyncio does not tell which tasks wait for a queue.
+exceptions, in `session/coordinator.py`, as asyncio does not tell which tasks wait for a queue.
 The end of a session does not give its whole grace period to tasks that wait for queues; and a drain
 lets producers put what they wait to put, before it cancels them.
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from aiohooks._core.activity import Awaited
 from aiohooks._core.calls import Calls, OwnContext, RunWaits
 from aiohooks._core.coroutines import can_wait, result_now
-from aiohooks._core.observers import Observer, observed_call
+from aiohooks._core.observers import Kind, Observer, observed_call
 from aiohooks._core.reports import logger
 from aiohooks._core.scope import current_scope
 from aiohooks._core.validate import is_coroutine_function
@@ -247,6 +247,7 @@ class OrderGroup:
         bind: Callable[[RegisteredHook, str], Method] = bound_method,
         *,
         is_always_called: bool = False,
+        kind: Kind = "hook",
     ) -> None:
         """Make a group of the hooks that override `method`.
 
@@ -257,7 +258,9 @@ class OrderGroup:
             timeout: the time limit of hooks without a limit of their own.
             bind: returns the function that is called for a hook.
             is_always_called: whether disabled hooks are called, too.
+            kind: the kind of the calls for observers.
         """
+        self.kind: Kind = kind
         self.grace_secs: float = grace_secs
         self.hooks: tuple[RegisteredHook, ...] = tuple(hooks)
         self.calls: Sequence[HookCall] = [
@@ -295,7 +298,7 @@ class OrderGroup:
         for number, call in enumerate(self.calls):
             method: Method = call.method
             if observers:
-                method = functools.partial(observed_call, method, "hook", call.name, observers)
+                method = functools.partial(observed_call, method, self.kind, call.name, observers)
             if keywords:
                 method = functools.partial(method, **keywords)
             context = None if contexts is None else contexts[number]

@@ -18,10 +18,10 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, 
 
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, wait_done
 from aiohooks._core.clock import wake
+from aiohooks._core.queue import raise_failures
 from aiohooks._core.reports import logger
 from aiohooks._core.validate import check_mapping, check_secs
 from aiohooks.dispatch.answers import all_results
-from aiohooks.dispatch.background import raise_failures
 from aiohooks.dispatch.calls import HookStatus, RegisteredHook
 from aiohooks.dispatch.composite import Composite, composite_of, is_context
 from aiohooks.dispatch.entering import EnteredHooks

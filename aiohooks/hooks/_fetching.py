@@ -137,7 +137,7 @@ class WritingHook(FetchingHook):
         """Return when it was last due, and the records that are not written yet: a kill does not
         lose them.
         """
-        pending: list[Record] = [] if self._writer is None else self._writer.pending()
+        pending: list[Record] = [] if self._writer is None else [*self._writer.items]
         return {
             **super().state_dict(),
             "pending": [[record.step, record.time, dict(record.values)] for record in pending],
@@ -169,40 +169,48 @@ class WritingHook(FetchingHook):
         step = session.global_step.latest.step
         restored, self._restored = self._restored, []
         if self._timer.start(step) and self._writer is not None:
-            await self._writer.drain()
+            await self._writer.flush()
             for record in await to_thread(self._sink.open_at, step, restored):
                 self._writer.add(record)
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Raise the error of a failed write; fetch the values if this run is to be written."""
         if self._writer is not None:
-            self._writer.raise_failure()
-        return self._args_if_due(
-            run_context
-        )  # no await of `super()`: what has one needs a task in every run
+            self._writer.check()
+        # Without an `await` of `super()`: with one, each run would need a task for it.
+        return self._args_if_due(run_context)
 
     @only_if("_has_to_wait")
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Queue the values if the run is to be written; raise `InvalidArgumentError` if they cannot
-        be.
+        """Queue the values if the run is to be written; wait while the queue is full.
+
+        Raises:
+            InvalidArgumentError: the values cannot be written.
         """
-        if self._has_to_wait(run_context, run_values) and self._writer is not None:
-            await self._writer.wait_for_room()
-            self._queue(run_context, run_values)
+        record = self._due_record(run_context, run_values)
+        if self._writer is not None and record is not None:
+            await self._writer.put(record)
 
     def _has_to_wait(self, run_context: SessionRunContext, run_values: SessionRunValues) -> bool:
         """Return whether the run is to be written and the queue is full; if not, do what
         `after_run` does.
         """
         writer = self._writer
-        if writer is not None and self._timer.is_due(run_context.global_step) and writer.is_full:
+        if writer is None:
+            return False
+        if writer.is_full and self._timer.is_due(run_context.global_step):
             return True
-        self._queue(run_context, run_values)
+        record = self._due_record(run_context, run_values)
+        if record is not None:
+            writer.put_nowait(record)
         return False
 
-    def _queue(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        if self._writer is None or not self._timer.mark_if_due(run_context.global_step):
-            return
+    def _due_record(
+        self, run_context: SessionRunContext, run_values: SessionRunValues
+    ) -> Record | None:
+        """Return the record of a run, if it is to be written."""
+        if not self._timer.mark_if_due(run_context.global_step):
+            return None
         values: Mapping[str, Any] = run_values.results
         if self._convert is not None:
             values = self._convert(dict(values))
@@ -210,14 +218,12 @@ class WritingHook(FetchingHook):
                 raise InvalidArgumentError(
                     f"{self._convert_name} returned {values!r}; it must return a mapping by tag"
                 )
-        record = self._checked(Record(run_context.global_step, self._timer.time(), values))
-        self._writer.raise_failure()
-        self._writer.add(record)
+        return self._checked(Record(run_context.global_step, self._timer.time(), values))
 
     async def end(self, session: Session) -> None:
         """Wait until all records are written; raise the error of a failed write."""
         if self._writer is not None:
-            await self._writer.drain()
+            await self._writer.flush()
 
     async def close(self, exc: BaseException | None) -> None:
         """Write the remaining records, and close the file."""

@@ -134,7 +134,7 @@ class ProfilerHook(ScheduledHook):
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Begin a window if it is due; raise the error of a failed write."""
-        self._writer.raise_failure()
+        self._writer.check()
         recorder = self._recorder
         is_due = self._timer.should_fetch(run_context.global_step)
         if is_due and not self._is_first_run and not recorder.is_recording and self._may_capture():

@@ -112,7 +112,7 @@ class SummaryWriter:
         Raises:
             OSError: a write has failed.
         """
-        await self._writer.drain()
+        await self._writer.flush()
 
     async def aclose(self) -> None:
         """Write what is queued, and close the file; closing twice is harmless.

@@ -229,7 +229,7 @@ class AsyncMonitoredSession(RequestMethods):
         session = lifecycle.session
         if session is None or lifecycle.raw_coordinator.errors:
             session = await lifecycle.session_for_run()
-        if lifecycle.feeds.went_back:
+        if lifecycle.feeds.in_use:
             lifecycle.feeds.raise_if_element_went_back()
         step = session.global_step.latest.step + 1
         if not hooks.in_runs:
@@ -371,8 +371,9 @@ class AsyncMonitoredSession(RequestMethods):
         lifecycle = self._lifecycle
         if lifecycle.phase == "new":
             lifecycle.raise_if_not_entered()
+        producers = lifecycle.coordinator.checked_producers(producer)
         source = lifecycle.feeds.source_for(feeds, producer, prefetch, thread=thread)
-        return Steps(self, lifecycle, source, fetches)
+        return Steps(self.run, lifecycle, source, producers, fetches)
 
     # -- entering and leaving
 

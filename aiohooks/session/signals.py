@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 from aiohooks._core.cancel import current_task
-from aiohooks._core.clock import TimerHandle, current_clock
+from aiohooks._core.clock import TimerHandle, call_later
 from aiohooks._core.fork import call_after_fork
 from aiohooks._core.reports import logger
 from aiohooks._core.validate import check_secs
@@ -123,16 +123,17 @@ class StopOnSignal:
         """Take the coordinator of the session that it stops."""
         self.policy: SignalPolicy = policy
         self.requests: Requests = coordinator.requests
-        self._coordinator = coordinator
         self.task: asyncio.Task[Any]
         """The task that entered the session; the second signal cancels it."""
         self.number: signal.Signals | None = None
         """The signal that is the reason of the stop or the drain, if it is one."""
         self.escalation: Escalation | None = None
-        self._begun: Escalation | None = None
-        """How far the loop has come with it."""
         self.is_cancelled: bool = False
         self.timers: list[TimerHandle] = []
+        self._coordinator = coordinator
+        self._handlers: LoopSignals
+        self._begun: Escalation | None = None
+        """How far the loop has come with it."""
 
     def install(self) -> Callable[[], None]:
         """Install the signal handlers, and return the function that removes them."""
@@ -145,12 +146,9 @@ class StopOnSignal:
             return lambda: None
         self.task = current_task()
         loop = asyncio.get_running_loop()
-        handlers = _handlers_of_loops.get(loop)
-        if handlers is None:
-            handlers = LoopSignals(loop)
-            _handlers_of_loops[loop] = handlers
-        handlers.add_session(self)
-        return functools.partial(handlers.remove_session, self)
+        self._handlers = _handlers_of_loops.get(loop) or LoopSignals(loop)
+        self._handlers.add_session(self)
+        return functools.partial(self._handlers.remove_session, self)
 
     @property
     def next_escalation(self) -> Escalation:
@@ -165,66 +163,50 @@ class StopOnSignal:
         if escalation is Escalation.EXIT:
             return  # other sessions have not come so far
         self.escalation = escalation
+        reason = f"{number.name} received"
         if escalation is Escalation.DRAIN:
-            if requests.drain_reason is None:
-                self.number = number
-            requests.record_drain(f"{number.name} received")
-            return
-        if requests.stop_reason is None:
+            earlier_reason = requests.drain_reason
+            requests.record_drain(reason)
+        else:
+            earlier_reason = requests.stop_reason
+            requests.record_stop(reason)
+        if earlier_reason is None:
             self.number = number
-        requests.record_stop(f"{number.name} received")
 
-    def begin(self, number: signal.Signals, handlers: LoopSignals) -> None:
-        """Begin in the loop what `advance` has recorded; `handlers` are called when the time for it
-        is over.
-        """
+    def begin(self, number: signal.Signals) -> None:
+        """Begin in the loop what `advance` has recorded."""
         if self._begun is self.escalation:
             return  # the session was opened between the signal and this call
         self._begun = self.escalation
         policy = self.policy
+        end_period = functools.partial(self._handlers.end_period, self, number, self.escalation)
         if self.escalation is Escalation.DRAIN:
             self.requests.begin_drain()
-            self._start_timer(
-                policy.drain_secs, functools.partial(handlers.end_drain_period, self, number)
-            )
+            self.timers.append(call_later(policy.drain_secs, end_period))
             return
         self.requests.end_waits()
-        if self.escalation is Escalation.CANCEL:
-            return
-        abandoned = StopRequestedError(
-            f"{number.name} received, and the step took longer than {policy.step_secs} s more"
-        )
-        self._start_timer(_NOTICE_SECS, functools.partial(self._say_what_lasts, number))
-        self._start_timer(
-            policy.step_secs, functools.partial(self._coordinator.owner.end_run, abandoned)
-        )
-        self._start_timer(
-            policy.grace_secs, functools.partial(handlers.end_grace_period, self, number)
-        )
+        if self.escalation is Escalation.STOP:
+            abandoned = StopRequestedError(
+                f"{number.name} received, and the step took longer than {policy.step_secs} s more"
+            )
+            end_step = functools.partial(self._coordinator.owner.end_run, abandoned)
+            notice = functools.partial(self._log_what_lasts, number)
+            self.timers.append(call_later(_NOTICE_SECS, notice))
+            self.timers.append(call_later(policy.step_secs, end_step))
+            self.timers.append(call_later(policy.grace_secs, end_period))
 
-    def _say_what_lasts(self, number: signal.Signals) -> None:
+    def _log_what_lasts(self, number: signal.Signals) -> None:
         again = ""
         if number in self.policy.signals:
             again = f"; another {number.name} cancels that"
-        logger.warning(
-            "%s: %s received; it ends after %s%s",
-            self.requests.label,
-            number.name,
-            self.doing(),
-            again,
-        )
+        what = "%s: %s received; it ends after %s%s"
+        logger.warning(what, self.requests.label, number.name, self.doing(), again)
 
     def doing(self) -> str:
         """Return what the session is doing, and where it waits."""
         status = self._coordinator.status()
-        if status is None:
-            return "what its block does"
-        activities = status.doing[:_MOST_SHOWN]
+        activities = () if status is None else status.doing[:_MOST_SHOWN]
         return "; ".join(map(str, activities)) or "what its block does"
-
-    def _start_timer(self, secs: float | None, callback: Callable[[], None]) -> None:
-        if secs is not None:
-            self.timers.append(current_clock().call_later(secs, callback))
 
 
 class LoopSignals:
@@ -243,6 +225,7 @@ class LoopSignals:
         self._end: BaseException | None = None
         """The end of the program, raised when the sessions are closed."""
         self._wakeup = _Wakeup(loop)
+        _handlers_of_loops[loop] = self
         call_after_fork(self)
 
     def add_session(self, session: StopOnSignal) -> None:
@@ -253,7 +236,7 @@ class LoopSignals:
         # A session that is opened later gets the signals that it has missed.
         for number in self._received:
             session.advance(number)
-            session.begin(number, self)
+            session.begin(number)
         if session.escalation is Escalation.CANCEL:
             self._loop.call_soon(self._cancel_sessions)
 
@@ -307,9 +290,8 @@ class LoopSignals:
     def _restore(self, numbers: Iterable[signal.Signals]) -> None:
         for number in tuple(numbers):
             previous = self._previous.pop(number)
-            if (
-                signal.getsignal(number) == self._handle
-            ):  # a handler that was installed in the meantime stays
+            # A handler that was installed in the meantime stays.
+            if signal.getsignal(number) == self._handle:
                 signal.signal(number, previous)
 
     def _handle(self, number: int, frame: object) -> None:
@@ -317,12 +299,10 @@ class LoopSignals:
         # stop, which a step that computes is then the last to miss, and wake the loop.
         received = signal.Signals(number)
         try:
-            if (
-                not self._sessions
-            ):  # the last one has just been removed: it is for the previous handler
-                self._call_soon(signal.raise_signal, received)
-            else:
+            if self._sessions:
                 self._advance(received)
+            else:  # the last one has just been removed: it is for the previous handler
+                self._call_soon(signal.raise_signal, received)
         except RuntimeError:  # the loop was closed, and its sessions never were
             self._restore(self._previous)
             self._wakeup.close()
@@ -343,34 +323,27 @@ class LoopSignals:
 
     def _begin(self, received: signal.Signals) -> None:
         for session in self._sessions:
-            session.begin(received, self)
+            session.begin(received)
         self._cancel_sessions()
 
-    def end_drain_period(self, session: StopOnSignal, number: signal.Signals) -> None:
-        """Stop the session, if no signal has done that."""
-        if session.escalation is not Escalation.DRAIN:
+    def end_period(
+        self, session: StopOnSignal, number: signal.Signals, escalation: Escalation | None
+    ) -> None:
+        """Let a session advance when its time for `escalation` is over, if no signal has done
+        that.
+        """
+        if session.escalation is not escalation:
             return
-        if not session.requests.stopped:
-            logger.warning(
-                "the time for the drain after %s is over; stopping %s",
-                number.name,
-                session.requests.label,
-            )
+        following = session.next_escalation
+        what = "the time after %s is over for %s: %s"
+        logger.warning(what, number.name, session.requests.label, following.name)
         session.advance(number)
-        session.begin(number, self)
-
-    def end_grace_period(self, session: StopOnSignal, number: signal.Signals) -> None:
-        """Cancel the session, if no signal has done that."""
-        if session.escalation is not Escalation.CANCEL:
-            logger.warning(
-                "the grace period after %s is over; cancelling %s",
-                number.name,
-                session.requests.label,
-            )
+        if following is Escalation.CANCEL:
             for other in self._sessions:
                 if other.task is session.task:
-                    other.escalation = Escalation.CANCEL
-            self._cancel_sessions()
+                    other.escalation = following
+        session.begin(number)
+        self._cancel_sessions()
 
     def _cancel_sessions(self) -> None:
         """Cancel the tasks all of whose sessions have come so far."""
@@ -379,25 +352,28 @@ class LoopSignals:
             for session in self._sessions
             if session.escalation is not Escalation.CANCEL
         }
-        due: dict[asyncio.Task[Any], int] = {}
-        for session in self._sessions:
-            if session.task not in not_due and not session.is_cancelled:
-                session.is_cancelled = True
-                due[session.task] = session.task.cancelling()
-                logger.warning(
-                    "cancelling %s, which is in %s", session.requests.label, session.doing()
-                )
+        due = [
+            session
+            for session in self._sessions
+            if session.task not in not_due and not session.is_cancelled
+        ]
         if not due:
             return
+        # The previous handler may cancel tasks, too.
+        cancelling = {session.task: session.task.cancelling() for session in due}
+        for session in due:
+            session.is_cancelled = True
+            what = "cancelling %s, which is in %s"
+            logger.warning(what, session.requests.label, session.doing())
         self._has_cancelled = True
         number = self._received[-1]
         _last_signals[self._loop] = number
         if not not_due:
             self._end_program()
-        for task, cancelling in due.items():
-            if task.cancelling() == cancelling:
+        for task, count in cancelling.items():
+            if task.cancelling() == count:
                 task.cancel(f"{number.name} received")
-        if self._end is not None and all(task.done() for task in due):
+        if self._end is not None and all(task.done() for task in cancelling):
             raise self._end  # no session is left whose end would exit
 
     def _end_program(self) -> None:

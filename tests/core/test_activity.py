@@ -13,7 +13,6 @@ from aiohooks._core.activity import (
     ENTRIES,
     Awaited,
     Parked,
-    WaitTable,
     active,
     enter,
     entries,
@@ -111,7 +110,7 @@ async def test_an_entry_keeps_nothing_alive() -> None:
     assert "forgotten" not in [entry.name for entry in entries() if isinstance(entry, active)]
 
 
-class Table(WaitTable):
+class Table:
     """A table without waits."""
 
     def parked(self) -> list[Parked]:

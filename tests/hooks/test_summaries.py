@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 import aiohooks as ah
-from aiohooks._core.thread_queue import ThreadQueue
 from aiohooks.hooks.summaries import SummarySaverHook, SummaryWriter
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import invalid
@@ -197,7 +196,7 @@ def on_full_disk(hook: SummarySaverHook, first: int, count: int = 1) -> ah.Sessi
             if (
                 hook._writer is not None
             ):  # one batch per run, so that the failures are in the expected runs
-                await ThreadQueue.drain(hook._writer)  # which raises no failure
+                await hook._writer.drain()  # which raises no failure
 
     return Fills()
 
