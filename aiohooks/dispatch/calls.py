@@ -18,7 +18,7 @@ import inspect
 import itertools
 import operator
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -272,11 +272,8 @@ class OrderGroup:
         """Whether no call may wait, so that they are made one after the other."""
         self.uncounted: int = 0
         """How often all calls were made since `count_calls`. That costs less than counting each."""
-        self.keeps_context: tuple[bool, ...] | None = None
-        """Whether a hook has one context for several methods, so that its tokens stay valid.
-
-        None if no hook has.
-        """
+        self.keeping: Set[RegisteredHook] = frozenset()
+        """The hooks that have one context for several methods, so that their tokens stay valid."""
 
     def count_calls(self) -> None:
         """Add the number of calls to the counts of the hooks."""
@@ -407,19 +404,16 @@ async def call_groups(
         BaseException: the failure of a hook, several as one group, or the cancel of the caller.
     """
     results: list[Any] = []
-    scope = current_scope.get() if waits is None else waits.scope
     for group in groups:
-        notified = observers
-        if scope is not None and not observers:
-            # A hook of the group before may have added observers of the run.
-            notified = scope.observers
+        # A hook of the group before may have added observers of the run.
+        notified = observers or run_observers()
         contexts: Sequence[OwnContext | None] | None = None
         if own is not None:
             contexts = [own] * len(group.hooks)
-        elif waits is not None and group.keeps_context is not None:
+        elif waits is not None and group.keeping:
             contexts = [
-                waits.own_context(registered) if keeps_context else None
-                for registered, keeps_context in zip(group.hooks, group.keeps_context, strict=True)
+                waits.own_context(registered) if registered in group.keeping else None
+                for registered in group.hooks
             ]
         methods = group.methods
         if notified or keywords or contexts is not None:
@@ -442,7 +436,7 @@ async def call_groups(
                         results.append(await method(*args))
                 else:
                     for method, second in remaining:
-                        results.append(await method(*args, second))
+                        results.append(await method(args[0], second))
                 break
             except BaseException as error:
                 failed_in_turn(group, len(results) - first, step, error)

@@ -150,17 +150,12 @@ class HookGroup(Generic[K]):
 
     def _point_of(self, method: Callable[..., Any]) -> Point:
         kind = self._interface.kind.__name__
-        if not callable(method):
-            known = next(iter(self._interface.points))
-            raise InvalidArgumentError(
-                f"{method!r} is given for a method of {kind}; give the method itself, as in"
-                f" {kind}.{known}"
-            )
         name = getattr(method, "__name__", repr(method))
         point = self._interface.points.get(name)
         if point is None:
+            advice = did_you_mean(name, self._interface.points)
             raise InvalidArgumentError(
-                f"{name} is not a method of {kind}; {did_you_mean(name, self._interface.points)}"
+                f"{name} is not a method of {kind}; give it as {kind}.name; {advice}"
             )
         return point
 
@@ -354,10 +349,6 @@ class HookGroup(Generic[K]):
             add_note(error, f"and then: {failure!r}")
             logger.error("leaving %r failed after %s", self, type(error).__name__, exc_info=failure)
 
-    def check_usable(self) -> None:
-        """Raise `HookGroupClosedError` unless hooks can be called."""
-        self._composite.check_usable()
-
     def status(self) -> list[HookStatus]:
         """Return the status of each hook: its calls, failures and dropped calls."""
         return self._composite.status()
@@ -384,7 +375,7 @@ def compose(
     """
     group = HookGroup(kind, hooks, results=results, init=init)
     try:
-        group.check_usable()
+        group._composite.check_usable()  # pyright: ignore[reportPrivateUsage] - of this module
     except HookGroupClosedError as error:
         raise InvalidHookError(f"{error}; compose cannot do it, use HookGroup") from None
     return group.hooks

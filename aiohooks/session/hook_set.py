@@ -248,8 +248,7 @@ class HookSet:
                     waiting.add(hook)
         keeping = {hook for hook in waiting if counts[hook] == 2}
         for group in groups:
-            if not keeping.isdisjoint(group.hooks):
-                group.keeps_context = tuple(hook in keeping for hook in group.hooks)
+            group.keeping = keeping.intersection(group.hooks)
 
     def __repr__(self) -> str:
         names = ", ".join(registered.name for registered in self.registered)
