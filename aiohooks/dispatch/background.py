@@ -265,12 +265,15 @@ class CallQueue(Queue[QueuedCall]):
     def _start(self, call: QueuedCall) -> None:
         # It begins later, also if tasks are eager: a call is not made inside of another one.
         call.task = new_task(call.make(), call.group.calls[0].name, call.context)
+        del call.context  # which refers to the call, by `_current_call`
         call.task.add_done_callback(self._call_ended)
 
     def _call_ended(self, task: asyncio.Task[None]) -> None:
         # A cancelled call was dropped.
         error = None if task.cancelled() else task.exception()
-        self.ended([self.items[0]], error)
+        call = self.items[0]
+        call.task = None  # whose context refers to the call
+        self.ended([call], error)
         if self.items:
             self._start(self.items[0])
 

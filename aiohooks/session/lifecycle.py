@@ -927,7 +927,10 @@ class Lifecycle(TasksOwner):
         is_end = isinstance(error, asyncio.CancelledError) or is_clean_end(error)
         if self.name is not None and not is_end and note not in notes_of(error):
             add_note(error, note)
-        raise_unchanged(error)
+        try:
+            raise_unchanged(error)
+        finally:
+            del error  # its traceback refers to this frame, which would be a reference cycle
 
     # -- what it is doing
 
