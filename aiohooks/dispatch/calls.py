@@ -529,8 +529,8 @@ class HookCalls(Calls):
         hooks = self._group.hooks
         for number, call in enumerate(self._group.calls):
             method = methods[number]
-            given = args if second_args is None else (*args, second_args[number])
             try:
+                given = args if second_args is None else (*args, second_args[number])
                 if not call.may_wait:
                     hooks[number].calls += 1
                     # Now: one whose error is only logged may have changed the context, too.
