@@ -67,23 +67,6 @@ def only_if(condition: str) -> Callable[[F], F]:
     return mark
 
 
-@dataclass(frozen=True, slots=True)
-class HookCall:
-    """The call of a method for one hook."""
-
-    method: Method
-    may_wait: bool
-    """Whether the call gets a task of its own. Other calls are made in the caller's task."""
-    queued: bool
-    """Whether the call is put into a queue, which counts it."""
-    condition: Callable[..., bool] | None
-    """Returns whether the call is made; it gets the same arguments."""
-    name: str
-    """The name of the hook and the method, for messages."""
-    secs: float | None
-    """The time limit of the call."""
-
-
 class HookStatus(NamedTuple):
     """The status of the calls of one hook.
 
@@ -235,6 +218,47 @@ def bound_method(registered: RegisteredHook, method: str) -> Method:
     return plain_call(bound, registered.call_name(method))
 
 
+class HookCall:
+    """The call of a method for one hook."""
+
+    def __init__(
+        self,
+        registered: RegisteredHook,
+        name: str,
+        method: Method,
+        timeout: float | None,
+        is_always_called: bool,
+    ) -> None:
+        """Prepare calls of a hook.
+
+        Args:
+            registered: the hook.
+            name: the name of the method.
+            method: the function that is called.
+            timeout: the time limit if the hook has none of its own.
+            is_always_called: whether the hook is called if it is disabled, too.
+        """
+        condition: Any = getattr(method, CONDITION, None)
+        self.name: str = registered.call_name(name)
+        """The name of the hook and the method, for messages."""
+        self.may_wait: bool = can_wait(method)
+        """Whether the call gets a task of its own. Other calls are made in the caller's task."""
+        self.queued: bool = callable(condition)
+        """Whether the call is put into a queue, which counts it."""
+        self.secs: float | None = None
+        """The time limit of the call."""
+        # A queued call has its time limit, and is left out, when the queue makes it.
+        if not self.queued:
+            self.secs = registered.registration.timeout or timeout
+            if registered.registration.disable_after is not None and not is_always_called:
+                method = _unless_disabled(method, registered)
+            if condition is not None:
+                condition = getattr(registered.hook, condition)
+        self.method: Method = method
+        self.condition: Callable[..., bool] | None = condition
+        """Returns whether the call is made; it gets the same arguments."""
+
+
 class OrderGroup:
     """The calls of one method that start together: hooks of one `order`, in registration order."""
 
@@ -264,7 +288,7 @@ class OrderGroup:
         self.grace_secs: float = grace_secs
         self.hooks: tuple[RegisteredHook, ...] = tuple(hooks)
         self.calls: Sequence[HookCall] = [
-            _hook_call(registered, method, bind(registered, method), timeout, is_always_called)
+            HookCall(registered, method, bind(registered, method), timeout, is_always_called)
             for registered in hooks
         ]
         self.methods: Sequence[Method] = [call.method for call in self.calls]
@@ -309,36 +333,6 @@ def run_observers() -> Sequence[Observer]:
     """Return the observers of the run that the current code is part of."""
     scope = current_scope.get()
     return () if scope is None else scope.observers
-
-
-def _hook_call(
-    registered: RegisteredHook,
-    name: str,
-    method: Method,
-    timeout: float | None,
-    is_always_called: bool,
-) -> HookCall:
-    """Return the call of a method for one hook.
-
-    Args:
-        registered: the hook.
-        name: the name of the method.
-        method: the function that is called.
-        timeout: the time limit if the hook has none of its own.
-        is_always_called: whether a disabled hook is called, too.
-    """
-    condition: Any = getattr(method, CONDITION, None)
-    may_wait = can_wait(method)
-    # A queued call has its time limit, and is left out, when the queue makes it.
-    is_queued = callable(condition)
-    secs: float | None = None
-    if not is_queued:
-        secs = registered.registration.timeout or timeout
-        if registered.registration.disable_after is not None and not is_always_called:
-            method = _unless_disabled(method, registered)
-        if condition is not None:
-            condition = getattr(registered.hook, condition)
-    return HookCall(method, may_wait, is_queued, condition, registered.call_name(name), secs)
 
 
 def _unless_disabled(method: Method, registered: RegisteredHook) -> Method:
