@@ -89,7 +89,7 @@ class Composite:
         self.active: set[asyncio.Future[None]] = set()
         """Futures of the calls that have not ended."""
         self._shared: dict[str, Any] = {}  # the attributes that were set on the object
-        self.object: Any = None
+        self._shares = False  # whether an attribute that is set now is set on the hooks, too
         self.kind: type[Any] = _composite_class(self)
         self.methods: dict[str, CompositeMethod] = {
             name: CompositeMethod(self, point) for name, point in interface.points.items()
@@ -97,7 +97,8 @@ class Composite:
         for name, default in interface.attributes.items():
             if name not in init:
                 setattr(self.kind, name, _Attribute(self, name, default))
-        self.object = _instance_of(self.kind, interface, init)
+        self.object: Any = _instance_of(self.kind, interface, init)
+        self._shares = True
 
     # -- the hooks
 
@@ -245,13 +246,18 @@ class Composite:
         If that object stands for the hooks, the attribute is set on the hooks, too.
         """
         kind: Any = self.interface.kind
-        own = self.interface.members.get(name)
-        if isinstance(own, property):
-            own.__set__(instance, value)  # the hooks get what that sets in turn
-            return
-        kind.__setattr__(instance, name, value)
+        own: Any = self.interface.members.get(name)
+        shares = self._shares
+        self._shares = False  # what a property sets in turn is set by that of the hook
+        try:
+            if inspect.isdatadescriptor(own) and not inspect.ismemberdescriptor(own):
+                own.__set__(instance, value)
+            else:
+                kind.__setattr__(instance, name, value)
+        finally:
+            self._shares = shares
         is_public = name not in self.interface.points and not name.startswith("__")
-        if instance is self.object and is_public:
+        if shares and instance is self.object and is_public:
             self._shared[name] = value
             for registered in self.hooks:
                 self._share(registered.hook, name, value)
