@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from aiohooks._core.cancel import wait_done
 from aiohooks._core.clock import wake
-from aiohooks.errors import flattened
+from aiohooks.errors import raise_failures
 
 T = TypeVar("T")
 
@@ -240,18 +240,3 @@ def _call_in_loop(
     """Call `callback` in the event loop of another thread, unless the loop is closed."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(callback, *args)
-
-
-def raise_failures(errors: list[BaseException], what: str) -> None:
-    """Raise the failures of several calls, if there are any, and clear the list.
-
-    A single failure is raised as it is, several as one flat group.
-    """
-    try:
-        if len(errors) == 1:
-            raise errors[0]
-        if errors:
-            raise BaseExceptionGroup(f"{len(errors)} {what}", flattened(errors))
-    finally:
-        # The traceback of what is raised has this frame, so that it would refer to itself.
-        errors.clear()

@@ -157,7 +157,7 @@ async def _chained(
         if isinstance(result, ChainEnd):
             return result.value
         if result is not None:
-            values[parameters.chosen_key(values)] = result
+            values[parameters.chosen] = result
             has_result = True
     if not has_result:
         return await own(*args, **keywords)

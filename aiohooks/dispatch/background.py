@@ -125,7 +125,7 @@ class QueuedCall:
         self.keywords: Mapping[str, Any] = keywords
         self.context: Context = copy_context()
         self.task: asyncio.Task[None] | None = None
-        """The task of the call, when it is its turn."""
+        """The task that makes the call; None before and after."""
         self.waits_for: list[CallQueue] = []
         """The queues in which code of the call waits for a place."""
 
@@ -280,6 +280,4 @@ class CallQueue(Queue[QueuedCall]):
 
 def _active_call() -> QueuedCall | None:
     call = _current_call.get()
-    if call is None or call.task is None or call.task.done():
-        return None
-    return call
+    return None if call is None or call.task is None else call

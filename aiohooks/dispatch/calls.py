@@ -398,17 +398,20 @@ async def call_groups(
         BaseException: the failure of a hook, several as one group, or the cancel of the caller.
     """
     results: list[Any] = []
+    scope = current_scope.get() if waits is None else waits.scope
     for group in groups:
-        # A hook of the group before may have added observers of the run.
-        notified = observers or run_observers()
-        contexts: Sequence[OwnContext | None] | None = None
+        notified = observers
+        if scope is not None and not observers:
+            # A hook of the group before may have added observers of the run.
+            notified = scope.observers
+        contexts: list[OwnContext | None] | None = None
         if own is not None:
             contexts = [own] * len(group.hooks)
         elif waits is not None and group.keeping:
-            contexts = [
-                waits.own_context(registered) if registered in group.keeping else None
-                for registered in group.hooks
-            ]
+            contexts = [None] * len(group.hooks)
+            for number, registered in enumerate(group.hooks):
+                if registered in group.keeping:
+                    contexts[number] = waits.own_context(registered)
         methods = group.methods
         if notified or keywords or contexts is not None:
             methods = group.methods_with(notified, keywords, contexts)

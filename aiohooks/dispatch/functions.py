@@ -12,7 +12,7 @@ from aiohooks._core.validate import is_coroutine_function
 from aiohooks.dispatch.group import HookGroup
 from aiohooks.dispatch.hook import FunctionHook, HookRegistration, registration_of
 from aiohooks.dispatch.plain import wraps_others
-from aiohooks.dispatch.ways import How, check_how, point
+from aiohooks.dispatch.ways import How, checked_how, point
 from aiohooks.errors import InvalidArgumentError, InvalidHookError, safe_repr
 
 P = ParamSpec("P")
@@ -82,7 +82,7 @@ def compose_functions(
     if callable(functions) or not isinstance(functions, Iterable):
         raise InvalidArgumentError(f"functions is {safe_repr(functions)}; give a list of functions")
     if results is not None:
-        check_how(results, "results")
+        checked_how(results, "results")
     composed = _FunctionGroup(name or "functions", results)
     composed.make([_function_hook(function) for function in functions])
 

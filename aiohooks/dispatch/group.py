@@ -18,7 +18,6 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, 
 
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, wait_done
 from aiohooks._core.clock import wake
-from aiohooks._core.queue import raise_failures
 from aiohooks._core.reports import logger
 from aiohooks._core.validate import check_mapping, check_secs
 from aiohooks.dispatch.answers import all_results
@@ -35,6 +34,7 @@ from aiohooks.errors import (
     add_note,
     did_you_mean,
     keep_errors,
+    raise_failures,
     safe_repr,
 )
 

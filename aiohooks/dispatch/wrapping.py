@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, NoReturn
 
 from aiohooks._core.clock import current_clock
-from aiohooks.dispatch.arguments import NO_ARGUMENTS, Arguments, Keywords, Values
+from aiohooks.dispatch.arguments import Arguments, Keywords, Values
 from aiohooks.dispatch.calls import (
     HookCalls,
     Method,
@@ -50,7 +50,7 @@ def wrapped(point: Point, wrappers: Sequence[OrderGroup], innermost: Innermost) 
         # With the method of the class, what the last hook passes would have to be its arguments.
         if point.how == "wrap" and point.does_nothing:
             return call_given(point, values, passed)
-        return innermost(*point.parameters.spread(values))
+        return innermost(*point.parameters.for_hooks(values))
 
     rest: Rest = call_innermost
     for group in reversed(wrappers):
@@ -82,8 +82,9 @@ async def _call_wrapper(
             return point.value_of(wrapper.results[0])
         if wrapper.answers:
             return wrapper.answers[0]
-        if wrapper.errors:
-            raise_unchanged(wrapper.last_error())
+        for error in reversed(wrapper.errors):
+            if not isinstance(error, CancelledError):
+                raise_unchanged(error)
     finally:
         wrapper.errors.clear()  # their tracebacks refer to it
     return await rest(values, passed)
@@ -107,7 +108,7 @@ async def call_given(point: Point, values: Values, passed: Arguments) -> Any:
     passed_args, passed_keywords = passed
     for name, value in passed_keywords.items():
         # Without positions, a value of the call is among those that it takes already.
-        if passed_args or name not in values:
+        if passed_args or name not in point.parameters.keys:
             keywords = {**keywords, name: value}
     result = given(*(passed_args or args), **keywords)
     return await result if inspect.isawaitable(result) else result
@@ -160,29 +161,25 @@ class WrapperCall(HookCalls):
         parameters = self._point.parameters
         values = self._values
         if self._point.how == "wrap":
-            values = {**values, parameters.chosen_key(values): self.call_next}
+            values = {**values, parameters.chosen: self.call_next}
         args, keywords = parameters.for_hooks(values)
         if self._point.how != "wrap":
-            args = (functools.partial(self._call_rest, self._values, NO_ARGUMENTS), *args)
+            args = (self.call_next, *args)
         methods = self._group.methods_with(run_observers(), keywords)
         await self.call_together(methods, args)
 
     async def call_next(self, /, *args: Any, **keywords: Any) -> Any:
-        """Call the next hook with the arguments of the call, of which some may be changed."""
-        if not (args or keywords):
-            # What the hook before has passed stands, also what the method has no parameter for.
-            return await self._call_rest(self._values, self._passed)
-        # What is wrapped may take what the method has no parameter for.
-        may_drop = self._point.does_nothing
-        values = self._point.parameters.changed(self._values, args, keywords, may_drop=may_drop)
-        return await self._call_rest(values, (args, keywords))
-
-    async def _call_rest(self, values: Values, passed: Arguments) -> Any:
-        """Call the rest, and keep its result or its error."""
+        """Call the rest with the arguments of the call, of which some may be changed."""
         if self.is_logged or self.is_left_behind(0):
             raise HookCancelledError(
                 f"{self.describe(0)} has failed before this: it cannot call the next hook any more"
             )
+        # Without changes, what the hook before has passed stands.
+        values = self._values
+        passed = self._passed
+        if args or keywords:
+            values = self._point.parameters.changed(values, args, keywords)
+            passed = args, keywords
         self._pause_timer()
         try:
             result = await self._rest(values, passed)
@@ -213,11 +210,6 @@ class WrapperCall(HookCalls):
         if not self._active and self.is_running(number):
             self._since = current_clock().now()
             super().start_timer(number, secs)
-
-    def last_error(self) -> BaseException:
-        """Return the last error of the rest that is not a cancellation."""
-        errors = [error for error in self.errors if not isinstance(error, CancelledError)]
-        return errors[-1]
 
     def _passes(self, error: BaseException) -> bool:
         """Return whether an error of the rest passes through the hook."""

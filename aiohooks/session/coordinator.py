@@ -31,7 +31,7 @@ from aiohooks._core.observers import Observer
 from aiohooks._core.reports import logger
 from aiohooks._core.scope import RunScope, current_scope, leave_run
 from aiohooks._core.validate import check_callable, check_instance, check_secs
-from aiohooks._why.tasks import coroutine_of, describe_awaitable, is_task, links_of, task_wait
+from aiohooks._why.tasks import Task, coroutine_of, describe_awaitable, is_task, links_of, task_wait
 from aiohooks.errors import (
     InvalidArgumentError,
     NestedRunError,
@@ -51,9 +51,9 @@ from aiohooks.session.status import EffectRecorder, SessionStatus, background_ac
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
-Producer: TypeAlias = asyncio.Task[Any] | Iterable[asyncio.Task[Any]]
+Producer: TypeAlias = Task | Iterable[Task]
 """The task that a wait depends on, or several."""
-Producers: TypeAlias = tuple[asyncio.Task[Any], ...]
+Producers: TypeAlias = tuple[Task, ...]
 
 RUN_LOOPS: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
 """The event loops of `aiohooks.run`, each with its thread."""
@@ -76,8 +76,8 @@ class Requests:
     loop.
     """
 
-    def __init__(self, label: str = "coordinator") -> None:
-        self.label: str = label
+    def __init__(self) -> None:
+        self.label: str = "coordinator"
         """The name of the session for messages."""
         self.loop: asyncio.AbstractEventLoop | None = None
         self.stopped: bool = False
@@ -111,7 +111,8 @@ class Requests:
         called in the loop.
         """
         self.stop_reason = self.stop_reason or reason or "a stop was requested"
-        self.stopped = True  # after the reason: another thread may read both in between
+        # After the reason: another thread may read both in between.
+        self.stopped = True
 
     def record_end(self, reason: str | None = None) -> None:
         """Keep why the session ends if no stop was requested: a drain, or else `reason`; nothing is
@@ -352,7 +353,7 @@ class Coordinator(RequestMethods):
         """The coordinator of the tasks that live through recoveries."""
         self._raw: Coordinator = self
         """The coordinator of the raw session's tasks; while there is none, the same."""
-        # What follows a session and its raw sessions share.
+        # A session and its raw sessions share the attributes from here on.
         self.owner: TasksOwner = TasksOwner()
         """The session that these tasks belong to: for the library."""
         self.requests: Requests = Requests()
@@ -360,11 +361,11 @@ class Coordinator(RequestMethods):
         """The failures so far, in the order of their occurrence."""
         self.observers: list[Observer] = []
         """Notified of what happens outside of the session's runs, and of all waits in `until`."""
-        self._tasks: dict[asyncio.Task[Any], Coordinator] = {}
+        self._tasks: dict[Task, Coordinator] = {}
         """The tasks that have not ended, in the order of their start."""
-        self._cancelled: WeakSet[asyncio.Task[Any]] = WeakSet()
+        self._cancelled: WeakSet[Task] = WeakSet()
         """The tasks that were cancelled from here."""
-        # What follows is only kept by the coordinator of the whole session.
+        # Only the coordinator of the whole session changes the attributes from here on.
         self.closed: bool = False
         """Whether its session is ending: for the library."""
         self.lasting_errors: list[BaseException] = []
@@ -373,11 +374,12 @@ class Coordinator(RequestMethods):
         """The failures that no caller has got: only the first one, and the first one that ends the
         session. The others were logged.
         """
-        self._producers: WeakSet[asyncio.Task[Any]] = WeakSet()
+        self._producers: WeakSet[Task] = WeakSet()
         """The tasks that waits in `until` have named as their producers."""
 
     def for_raw_session(self) -> Coordinator:
         """Return a coordinator for the tasks of a new raw session, which replaces the last one."""
+        # The copy shares the tasks, the failures and the requests.
         raw = copy.copy(self)
         self._raw = raw
         self.errors[:] = self.lasting_errors
@@ -436,7 +438,11 @@ class Coordinator(RequestMethods):
         """Wait until a drain or a stop is requested, at most `timeout` seconds; return whether it
         was.
         """
-        return await self._wait_for(self.should_drain, timeout)
+        note_own_end_in_drain()
+        # Not `should_drain`, which is about the task that calls it.
+        return await self._wait_for(
+            lambda: self.drain_reason is not None or self.should_stop(), timeout
+        )
 
     def end_producers(self, producers: Producers, queue: object) -> None:
         """Cancel the producers of a queue, and those of all waits in `until`, that do not end by
@@ -563,7 +569,8 @@ class Coordinator(RequestMethods):
         try:
             self.bind()
             self._raise_if_ended(drain=drain, lasts=lasts)
-            if not inspect.isawaitable(awaitable):  # also generators that are marked as coroutines
+            # Also generators that are marked as coroutines.
+            if not inspect.isawaitable(awaitable):
                 raise InvalidArgumentError(
                     f"until got {awaitable!r}; give a coroutine, a task or a future"
                 )
@@ -581,15 +588,18 @@ class Coordinator(RequestMethods):
     def _raise_if_ended(self, *, drain: bool, lasts: bool) -> None:
         """Raise if a wait must not begin.
 
-        The reason is the first failure of a task that would end the wait, or else a stop, or, if
-        `drain`, a drain.
+        The reason is the failure of a task that would end the wait, or else a stop, or, if `drain`,
+        a drain.
         """
-        is_recovering = self._whole._raw is self._whole
-        for failure in self.errors:
-            if not (lasts or is_recovering) or not self.is_recoverable(failure):
-                raise_unchanged(failure)
+        failure = self.ending_failure
+        if failure is None and self.errors:
+            is_recovering = self._whole._raw is self._whole
             if lasts:
                 self.owner.start_recovery()
+            elif not is_recovering:
+                failure = self.errors[0]
+        if failure is not None:
+            raise_unchanged(failure)
         starter = self._starter()
         if starter is not None and starter._is_replaced:
             raise StopRequestedError(f"this task should have ended: {starter._ending}")
@@ -666,7 +676,8 @@ class Coordinator(RequestMethods):
             )
         if requests.loop is None:
             requests.loop = loop
-            requests.begin_drain()  # one that was requested before
+            # One may have been requested before there was a loop.
+            requests.begin_drain()
 
     def status(self) -> SessionStatus | None:
         """Return the current activities of the session; None if this coordinator is used without
@@ -713,8 +724,9 @@ class Coordinator(RequestMethods):
         task.add_done_callback(self._task_ended)
         return task
 
-    def _task_ended(self, task: asyncio.Task[Any]) -> None:
+    def _task_ended(self, task: Task) -> None:
         del self._tasks[task]
+        # Each wait looks at all tasks: waking it for each of thousands would take long.
         if self not in self._tasks.values():
             self.requests.wake_waiters()
         error = None if task.cancelled() else task.exception()
@@ -724,12 +736,12 @@ class Coordinator(RequestMethods):
             self._record_error(error, f"background task {task.get_name()!r} {how}")
 
     @property
-    def tasks(self) -> tuple[asyncio.Task[Any], ...]:
+    def tasks(self) -> tuple[Task, ...]:
         """The background tasks that have not ended, in the order of their start."""
         return tuple(task for task, starter in self._tasks.items() if starter is self)
 
     @property
-    def all_tasks(self) -> list[asyncio.Task[Any]]:
+    def all_tasks(self) -> list[Task]:
         """The tasks, and those of raw sessions."""
         return [task for task, starter in self._tasks.items() if self in (starter, starter._whole)]
 
@@ -796,7 +808,7 @@ class Coordinator(RequestMethods):
         now = current_clock().now
         ends_at = now() + secs
         pause_secs = _FIRST_LOOK_SECS
-        waits_before: dict[asyncio.Task[Any], object] = {}
+        waits_before: dict[Task, object] = {}
         # A pause begins after the look before it: in a loop that was blocked meanwhile, tasks
         # still have the time to use their queues.
         while (secs_left := ends_at - now()) > 0:
@@ -935,7 +947,8 @@ class Coordinator(RequestMethods):
             # A recovery that gives up fails with the error of a raw session's task.
             recorded = self.lasting_errors
         if is_among(error, recorded):
-            return  # `until` raised it in the task, which passed it on
+            # `until` raised it in the task, which passed it on.
+            return
         label = self.requests.label
         if not self._is_clean_end(error):
             if self._has_no_caller:
@@ -963,7 +976,8 @@ class Coordinator(RequestMethods):
             self._whole._undelivered.append(error)
             requests.call_in_loop(functools.partial(self._end_waits, error))
         # The waits end before more is said about the error: that calls the error's own methods.
-        if first is not None:  # that one is raised; this one must not be lost
+        # The first one is raised, and this one must not be lost.
+        if first is not None:
             add_note(first, f"then {description}")
             logger.error("%s: %s after another failure", requests.label, what, exc_info=error)
 
@@ -1029,11 +1043,12 @@ class LastingWait(Wait[T]):
 
 # -- the producers of a wait: tasks without which it would never end
 
-_ending_in_drains: WeakSet[asyncio.Task[Any]] = WeakSet()
+_ending_in_drains: WeakSet[Task] = WeakSet()
 """The tasks that look for a drain, or depend on producers, and so end by themselves in one."""
-_puts_in_drains: WeakKeyDictionary[asyncio.Task[Any], object] = WeakKeyDictionary()
+_puts_in_drains: WeakKeyDictionary[Task, object] = WeakKeyDictionary()
 """The first wait of a producer to put an element that a drain has found."""
-_MOST_PASSES = 5  # of the loop: a notified waiter may have to wake another one, or to take a lock
+# Passes of the loop: a notified waiter may have to wake another one, or to take a lock.
+_MOST_PASSES = 5
 
 
 def note_own_end_in_drain() -> None:
@@ -1053,7 +1068,7 @@ def ending_with(producers: Producers | None, wait: Wait[Any]) -> Generator[None]
         return
     unfinished = {producer for producer in producers if not producer.done()}
 
-    def note_end(producer: asyncio.Task[Any]) -> None:
+    def note_end(producer: Task) -> None:
         unfinished.discard(producer)
         if not unfinished:
             end_after(_MOST_PASSES)
@@ -1061,7 +1076,8 @@ def ending_with(producers: Producers | None, wait: Wait[Any]) -> Generator[None]
     def end_after(passes: int) -> None:
         if passes:
             asyncio.get_running_loop().call_soon(end_after, passes - 1)
-        else:  # also during a recovery, and without effect if the wait is over
+        else:
+            # Also during a recovery. It has no effect if the wait is over.
             Calls.end(wait, _end_of(producers))
 
     for producer in unfinished:
@@ -1105,7 +1121,7 @@ _Queue: Any = asyncio.Queue
 _QUEUE_METHODS = frozenset({_Queue.put.__code__, _Queue.get.__code__, _Queue.join.__code__})
 
 
-def _queue_wait(task: asyncio.Task[Any]) -> object:
+def _queue_wait(task: Task) -> object:
     """Return the future of a task that waits in a method of a queue, and else None.
 
     None in a `with` block, too: it may be a time limit, after which the task continues by itself.
@@ -1118,7 +1134,7 @@ def _queue_wait(task: asyncio.Task[Any]) -> object:
     return None
 
 
-def _wait_to_put(task: asyncio.Task[Any]) -> tuple[object, object] | None:
+def _wait_to_put(task: Task) -> tuple[object, object] | None:
     """Return the queue that a task waits to put into, and the future of this wait; else None."""
     frame, waiter = _queue_method(task)
     if frame is None or frame.f_code is not _Queue.put.__code__:
@@ -1126,7 +1142,7 @@ def _wait_to_put(task: asyncio.Task[Any]) -> tuple[object, object] | None:
     return frame.f_locals.get("self"), waiter
 
 
-def _queue_method(task: asyncio.Task[Any]) -> tuple[FrameType | None, object]:
+def _queue_method(task: Task) -> tuple[FrameType | None, object]:
     """Return the frame of the queue's method that a task waits in, and what it awaits there."""
     frames = task_wait(task).frames
     if not frames or frames[-1].f_code not in _QUEUE_METHODS:

@@ -11,15 +11,14 @@ waits in its place for the next loop over the same feeds.
 
 from __future__ import annotations
 
-import abc
 import asyncio
 import copy
-import enum
 from collections import deque
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
     AsyncIterator,
+    Callable,
     Generator,
     Iterable,
     Iterator,
@@ -62,6 +61,10 @@ Feeds: TypeAlias = AsyncIterable[Any] | Iterable[Any] | asyncio.Queue[Any]
 States: TypeAlias = Mapping[int, Any]
 """The states of objects, by their ids."""
 _NO_STATES: States = {}
+Use: TypeAlias = Literal["being read", "unused", "taken", "used", "comes again"]
+"""The use of an element: "taken" by a run that is not committed, "used" by one that is; it "comes
+again" from feeds that a recovery has restored.
+"""
 
 
 class FeedsWentBack(BaseException):
@@ -70,31 +73,18 @@ class FeedsWentBack(BaseException):
     """
 
 
-class Use(enum.Enum):
-    """The use of an element."""
-
-    BEING_READ = 1
-    UNUSED = 2
-    """It waits for a loop."""
-    TAKEN = 3
-    """A run uses it, or is about to."""
-    USED = 4
-    """Its run is committed."""
-    COMES_AGAIN = 5
-    """A recovery has restored its feeds, which give it again."""
-
-
 class Element:
     """An element of feeds; or the error that they have raised instead of one."""
 
-    __slots__ = ("before", "error", "use", "value")
+    __slots__ = ("before", "error", "source", "use", "value")
 
-    def __init__(self, before: States) -> None:
+    def __init__(self, source: Source, before: States) -> None:
         """Begin with the states before its read, of the objects that count it."""
+        self.source = source
         self.before = before
         self.value: Any = None
         self.error: Exception | None = None
-        self.use = Use.BEING_READ
+        self.use: Use = "being read"
 
 
 class SessionFeeds:
@@ -114,7 +104,7 @@ class SessionFeeds:
         any more.
         """
         self.sources: WeakSet[Source] = WeakSet()
-        self.in_use: dict[asyncio.Task[Any], Element] = {}
+        self.in_use: dict[object, Element] = {}
         """The elements of tasks, where an object counts them, until their runs have ended."""
         self._kept: set[Source] = set()
         """The sources with elements that loops have left, and those of tracked feeds."""
@@ -205,14 +195,14 @@ class SessionFeeds:
 
     def is_tracked(self, source: Source) -> bool:
         """Return whether a recovery that restores the session restores these feeds."""
-        return _is_among(source.feeds, self.tracked.values())
+        return any(source.feeds is value for value in self.tracked.values())
 
     def states(self, source: Source) -> States:
         """Return the current states of the objects that count the elements of a source."""
         objects = self.loaders if source is self.counted else []
         if source.stateful is not None:
             objects = [source.stateful, *objects]
-        elif not objects:
+        if not objects:  # as for most feeds
             return _NO_STATES
         return {id(counting): copy.deepcopy(counting.state_dict()) for counting in objects}
 
@@ -220,13 +210,13 @@ class SessionFeeds:
         """Return the state of a tracked object: of one that gives elements, the state before the
         first element that no committed run has used.
         """
-        committed = None
+        committed = self.in_use.get(self.turns.runner)
         scope = self.turns.waits.scope
-        if self.turns.runner is not None and scope is not None and scope.committed:
-            committed = self.in_use.get(self.turns.runner)
+        if scope is None or not scope.committed:
+            committed = None
         source = self._earlier(stateful) or self.counted
         for element in () if source is None else source.elements:
-            is_used = element.use is Use.USED or element is committed
+            is_used = element.use == "used" or element is committed
             if not is_used and id(stateful) in element.before:
                 return element.before[id(stateful)]
         return stateful.state_dict()
@@ -235,20 +225,20 @@ class SessionFeeds:
 
     def uses_tracked_feeds(self, task: asyncio.Task[Any] | None) -> bool:
         """Return whether the run of a task has an element of tracked feeds."""
-        element = None if task is None else self.in_use.get(task)
-        return any(element in source.elements for source in self.sources if self.is_tracked(source))
+        element = self.in_use.get(task)
+        return element is not None and self.is_tracked(element.source)
 
     def raise_if_element_went_back(self) -> None:
         """Raise `FeedsWentBack` if a recovery by another task has restored the feeds of the run."""
         element = self.in_use.get(current_task())
-        if element is not None and element.use is Use.COMES_AGAIN:
+        if element is not None and element.use == "comes again":
             raise FeedsWentBack
 
     def keep_element_of_run(self) -> None:
         """Count the element of the run as used: the restored checkpoint has its step."""
         element = self.in_use.get(current_task())
         if element is not None:
-            element.use = Use.USED
+            element.use = "used"
 
     # -- recoveries
 
@@ -342,8 +332,8 @@ class SessionFeeds:
         logger.warning("%s: %s", self.coordinator.requests.label, text)
 
     def _report_kept_objects(self, session: Session) -> None:
-        fed = [source.feeds for source in self.sources]
-        kept = [repr(name) for name, value in session.tracked.items() if not _is_among(value, fed)]
+        fed = [id(source.feeds) for source in self.sources]
+        kept = [repr(name) for name, value in session.tracked.items() if id(value) not in fed]
         if kept:
             logger.warning(
                 "%s: continues with the tracked objects %s as the failed run has left them",
@@ -352,22 +342,11 @@ class SessionFeeds:
             )
 
 
-def _is_among(value: object, objects: Iterable[object]) -> bool:
-    return any(value is other for other in objects)
-
-
 def _is_loader(value: Any) -> bool:
     """Return whether a tracked object gives elements; a model may be iterable, and has parts."""
     if isinstance(value, (AsyncIterator, Iterator)):
         return True
     return not hasattr(value, "__getitem__") and isinstance(value, (AsyncIterable, Iterable))
-
-
-def _is_iterable(feeds: object) -> bool:
-    """Return whether feeds give several elements: a mapping is one element."""
-    if isinstance(feeds, (Mapping, str, bytes)):
-        return False
-    return isinstance(feeds, (AsyncIterable, Iterable))
 
 
 def _has_ended(feeds: Any) -> bool:
@@ -381,7 +360,9 @@ def _check_options(
     """Raise `InvalidArgumentError` for feeds, or options, that make no sense."""
     is_queue = isinstance(feeds, asyncio.Queue)
     is_async = isinstance(feeds, AsyncIterable)
-    is_iterable = _is_iterable(feeds)
+    is_iterable = isinstance(feeds, (AsyncIterable, Iterable))
+    if isinstance(feeds, (Mapping, str, bytes)):  # these are one element
+        is_iterable = False
     if (prefetch or thread) and (not is_iterable or (thread and is_async)):
         raise InvalidArgumentError(
             f"prefetch is {prefetch}, thread is {thread}, and feeds is {safe_repr(feeds)};"
@@ -404,7 +385,7 @@ def _check_options(
         )
 
 
-class Source(abc.ABC):
+class Source:
     """The elements of all loops over the same feeds."""
 
     stateful: Stateful | None = None
@@ -424,13 +405,12 @@ class Source(abc.ABC):
         """
         self._session = session
         self._coordinator = session.coordinator
-        self._requests = session.coordinator.requests
         session.sources.add(self)
 
     @property
     def unused(self) -> list[Any]:
         """The elements that were taken and not used, in order."""
-        elements = [element for element in self.elements if element.use is Use.UNUSED]
+        elements = [element for element in self.elements if element.use == "unused"]
         return [element.value for element in elements if element.error is None]
 
     @property
@@ -442,57 +422,62 @@ class Source(abc.ABC):
         """Return the next element; None if it must be waited for. Raise `StopAsyncIteration` at the
         end, or the error of the feeds.
         """
-        element = self.first_unused()
-        if element is None and not self.has_ended:
-            self._read_now(producers)
-            element = self.first_unused()
+        element = self.first_unused() if self.elements else None
+        if element is not None:
+            self.changes.wake()
+        elif not self.has_ended:
+            element = self._read_now(producers)
         if element is None:
             if self.has_ended:
                 raise StopAsyncIteration
             return None
         if element.error is not None:
             self.elements.remove(element)
-            self.changes.wake()
             self.log_after_stop(element.error)
             raise StopAsyncIteration
-        element.use = Use.TAKEN
+        element.use = "taken"
         if element.before:
             self._session.in_use[current_task()] = element
-        self.changes.wake()
         return element
 
     def first_unused(self) -> Element | None:
         """Return the first element that waits for a loop."""
         for element in self.elements:
-            if element.use is Use.UNUSED:
+            if element.use == "unused":
                 return element
         return None
 
-    @abc.abstractmethod
-    def _read_now(self, producers: Producers | None) -> None:
-        """Read the next element, if that needs no wait; raise `StopAsyncIteration` if a drain ends
-        the feeds.
+    def _read_now(self, producers: Producers | None) -> Element | None:
+        """Read and return the next element, if that needs no wait; raise `StopAsyncIteration` if a
+        drain ends the feeds.
         """
+        raise NotImplementedError
 
-    @abc.abstractmethod
     async def wait(self) -> None:
         """Wait until `take` may have a result. No element is lost if this wait is cancelled."""
+        raise NotImplementedError
 
     def settle(self, element: Element, *, is_used: bool) -> None:
         """Count an element as used, because its run is committed, or leave it for another loop."""
         if self._session.in_use:
             self._session.in_use.pop(current_task(), None)
-        if element.use is Use.COMES_AGAIN:
+        if element.use == "comes again":
             return
         if not is_used:
-            element.use = Use.UNUSED
+            element.use = "unused"
+            self._set_back()
             return
-        element.use = Use.USED
-        while self.elements and self.elements[0].use is Use.USED:
+        element.use = "used"
+        while self.elements and self.elements[0].use == "used":
             self.elements.popleft()
+        if element.before and self._session.is_tracked(self):
+            return
         session = self._session.session
-        if session is not None and not self._session.is_tracked(self):
+        if session is not None:
             self._session.lost_step = session.committed_step
+
+    def _set_back(self) -> None:
+        """Let feeds with a state give the last elements again, which no loop has taken."""
 
     def note_restored(self, *, is_tracked: bool) -> None:
         """Note that a recovery has restored the tracked objects: tracked feeds give their elements
@@ -501,7 +486,7 @@ class Source(abc.ABC):
         own = id(self.feeds)
         for element in self.elements:
             if is_tracked:
-                element.use = Use.COMES_AGAIN
+                element.use = "comes again"
             element.before = {key: state for key, state in element.before.items() if key == own}
         if is_tracked:
             # Feeds that were not restored stay at their end: many begin another pass when they are
@@ -510,10 +495,10 @@ class Source(abc.ABC):
             self.elements.clear()
 
     def _is_draining(self) -> bool:
-        if self._requests.drain_reason is None:
+        if self._coordinator.requests.drain_reason is None:
             return False
         text = "%s: draining: no other element is taken of %s"
-        logger.info(text, self._requests.label, safe_repr(self.feeds))
+        logger.info(text, self._coordinator.requests.label, safe_repr(self.feeds))
         return True
 
     def log_after_stop(self, error: Exception) -> None:
@@ -526,7 +511,7 @@ class Source(abc.ABC):
             raise_unchanged(error)
         logger.error(
             "%s: the feeds %s failed, and the session, which stops, ends as usual: %s",
-            self._requests.label,
+            self._coordinator.requests.label,
             safe_repr(self.feeds),
             safe_repr(error),
             exc_info=error,
@@ -540,19 +525,21 @@ class QueueSource(Source):
     _due: int | None = None
     """In a drain, how many elements may have been put, or waited for room, when it began."""
 
-    def _read_now(self, producers: Producers | None) -> None:
-        if self._requests.drain_reason is not None:
+    def _read_now(self, producers: Producers | None) -> Element | None:
+        if self._coordinator.requests.drain_reason is not None:
             self._end_producers(producers)
-        if not self.has_ended and not self.feeds.empty():
-            self._add(self.feeds.get_nowait())
+        if self.has_ended or self.feeds.empty():
+            return None
+        return self._add(self.feeds.get_nowait())
 
-    def _add(self, value: Any) -> None:
-        element = Element(_NO_STATES)
+    def _add(self, value: Any) -> Element:
+        element = Element(self, _NO_STATES)
         element.value = value
-        element.use = Use.UNUSED
+        element.use = "unused"
         self.elements.append(element)
         if self._due is not None:
             self._due -= 1
+        return element
 
     def _end_producers(self, producers: Producers | None) -> None:
         """In a drain, end the producers when they have put what they waited to put.
@@ -606,17 +593,17 @@ class IterableSource(Source):
             self.stateful = self.feeds
         self._is_async = isinstance(feeds, AsyncIterable)
         self._iterator: Any = None
-        self._ahead = 0
-        """How many elements are read that no loop has asked for."""
-        self._thread = False
         self._reader: asyncio.Task[None] | None = None
         self._asking = 0
         """How many loops wait for the next element."""
 
     def set_options(self, ahead: int, *, thread: bool) -> None:
-        """Read on as the latest loop over the feeds asks for."""
+        """Read on as the latest loop over the feeds asks for: `ahead` elements more than all loops
+        have asked for, and in a thread or not.
+        """
         self._ahead = ahead
         self._thread = thread
+        self._needs_task = self._is_async or ahead > 0 or thread
         self.changes.wake()
 
     @property
@@ -627,18 +614,14 @@ class IterableSource(Source):
         return None if self._ahead or self._thread else self._reader
 
     @property
-    def _needs_task(self) -> bool:
-        return bool(self._is_async or self._ahead or self._thread)
-
-    @property
     def _can_begin(self) -> bool:
         """Whether nothing reads the feeds, and no recovery is about to restore them."""
         is_being_restored = self.stateful is not None and self._session.session is None
         return self._reader is None and not is_being_restored
 
-    def _read_now(self, producers: Producers | None) -> None:
+    def _read_now(self, producers: Producers | None) -> Element | None:
         if self._needs_task or not self._can_begin:
-            return
+            return None
         if self._is_draining():
             raise StopAsyncIteration
         element = self._begin_read()
@@ -647,9 +630,11 @@ class IterableSource(Source):
                 self._read_sync(element)
         else:
             self._read_sync(element)
-        if element.use is Use.BEING_READ:
-            self.elements.remove(element)
-            self.has_ended = True
+        if element.use == "unused":
+            return element
+        self.elements.remove(element)
+        self.has_ended = True
+        return None
 
     async def wait(self) -> None:
         self._asking += 1
@@ -668,21 +653,16 @@ class IterableSource(Source):
     def _awaited_reader(self) -> Awaited | None:
         return None if self._reader is None else awaited_tasks(self._reader)
 
-    def settle(self, element: Element, *, is_used: bool) -> None:
-        super().settle(element, is_used=is_used)
-        if element.use is Use.UNUSED and self._reader is None:
-            self._set_back()
-
     def _set_back(self) -> None:
         """Set feeds with a state, which are not read now, back before the elements that no loop
         has taken.
 
         An element stays if a loop has taken a later one, which the feeds would give again.
         """
-        if self.stateful is None:
+        if self.stateful is None or self._reader is not None:
             return
         first = None
-        while self.elements and self.elements[-1].use in (Use.BEING_READ, Use.UNUSED):
+        while self.elements and self.elements[-1].use in ("being read", "unused"):
             first = self.elements.pop()
         if first is not None:
             self.has_ended = False
@@ -711,10 +691,10 @@ class IterableSource(Source):
             pass  # the loop that asks for elements gets it as well
         finally:
             self._reader = None
-            last = self.elements[-1] if self.elements else None
-            if last is not None and last.error is not None and self._coordinator.should_stop():
+            errors = [element.error for element in self.elements if element.error is not None]
+            if errors and self._coordinator.should_stop():
                 self.elements.pop()
-                self.log_after_stop(last.error)
+                self.log_after_stop(errors[0])
             self._set_back()
 
     async def _read_all(self) -> None:
@@ -744,20 +724,17 @@ class IterableSource(Source):
             with active("prefetch", "take a feed", observers=observers):
                 if self._is_async:
                     await self._read_async(element)
-                elif self._thread:
-                    grace_secs = self._coordinator.owner.grace_secs
-                    await to_thread(self._read_sync, element, grace_secs=grace_secs)
                 else:
-                    self._read_sync(element)
+                    await self._call(self._read_sync, element)
         finally:
             self.changes.wake()
-        if element.use is Use.BEING_READ:
+        if element.use == "being read":
             self.elements.remove(element)
             return False
         return element.error is None
 
     def _begin_read(self) -> Element:
-        element = Element(self._session.states(self))
+        element = Element(self, self._session.states(self))
         self.elements.append(element)
         return element
 
@@ -773,7 +750,7 @@ class IterableSource(Source):
             return
         except Exception as error:
             element.error = error
-        element.use = Use.UNUSED
+        element.use = "unused"
 
     async def _read_async(self, element: Element) -> None:
         try:
@@ -784,36 +761,35 @@ class IterableSource(Source):
             return
         except Exception as error:
             element.error = error
-        element.use = Use.UNUSED
+        element.use = "unused"
 
     async def _close_iterator(self) -> None:
-        """Close an iterator that was made for these loops, and generators."""
+        """Close the generator that gives the elements; a thread that has hung still uses it."""
         iterator = self._iterator
         self._iterator = None
-        last = self.elements[-1] if self.elements else None
-        if self._thread and last is not None and last.use is Use.BEING_READ:
-            return  # a thread that has hung still uses it
-        if iterator is self.feeds and not isinstance(iterator, (Generator, AsyncGenerator)):
-            return
+        is_in_use = any(element.use == "being read" for element in self.elements)
         try:
-            if hasattr(iterator, "aclose"):
+            if isinstance(iterator, AsyncGenerator):
                 await iterator.aclose()
-            elif hasattr(iterator, "close"):
-                if self._thread:
-                    grace_secs = self._coordinator.owner.grace_secs
-                    await to_thread(iterator.close, grace_secs=grace_secs)
-                else:
-                    iterator.close()
+            elif isinstance(iterator, Generator) and not (self._thread and is_in_use):
+                await self._call(iterator.close)
         except Exception as error:
             # It must not replace the cancellation with which a stop ends the task.
             self._note_error(error)
 
+    async def _call(self, fn: Callable[..., object], *args: object) -> None:
+        """Call a function that may block."""
+        if self._thread:
+            await to_thread(fn, *args, grace_secs=self._coordinator.owner.grace_secs)
+        else:
+            fn(*args)
+
     def _note_error(self, error: Exception) -> None:
         """Let the loop that asks for the next element get an error."""
-        last = self.elements[-1] if self.elements else None
-        if last is not None and last.error is not None:
-            add_note(last.error, f"then {safe_repr(error)}")
-            return
+        for element in self.elements:
+            if element.error is not None:
+                add_note(element.error, f"then {safe_repr(error)}")
+                return
         element = self._begin_read()
         element.error = error
-        element.use = Use.UNUSED
+        element.use = "unused"

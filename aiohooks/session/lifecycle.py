@@ -152,7 +152,8 @@ class Lifecycle(TasksOwner):
         self.recovering_from: BaseException | None = None
         self._recovery: asyncio.Task[None] | None = None
         """The task that recovers while others wait for something else than a run."""
-        self._has_hurried = False  # whether an attempt was made without a pause, after a stop
+        self._has_hurried = False
+        """Whether an attempt was made without a pause, after a stop."""
         self.gave_up: BaseException | None = None
         """The error with which recovery gave up; no run can begin any more."""
         self.history: RecoveryHistory = RecoveryHistory(policy)
@@ -169,8 +170,6 @@ class Lifecycle(TasksOwner):
         self._entered_by: asyncio.Task[Any] | None = None
         self._phase_began_at: float | None = None
         self._is_closed = asyncio.Event()
-        self._closing_part = _CLOSING
-        """The part of the session that is being closed."""
         self._at_end = contextlib.ExitStack()
         self.end_watch: Callable[[], None] = lambda: None
         """Ends the watch for a blocked loop."""
@@ -292,7 +291,8 @@ class Lifecycle(TasksOwner):
         ):
             self._raise_if_unusable()
         task = asyncio.current_task(self.requests.loop)
-        if task is None:  # another loop of the same thread
+        # The caller runs in another loop of the same thread.
+        if task is None:
             self.raise_if_not_entered()
             task = current_task()
         return self.turns.begin_run(task, self, self._publisher)
@@ -338,7 +338,8 @@ class Lifecycle(TasksOwner):
             or get_ident() != self.thread
             or asyncio.get_running_loop() is not self.requests.loop
         ):
-            return  # `begin_run` says what is wrong
+            # `begin_run` raises the error for what is wrong.
+            return
         await self.turns.let_loop_turn()
         await self.coordinator.wait_for_resume()
         self.turns.watch_loop()
@@ -386,7 +387,8 @@ class Lifecycle(TasksOwner):
         try:
             await self.recover_if_needed()
         except (SessionClosedError, StopRequestedError):
-            if self.phase == "open":  # else the end, for which it is no failure, has ended it
+            # The end of the session may have ended it, which is no failure.
+            if self.phase == "open":
                 raise
 
     def note_commit(self, session: Session, result: Any) -> None:
@@ -477,7 +479,8 @@ class Lifecycle(TasksOwner):
         self, error: BaseException, committed: CommittedRun | None
     ) -> CommittedRun | None:
         """Replace the raw session after `error`; return the run if the new one has its commit."""
-        step = None  # of a creation that has failed, after a recovery that was cancelled
+        # There is no session after a recovery that was cancelled: a creation has failed.
+        step = None
         if committed is not None:
             step = committed.position.step
         elif self.session is not None:
@@ -672,12 +675,12 @@ class Lifecycle(TasksOwner):
         # A hook that closes the session would deadlock.
         scope = begin_run(self, None if outer is None else outer.publisher)
         try:
-            with long_wait_logged(f"{self.requests.label}, closing", self._awaited_at_end):
-                yield
+            yield
         finally:
             scope.active = False
             current_scope.set(scope_before)
-            self.hooks.own.copy_back(own)  # `close` is called in another task
+            # `close` is called in another task.
+            self.hooks.own.copy_back(own)
             self._enter_phase("closed")
             self._entered_by = None
             self._is_closed.set()
@@ -685,19 +688,20 @@ class Lifecycle(TasksOwner):
     async def _end(self, errors: EndErrors) -> None:
         """Wait for the last run, and call `end` of the hooks after a clean end."""
         try:
-            await self._wait_for_last_run(immediately=errors.primary is not None)
-            errors.primary = self._take_task_failure(errors.primary)
-            if errors.primary is not None or self.gave_up is not None:
-                return
-            if self.session is None:
-                logger.warning(
-                    "%s: its last recovery was cancelled, so that it has no raw session: `end` of"
-                    " the hooks is not called, and nothing is saved",
-                    self.requests.label,
-                )
-                return
-            await self.hooks.end(self.session, errors.others)
-            errors.primary = errors.take_single("end")
+            with self._long_wait_logged("its last run"):
+                await self._wait_for_last_run(immediately=errors.primary is not None)
+                errors.primary = self._take_task_failure(errors.primary)
+                if errors.primary is not None or self.gave_up is not None:
+                    return
+                if self.session is None:
+                    logger.warning(
+                        "%s: its last recovery was cancelled, so that it has no raw session: `end`"
+                        " of the hooks is not called, and nothing is saved",
+                        self.requests.label,
+                    )
+                    return
+                await self.hooks.end(self.session, errors.others)
+                errors.primary = errors.take_single("end")
         except BaseException as raised:
             errors.primary = errors.outcome(raised)
 
@@ -771,35 +775,46 @@ class Lifecycle(TasksOwner):
         """Close what has not been closed yet: after a cancellation in the middle this is called
         again.
         """
-        cancelled: asyncio.CancelledError | None = None
-        parts = {
-            # First, as other sessions wait for steps that this one does not make any more.
-            "its publisher": self._close_publisher,
-            # Tasks use the raw session, and hooks use tasks, session and store until their `close`.
-            "background tasks": self._end_tasks,
-            "the raw session": self._close_last_session,
-            "the hooks": self._close_hooks,
-            "its creator": self._close_creator,
-            "its step store": self._flush_store,
-        }
-        for part, close in parts.items():
-            self._closing_part = part
-            try:
-                await close(errors)
-            except asyncio.CancelledError as error:
-                cancelled = error
-            except BaseException as error:
-                errors.others.append(error)
-        if self._is_closed.is_set():  # it took longer than the grace period after a cancellation
-            errors.log_late()
-        if cancelled is not None:
-            raise cancelled
-
-    async def _close_publisher(self, errors: EndErrors) -> None:
+        # An earlier call may have been cancelled.
+        errors.cancel = None
         publisher = self._publisher
         self._publisher = None
-        if publisher is not None:
-            publisher.close(errors.primary or self.gave_up)
+        # First, as other sessions wait for steps that this one does not make any more.
+        with self._part("its publisher", errors):
+            if publisher is not None:
+                publisher.close(errors.primary or self.gave_up)
+        # Tasks use the raw session, and hooks use tasks, session and store until their `close`.
+        with self._part("background tasks", errors):
+            await self._end_tasks(errors)
+        session = self.session
+        self.session = None
+        with self._part("the raw session", errors):
+            if session is not None:
+                await session.aclose()
+        with self._part("the hooks", errors):
+            await self.hooks.close(errors.primary or self.gave_up, errors.others)
+        with self._part("its creator", errors):
+            if isinstance(self._creator, ChiefSessionCreator):
+                await self._creator.aclose(grace_secs=self.grace_secs)
+        with self._part("its step store", errors):
+            if self.store is not None:
+                await self.store.flush(_FLUSH_SECS)
+        # It took longer than the grace period after a cancellation.
+        if self._is_closed.is_set():
+            errors.log_late()
+        if errors.cancel is not None:
+            raise errors.cancel
+
+    @contextlib.contextmanager
+    def _part(self, name: str, errors: EndErrors) -> Generator[None]:
+        """Close a part of the session in this block, and keep its error for the end."""
+        try:
+            with self._long_wait_logged(name):
+                yield
+        except asyncio.CancelledError as cancel:
+            errors.cancel = cancel
+        except BaseException as error:
+            errors.others.append(error)
 
     async def _end_tasks(self, errors: EndErrors) -> None:
         """End the background tasks: after an error immediately, else within the grace period."""
@@ -822,40 +837,28 @@ class Lifecycle(TasksOwner):
             errors.primary = self._take_task_failure(errors.primary)
             coordinator.disown("the session has ended")
 
-    async def _close_last_session(self, errors: EndErrors) -> None:
-        session = self.session
-        self.session = None
-        if session is not None:
-            await session.aclose()
-
-    async def _close_hooks(self, errors: EndErrors) -> None:
-        await self.hooks.close(errors.primary or self.gave_up, errors.others)
-
-    async def _close_creator(self, errors: EndErrors) -> None:
-        if isinstance(self._creator, ChiefSessionCreator):
-            await self._creator.aclose(grace_secs=self.grace_secs)
-
-    async def _flush_store(self, errors: EndErrors) -> None:
-        if self.store is not None:
-            await self.store.flush(_FLUSH_SECS)
-
     def _cancel_tasks(self) -> None:
         self.coordinator.cancel_tasks("the session was cancelled while it was closed")
 
-    def _awaited_at_end(self) -> dict[object, str]:
-        """Return what the end waits for: calls of hooks, or else tasks, or else a part."""
-        awaited: dict[object, str] = {
-            activity.what: str(activity)
-            for activity in self.status().doing
-            if activity.what != _CLOSING
-        }
-        background = self.hooks.background
-        for hook in self.hooks.registered:
-            pending = background.pending(hook)
-            if pending:
-                awaited[hook] = f"{pending} background calls of {hook.name}"
-        part = self._closing_part
-        return awaited or self.coordinator.descriptions() or {part: part}
+    def _long_wait_logged(self, part: str) -> contextlib.AbstractContextManager[None]:
+        """Return a block whose long wait is logged: for calls of hooks, or else tasks, or else
+        `part`.
+        """
+
+        def awaited() -> dict[object, str]:
+            calls: dict[object, str] = {
+                activity.what: str(activity)
+                for activity in self.status().doing
+                if activity.what != _CLOSING
+            }
+            background = self.hooks.background
+            for hook in self.hooks.registered:
+                pending = background.pending(hook)
+                if pending:
+                    calls[hook] = f"{pending} background calls of {hook.name}"
+            return calls or self.coordinator.descriptions() or {part: part}
+
+        return long_wait_logged(f"{self.requests.label}, closing", awaited)
 
     # -- what the session can be used for
 
@@ -1056,6 +1059,8 @@ class EndErrors:
         self.primary: BaseException | None = primary
         self.others: list[BaseException] = []
         """The errors of hooks, tasks and parts."""
+        self.cancel: asyncio.CancelledError | None = None
+        """The latest cancellation of the closing itself, which other code has made."""
         self._label = label
 
     def take_single(self, phase: str) -> BaseException | None:
@@ -1094,7 +1099,8 @@ class EndErrors:
         if error is None or error is raised:
             return
         is_cancel = isinstance(error, asyncio.CancelledError)
-        if not is_cancel:  # by a cancellation it is known again where this session is nested
+        # Code around this session gets a cancellation as well, and knows of it.
+        if not is_cancel:
             logger.error(
                 "%s: %s, and then %s",
                 self._label,

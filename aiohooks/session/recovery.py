@@ -68,7 +68,8 @@ class RecoveryPolicy:
 
     def __post_init__(self) -> None:
         for name in ("max_attempts", "no_progress_limit"):
-            checked_int(getattr(self, name), name, expected="a whole number, 0 for never")
+            number = checked_int(getattr(self, name), name, expected="a whole number, 0 for never")
+            object.__setattr__(self, name, number)
         check_instance(self.backoff, Backoff, "backoff")
         check_choice(self.restore, "restore", "checkpoint", "memory")
         check_choice(self.on_lost_feeds, "on_lost_feeds", "log", "raise")
@@ -182,7 +183,8 @@ def has_commit(session: Session | None, committed: Position) -> bool:
     """Return whether a new session continues behind a commit of an earlier one."""
     if session is None:
         return False
-    restored = getattr(session, "restored", None)  # a session of another class may have none
+    # A session of another class may have no such attribute.
+    restored = getattr(session, "restored", None)
     if restored is not None:
         return bool(restored.checkpoint.step >= committed.step)
     latest = session.global_step.latest

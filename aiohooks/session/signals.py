@@ -18,6 +18,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterable
+from signal import Signals
 from typing import Any, Literal
 
 from aiohooks._core.cancel import current_task
@@ -70,7 +71,7 @@ class SignalPolicy:
             this time, is what the first one is without it, and so on. None: no drain.
     """
 
-    signals: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)
+    signals: tuple[Signals, ...] = (signal.SIGINT, signal.SIGTERM)
     step_secs: float | None = None
     grace_secs: float | None = None
     drain_secs: float | None = None
@@ -87,7 +88,7 @@ class SignalPolicy:
 
 
 def _can_be_handled(number: object) -> bool:
-    return isinstance(number, signal.Signals) and number.name not in (
+    return isinstance(number, Signals) and number.name not in (
         "SIGKILL",
         "SIGSTOP",
         "SIGCHLD",
@@ -107,7 +108,7 @@ def policy_of(handle_signals: object) -> SignalPolicy | None:
     return SignalPolicy() if handle_signals else None
 
 
-def may_handle(number: signal.Signals) -> bool:
+def may_handle(number: Signals) -> bool:
     """Return whether nothing but sessions handles the signal, in this thread: it would end the
     program otherwise.
     """
@@ -125,7 +126,7 @@ class StopOnSignal:
         self.requests: Requests = coordinator.requests
         self.task: asyncio.Task[Any]
         """The task that entered the session; the second signal cancels it."""
-        self.number: signal.Signals | None = None
+        self.number: Signals | None = None
         """The signal that is the reason of the stop or the drain, if it is one."""
         self.escalation: Escalation | None = None
         self.is_cancelled: bool = False
@@ -156,12 +157,13 @@ class StopOnSignal:
         can_drain = self.policy.drain_secs is not None and not self.requests.stopped
         return next_escalation(self.escalation, can_drain=can_drain)
 
-    def advance(self, number: signal.Signals) -> None:
+    def advance(self, number: Signals) -> None:
         """Record what the signal leads to; harmless in a signal handler."""
         requests = self.requests
         escalation = self.next_escalation
         if escalation is Escalation.EXIT:
-            return  # other sessions have not come so far
+            # Other sessions have not come so far.
+            return
         self.escalation = escalation
         reason = f"{number.name} received"
         if escalation is Escalation.DRAIN:
@@ -173,10 +175,11 @@ class StopOnSignal:
         if earlier_reason is None:
             self.number = number
 
-    def begin(self, number: signal.Signals) -> None:
+    def begin(self, number: Signals) -> None:
         """Begin in the loop what `advance` has recorded."""
         if self._begun is self.escalation:
-            return  # the session was opened between the signal and this call
+            # The session was opened between the signal and this call.
+            return
         self._begun = self.escalation
         policy = self.policy
         end_period = functools.partial(self._handlers.end_period, self, number, self.escalation)
@@ -195,7 +198,7 @@ class StopOnSignal:
             self.timers.append(call_later(policy.step_secs, end_step))
             self.timers.append(call_later(policy.grace_secs, end_period))
 
-    def _log_what_lasts(self, number: signal.Signals) -> None:
+    def _log_what_lasts(self, number: Signals) -> None:
         again = ""
         if number in self.policy.signals:
             again = f"; another {number.name} cancels that"
@@ -215,9 +218,9 @@ class LoopSignals:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._context = contextvars.copy_context()
-        self._previous: dict[signal.Signals, Any] = {}
+        self._previous: dict[Signals, Any] = {}
         self._sessions: list[StopOnSignal] = []
-        self._received: list[signal.Signals] = []
+        self._received: list[Signals] = []
         """All signals so far."""
         self._has_cancelled = False
         self._ends_program = False
@@ -242,7 +245,8 @@ class LoopSignals:
 
     def remove_session(self, session: StopOnSignal) -> None:
         if session.escalation is Escalation.CANCEL:
-            self._cancel_sessions()  # the callback of the signal may not have run yet
+            # The callback of the signal may not have run yet.
+            self._cancel_sessions()
         self._sessions.remove(session)
         for timer in session.timers:
             timer.cancel()
@@ -261,10 +265,11 @@ class LoopSignals:
                 # would end that wait.
                 current_task().add_done_callback(functools.partial(_exit, self._end))
 
-    def _install(self, number: signal.Signals, label: str) -> None:
+    def _install(self, number: Signals, label: str) -> None:
         previous: Any = signal.getsignal(number)
         if previous is signal.SIG_IGN:
-            return  # the parent process wants it ignored, as `nohup` and the `&` of a script do
+            # The parent process wants it ignored, as `nohup` and the `&` of a script do.
+            return
         if previous is None:
             logger.warning(
                 "%s: %s is handled outside of Python, and is left alone", label, number.name
@@ -287,7 +292,7 @@ class LoopSignals:
                 previous,
             )
 
-    def _restore(self, numbers: Iterable[signal.Signals]) -> None:
+    def _restore(self, numbers: Iterable[Signals]) -> None:
         for number in tuple(numbers):
             previous = self._previous.pop(number)
             # A handler that was installed in the meantime stays.
@@ -297,13 +302,15 @@ class LoopSignals:
     def _handle(self, number: int, frame: object) -> None:
         # Runs between any two instructions of the main thread, so it does no more than record the
         # stop, which a step that computes is then the last to miss, and wake the loop.
-        received = signal.Signals(number)
+        received = Signals(number)
         try:
             if self._sessions:
                 self._advance(received)
-            else:  # the last one has just been removed: it is for the previous handler
+            else:
+                # The last session has just been removed: it is for the previous handler.
                 self._call_soon(signal.raise_signal, received)
-        except RuntimeError:  # the loop was closed, and its sessions never were
+        except RuntimeError:
+            # The loop was closed, and its sessions never were.
             self._restore(self._previous)
             self._wakeup.close()
             _handlers_of_loops.pop(self._loop, None)
@@ -312,7 +319,7 @@ class LoopSignals:
     def _call_soon(self, callback: Callable[..., object], *args: Any) -> None:
         self._loop.call_soon_threadsafe(callback, *args, context=self._context)
 
-    def _advance(self, received: signal.Signals) -> None:
+    def _advance(self, received: Signals) -> None:
         """Record what the signal leads to, and let the loop begin it; or end the process."""
         if all(session.next_escalation is Escalation.EXIT for session in self._sessions):
             _kill_process(received)
@@ -321,13 +328,13 @@ class LoopSignals:
             session.advance(received)
         self._call_soon(self._begin, received)
 
-    def _begin(self, received: signal.Signals) -> None:
+    def _begin(self, received: Signals) -> None:
         for session in self._sessions:
             session.begin(received)
         self._cancel_sessions()
 
     def end_period(
-        self, session: StopOnSignal, number: signal.Signals, escalation: Escalation | None
+        self, session: StopOnSignal, number: Signals, escalation: Escalation | None
     ) -> None:
         """Let a session advance when its time for `escalation` is over, if no signal has done
         that.
@@ -374,7 +381,8 @@ class LoopSignals:
             if task.cancelling() == count:
                 task.cancel(f"{number.name} received")
         if self._end is not None and all(task.done() for task in cancelling):
-            raise self._end  # no session is left whose end would exit
+            # No session is left whose end would exit.
+            raise self._end
 
     def _end_program(self) -> None:
         """Let the previous handler of the signal decide what else ends, once."""
@@ -417,7 +425,8 @@ class _Wakeup:
         self._loop = loop
         self._pair: tuple[socket.socket, socket.socket] | None = None
         previous = signal.set_wakeup_fd(-1)
-        if previous != -1:  # usually the loop's own, which has the same effect
+        # It is usually the loop's own, which has the same effect.
+        if previous != -1:
             signal.set_wakeup_fd(previous)
             return
         self._pair = reader, writer = socket.socketpair()
@@ -430,7 +439,8 @@ class _Wakeup:
         if self._pair is not None:
             reader, writer = self._pair
             current = signal.set_wakeup_fd(-1)
-            if current != writer.fileno():  # it was set by other code in the meantime
+            # Other code has set it in the meantime.
+            if current != writer.fileno():
                 signal.set_wakeup_fd(current)
             if not self._loop.is_closed():
                 self._loop.remove_reader(reader)
@@ -438,12 +448,12 @@ class _Wakeup:
             writer.close()
 
 
-_last_signals: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, signal.Signals] = (
+_last_signals: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Signals] = (
     weakref.WeakKeyDictionary()
 )
 
 
-def stopped_by(loop: asyncio.AbstractEventLoop) -> signal.Signals | None:
+def stopped_by(loop: asyncio.AbstractEventLoop) -> Signals | None:
     """Return the last signal that stopped a session of this loop."""
     return _last_signals.get(loop)
 
@@ -474,7 +484,8 @@ def _exit(end: BaseException, task: asyncio.Task[Any]) -> None:
         raise end
 
 
-def _kill_process(number: signal.Signals) -> None:
+def _kill_process(number: Signals) -> None:
     signal.signal(number, signal.SIG_DFL)
     signal.raise_signal(number)
-    os._exit(128 + number)  # the first process of a container is not ended by its own signals
+    # The first process of a container is not ended by its own signals.
+    os._exit(128 + number)

@@ -4,8 +4,9 @@ makes one step of runs.
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Generic, NoReturn, TypeVar
 
 from aiohooks._core.activity import active
@@ -17,7 +18,7 @@ from aiohooks.errors import InvalidArgumentError, SessionClosedError, StopReques
 from aiohooks.graph.graph import Placeholder, T_co
 from aiohooks.graph.session import Session
 from aiohooks.session.coordinator import Producers, note_own_end_in_drain
-from aiohooks.session.feeds import FeedsWentBack, SessionFeeds, Source
+from aiohooks.session.feeds import FeedsWentBack, Source
 from aiohooks.session.hook import SessionRunArgs
 from aiohooks.session.lifecycle import Lifecycle
 from aiohooks.session.turns import FifoLock
@@ -62,10 +63,8 @@ class StepContext:
         if lifecycle.is_loop_turn_due:
             await lifecycle.give_loop_turn()
         if lifecycle.requests.stopped:
-            raise StopRequestedError(lifecycle.requests.stop_reason)
-        if self._turns.taken:
-            await self._turns.wait()
-        self._turns.taken = True
+            raise lifecycle.requests.stop_error()
+        await self._turns.wait()
         try:
             return await self._run(SessionRunArgs(fetches, feed_dict, options))
         finally:
@@ -100,7 +99,7 @@ async def call_step_fn(fn: StepFn[T], context: StepContext) -> T:
 
 
 class Steps(Generic[T_co]):
-    """Run the session once for each turn of the loop; made by `AsyncMonitoredSession.steps`."""
+    """Run the session once for each turn of a loop; made by `AsyncMonitoredSession.steps`."""
 
     def __init__(
         self,
@@ -120,15 +119,27 @@ class Steps(Generic[T_co]):
         placeholders = [name for name in inputs if isinstance(graph.nodes[name], Placeholder)]
         self._parameter = placeholders[0] if len(placeholders) == 1 else None
         self._takes_mappings = len(inputs) != 1
-        self._own_loop: AsyncIterator[T_co] | None = None
+        self._has_begun = False
 
-    def __aiter__(self) -> AsyncIterator[T_co]:
-        return _Loop(self, self._lifecycle.feeds)
+    def __aiter__(self) -> Steps[T_co]:
+        # Only its `async for` refers to it: a loop that is left by `break` is gone.
+        loop = copy.copy(self)
+        loop._has_begun = False
+        return loop
 
     async def __anext__(self) -> T_co:
-        if self._own_loop is None:  # without an `async for`
-            self._own_loop = aiter(self)
-        return await anext(self._own_loop)
+        feeds = self._lifecycle.feeds
+        if not self._has_begun:
+            self._has_begun = True
+            feeds.loops.add(self)
+        try:
+            return await self._next_values()
+        except BaseException as error:
+            feeds.keep_sources()
+            if not isinstance(error, (StopAsyncIteration, StopRequestedError)):
+                raise
+            feeds.end_loop(self)
+            raise StopAsyncIteration from None
 
     def __iter__(self) -> NoReturn:
         raise TypeError("the steps of a session are awaited: write `async for`, not `for`")
@@ -140,7 +151,7 @@ class Steps(Generic[T_co]):
         """
         return [] if self._source is None else self._source.unused
 
-    async def next_values(self) -> T_co:
+    async def _next_values(self) -> T_co:
         """Make the next run, and return what it fetched."""
         lifecycle = self._lifecycle
         turns = lifecycle.turns
@@ -151,18 +162,18 @@ class Steps(Generic[T_co]):
                 await lifecycle.give_loop_turn()  # before the next feed, which a stop would lose
             if lifecycle.should_stop():
                 raise StopAsyncIteration
-            element = fed = None
+            element = None
             if source is not None:
                 element = source.take(self._producers)
                 while element is None:  # another loop may be faster
                     await self._wait_for_feed(source)
                     element = source.take(self._producers)
-                fed = self._feed_dict(element.value)
             elif lifecycle.requests.drain_reason is not None:
                 raise StopAsyncIteration
             before = lifecycle.waits.scope
             is_used = False
             try:
+                fed = None if element is None else self._feed_dict(element.value)
                 values: T_co = await self._run(self._fetches, fed)
                 is_used = True
             except FeedsWentBack:
@@ -230,26 +241,3 @@ class Steps(Generic[T_co]):
         except StopRequestedError:
             if is_draining or requests.stopped or requests.drain_reason is None:
                 raise
-
-
-class _Loop(AsyncIterator[T_co]):
-    """One `async for` statement over steps, which alone refers to it: a loop that was left by
-    `break` is gone.
-    """
-
-    def __init__(self, steps: Steps[T_co], feeds: SessionFeeds) -> None:
-        self._steps = steps
-        self._feeds = feeds
-        feeds.loops.add(self)
-
-    async def __anext__(self) -> T_co:
-        try:
-            return await self._steps.next_values()
-        except BaseException as error:
-            self._feeds.keep_sources()
-            if not isinstance(error, (StopAsyncIteration, StopRequestedError)):
-                raise
-            self._feeds.end_loop(self)
-            if isinstance(error, StopAsyncIteration):
-                raise
-            raise StopAsyncIteration from None

@@ -197,9 +197,11 @@ async def test_what_a_hook_passes_takes_the_places_that_are_left() -> None:
     hooks = ah.compose(Tools, [changes, Sees()])
     assert await hooks.two("a", "b", echo) == ("first", "second")
     assert await hooks.named(echo, a="a") == "a+"
-    assert await hooks.none(echo) == (("more",), {})
+    assert await ah.compose(Tools, [changes]).none(echo) == (("more",), {})
+    with pytest.raises(TypeError, match="none"):  # the next hook cannot take it
+        await hooks.none(echo)
     assert await ah.compose(Tools, []).left_out(a="a", nxt=echo) == (("a",), {})
-    with pytest.raises(TypeError, match="with 2 positional arguments, but it has 1"):
+    with pytest.raises(TypeError, match="own"):
         await hooks.own()
 
 

@@ -271,7 +271,7 @@ async def test_functions_are_hooks() -> None:
         await asyncio.sleep(0)
         events.append(f"first {call}")
 
-    @group.on(AgentHooks.on_tool_start, timeout=5)
+    @group.on(AgentHooks.on_tool_start, order=-1)
     def second(call: str) -> None:
         events.append(f"second {call}")
 
@@ -299,6 +299,8 @@ async def test_functions_are_hooks() -> None:
         "too many",
     ):
         group.on(AgentHooks.on_tool_start, without_arguments)
+    with refused(ah.errors.InvalidHookError, "second#2.on_tool_start is a plain", "no time limit"):
+        group.on(AgentHooks.on_tool_start, second, timeout=5)
 
 
 async def on_tool_begin(call: str) -> None: ...

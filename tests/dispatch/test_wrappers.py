@@ -64,8 +64,6 @@ class Middlewares:
     @ah.point("wrap")
     async def keyword(self, request: str, *, nxt: Any) -> Any: ...
 
-    async def unsure(self, request: str, go: Callable[..., Any]) -> Any: ...
-
 
 WRAPPED = {
     "last": ("call_next", 0),
@@ -76,7 +74,6 @@ WRAPPED = {
     "other": ("go", 2),
     "unknown": ("handler", 1),
     "keyword": ("nxt", 1),
-    "unsure": ("go", 1),
 }
 """The argument that calls the next one, and how many it is given."""
 each_method = pytest.mark.parametrize("name", WRAPPED)
@@ -319,8 +316,8 @@ class Unclear:
 
 
 async def test_the_named_argument_calls_the_next_one() -> None:
-    """Also where another one looks like it, and in `@point`; and the only one that could, where
-    `"wrap"` is asked for it.
+    """Also where another one looks like it, in `@point`, and where no annotation says that it is
+    awaited.
     """
 
     class Lifecycle:
@@ -343,10 +340,14 @@ async def test_the_named_argument_calls_the_next_one() -> None:
         return [text]
 
     assert await ah.compose(Lifecycle, [Hook(), Hook()]).go(tool, "x") == ["x++"]
-    composite: Any = ah.compose(
-        Unclear, [Other(), Other()], results={"single": "wrap", "maybe": "wrap"}
-    )
-    assert await composite.single(tool) == ["y", "+", "+"]
+    names = {"single": "call", "maybe": "then"}
+    for name in names:
+        with refused(InvalidHookError, f"Unclear.{name} cannot wrap", "not clear which argument"):
+            ah.compose(Unclear, [], results={name: "wrap"})
+    ways = {name: ah.wrap(argument=argument) for name, argument in names.items()}
+    composite: Any = ah.compose(Unclear, [Other()], results=ways)
+    assert await composite.single(tool) == ["y", "+"]
+    composite = ah.compose(Unclear, [Other(), Other()], results=ways)
     assert await composite.maybe("x", tool) == ["x++"]
 
 

@@ -91,8 +91,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "a turn is due some time after that, not at it",
     (
         "aiohooks/session/merging.py",
-        "Merger._merge_once",
-        "if len(merges) >= _MOST_MERGES:  =>  if (len(merges) > _MOST_MERGES):",
+        "Merger._merged_fetches",
+        "if len(self._merges) >= _MOST_MERGES:  =>  if (len(self._merges) > _MOST_MERGES):",
     ): "one more is kept in memory",
     (
         "aiohooks/graph/session.py",
@@ -107,7 +107,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         "aiohooks/dispatch/interface.py",
         "Interface.check",
-        "implemented.fitting.add(function)  =>  pass",
+        "point.fitting.add(function)  =>  pass",
     ): "it is checked once more, and fits",
     (
         "aiohooks/stores/local/_directory.py",
