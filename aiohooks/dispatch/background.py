@@ -128,23 +128,22 @@ class QueuedCall:
         self.context.run(self.queue.shared.enter)
 
     async def make(self) -> None:
-        """Make the call, and log that its result is dropped."""
+        """Make the call."""
         # It is not part of the run that has queued it.
         leave_run()
         _current_call.set(self)
         (registered,) = self.group.hooks
         # It was counted when it was queued, and is counted again now that it is made.
-        registered.counted -= 1
+        registered.calls -= 1
         shared = self.queue.shared
         step = shared.step_of(*self.args, **self.keywords)
-        results = await call_groups(
+        await call_groups(
             (self.group,),
             self.args,
             self.keywords,
             step=step,
             observers=shared.observers,
         )
-        registered.log_dropped(self.group.calls[0].name, results[0])
 
 
 _current_call: ContextVar[QueuedCall | None] = ContextVar("aiohooks_background_call", default=None)
@@ -244,7 +243,7 @@ class CallQueue(Queue[QueuedCall]):
         active.cancel()
 
     def add(self, item: QueuedCall) -> None:
-        item.group.hooks[0].counted += 1
+        item.group.hooks[0].calls += 1
         super().add(item)
 
     def begin(self, item: QueuedCall) -> None:

@@ -15,7 +15,13 @@ from typing import Any, NoReturn
 
 from aiohooks._core.clock import current_clock
 from aiohooks.dispatch.arguments import Arguments, Keywords, Values
-from aiohooks.dispatch.calls import HookCalls, Method, OrderGroup, RegisteredHook
+from aiohooks.dispatch.calls import (
+    HookCalls,
+    Method,
+    OrderGroup,
+    RegisteredHook,
+    run_observers,
+)
 from aiohooks.dispatch.ways import Point
 from aiohooks.errors import (
     HookCancelledError,
@@ -66,7 +72,7 @@ async def _call_wrapper(
     """
     registered = group.hooks[0]
     if not registered.may_be_called():
-        registered.counted += 1
+        registered.calls += 1
         return await rest(values, passed)
     wrapper = WrapperCall(group, point, rest, values, passed)
     try:
@@ -158,7 +164,8 @@ class WrapperCall(HookCalls):
         args, keywords = parameters.for_hooks(values)
         if self._point.how != "wrap":
             args = (self.call_next, *args)
-        await self.call_together(self._group.current_calls(), args, keywords=keywords)
+        methods = self._group.methods_with(run_observers(), keywords)
+        await self.call_together(methods, args)
 
     async def call_next(self, /, *args: Any, **keywords: Any) -> Any:
         """Call the rest with the arguments of the call, of which some may be changed."""
@@ -215,7 +222,6 @@ class WrapperCall(HookCalls):
         if (self._active or self.errors) and was_cancelled and not self.answers:
             if isinstance(error, Exception):
                 self._group.hooks[0].count_failure(error)
-                self._group.hooks[0].disable_if_due()
             return False
         self.is_logged = super().suppresses(number, error)
         return self.is_logged

@@ -233,12 +233,11 @@ class HookSet:
                 if not hook.registration.background:
                     calls[hook].append(call)
         for group in groups:
-            keeps_context = [
-                len(calls[hook]) == 2 and any(call.may_wait for call in calls[hook])
+            group.keeping = {
+                hook
                 for hook in group.hooks
-            ]
-            if any(keeps_context):
-                group.keeps_context = tuple(keeps_context)
+                if len(calls[hook]) == 2 and any(call.may_wait for call in calls[hook])
+            }
 
     def __repr__(self) -> str:
         names = ", ".join(registered.name for registered in self.registered)

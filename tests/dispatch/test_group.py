@@ -285,7 +285,11 @@ async def test_functions_are_hooks() -> None:
     for fn in undecorated:
         with invalid(f"{fn.__name__}", "is not a method of AgentHooks"):
             group.on(fn)  # a decorator without a method: what it returned would be no hook
-    with invalid("'on_tool_start' is given for a method", "AgentHooks.before_model"):
+    with invalid(
+        "'on_tool_start' is not a method of AgentHooks",
+        "give it as AgentHooks.name",
+        "did you mean 'on_tool_start'",
+    ):
         group.on("on_tool_start", first)  # type: ignore[call-overload]
     with refused(
         ah.errors.InvalidHookError,
