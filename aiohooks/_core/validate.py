@@ -13,7 +13,7 @@ import numbers
 import operator
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 from aiohooks.errors import InvalidArgumentError, safe_repr
 
@@ -147,13 +147,13 @@ def check_directory(value: Any, what: str, *, url: str) -> None:
         raise InvalidArgumentError(f"{what} is {value!r}; give os.path.expanduser({path!r})")
 
 
-def checked_path(path: object, name: str, expected: str = "a path") -> str:
+def checked_path(path: Any, name: str, expected: str = "a path") -> str:
     """Return a path as a str; raise if it is no path, or empty."""
-    if isinstance(path, (str, os.PathLike)):
-        given: str | os.PathLike[Any] = path  # pyright: ignore[reportUnknownVariableType]
-        text: object = os.fspath(given)
-        if isinstance(text, str) and text:
-            return text
+    text: object = None
+    with contextlib.suppress(TypeError):  # it is no path
+        text = cast("object", os.fspath(path))
+    if isinstance(text, str) and text:
+        return text
     raise InvalidArgumentError(f"{name} is {safe_repr(path)}; give {expected}")
 
 

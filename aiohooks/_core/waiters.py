@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import itertools
 from typing import Generic, TypeVar
 
 from aiohooks._core.clock import Clock, wait_woken, wake
@@ -103,7 +104,7 @@ class ThresholdWaiters(Generic[T]):
         """Remove and return the futures of so many thresholds, the lowest first."""
         popped: list[tuple[int, asyncio.Future[int | T]]] = []
         for threshold in self._thresholds[:count]:
-            popped += [(threshold, future) for future in self._futures.pop(threshold)]
+            popped += zip(itertools.repeat(threshold), self._futures.pop(threshold), strict=False)
         del self._thresholds[:count]
         self.count -= len(popped)
         self.lowest = self._thresholds[0] if self._thresholds else self._none

@@ -10,7 +10,7 @@ A plain function is called as a coroutine function that cannot wait.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from aiohooks.dispatch.arguments import Keywords
 from aiohooks.dispatch.calls import (
@@ -105,6 +105,8 @@ def _plain(registered: RegisteredHook, method: str) -> Method:
 
 # -- results
 
+_MERGEABLE: tuple[Any, ...] = (list, tuple, dict)
+
 
 async def answer(
     target: Target,
@@ -183,6 +185,10 @@ def combined(target: Target, results: Iterable[Any]) -> Any:
     """
     point = target.point
     if point.how == "none":
+        remaining = iter(results)
+        for group in target.groups:
+            for registered, call in zip(group.hooks, group.calls, strict=True):
+                registered.log_dropped(call.name, next(remaining))
         return None
     values = [point.value_of(result) for result in results]
     if point.how == "all":
@@ -210,18 +216,19 @@ def _merged(target: Target, results: Iterable[Any]) -> Any:
     if not given:
         return target.point.empty() if target.point.does_nothing else None
     first, like = given[0]
+    kind = cast("Any", type(cast("object", like)))
     items: list[Any] = []
     origins: dict[Any, str] = {}
     for name, result in given:
-        if type(result) not in (list, tuple, dict) or type(result) is not type(like):
-            wanted = f"a {type(like).__name__} as {first} does"
+        if kind not in _MERGEABLE or type(result) is not kind:
+            wanted = f"a {kind.__name__} as {first} does"
             if result is like:
                 wanted = "a list, tuple or dict"
             raise InvalidHookError(
                 f"{name} returned {safe_repr(result)}, which cannot be merged; return {wanted}, or"
                 " None"
             )
-        if type(like) is not dict:
+        if kind is not dict:
             items += result
             continue
         for key, value in result.items():
@@ -232,4 +239,4 @@ def _merged(target: Target, results: Iterable[Any]) -> Any:
                 )
             origins[key] = name
             items.append((key, value))
-    return type(like)(items)
+    return kind(items)

@@ -159,7 +159,8 @@ class Parameters:
         used_keys = {*values, *by_key, *replaced_keys, self.chosen}
         unused_keys = (key for key in itertools.count() if key not in used_keys)
         excess = max(0, len(args) - len(replaced_keys))
-        extended = {**values, **dict.fromkeys(itertools.islice(unused_keys, excess))}
+        more: Values = dict.fromkeys(itertools.islice(unused_keys, excess))
+        extended = {**values, **more}
         replaced_keys = [key for key in self._passed_keys(extended) if key not in by_key]
         by_key.update(zip(reversed(replaced_keys), reversed(args), strict=False))
         return {**values, **by_key}

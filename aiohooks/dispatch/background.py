@@ -128,7 +128,7 @@ class QueuedCall:
         self.context.run(self.queue.shared.enter)
 
     async def make(self) -> None:
-        """Make the call."""
+        """Make the call, and log that its result is dropped."""
         # It is not part of the run that has queued it.
         leave_run()
         _current_call.set(self)
@@ -137,13 +137,14 @@ class QueuedCall:
         registered.calls -= 1
         shared = self.queue.shared
         step = shared.step_of(*self.args, **self.keywords)
-        await call_groups(
+        results = await call_groups(
             (self.group,),
             self.args,
             self.keywords,
             step=step,
             observers=shared.observers,
         )
+        registered.log_dropped(self.group.calls[0].name, results[0])
 
 
 _current_call: ContextVar[QueuedCall | None] = ContextVar("aiohooks_background_call", default=None)

@@ -110,7 +110,7 @@ class RegisteredHook:
     last_error: str | None = None
     disabled_since: float | None = None
     _logged: set[tuple[str, type]] = field(default_factory=set[tuple[str, type]])
-    """The calls of which an error was logged, with the type of the error."""
+    """The calls of which an error or a dropped result was logged, with its type."""
 
     @property
     def hook(self) -> Any:
@@ -148,6 +148,14 @@ class RegisteredHook:
                 " dropped so far: %s"
             )
             logger.warning(text, who, self.registration.max_pending, self.dropped)
+
+    def log_dropped(self, who: str, result: object) -> None:
+        """Log that a result is dropped, once for each method and type."""
+        if result is None or (who, type(result)) in self._logged:
+            return
+        self._logged.add((who, type(result)))
+        message = "%s returned %s, which is dropped: the method returns None"
+        logger.warning(message, who, safe_repr(result))
 
     def may_be_called(self) -> bool:
         """Return whether the hook is called; count the call as dropped if it is disabled."""
@@ -404,14 +412,15 @@ async def call_groups(
         if scope is not None and not observers:
             # A hook of the group before may have added observers of the run.
             notified = scope.observers
-        contexts: list[OwnContext | None] | None = None
+        contexts: Sequence[OwnContext | None] | None = None
         if own is not None:
             contexts = [own] * len(group.hooks)
         elif waits is not None and group.keeping:
-            contexts = [None] * len(group.hooks)
+            kept: list[OwnContext | None] = [None] * len(group.hooks)
             for number, registered in enumerate(group.hooks):
                 if registered in group.keeping:
-                    contexts[number] = waits.own_context(registered)
+                    kept[number] = waits.own_context(registered)
+            contexts = kept
         methods = group.methods
         if notified or keywords or contexts is not None:
             methods = group.methods_with(notified, keywords, contexts)

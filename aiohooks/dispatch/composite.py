@@ -249,11 +249,12 @@ class Composite:
         """
         kind: Any = self.interface.kind
         own: Any = self.interface.members.get(name)
+        setter: Any = getattr(own, "__set__", None)
         shares = self._shares
         self._shares = False  # what a property sets in turn is set by that of the hook
         try:
-            if inspect.isdatadescriptor(own) and not inspect.ismemberdescriptor(own):
-                own.__set__(instance, value)
+            if setter is not None and not inspect.ismemberdescriptor(own):
+                setter(instance, value)
             else:
                 kind.__setattr__(instance, name, value)
         finally:
@@ -339,7 +340,8 @@ class CompositeMethod:
         """Make the method of the object, which calls no hook yet."""
         self._composite = composite
         self._point = point
-        self._target: Target | None = None  # None if the hooks have changed since the last call
+        self.current: Target | None = None
+        """The target of the next call; None if the hooks have changed since it was made."""
         declared = composite.interface.members[point.name]
         function = _calling(self, composite, point)
         self._function = functools.update_wrapper(function, inspect.unwrap(declared))
@@ -354,27 +356,27 @@ class CompositeMethod:
     def reset(self) -> None:
         """Find the hooks anew at the next call."""
         self.count_calls()
-        self._target = None
+        self.current = None
         is_implemented = self._composite.implemented[self._point.name]
         attribute = self._function if is_implemented else self
         setattr(self._composite.kind, self._point.name, attribute)
 
     def count_calls(self) -> None:
         """Add the number of quick calls to the counts of the hooks."""
-        if self._target is not None and self._target.quick is not None:
-            self._target.quick.count_calls()
+        if self.current is not None and self.current.quick is not None:
+            self.current.quick.count_calls()
 
     def target(self) -> Target:
         """Return what a call calls; raise if the group cannot be used."""
-        if self._target is None:
+        if self.current is None:
             composite = self._composite
             composite.check_usable()
             # A group that is a hook of this one may have changed.
             self.check_results()
-            self._target = make_target(
+            self.current = make_target(
                 self._point, self._hooks(), composite.grace_secs, composite.background.bind
             )
-        return self._target
+        return self.current
 
     def _hooks(self) -> list[RegisteredHook]:
         """Return the hooks that implement the method, in registration order."""
@@ -407,7 +409,7 @@ def _calling(method: CompositeMethod, composite: Composite, point: Point) -> Cal
     """Return the function that calls the hooks of a method."""
 
     async def call_method(self: Any, /, *args: Any, **keywords: Any) -> Any:
-        target = method._target or method.target()
+        target = method.current or method.target()
         if get_ident() != composite.thread:
             composite.check_loop()
         quick = target.quick

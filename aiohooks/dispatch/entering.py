@@ -41,7 +41,7 @@ class EnteredHooks:
             self._entered.append(registered)
 
         raising = RegisteredHook(registered.name, registration)
-        await self._call(raising, "__aenter__", lambda *_: enter)
+        await self._call(raising, "__aenter__", lambda registered, name: enter)
         self._before_exits = self._context.state()
 
     def remove(self, registered: RegisteredHook) -> None:

@@ -13,7 +13,7 @@ import types
 import typing
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 from aiohooks._core.reports import logger
@@ -137,8 +137,9 @@ class Interface:
         elif isinstance(member, _HELPERS):
             return
         elif callable(member) or isinstance(member, _NO_FUNCTIONS):
+            member_kind: Any = type(cast("object", member))
             self._unsupported[name] = (
-                f"{self.kind.__name__}.{name} is a {type(member).__name__}, and no function"
+                f"{self.kind.__name__}.{name} is a {member_kind.__name__}, and no function"
             )
         else:
             self.attributes[name] = NO_VALUE if inspect.ismemberdescriptor(member) else member

@@ -21,7 +21,7 @@ import sys
 import types
 import typing
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any
+from typing import Any, cast
 
 import anyio.to_thread
 
@@ -68,7 +68,7 @@ def written_annotations(owner: Any) -> dict[str, Any]:
         annotationlib: Any = importlib.import_module("annotationlib")
         annotations = annotationlib.get_annotations(owner, format=annotationlib.Format.STRING)
     is_mock = type(annotations) is not dict
-    return {} if is_mock else annotations
+    return {} if is_mock else cast("dict[str, Any]", annotations)
 
 
 def union_parts(annotation: Any) -> tuple[Any, ...]:
@@ -115,8 +115,8 @@ def function_kind(function: Any) -> str:
         function = function.func
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     if code is None:  # an object with `__call__`
-        call = getattr(type(function), "__call__", None)  # noqa: B004
-        code = getattr(call, "__code__", None)
+        kind: Any = type(cast("object", function))
+        code = getattr(getattr(kind, "__call__", None), "__code__", None)  # noqa: B004
     flags = getattr(code, "co_flags", 0)
     if type(flags) is not int:
         return "a plain function"  # a mock, whose attributes are mocks

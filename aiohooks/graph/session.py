@@ -658,6 +658,7 @@ class OperationCalls(Calls):
     """
 
     kind = "operation"
+    has_successors = True
 
     def __init__(
         self,

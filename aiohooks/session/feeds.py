@@ -556,11 +556,13 @@ class QueueSource(Source):
         Producers that are not named cannot be ended: no more is taken than tasks may have waited to
         put.
         """
-        if self._due is None:
-            self._due = len(producers or asyncio.all_tasks())
+        due = self._due
+        if due is None:
+            due = len(producers or asyncio.all_tasks())
             if not producers:
-                self._due += self.feeds.qsize()
-        if self._due > 0 and not self.feeds.empty():
+                due += self.feeds.qsize()
+            self._due = due
+        if due > 0 and not self.feeds.empty():
             return
         self._coordinator.end_producers(producers or (), self.feeds)
         if producers is None and not self.feeds.empty():

@@ -24,11 +24,10 @@ from aiohooks.graph.session import Session
 from aiohooks.stores._protocol import Position
 
 
-def check_error_types(types: object, name: str, base: type[BaseException]) -> None:
+def check_error_types(types: Any, name: str, base: type[BaseException]) -> None:
     """Raise unless `types`, an argument, is a tuple of subclasses of `base`."""
-    if not isinstance(types, tuple) or not all(
-        isinstance(kind, type) and issubclass(kind, base) for kind in types
-    ):  # pyright: ignore[reportUnknownVariableType]
+    kinds = cast("tuple[object, ...]", types if isinstance(types, tuple) else (None,))
+    if not all(isinstance(kind, type) and issubclass(kind, base) for kind in kinds):
         raise InvalidArgumentError(
             f"{name} is {types!r}; give a tuple of exception classes, subclasses of {base.__name__}"
         )

@@ -324,7 +324,7 @@ async def test_more_arguments_for_the_next_hook_than_it_has_are_an_error() -> No
         await composed.call("x", nothing)
 
 
-async def test_results_are_not_compared() -> None:
+async def test_results_are_not_compared(caplog: pytest.LogCaptureFixture) -> None:
     """Of a method that returns None, of the first of several, alone or beside others that wait."""
 
     class Events:
@@ -349,6 +349,7 @@ async def test_results_are_not_compared() -> None:
         assert await composite.on() is None
         assert await composite.pick() is value
         assert await composite.chain(value) is value
+    assert "Observer.on returned" in caplog.text
 
 
 @pytest.mark.parametrize("own", [["a"], ("a",), {"a": 1}])

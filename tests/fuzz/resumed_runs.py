@@ -318,7 +318,7 @@ class Trial:
                 del self.found["evaluate"][step]
             return None
         assert session.stop_reason is not None
-        self.end = session.global_step.latest.step, creator._parts.variables.snapshot()
+        self.end = session.global_step.latest.step, creator._variables.snapshot()
         return session.stop_reason
 
     async def outcome(self, cuts: Sequence[tuple[str, int]]) -> dict[str, Any]:

@@ -108,7 +108,7 @@ class Process:
             self.variables if chief else None
         )  # a worker's own ones, since the chief's are elsewhere
         made = kind(self.fixture.graph, global_step=self.store, variables=variables, **creator)
-        self.variables = made._parts.variables
+        self.variables = made._variables
         return ah.AsyncMonitoredSession(made, hooks, recovery=NO_BACKOFF, name=self.name)
 
 
