@@ -659,10 +659,9 @@ def hook_timeout_error(
     """
     # Seldom needed, and slow to import.
     from aiohooks._why.builder import why
-    from aiohooks._why.tasks import describe_suspension
+    from aiohooks._why.tasks import task_wait
 
     error = HookTimeoutError(f"{who} took longer than its timeout of {secs} s; {advice}")
-    place = describe_suspension(task)
-    chain = why(Awaited("hook", who, key=task))
-    add_note(error, f"{place}; {chain}" if chain else place)
+    wait = why(Awaited("hook", who, key=task)) or f"at {task_wait(task).where or 'its beginning'}"
+    add_note(error, f"when its time was up: {wait}")
     return error

@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohooks._core.clock import NO_TIMER, current_clock, secs_text
 from aiohooks._core.reports import logger
-from aiohooks._why.tasks import coroutine_of, links_of, task_wait
+from aiohooks._why.tasks import links_of, task_wait
 
 _NOTICE_SECS = 1.0
 _Queue: Any = asyncio.Queue
@@ -23,10 +23,10 @@ def queue_wait(task: asyncio.Task[Any]) -> object:
 
     None in a `with` block, too: it may be a time limit, after which the task continues by itself.
     """
-    from aiohooks._why.frames import held_by  # seldom needed
+    from aiohooks._why.sources import held_by  # seldom needed
 
     found = _queue_method(task)
-    if found is None or held_by(task):
+    if found is None or [*held_by(task)]:
         return None
     _, waiter = found
     if not asyncio.isfuture(waiter) or waiter.done():
@@ -50,7 +50,7 @@ def _queue_method(task: asyncio.Task[Any]) -> tuple[FrameType, object] | None:
     frames = task_wait(task).frames
     if not frames or frames[-1].f_code not in _QUEUE_METHODS:
         return None
-    _, waiter = [*links_of(coroutine_of(task))][-1]
+    _, waiter = links_of(task)[-1]
     return frames[-1], waiter
 
 

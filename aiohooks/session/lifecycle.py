@@ -1059,7 +1059,7 @@ class Lifecycle:
             ", ".join(self._descriptions()),
             lambda: tasks,
             self if self._publisher is None else self._publisher.key,
-            needs="any" if runner is None else "all",  # other tasks may run it
+            needs="perhaps" if runner is None else "all",  # other tasks may run it
             ends=False,
         )
 

@@ -509,12 +509,13 @@ class AsyncMonitoredSession(RequestMethods):
         """Return what the session waits for, and what that waits for, from any thread:
         `print(session.why())`.
 
-        It has all tasks of the session's event loop, the steps and publishers that its step stores
-        know, and the threads and locks that they wait for. Waits for nothing, and changes nothing.
+        It has all sessions of the process and the tasks of their event loops, the steps and
+        publishers that step stores know, and the threads and locks that they wait for. Waits for
+        nothing, and changes nothing.
         """
-        from aiohooks.session.why import why_session  # seldom needed
+        from aiohooks.session.why import process_graph  # seldom needed
 
-        return why_session(self._lifecycle)
+        return process_graph()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._lifecycle.phase}, {self._lifecycle.hooks!r}>"

@@ -5,16 +5,15 @@ A process that is asked answers in a thread of its own, over a Unix socket in a 
 its user can use: also while its event loop is blocked. No signal is sent to it. Nothing here runs
 before it is asked.
 
-    why_session       the wait-for graph of a session's loop
+    process_graph     the wait-for graph of this process
     enable_why        lets this process be asked
-    process_graph     its answer
+    asked_graph       its answer
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
-import concurrent.futures
 import contextlib
 import os
 import signal
@@ -24,7 +23,6 @@ import sys
 import tempfile
 import threading
 import types
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,84 +30,57 @@ from aiohooks._core.fork import call_after_fork
 from aiohooks._core.reports import logger
 from aiohooks._why.builder import wait_graph
 from aiohooks._why.graph import WaitGraph
-from aiohooks._why.tasks import threads
+from aiohooks._why.tasks import loop_frames
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.session.coordinator import RUN_LOOPS, WHY_VARIABLE
-from aiohooks.session.lifecycle import OPEN_SESSIONS, Lifecycle
+from aiohooks.session.lifecycle import OPEN_SESSIONS
 
 _ANSWER_SECS = 0.25
 """How long a loop that is not blocked may take to answer."""
-_SEND_SECS, _PAUSE_SECS = 2.0, 1.0
-_IDLE_FUNCTIONS = "select", "run_forever", "run_until_complete", "run"
+_SEND_SECS = 2.0
+_PAUSE_SECS = 1.0
 _SIGNALS = [signal.Signals[name] for name in ("SIGUSR1", "SIGQUIT") if hasattr(signal, name)]
 
 
-def why_session(session: Lifecycle) -> WaitGraph:
-    """Return the wait-for graph of the loop of a session; from another thread, as it is at that
-    moment.
-    """
-    loop = session.requests.loop
-    loops = {} if loop is None else {loop: session.thread}
-    own = threading.get_ident() == session.thread
-    current_frames = sys._current_frames  # pyright: ignore[reportPrivateUsage]
-    return _graph(loops, {} if own else current_frames())
+def process_graph(interrupted: types.FrameType | None = None) -> WaitGraph:
+    """Return the wait-for graph of the sessions of this process and of the tasks of their loops.
 
+    Of a loop of another thread it has what that runs at this moment.
 
-def process_graph() -> WaitGraph:
-    """Return the wait-for graph of all known loops; asked in another thread, made by the loop if
-    one answers.
+    Args:
+        interrupted: the frame that a signal has interrupted, if a signal handler asks.
     """
+    stacks: dict[int, Any] = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+    stacks[threading.get_ident()] = interrupted
     loops = _known_loops()
-    answers = {loop: concurrent.futures.Future[WaitGraph]() for loop in loops}
-
-    def answer(loop: asyncio.AbstractEventLoop) -> None:
-        if answers[loop].set_running_or_notify_cancel():
-            try:
-                answers[loop].set_result(_graph(loops if len(loops) == 1 else {}, {}))
-            except Exception as error:
-                answers[loop].set_exception(error)
-
-    for loop in loops:
-        with contextlib.suppress(RuntimeError):  # it was closed meanwhile
-            loop.call_soon_threadsafe(answer, loop)
-    concurrent.futures.wait(answers.values(), _ANSWER_SECS)
-    blocked = [thread for loop, thread in loops.items() if answers[loop].cancel()]
-    if len(loops) == 1 and not blocked:
-        return next(iter(answers.values())).result()
-    frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
-    return _graph(loops, {thread: frames[thread] for thread in blocked if thread in frames})
+    running = {loop: loop_frames(stacks.get(thread)) for loop, thread in loops.items()}
+    sessions = [session.awaited() for session in list(OPEN_SESSIONS)]
+    return wait_graph(loops, sessions, running)
 
 
-def _graph(
-    loops: Mapping[asyncio.AbstractEventLoop, int], running: Mapping[int, types.FrameType]
-) -> WaitGraph:
-    """Return the graph of these loops, each with its thread, given what the threads run whose loops
-    cannot answer.
-    """
-    blocked = {loop: running[thread] for loop, thread in loops.items() if thread in running}
-    # A loop whose innermost frame is its own is idle: uvloop has no others.
-    busy = [loop for loop, frame in blocked.items() if frame.f_code.co_name not in _IDLE_FUNCTIONS]
-    in_callback = {loops[loop] for loop in busy if asyncio.current_task(loop) is None}
-    sessions = [
-        session.awaited() for session in list(OPEN_SESSIONS) if session.requests.loop in loops
-    ]
-    return wait_graph(
-        loops,
-        also=[*sessions, *(one for one in threads() if one.ident in in_callback)],
-        blocked=blocked,
-    )
+def asked_graph() -> WaitGraph:
+    """Return the graph for another process: a single loop that is not blocked makes it itself."""
+    loops = [*_known_loops()]
+    if len(loops) == 1:
+        graph = asyncio.run_coroutine_threadsafe(_graph_of_loop(), *loops)
+        try:
+            return graph.result(_ANSWER_SECS)
+        except TimeoutError:
+            graph.cancel()
+    return process_graph()
+
+
+async def _graph_of_loop() -> WaitGraph:
+    return process_graph()
 
 
 def _known_loops() -> dict[asyncio.AbstractEventLoop, int]:
     """Return the loops that `run` runs, and those of open sessions, each with its thread."""
-    sessions = {
-        session.requests.loop: session.thread
-        for session in list(OPEN_SESSIONS)
-        if session.requests.loop is not None
-    }
-    return {
-        loop: thread for loop, thread in {**RUN_LOOPS, **sessions}.items() if not loop.is_closed()
-    }
+    loops = dict(RUN_LOOPS)
+    for session in list(OPEN_SESSIONS):
+        if session.requests.loop is not None:
+            loops[session.requests.loop] = session.thread
+    return {loop: thread for loop, thread in loops.items() if not loop.is_closed()}
 
 
 # -- being asked
@@ -164,8 +135,7 @@ def _print_why(number: int, frame: types.FrameType | None) -> None:
     nothing is raised.
     """
     try:
-        running = {threading.get_ident(): frame} if frame is not None else {}
-        text = str(_graph(_known_loops(), running))
+        text = str(process_graph(frame))
     except Exception as error:
         text = f"that could not be found out: {error!r}"
     with contextlib.suppress(OSError):
@@ -183,12 +153,9 @@ class _Server:
         try:
             self._socket.bind(str(self._path))
             self._socket.listen()
-        except OSError as error:
+        except OSError:
             self._socket.close()
-            raise OSError(
-                error.errno,
-                f"the socket {self._path} could not be made: {error.strerror or error}",
-            ) from error
+            raise
         call_after_fork(self)
         atexit.register(self.stop)
         self._stopped = threading.Event()
@@ -200,12 +167,9 @@ class _Server:
             try:
                 connection, _ = self._socket.accept()
             except OSError as error:
-                if not self._stopped.is_set():
-                    logger.warning(
-                        "a question why this process waits could not be accepted: %s", error
-                    )
                 if self._stopped.wait(_PAUSE_SECS):
                     return
+                logger.warning("a question why this process waits could not be accepted: %s", error)
                 continue
             with connection, contextlib.suppress(OSError):  # whoever has asked has gone
                 connection.settimeout(_SEND_SECS)
@@ -236,10 +200,11 @@ _server: _Server | None = None
 
 def _answer() -> bytes:
     try:
-        return process_graph().to_json().encode()
+        graph = asked_graph()
     except Exception as error:
         logger.exception("why this process waits could not be found out")
-        return unanswered(os.getpid(), f"{type(error).__name__}: {error}").to_json().encode()
+        graph = unanswered(os.getpid(), f"{type(error).__name__}: {error}")
+    return graph.to_json().encode()
 
 
 def unanswered(pid: int, why: str) -> WaitGraph:
@@ -258,17 +223,14 @@ def why_folder(*, make: bool = False) -> Path:
             "this system has no Unix sockets, which `aiohooks why` needs; session.why() works"
             " here, too"
         )
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    folder = (
-        Path(runtime) / "aiohooks"
-        if runtime
-        else Path(tempfile.gettempdir()) / f"aiohooks-{os.getuid()}"
-    )
+    parent = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    folder = Path(parent) / f"aiohooks-{os.getuid()}"
     if make:
         folder.mkdir(mode=0o700, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
-        found: Any = folder.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        found = folder.lstat()
+        is_private = stat.S_ISDIR(found.st_mode) and found.st_mode & 0o077 == 0
+        if not is_private or found.st_uid != os.getuid():
             raise InvalidArgumentError(
                 f"{folder} can be used by others than this user; remove it, or make its mode 0700"
             )

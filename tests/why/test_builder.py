@@ -90,6 +90,23 @@ class Holder:
             pass
 
 
+async def test_since_when_a_task_waits() -> None:
+    """The second question shows the seconds since the first one that found the same wait."""
+    async with starting() as start:
+        first, second = asyncio.Event(), asyncio.Event()
+
+        async def wait() -> None:
+            await first.wait()
+            await second.wait()
+
+        start(wait(), "waits")
+        assert found(await lines(), r"^task 'waits', .*wait at @ waits for asyncio.Event.wait$")
+        secs = r"^task 'waits', .*wait at @, \S+ s waits for asyncio.Event.wait$"
+        assert found(await lines(), secs)
+        first.set()
+        assert not found(await lines(), secs)
+
+
 @pytest.mark.parametrize("how", ["with", "context manager"])
 async def test_the_holder_of_a_lock(how: str) -> None:
     """A lock is held by the task in whose `with` block it is, however it was entered; not by others
@@ -596,7 +613,8 @@ async def test_a_late_step_says_what_its_publisher_waits_for() -> None:
             await asyncio.shield(late)
         (note,) = raised.value.__notes__
         assert re.match(
-            r"session 'trainer' \(step 0, open for .* waits for task .*:\d+ <- task 'late'", note
+            r"session 'trainer' \(step 0, open for .* waits for perhaps task .*:\d+ <- task 'late'",
+            note,
         )
         task = asyncio.current_task()
         assert task is not None
