@@ -689,6 +689,32 @@ def raise_unchanged(error: BaseException) -> NoReturn:
         del error, context
 
 
+def raise_failures(errors: list[BaseException], what: str) -> None:
+    """Raise the failures of several calls, if there are any, and clear the list.
+
+    A single failure is raised as it is, several as one flat group. An error such as
+    KeyboardInterrupt is raised instead of the others.
+    """
+    single = _single_or_urgent(errors)
+    try:
+        if single is not None:
+            keep_errors(single, [error for error in errors if error is not single])
+            raise_unchanged(single)
+        if errors:
+            raise BaseExceptionGroup(f"{len(errors)} {what}", flattened(errors))
+    finally:
+        # The traceback of the raised error refers to this frame.
+        single = None
+        errors.clear()
+
+
+def _single_or_urgent(errors: list[BaseException]) -> BaseException | None:
+    """Return the error that is raised without a group: a single one, or a KeyboardInterrupt."""
+    if len(errors) == 1:
+        return errors[0]
+    return next((error for error in errors if not isinstance(error, Exception)), None)
+
+
 def set_context(error: BaseException, context: BaseException | None) -> None:
     """Set the context of an error, even of a frozen dataclass that rejects attributes.
 

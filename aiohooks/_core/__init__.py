@@ -2,17 +2,17 @@
 
 None of them knows of hooks.
 
-    calls          calls and waits that end together, each in a task of its own; time limits
-    contexts       contexts of calls, and how the variables that calls set return to their caller
+    calls          calls and waits that end together, each in a task and a context of its own
+    queue          bounded queues, whose items are worked off in order, by tasks or by a thread
+    waiters        futures of waits: for the next event, and for a number that grows
+    waits          waits for others while a session opens; a log of waits; pauses
+    activity       the registry of what tasks do and wait for, for reports
+    observers      notifications of activities that take time
     scope          the run that the current code is part of
     coroutines     whether a call may wait; results without a task
     cancel         cleanup that must finish, worker threads, new tasks
     clock          the clock, which tests can replace; timers and pauses
-    waiters        futures of waits: for the next event, and for a number that grows
-    waits          waits for others while a session opens; a log of waits; pauses
-    thread_queue   a bounded queue with a thread that works it off
-    observers      notifications of activities that take time
-    reports        the logger, and how waits describe themselves in reports
+    reports        the logger
     validate       checks of arguments
     fork           locks, threads and connections when the process forks
     lazy           packages that import a public name when it is first used

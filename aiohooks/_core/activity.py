@@ -16,11 +16,10 @@ value of a run lives longer because of it.
 
 from __future__ import annotations
 
-import abc
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 from weakref import ref
 
 from aiohooks._core.observers import Kind, Observation, Observer, started
@@ -90,12 +89,13 @@ class Parked(NamedTuple):
         return self.describe()
 
 
-class WaitTable(abc.ABC):
+@runtime_checkable
+class WaitTable(Protocol):
     """Something that thousands of tasks wait for: it enters itself once, and not each wait."""
 
-    @abc.abstractmethod
     def parked(self) -> list[Parked]:
         """Return an entry for each task that waits."""
+        ...
 
 
 ENTRIES: dict[int, ref[Entry | WaitTable]] = {}
@@ -125,11 +125,6 @@ def entries() -> list[Entry]:
         elif ENTRIES.get(key) is reference:  # of a block that was never left
             del ENTRIES[key]
     return [*parked, *found]
-
-
-def entries_of(task: asyncio.Task[Any]) -> list[Entry]:
-    """Return the entries of a task, the outermost first."""
-    return [entry for entry in entries() if entry.task is task]
 
 
 class active:

@@ -32,16 +32,16 @@ import anyio
 from aiohooks._core import cancel
 from aiohooks._core.activity import ENTRIES, Awaited
 from aiohooks._core.cancel import retrieve_exception, running_loop, wait_done
-from aiohooks._core.clock import TimerHandle, call_later, current_clock, monotonic_now
+from aiohooks._core.clock import TimerHandle, call_later, current_clock, monotonic_now, wake
 from aiohooks._core.coroutines import as_coroutine, close_unawaited
 from aiohooks._core.reports import logger
 from aiohooks._core.scope import RunScope, current_scope
 from aiohooks.errors import (
     add_origin,
     failure_of,
-    flattened,
     hook_cancelled_error,
     keep_errors,
+    raise_failures,
     raise_unchanged,
 )
 
@@ -50,6 +50,8 @@ T = TypeVar("T")
 _HAS_EAGER_TASKS = sys.version_info >= (3, 12)
 _MAX_NESTED_STARTS = 16
 """How many eager starts may be nested: each of them uses some of the C stack."""
+_ALL = -1
+"""Stands for all calls instead of a number."""
 
 
 class _Ending:
@@ -59,7 +61,6 @@ class _Ending:
         "caller_cancel",
         "cause",
         "errors",
-        "grace_timer",
         "left_behind",
         "timeouts",
         "timers",
@@ -71,11 +72,9 @@ class _Ending:
         self.cause: BaseException | None = None
         """The argument of `Calls.end`."""
         self.timers: dict[int, TimerHandle] = {}
-        """The time limits of calls, and then their grace periods."""
+        """The time limits of calls, and then their grace periods; by `_ALL`, that of all calls."""
         self.timeouts: dict[int, BaseException] = {}
         """The errors of calls that have exceeded their time limits."""
-        self.grace_timer: TimerHandle | None = None
-        """The grace period of all calls."""
         self.left_behind: set[int] = set()
         """The calls that still run after their grace period."""
 
@@ -103,7 +102,6 @@ class Calls(abc.ABC):
         "_ending",
         "_idle",
         "_loop",
-        "_starts",
         "_tasks",
         "_waits",
         "cancelling",
@@ -119,7 +117,6 @@ class Calls(abc.ABC):
     """The kind of the calls in reports."""
     keeps_result: bool = False
     """Whether the result counts if it arrives in spite of `end`."""
-    _has_successors: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -152,11 +149,6 @@ class Calls(abc.ABC):
         self._caller: Context | None = None
         self._idle: asyncio.Future[None] | None = None
         self._ending: _Ending | None = None
-        self._starts = _this_thread.eager_starts
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        cls._has_successors = cls.succeeded is not Calls.succeeded
 
     # -- for subclasses
 
@@ -222,9 +214,9 @@ class Calls(abc.ABC):
         self.pending += 1
         make_task: Any = cancel.make_task or asyncio.Task
         task: asyncio.Task[None]
-        if _HAS_EAGER_TASKS and self._starts.depth < _MAX_NESTED_STARTS:
+        if _HAS_EAGER_TASKS and _eager_starts.depth < _MAX_NESTED_STARTS:
             coro = self._report(number, call, args)
-            self._starts.depth += 1
+            _eager_starts.depth += 1
             try:
                 task = make_task(
                     coro,
@@ -234,7 +226,7 @@ class Calls(abc.ABC):
                     eager_start=True,
                 )
             finally:
-                self._starts.depth -= 1
+                _eager_starts.depth -= 1
             if task.done() and not task.cancelled():
                 if copied_from is not None and not is_unchanged(copied_from, context):
                     self.contexts.append((copied_from, context))
@@ -273,25 +265,14 @@ class Calls(abc.ABC):
                     # Not earlier: a busy event loop would end a call that has not begun.
                     self.start_timer(number, secs)
             self.results[number] = await call(*args)
+            self.succeeded(number)
         except BaseException as error:
             # KeyboardInterrupt, too: it is raised in the caller, and not by the event loop.
             self._call_failed(number, error)
         else:
-            if self._ending is None:
-                self.pending -= 1
-            else:
-                self._call_ended(number)
-            if self._has_successors:
-                self._start_successors(number)
+            self._call_ended(number)
         if not self.pending:
-            self.notify_if_ended()
-
-    def _start_successors(self, number: int) -> None:
-        try:
-            self.succeeded(number)
-        except BaseException as error:
-            # Nothing awaits the task of the call: the caller would wait indefinitely.
-            self._record(number, error)
+            self._wake_if_ended()
 
     # -- wait
 
@@ -318,7 +299,7 @@ class Calls(abc.ABC):
             except GeneratorExit:
                 # The coroutine of the caller is closed, and nothing will wait for the calls.
                 self._cancel_calls()
-                self._stop_grace_period()
+                self.stop_timer(_ALL)
                 raise
             finally:
                 del ENTRIES[id(self)]
@@ -336,18 +317,10 @@ class Calls(abc.ABC):
             with anyio.CancelScope(shield=True), contextlib.suppress(CancelledError):
                 await self._idle
 
-    def call_when_ended(self, callback: Callable[[asyncio.Future[None]], object]) -> None:
-        """Let the event loop call `callback` when no call is pending, instead of `wait`."""
-        self._idle = self._loop.create_future()
-        self._idle.add_done_callback(callback)
-
-    def notify_if_ended(self) -> None:
-        """Wake `wait`, or make the call of `call_when_ended`, if no call is pending."""
-        if self.pending or self._idle is None or self._idle.done():
-            return
+    def _wake_if_ended(self) -> None:
         # The loop is closed if the coroutine of a call is collected after the program.
-        if not self._loop.is_closed():
-            self._idle.set_result(None)
+        if not self.pending and self._idle is not None and not self._loop.is_closed():
+            wake(self._idle)
 
     def finish(self) -> None:
         """Complete calls that have all ended. Raises like `wait`."""
@@ -359,7 +332,7 @@ class Calls(abc.ABC):
                     self._cancelled_at_its_end(number)
         self._tasks.clear()
         if self._ending is not None:
-            self._stop_grace_period()
+            self.stop_timer(_ALL)
             self._raise(self._ending)
 
     def _cancelled_at_its_end(self, number: int) -> None:
@@ -370,22 +343,19 @@ class Calls(abc.ABC):
     def _raise(self, ending: _Ending) -> None:
         """Raise the cancel of the caller, or else the failures, or else the cause of `end`."""
         errors = [ending.errors[number] for number in sorted(ending.errors)]
-        raised: BaseException | None = ending.caller_cancel
-        if raised is None:
-            raised = _single_or_urgent(errors)
+        caller_cancel = ending.caller_cancel
         cause = None if self.keeps_result else ending.cause
         ending.forget_errors()
         try:
-            if raised is not None:
-                keep_errors(raised, [error for error in errors if error is not raised])
-                raise_unchanged(raised)
-            if errors:
-                raise BaseExceptionGroup(f"{len(errors)} calls failed", flattened(errors))
+            if caller_cancel is not None:
+                keep_errors(caller_cancel, errors)
+                raise_unchanged(caller_cancel)
+            raise_failures(errors, "calls failed")
             if cause is not None:
                 raise_unchanged(cause)
         finally:
             # The traceback of the raised error refers to this frame.
-            raised = cause = None
+            caller_cancel = cause = None
             errors.clear()
 
     # -- fail
@@ -461,11 +431,7 @@ class Calls(abc.ABC):
             task.cancel()
         if self.pending and self.grace_secs is not None:
             timer = current_clock().call_later(self.grace_secs, self._leave_all_behind)
-            self._get_ending().grace_timer = timer
-
-    def _stop_grace_period(self) -> None:
-        if self._ending is not None and self._ending.grace_timer is not None:
-            self._ending.grace_timer.cancel()
+            self._get_ending().timers[_ALL] = timer
 
     def start_timer(self, number: int, secs: float) -> None:
         """Limit the time of a call that has been started, unless it has ended."""
@@ -511,7 +477,7 @@ class Calls(abc.ABC):
             self.pending -= 1
             if number in ending.timeouts:
                 self._record(number, ending.timeouts[number])
-        self.notify_if_ended()
+        self._wake_if_ended()
 
     # -- reports
 
@@ -551,33 +517,18 @@ class Calls(abc.ABC):
         return Awaited("calls", "", by=lambda: calls)
 
 
-def _single_or_urgent(errors: list[BaseException]) -> BaseException | None:
-    """Return the error that is raised without a group: a single one, or a KeyboardInterrupt."""
-    if len(errors) == 1:
-        return errors[0]
-    return next((error for error in errors if not isinstance(error, Exception)), None)
-
-
 @types.coroutine
 def _pause() -> Generator[None, None, None]:
     yield
 
 
-class _EagerStarts:
+class _EagerStarts(threading.local):
     """Counts the eager starts of a thread that are nested in each other."""
 
-    __slots__ = ("depth",)
-
-    def __init__(self) -> None:
-        self.depth = 0
+    depth = 0
 
 
-class _ThisThread(threading.local):
-    def __init__(self) -> None:
-        self.eager_starts = _EagerStarts()
-
-
-_this_thread = _ThisThread()
+_eager_starts = _EagerStarts()
 _left_running: set[asyncio.Task[None]] = set()
 """Tasks that were left behind. The event loop itself has only weak references to tasks."""
 
@@ -745,11 +696,7 @@ Changes: TypeAlias = list[tuple[ContextVar[Any], Any]]
 
 def changes(before: Context, after: Context) -> Changes:
     """Return the variables that differ between two states of a context."""
-    if (
-        len(before) == len(after)
-        and all(map(is_, before.values(), after.values()))
-        and all(map(is_, before, after))
-    ):
+    if is_unchanged(before, after) and all(map(is_, before, after)):
         return []
     changed = [
         (variable, value)

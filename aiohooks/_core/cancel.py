@@ -128,19 +128,11 @@ async def _end_within(task: asyncio.Task[Any], grace_secs: float, what: str) -> 
 
 async def _is_done_within(task: asyncio.Task[Any], secs: float) -> bool:
     """Wait like `wait_done`, but ignore cancels: the caller has noted one already."""
-    is_late = False
-
-    def expire() -> None:
-        nonlocal is_late
-        is_late = True
-
-    timer = current_clock().call_later(secs, expire)
-    try:
-        while not is_late and not task.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await wait_done([task], secs)
-    finally:
-        timer.cancel()
+    clock = current_clock()
+    deadline = clock.now() + secs
+    while not task.done() and clock.now() < deadline:
+        with contextlib.suppress(asyncio.CancelledError):
+            await wait_done([task], deadline - clock.now())
     return task.done()
 
 

@@ -12,8 +12,8 @@ import math
 import numbers
 import operator
 import os
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeGuard, cast
+from collections.abc import Callable, Mapping
+from typing import Any, TypeGuard
 
 from aiohooks.errors import InvalidArgumentError, safe_repr
 
@@ -120,18 +120,6 @@ def check_callable(value: object, what: str, *, optional: bool = False) -> None:
         raise InvalidArgumentError(f"{what} is {safe_repr(value)}; give a function")
 
 
-def checked_objects(values: object, kind: type[Any], what: str) -> list[Any]:
-    """Return the objects as a list; raise unless all are of a class."""
-    wanted = f"objects of {kind.__name__} of {kind.__module__.partition('.')[0]}"
-    if not isinstance(values, Iterable):
-        raise InvalidArgumentError(f"{what} is {safe_repr(values)}; give a list of {wanted}")
-    objects: list[Any] = [*cast("Any", values)]
-    for value in objects:
-        if not isinstance(value, kind):
-            raise InvalidArgumentError(f"{what} has {safe_repr(value)}; give {wanted}")
-    return objects
-
-
 def check_mapping(value: object, what: str, *, optional: bool = True) -> None:
     """Raise unless `value` is a mapping. None is allowed if `optional`."""
     if isinstance(value, Mapping) or (optional and value is None):
@@ -151,18 +139,22 @@ def check_directory(value: Any, what: str, *, url: str) -> None:
     A URL, or a "~" that only a shell replaces, would otherwise become a directory of this name in
     the current one. The message for a URL ends with `url`.
     """
-    given = f"{what} is {safe_repr(value)}"
-    try:
-        path = cast("object", os.fspath(value))
-    except TypeError:
-        path = None
-    if not path or not isinstance(path, str):
-        raise InvalidArgumentError(f"{given}; give the path of a directory")
+    path = checked_path(value, what, "the path of a directory")
     # At 1, it is the letter of a drive.
     if path.find("://") > 1:
-        raise InvalidArgumentError(f"{given}; give the path of a directory; {url}")
+        raise InvalidArgumentError(f"{what} is {value!r}; give the path of a directory; {url}")
     if path == "~" or path.startswith(("~/", f"~{os.sep}")):
-        raise InvalidArgumentError(f"{given}; give os.path.expanduser({path!r})")
+        raise InvalidArgumentError(f"{what} is {value!r}; give os.path.expanduser({path!r})")
+
+
+def checked_path(path: object, name: str, expected: str = "a path") -> str:
+    """Return a path as a str; raise if it is no path, or empty."""
+    if isinstance(path, (str, os.PathLike)):
+        given: str | os.PathLike[Any] = path  # pyright: ignore[reportUnknownVariableType]
+        text: object = os.fspath(given)
+        if isinstance(text, str) and text:
+            return text
+    raise InvalidArgumentError(f"{name} is {safe_repr(path)}; give {expected}")
 
 
 def is_coroutine_function(fn: object) -> bool:
@@ -188,13 +180,3 @@ def call_error(fn: Callable[..., Any], *arguments: object) -> TypeError | None:
             # The frames of a traceback would hold the caller, which holds the error.
             return error.with_traceback(None)
     return None
-
-
-def checked_path(path: object, name: str) -> str:
-    """Return a path as a str; raise if it is no path, or empty."""
-    if isinstance(path, (str, os.PathLike)):
-        given: str | os.PathLike[Any] = path  # pyright: ignore[reportUnknownVariableType]
-        text: object = os.fspath(given)
-        if isinstance(text, str) and text:
-            return text
-    raise InvalidArgumentError(f"{name} is {path!r}; give a path")

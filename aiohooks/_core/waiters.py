@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import heapq
-from collections.abc import Generator
+import bisect
 from typing import Generic, TypeVar
 
 from aiohooks._core.clock import Clock, wait_woken, wake
@@ -13,8 +11,6 @@ from aiohooks._core.clock import Clock, wait_woken, wake
 T = TypeVar("T")
 ANY_CHANGE = 0
 """The threshold of waits that end with the next number, whatever it is."""
-_MAX_EMPTY_THRESHOLDS = 64
-"""How many more thresholds may be empty than have a future, before the heap is rebuilt."""
 
 
 class Waiters:
@@ -26,20 +22,14 @@ class Waiters:
     def __bool__(self) -> bool:
         return bool(self._futures)
 
-    @contextlib.contextmanager
-    def added(self) -> Generator[asyncio.Future[None]]:
-        """Add a waiter for the block, which awaits it."""
+    async def wait(self, secs: float | None = None, clock: Clock | None = None) -> None:
+        """Wait until `wake`, or for `secs` on `clock`, by default the current one."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._futures[waiter] = None
         try:
-            yield waiter
+            await wait_woken(waiter, secs, clock)
         finally:
             del self._futures[waiter]
-
-    async def wait(self, secs: float | None = None, clock: Clock | None = None) -> None:
-        """Wait until `wake`, or for `secs` on `clock`, by default the current one."""
-        with self.added() as waiter:
-            await wait_woken(waiter, secs, clock)
 
     def wake(self) -> None:
         """Wake all waiters."""
@@ -48,19 +38,18 @@ class Waiters:
 
 
 class ThresholdWaiters(Generic[T]):
-    """Futures by threshold, and a heap of the thresholds.
+    """Futures by threshold.
 
-    Parking, discarding and waking cost O(log n) for a threshold, and O(1) for each further future
-    under it. Reading the lowest threshold costs nothing.
+    Parking, discarding and waking compare O(log n) thresholds, and none for a further future under
+    the same one. Reading the lowest threshold costs nothing.
     """
 
-    __slots__ = ("_buckets", "_heap", "_none", "count", "lowest")
+    __slots__ = ("_futures", "_none", "_thresholds", "count", "lowest")
 
     def __init__(self, none: int) -> None:
         """Make an empty collection. `none`, above all thresholds, is its lowest threshold then."""
-        self._buckets: dict[int, dict[asyncio.Future[int | T], None]] = {}
-        # It has all thresholds with a future, and empty ones that were not the lowest.
-        self._heap: list[int] = []
+        self._futures: dict[int, dict[asyncio.Future[int | T], None]] = {}
+        self._thresholds: list[int] = []  # sorted
         self._none = none
         self.count: int = 0
         """The number of parked futures."""
@@ -69,67 +58,53 @@ class ThresholdWaiters(Generic[T]):
 
     def count_above(self, threshold: int) -> int:
         """Return the number of futures above the lowest threshold of all."""
-        return self.count - len(self._buckets.get(threshold, ()))
+        return self.count - len(self._futures.get(threshold, ()))
 
     def lowest_above(self, threshold: int) -> int | None:
-        """Return the lowest threshold above this one. It looks at all thresholds, for reports."""
-        above = (candidate for candidate in self._buckets if candidate > threshold)
-        return min(above, default=None)
+        """Return the lowest threshold above this one."""
+        place = bisect.bisect_right(self._thresholds, threshold)
+        return self._thresholds[place] if place < len(self._thresholds) else None
 
     def park(self, threshold: int, future: asyncio.Future[int | T]) -> None:
         """Add a future."""
         self.count += 1
-        bucket = self._buckets.get(threshold)
-        if bucket is not None:
-            bucket[future] = None
+        futures = self._futures.get(threshold)
+        if futures is not None:
+            futures[future] = None
             return
-        self._buckets[threshold] = {future: None}
-        heapq.heappush(self._heap, threshold)
-        if threshold < self.lowest:
-            self.lowest = threshold
+        self._futures[threshold] = {future: None}
+        bisect.insort(self._thresholds, threshold)
+        self.lowest = self._thresholds[0]
 
     def discard(self, threshold: int, future: asyncio.Future[int | T]) -> bool:
         """Remove a future, and return whether it was still here."""
-        bucket = self._buckets.get(threshold)
-        if bucket is None or future not in bucket:
+        futures = self._futures.get(threshold)
+        if futures is None or future not in futures:
             return False
         self.count -= 1
-        del bucket[future]
-        if not bucket:
-            del self._buckets[threshold]
-            if threshold == self.lowest:
-                self._find_lowest()
-            elif len(self._heap) > 2 * len(self._buckets) + _MAX_EMPTY_THRESHOLDS:
-                self._heap = list(self._buckets)
-                heapq.heapify(self._heap)
+        del futures[future]
+        if not futures:
+            del self._futures[threshold]
+            self._thresholds.pop(bisect.bisect_left(self._thresholds, threshold))
+            self.lowest = self._thresholds[0] if self._thresholds else self._none
         return True
 
     def wake(self, number: int) -> None:
         """End the waits for `number` and below with the result `number`."""
-        heap = self._heap
-        while heap and heap[0] <= number:
-            threshold = heapq.heappop(heap)
-            for future in self._buckets.pop(threshold, ()):
-                self.count -= 1
-                if not future.done():
-                    future.set_result(number)
-        self._find_lowest()
+        if self.lowest <= number:
+            for _, future in self._pop(bisect.bisect_right(self._thresholds, number)):
+                wake(future, number)
 
     def pop_all(self) -> list[tuple[int, asyncio.Future[int | T]]]:
         """Remove and return all futures with their thresholds, the lowest first."""
-        popped = [
-            (threshold, future)
-            for threshold in sorted(self._buckets)
-            for future in self._buckets[threshold]
-        ]
-        self._buckets.clear()
-        self._heap.clear()
-        self.count = 0
-        self.lowest = self._none
-        return popped
+        return self._pop(len(self._thresholds))
 
-    def _find_lowest(self) -> None:
-        heap = self._heap
-        while heap and heap[0] not in self._buckets:
-            heapq.heappop(heap)
-        self.lowest = heap[0] if heap else self._none
+    def _pop(self, count: int) -> list[tuple[int, asyncio.Future[int | T]]]:
+        """Remove and return the futures of so many thresholds, the lowest first."""
+        popped: list[tuple[int, asyncio.Future[int | T]]] = []
+        for threshold in self._thresholds[:count]:
+            popped += [(threshold, future) for future in self._futures.pop(threshold)]
+        del self._thresholds[:count]
+        self.count -= len(popped)
+        self.lowest = self._thresholds[0] if self._thresholds else self._none
+        return popped

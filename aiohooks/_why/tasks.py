@@ -1,7 +1,7 @@
 """Where tasks and threads are suspended: the chain of awaits of a task, the stack of a thread.
 
 This is for reports: no call is ended and no cancel is attributed because of it. There are two
-exceptions, in `session/_ending_tasks.py`, as asyncio does not tell which tasks wait for a queue.
+exceptions, in `session/coordinator.py`, as asyncio does not tell which tasks wait for a queue.
 The end of a session does not give its whole grace period to tasks that wait for queues; and a drain
 lets producers put what they wait to put, before it cancels them.
 
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeGuard, cast
 
 import anyio
 
-from aiohooks._core.activity import Awaited, entries_of
+from aiohooks._core.activity import Awaited, entries
 
 PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 """The folder of this library."""
@@ -69,7 +69,7 @@ def task_wait(task: Task) -> TaskWait:
     while True:
         links = links_of(task)
         frames += frames_of_links(links)
-        descriptions = [entry.awaited() for entry in entries_of(task)]
+        descriptions = [entry.awaited() for entry in entries() if entry.task is task]
         wait = next((awaited for awaited in descriptions if awaited and awaited.ends), None)
         if wait is None:
             return TaskWait(frames, _task_name(links[-1][1]) if links else None, None)

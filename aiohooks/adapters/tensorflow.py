@@ -29,14 +29,15 @@ from typing import TYPE_CHECKING, Any
 from aiohooks import errors
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, to_thread
 from aiohooks._core.clock import sleep
-from aiohooks._core.validate import checked_objects
 from aiohooks.errors import (
     FeedConflictError,
     FetchError,
     GraphError,
+    InvalidArgumentError,
     InvalidHookError,
     add_origin,
     missing_extra,
+    safe_repr,
 )
 from aiohooks.graph.graph import Graph, Node, get_default_graph
 from aiohooks.graph.plan import Leaves, canonical_feeds
@@ -569,7 +570,7 @@ class _CallsInOrder:
     """Combines the hooks of TensorFlow into one object with plain methods for `BlockingHook`."""
 
     def __init__(self, hooks: Iterable[Any]) -> None:
-        self.hooks = checked_objects(hooks, tf.train.SessionRunHook, "hooks")
+        self.hooks = _checked_hooks(hooks)
         self._graph: Any = None
         self._context: Any = None
 
@@ -683,3 +684,15 @@ class _CallsInOrder:
         except BaseException as error:
             add_origin(error, f"{type(hook).__name__}.{method}")
             raise
+
+
+def _checked_hooks(hooks: object) -> list[Any]:
+    """Return the hooks as a list; raise unless all are hooks of TensorFlow."""
+    wanted = "objects of SessionRunHook of tensorflow"
+    if not isinstance(hooks, Iterable):
+        raise InvalidArgumentError(f"hooks is {safe_repr(hooks)}; give a list of {wanted}")
+    checked: list[Any] = [*hooks]  # pyright: ignore[reportUnknownArgumentType]
+    for hook in checked:
+        if not isinstance(hook, tf.train.SessionRunHook):
+            raise InvalidArgumentError(f"hooks has {safe_repr(hook)}; give {wanted}")
+    return checked

@@ -1,14 +1,15 @@
 """Checkpoints: written completely or not at all, verified when read, and free of executable code.
 
-    saver.py       Saver (asynchronous) over CheckpointDirectory (blocking): save, restore, verify
+    saver.py       Saver, for coroutines: save, restore, verify
     policies.py    Checkpoint, and which ones are kept
-    mirror.py      copies in another file system, made in the background
+    mirror.py      the options of a mirror
     stateful.py    Stateful, and snapshots of states; RandomState
+    _directory.py  CheckpointDirectory: what Saver does, in methods that block
+    _remote.py     copies in another file system, made in the background
+    _files.py      an open directory and its files, and the lock
     _format.py     names and manifests; dtypes of arrays
     _encoding.py   a state to bytes and back
     _torch.py      tensors of PyTorch: copies, and memory as bytes
-    _files.py      file operations, and the lock
-    _remote.py     a directory of checkpoints over fsspec
     cli.py         `python -m aiohooks checkpoints DIR`
 
 On disk:
@@ -34,8 +35,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from aiohooks.checkpoint.mirror import Mirror, MirrorStatus
-    from aiohooks.checkpoint.policies import Checkpoint, KeepBest, KeepEvery, KeepNewest, KeepPolicy
-    from aiohooks.checkpoint.saver import Restored, Saver
+    from aiohooks.checkpoint.policies import (
+        Checkpoint,
+        KeepBest,
+        KeepEvery,
+        KeepNewest,
+        KeepPolicy,
+        Restored,
+    )
+    from aiohooks.checkpoint.saver import Saver
     from aiohooks.checkpoint.stateful import RandomState, Stateful
 
 __all__ = [
@@ -66,8 +74,9 @@ if not TYPE_CHECKING:
                 "KeepEvery",
                 "KeepNewest",
                 "KeepPolicy",
+                "Restored",
             ),
-            "aiohooks.checkpoint.saver": ("Restored", "Saver"),
+            "aiohooks.checkpoint.saver": ("Saver",),
             "aiohooks.checkpoint.stateful": ("RandomState", "Stateful"),
         },
     )

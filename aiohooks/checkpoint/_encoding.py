@@ -7,7 +7,7 @@ below. No name in a file is ever looked up, and nothing in a file is ever execut
 from __future__ import annotations
 
 import functools
-import itertools
+import io
 import json
 import math
 import re
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias, cast
 
 from aiohooks.checkpoint._format import (
     BITS,
+    MALFORMED,
     MAX_INT,
     SAFETENSORS_NAMES,
     STATE,
@@ -39,16 +40,18 @@ except ImportError as error:
 
 Array: TypeAlias = "NDArray[Any]"
 Ext = msgspec.msgpack.Ext
-_Path: TypeAlias = tuple[str | int, ...]
-"""Keys and indexes that lead to a value in the state."""
 _Size: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
 _Sizes: TypeAlias = Annotated[list[_Size], msgspec.Meta(max_length=64)]
 
 CHUNK_BYTES = 1 << 20
 """The size of one write."""
 _ALIGNMENT = 64
-_MAX_BUFFERS = 1000
-"""How many arrays one read fills; systems allow 1024."""
+_MAX_UNCHECKED = 100_000
+"""Behind so many containers, their values are counted."""
+_MAX_GROWTH = 1000
+"""How many times as many values as there are may be written, because containers are in the state
+more than once.
+"""
 # The limit of the safetensors library.
 _MAX_HEADER_BYTES = 100_000_000
 
@@ -95,12 +98,13 @@ class ArrayFile:
         entries: dict[str, Any] = {}
         offset = 0
         for name, stored in in_order:
+            end = offset + stored.nbytes
             entries[name] = {
                 "dtype": stored.native or "U8",
                 "shape": stored.shape if stored.native else [stored.nbytes],
-                "data_offsets": [offset, offset + stored.nbytes],
+                "data_offsets": [offset, end],
             }
-            offset += stored.nbytes
+            offset = end
         text = json.dumps(entries, separators=(",", ":")).encode("ascii")
         text += b" " * (-len(text) % 8)
         if len(text) > _MAX_HEADER_BYTES:
@@ -108,18 +112,16 @@ class ArrayFile:
                 f"the state has {len(entries)} arrays, more than a checkpoint can hold; join small"
                 " ones",
             )
-        self._in_order = [stored for _, stored in in_order]
         self.header = len(text).to_bytes(8, "little") + text
-        self.size = len(self.header) + offset
+        self._arrays = [stored for _, stored in in_order if stored.nbytes]
 
     def chunks(self) -> Iterator[bytes | memoryview]:
         """Yield the bytes of the file."""
         yield self.header
-        for stored in self._in_order:
-            if stored.nbytes:
-                data = stored.data()
-                for start in range(0, len(data), CHUNK_BYTES):
-                    yield data[start : start + CHUNK_BYTES]
+        for stored in self._arrays:
+            data = stored.data()
+            for start in range(0, stored.nbytes, CHUNK_BYTES):
+                yield data[start : start + CHUNK_BYTES]
 
 
 class _Entry(msgspec.Struct, gc=False):
@@ -131,28 +133,20 @@ class _Entry(msgspec.Struct, gc=False):
 _read_header = msgspec.json.Decoder(dict[str, _Entry]).decode
 
 
-def read_arrays(read_into: Callable[[list[memoryview]], None], size: int) -> dict[str, Array]:
+def read_arrays(file: io.BufferedIOBase, size: int) -> dict[str, Array]:
     """Return the bytes of each array of a file of `size` bytes, in memory of their own.
 
     The safetensors library copies all arrays in one call that holds the interpreter's lock, so that
-    the event loop would stop for a second for each GiB. Here they are read in groups.
-
-    Args:
-        read_into: fills arrays with the next bytes of the file.
-        size: the size of the file.
+    the event loop would stop for a second for each GiB.
 
     Raises:
         DamagedError: it is not a safetensors file, or its arrays do not follow each other.
     """
-    start = bytearray(8)
-    read_into([memoryview(start)])
-    header_size = int.from_bytes(start, "little")
+    header_size = int.from_bytes(file.read(8), "little")
     if header_size > min(_MAX_HEADER_BYTES, size - 8):
         raise DamagedError("is not a safetensors file (its header is too long)")
-    header = bytearray(header_size)
-    read_into([memoryview(header)])
     try:
-        entries = _read_header(header)
+        entries = _read_header(file.read(header_size))
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise DamagedError(f"is not a safetensors file ({type(error).__name__})") from None
     in_order = sorted((*entry.data_offsets, name) for name, entry in entries.items())
@@ -161,45 +155,36 @@ def read_arrays(read_into: Callable[[list[memoryview]], None], size: int) -> dic
         if begin != position or end < begin:
             raise DamagedError("is not a safetensors file (its arrays overlap, or have gaps)")
         position = end
-    if position != size - 8 - header_size:
-        raise DamagedError(
-            f"has {size - 8 - header_size} bytes of arrays, and {position} in its header",
-        )
+    left = size - 8 - header_size
+    if position != left:
+        raise DamagedError(f"has {left} bytes of arrays, and {position} in its header")
     arrays: dict[str, Array] = {}
-    for group in _groups(in_order):
-        memory = _aligned_memory([end - begin for begin, end, _ in group])
-        read_into([memoryview(cast("Any", array)) for array in memory])
-        for (_, _, name), array in zip(group, memory, strict=True):
-            arrays[name] = array
+    memory = _new_memory([end - begin for begin, end, _ in in_order])
+    for (_, _, name), array in zip(in_order, memory, strict=True):
+        file.readinto(cast("Any", array))
+        arrays[name] = array
     return arrays
 
 
-def _groups(in_order: list[tuple[int, int, str]]) -> Iterator[list[tuple[int, int, str]]]:
-    """Split arrays into groups that are read together: small ones, or one large one."""
-    group: list[tuple[int, int, str]] = []
-    for array in in_order:
-        is_too_large = group and array[1] - group[0][0] > CHUNK_BYTES
-        if is_too_large or len(group) == _MAX_BUFFERS:
-            yield group
-            group = []
-        group.append(array)
-    if group:
-        yield group
+def _new_memory(sizes: list[int]) -> Iterator[Array]:
+    """Yield memory of these sizes: each large array has its own, and small ones share some."""
+    part_bytes = min(sum(sizes), CHUNK_BYTES)
+    unused = _aligned_memory(0)
+    for size in sizes:
+        if size >= CHUNK_BYTES:
+            yield _aligned_memory(size)
+            continue
+        if size > len(unused):
+            unused = _aligned_memory(part_bytes)
+        yield unused[:size]
+        unused = unused[-(-size // _ALIGNMENT) * _ALIGNMENT :]
 
 
-def _aligned_memory(sizes: Sequence[int]) -> list[Array]:
-    """Return parts of one new memory.
-
-    They are aligned as torch aligns its own: the last bits of a matrix product may depend on it.
-    """
-    aligned = (-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
-    offsets = list(itertools.accumulate(aligned, initial=0))
-    memory = np.empty(offsets[-1] + _ALIGNMENT, np.uint8)
-    first = -memory.ctypes.data % _ALIGNMENT
-    return [
-        memory[first + offset : first + offset + size]
-        for offset, size in zip(offsets, sizes, strict=False)
-    ]
+def _aligned_memory(size: int) -> Array:
+    # As torch aligns its own: the last bits of a matrix product may depend on it.
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size]
 
 
 # Writing
@@ -215,11 +200,15 @@ def encode(state: Mapping[str, Any]) -> tuple[bytes, ArrayFile]:
     if not isinstance(state, Mapping):
         raise InvalidArgumentError(f"state is {state!r}; give a mapping")
     encoder = _Encoder()
-    data = _write_tree(encoder.mapping(state, ()))
+    data = _write_tree(encoder.mapping(dict(state)))
     return data, ArrayFile(encoder.arrays)
 
 
 _write_tree = msgspec.msgpack.Encoder().encode
+
+
+def _extension(code: int, parts: list[Any]) -> Ext:
+    return Ext(code, _write_tree(parts))
 
 
 class _Encoder:
@@ -227,94 +216,115 @@ class _Encoder:
 
     def __init__(self) -> None:
         self.arrays: dict[str, _Stored] = {}
+        self._path: list[str | int] = []
+        """Keys and indexes that lead to the value that is being converted."""
+        self._containers = 0
+        self._written = 0
+        self._limit = 0
+        self._counted: set[int] = set()
         self._torch: Any = torch_support()
         self._storage_names: dict[Any, str] = {}
 
-    def value(self, value: Any, path: _Path) -> Any:
+    def value(self, value: Any) -> Any:
         """Return the representation of a value in MessagePack."""
         kind = cast("Any", type(value))
+        if kind in _PLAIN:
+            return value
         convert = _CONVERTERS.get(kind)
         if convert is not None:
-            return convert(self, value, path)
+            return convert(self, value)
         # A subclass of ndarray has more (a mask, a unit) than would be kept, and scalars of
         # flexible size lose zeros at their end.
         if issubclass(kind, np.generic) and not issubclass(kind, np.flexible):
-            dtype = _checked_dtype(value.dtype, path)
-            return Ext(_SCALAR, _write_tree([dtype, value.tobytes()]))
+            return _extension(_SCALAR, [self._checked_dtype(value.dtype), value.tobytes()])
         if self._torch is not None and self._torch.is_tensor(value):
-            return self._tensor(value, path)
-        raise _unsupported(value, path)
+            return self._tensor(value)
+        hint = "give plain data, or what its state_dict() returns"
+        for base in _BASES:
+            if isinstance(value, base):
+                hint = f"give {base.__name__}(...) of it"
+        raise self._rejected(
+            f"is of the type {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot hold;"
+            f" {hint}",
+        )
 
-    def plain(self, value: Any, path: _Path) -> Any:
-        return value
-
-    def text(self, value: str, path: _Path) -> str:
+    def text(self, value: str) -> str:
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise InvalidArgumentError(
-                f"{_text_of(path)} is {value!r}, which is not valid text; give its bytes",
+            raise self._rejected(
+                f"is {value!r}, which is not valid text; give its bytes",
             ) from None
         return value
 
-    def integer(self, value: int, path: _Path) -> int | Ext:
+    def integer(self, value: int) -> int | Ext:
         if -(2**63) <= value < 2**64:
             return value
         size = value.bit_length() // 8 + 1
         return Ext(_INT, value.to_bytes(size, "little", signed=True))
 
-    def complex_number(self, value: complex, path: _Path) -> Ext:
+    def complex_number(self, value: complex) -> Ext:
         return Ext(_COMPLEX, struct.pack("<dd", value.real, value.imag))
 
-    def items(self, values: Sequence[Any], path: _Path) -> list[Any]:
-        _check_depth(path)
-        return [self.value(value, (*path, index)) for index, value in enumerate(values)]
-
-    def tuple_items(self, values: Sequence[Any], path: _Path) -> Ext:
-        return Ext(_TUPLE, _write_tree(self.items(values, path)))
-
-    def mapping(self, values: Mapping[Any, Any], path: _Path) -> dict[Any, Any]:
-        _check_depth(path)
-        converted: dict[Any, Any] = {}
-        for key, value in values.items():
-            if type(key) is str:
-                self.text(key, path)
-            elif type(key) is not int or not -(2**63) <= key < 2**64:
-                raise InvalidArgumentError(
-                    f"{_text_of(path)} has the key {key!r} of type {type(key).__name__}; keys are"
-                    " str or int of 64 bits: give str(...) of it",
-                )
-            converted[key] = self.value(value, (*path, key))
+    def items(self, values: Sequence[Any]) -> list[Any]:
+        self._enter(values)
+        converted: list[Any] = []
+        for index, value in enumerate(values):
+            self._path[-1] = index
+            converted.append(self.value(value))
+        self._path.pop()
         return converted
 
-    def ordered_mapping(self, values: Mapping[Any, Any], path: _Path) -> dict[Any, Any] | Ext:
-        converted = self.mapping(values, path)
+    def tuple_items(self, values: Sequence[Any]) -> Ext:
+        return _extension(_TUPLE, self.items(values))
+
+    def mapping(self, values: Mapping[Any, Any]) -> dict[Any, Any]:
+        for key in values:
+            if type(key) is str:
+                self.text(key)
+            elif type(key) is not int or not -(2**63) <= key < 2**64:
+                raise self._rejected(
+                    f"has the key {key!r} of type {type(key).__name__}; keys are str or int of 64"
+                    " bits: give str(...) of it",
+                )
+        self._enter(values)
+        converted: dict[Any, Any] = {}
+        for key, value in values.items():
+            self._path[-1] = key
+            converted[key] = self.value(value)
+        self._path.pop()
+        return converted
+
+    def ordered_mapping(self, values: Mapping[Any, Any]) -> dict[Any, Any] | Ext:
+        converted = self.mapping(values)
         metadata = getattr(values, "_metadata", None)
         if metadata is None:
             return converted
         # The state of a module of torch, which has its versions there.
-        metadata = self.value(metadata, (*path, "_metadata"))
-        return Ext(_MODULE, _write_tree([converted, metadata]))
+        self._path.append("_metadata")
+        metadata = self.value(metadata)
+        self._path.pop()
+        return _extension(_MODULE, [converted, metadata])
 
-    def counter(self, values: Mapping[Any, Any], path: _Path) -> Ext:
-        return Ext(_COUNTER, _write_tree([self.mapping(values, path)]))
+    def counter(self, values: Mapping[Any, Any]) -> Ext:
+        return _extension(_COUNTER, [self.mapping(values)])
 
-    def array(self, array: Array, path: _Path) -> Ext:
-        dtype = _checked_dtype(array.dtype, path)
+    def array(self, array: Array) -> Ext:
+        dtype = self._checked_dtype(array.dtype)
         shape = list(array.shape)
         native = None
         if not dtype.startswith(">"):
             native = SAFETENSORS_NAMES.get(array.dtype.name)
         alignment = array.itemsize if native else 1
         data = functools.partial(_bytes_of, array)
-        name = self._add(path, _Stored(native, shape, array.nbytes, alignment, data))
-        return Ext(_ARRAY, _write_tree([name, dtype, shape]))
+        name = self._add(_Stored(native, shape, array.nbytes, alignment, data))
+        return _extension(_ARRAY, [name, dtype, shape])
 
-    def _tensor(self, given: Any, path: _Path) -> Ext:
+    def _tensor(self, given: Any) -> Ext:
         """Add the memory of a tensor, once; tensors that share it share it after a restore."""
         reason = self._torch.refusal(given)
         if reason is not None:
-            raise InvalidArgumentError(f"{_text_of(path)} {reason}")
+            raise self._rejected(reason)
         tensor = self._torch.as_stored(given)
         dtype = self._torch.dtype_name(tensor)
         shape = list(tensor.shape)
@@ -328,27 +338,62 @@ class _Encoder:
                 native = SAFETENSORS_NAMES.get(dtype)
             data = functools.partial(self._torch.host_bytes, storage)
             stored = _Stored(native, shape, storage.nbytes(), tensor.element_size(), data)
-            name = self._add(path, stored)
+            name = self._add(stored)
             self._storage_names[address] = name
         strides = list(tensor.stride())
-        return Ext(_TENSOR, _write_tree([name, dtype, shape, strides, tensor.storage_offset()]))
+        return _extension(_TENSOR, [name, dtype, shape, strides, tensor.storage_offset()])
 
-    def _add(self, path: _Path, stored: _Stored) -> str:
+    def _add(self, stored: _Stored) -> str:
         """Add an array under its path; return its name in the file."""
         # A JSON pointer, for other readers of the file. Escaping gives only `~0` and `~1`, so that
         # a higher number makes equal names different.
-        name = "/".join(str(part).replace("~", "~0").replace("/", "~1") for part in path)
+        name = "/".join(str(key).replace("~", "~0").replace("/", "~1") for key in self._path)
         if name in ("", "__metadata__") or name in self.arrays:
             name += f"~{len(self.arrays) + 2}"
         self.arrays[name] = stored
         return name
 
+    def _enter(self, container: Any) -> None:
+        """Begin to convert the values in a container; the last of the path is for their keys."""
+        if len(self._path) >= MAX_DEPTH:
+            place = _place(self._path[:4])
+            raise InvalidArgumentError(
+                f"{place}... is nested deeper than {MAX_DEPTH} levels, or in itself; flatten it",
+            )
+        self._containers += 1
+        if self._containers > _MAX_UNCHECKED:
+            self._check_repetition(container)
+        self._path.append("")
 
-_CONVERTERS: dict[type, Callable[[_Encoder, Any, _Path], Any]] = {
-    type(None): _Encoder.plain,
-    bool: _Encoder.plain,
-    float: _Encoder.plain,
-    bytes: _Encoder.plain,
+    def _check_repetition(self, container: Any) -> None:
+        """Raise if containers that share containers would make the state grow without end."""
+        self._written += len(container)
+        if id(container) not in self._counted:
+            self._counted.add(id(container))
+            self._limit += _MAX_GROWTH * len(container)
+        if self._written > self._limit:
+            raise self._rejected(
+                "is in the state again and again through containers that share it, and each time"
+                " would be written; give it once, or as an array",
+            )
+
+    def _checked_dtype(self, dtype: np.dtype[Any]) -> str:
+        """Return the name of a dtype, if it has an exact form on disk."""
+        # The kind is checked too because structured types and those of other packages (bfloat16)
+        # have the name of plain bytes.
+        if dtype.kind in "biufcmMUS" and _SUPPORTED.fullmatch(dtype.str):
+            return dtype.str
+        hint = _DTYPE_HINTS.get(dtype.kind, "give it as .astype(numpy.float64), for example")
+        raise self._rejected(
+            f"has the dtype {dtype}, which a checkpoint cannot hold exactly; {hint}",
+        )
+
+    def _rejected(self, reason: str) -> InvalidArgumentError:
+        return InvalidArgumentError(f"{_place(self._path)} {reason}")
+
+
+_PLAIN = {type(None), bool, float, bytes}
+_CONVERTERS: dict[type, Callable[[_Encoder, Any], Any]] = {
     str: _Encoder.text,
     int: _Encoder.integer,
     complex: _Encoder.complex_number,
@@ -367,41 +412,9 @@ def _bytes_of(array: Array) -> memoryview:
     return memoryview(cast("Any", np.ascontiguousarray(array).reshape(-1).view(np.uint8)))
 
 
-def _checked_dtype(dtype: np.dtype[Any], path: _Path) -> str:
-    """Return the name of a dtype, if it has an exact form on disk."""
-    # The kind is checked too because structured types and those of other packages (bfloat16) have
-    # the name of plain bytes.
-    if dtype.kind in "biufcmMUS" and _SUPPORTED.fullmatch(dtype.str):
-        return dtype.str
-    hint = _DTYPE_HINTS.get(dtype.kind, "give it as .astype(numpy.float64), for example")
-    raise InvalidArgumentError(
-        f"{_text_of(path)} has the dtype {dtype}, which a checkpoint cannot hold exactly; {hint}",
-    )
-
-
-def _check_depth(path: _Path) -> None:
-    if len(path) >= MAX_DEPTH:
-        raise InvalidArgumentError(
-            f"{_text_of(path[:4])}... is nested deeper than {MAX_DEPTH} levels, or in itself;"
-            " flatten it",
-        )
-
-
-def _unsupported(value: object, path: _Path) -> InvalidArgumentError:
-    kind = type(value)
-    hint = "give plain data, or what its state_dict() returns"
-    for base in _BASES:
-        if isinstance(value, base):
-            hint = f"give {base.__name__}(...) of it"
-    return InvalidArgumentError(
-        f"{_text_of(path)} is of the type {kind.__module__}.{kind.__qualname__}, which a"
-        f" checkpoint cannot hold; {hint}",
-    )
-
-
-def _text_of(path: _Path) -> str:
+def _place(path: Sequence[str | int]) -> str:
     """Return the text for a place in the state, such as `state['a'][0]`."""
-    text = "state" + "".join(f"[{part!r}]" for part in path)
+    text = "state" + "".join(f"[{key!r}]" for key in path)
     return text if len(text) <= 400 else text[:400] + "..."
 
 
@@ -415,20 +428,15 @@ def decode(data: bytes, arrays: Mapping[str, Array]) -> dict[str, Any]:
         DamagedError: it is not what `encode` gives.
     """
     with damage_in(STATE):
+        decoder = _Decoder(arrays)
         try:
-            state = _Decoder(arrays).tree(data)
-        except (
-            msgspec.MsgspecError,
-            ArithmeticError,
-            LookupError,
-            RuntimeError,
-            TypeError,
-            ValueError,
-            struct.error,
-        ) as error:
+            state = decoder.tree(data)
+        except (*MALFORMED, msgspec.MsgspecError, struct.error) as error:
             raise DamagedError(
                 f"is not the state of a checkpoint ({type(error).__name__}: {error})",
             ) from None
+        finally:
+            del decoder.tree  # which refers to it, and so would keep the arrays
         if not isinstance(state, dict):
             raise DamagedError("is not the state of a checkpoint")
         return cast("dict[str, Any]", state)
@@ -454,23 +462,14 @@ class _Decoder:
             raise DamagedError(f"has the unknown type {code}")
         return convert(self, bytes(data))
 
-    def tuple_items(self, data: bytes) -> tuple[Any, ...]:
-        return tuple(self.tree(data))
-
-    def integer(self, data: bytes) -> int:
-        return int.from_bytes(data, "little", signed=True)
-
-    def complex_number(self, data: bytes) -> complex:
-        return complex(*struct.unpack("<dd", data))
-
     def counter(self, data: bytes) -> Counter[Any]:
         (items,) = self.tree(data)
-        return Counter(cast("dict[Any, Any]", items))
+        return Counter(items)
 
-    def module_state(self, data: bytes) -> OrderedDict[Any, Any]:
+    def module_state(self, data: bytes) -> Any:
         items, metadata = self.tree(data)
-        state = OrderedDict(cast("dict[Any, Any]", items))
-        cast("Any", state)._metadata = metadata
+        state: Any = OrderedDict(items)
+        state._metadata = metadata
         return state
 
     def scalar(self, data: bytes) -> Any:
@@ -483,16 +482,16 @@ class _Decoder:
     def array(self, data: bytes) -> Array:
         name, text, shape = _read_array(data)
         dtype = _parse_dtype(text)
-        memory = self._arrays[name]
+        memory: Any = self._arrays[name]
         if math.prod(shape) * dtype.itemsize != len(memory):
             raise DamagedError("has another dtype or shape of an array than the other file")
         # numpy cannot make an empty array in no memory.
-        return np.ndarray(shape, dtype, cast("Any", memory) if len(memory) else None)
+        return np.ndarray(shape, dtype, memory if len(memory) else None)
 
     def tensor(self, data: bytes) -> Any:
         """Return a tensor, or an array where the program has not imported torch."""
         name, dtype, shape, strides, offset = _read_tensor(data)
-        memory = self._arrays[name]
+        memory: Any = self._arrays[name]
         if self._torch is not None:
             if name not in self._storages:
                 self._storages[name] = self._torch.storage_of(memory)
@@ -501,13 +500,13 @@ class _Decoder:
         if 0 in shape:
             return np.empty(shape, kind)
         steps = [stride * kind.itemsize for stride in strides]
-        return np.ndarray(shape, kind, cast("Any", memory), offset * kind.itemsize, steps)
+        return np.ndarray(shape, kind, memory, offset * kind.itemsize, steps)
 
 
 _EXTENSIONS: dict[int, Callable[[_Decoder, bytes], Any]] = {
-    _TUPLE: _Decoder.tuple_items,
-    _INT: _Decoder.integer,
-    _COMPLEX: _Decoder.complex_number,
+    _TUPLE: lambda decoder, data: tuple(decoder.tree(data)),
+    _INT: lambda decoder, data: int.from_bytes(data, "little", signed=True),
+    _COMPLEX: lambda decoder, data: complex(*struct.unpack("<dd", data)),
     _ARRAY: _Decoder.array,
     _SCALAR: _Decoder.scalar,
     _TENSOR: _Decoder.tensor,

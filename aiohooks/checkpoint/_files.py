@@ -1,24 +1,30 @@
 """The file operations of checkpoints, and the lock of a checkpoint directory.
 
-Names are relative to open directories. All go through one `fs` object, which is `os` except in
-tests that record, fail or kill at any operation. Errors of `os` pass as they are; an entry that is
-not a plain file of the expected size raises `DamagedError`.
+Names are relative to an open `Directory`. All operations go through one `fs` object, which is `os`
+except in tests that record, fail or kill at any operation. Errors of `os` pass as they are; an
+entry that is not a plain file of the expected size raises `DamagedError`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import stat
+import sys
 import zlib
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
 from aiohooks._core.fork import call_after_fork
-from aiohooks.checkpoint._format import LOCK, DamagedError
+from aiohooks.checkpoint import _format
+from aiohooks.checkpoint._format import DamagedError, FileEntry, Manifest, Name, damage_in
 from aiohooks.errors import CheckpointBusyError, CheckpointError
+
+if sys.platform != "win32":
+    import fcntl
 
 # Python closes each descriptor in a new program, and tries again what a signal has interrupted,
 # except `close`.
@@ -26,8 +32,9 @@ _DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 # Opening a pipe for reading would wait for a writer.
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)
-# One read or write moves 2 GiB at most; smaller ones also let other threads run.
-_MAX_READ_BYTES = 1 << 20
+# Small pieces let other threads run, and stay in the cache of the processor for their checksum.
+_PIECE_BYTES = 1 << 20
+_BUFFER_BYTES = 1 << 17
 
 # Errors of open and read that mean the entry is damaged. All others are trouble of this process
 # (permissions, limits) and say nothing about the checkpoint.
@@ -57,7 +64,7 @@ def _damage_errors() -> Generator[None]:
 
 
 def check_system() -> None:
-    """Refuse a system that opens no directories."""
+    """Reject a system that opens no directories."""
     if os.open not in os.supports_dir_fd:
         raise OSError(
             errno.ENOTSUP,
@@ -66,113 +73,104 @@ def check_system() -> None:
         )
 
 
-class Files:
-    """File operations.
+def close_quietly(fs: Any, fd: int) -> None:
+    """Close a descriptor through which nothing was written, and ignore errors."""
+    with contextlib.suppress(OSError):
+        fs.close(fd)
+
+
+def exists(fs: Any, path: Path) -> bool:
+    """Return whether there is an entry at a path."""
+    with contextlib.suppress(FileNotFoundError):
+        fs.stat(path, follow_symlinks=False)
+        return True
+    return False
+
+
+class Directory:
+    """An open directory, and the operations on the entries in it.
 
     Args:
         fs: an object with the functions of `os`, and optionally `flock`.
+        path: its path, or its name in the directory `dir_fd`, where it must not be a link.
+        dir_fd: the descriptor of an open directory.
+
+    Attributes:
+        names: the names in it, when `list_names` was called last.
     """
 
-    def __init__(self, fs: Any = os) -> None:
-        self.fs = fs
-
-    # Directories
-
-    def open_directory(self, path: Path | str, *, dir_fd: int | None = None) -> int:
-        """Open a directory; with `dir_fd` it must not be a symbolic link."""
+    def __init__(self, fs: Any, path: str | Path, dir_fd: int | None = None) -> None:
         check_system()
+        self.fs = fs
         flags = _DIRECTORY if dir_fd is None else _DIRECTORY | _NO_LINKS
-        return int(self.fs.open(path, flags, dir_fd=dir_fd))
+        self.fd: int = fs.open(path, flags, dir_fd=dir_fd)
+        self.names: set[str] = set()
 
-    @contextlib.contextmanager
-    def directory(
-        self,
-        path: Path | str,
-        *,
-        dir_fd: int | None = None,
-        of_checkpoint: bool = False,
-    ) -> Generator[int]:
-        """Open a directory for the block.
+    def __enter__(self) -> Directory:
+        return self
 
-        An error of closing is ignored: nothing is written through this descriptor.
+    def __exit__(self, *exc: object) -> None:
+        close_quietly(self.fs, self.fd)
+
+    def subdirectory(self, name: str) -> Directory:
+        """Open a directory in this one."""
+        return Directory(self.fs, name, self.fd)
+
+    def open_checkpoint(self, name: Name) -> Directory:
+        """Open the directory of a checkpoint.
 
         Raises:
-            DamagedError: it is `of_checkpoint`, and missing, not a directory, or unreadable.
+            DamagedError: it is missing, not a directory, or unreadable.
         """
-        with _damage_errors() if of_checkpoint else contextlib.nullcontext():
-            fd = self.open_directory(path, dir_fd=dir_fd)
-        try:
-            yield fd
-        finally:
-            self.close_quietly(fd)
+        with _damage_errors():
+            return self.subdirectory(str(name))
 
-    def make_directories(self, path: Path) -> None:
-        """Make a directory with mode 0700, if it is missing, and its missing parents.
+    def list_names(self) -> set[str]:
+        """Read the names in the directory."""
+        # A listing starts where the last one on the same descriptor ended. Python rewinds, but
+        # ignores an error of that, so a descriptor is opened for each listing.
+        with self.subdirectory(".") as listed:
+            self.names = set(self.fs.listdir(listed.fd))
+        return self.names
 
-        The names of the parents are durable; `DirectoryLock.acquire` syncs that of the directory.
-        """
-        missing: list[Path] = []
-        for parent in (path, *path.parents):
-            if self.exists(parent):
-                break
-            missing.append(parent)
-        for directory in reversed(missing):
-            with contextlib.suppress(FileExistsError):
-                self.fs.mkdir(directory, 0o700 if directory is path else 0o777)
-            if directory is not path:
-                self.sync_names_in(directory.parent)
+    def make(self, name: str) -> Directory:
+        """Make a directory, and open it."""
+        self.fs.mkdir(name, 0o700, dir_fd=self.fd)
+        return self.subdirectory(name)
 
-    def remove_directory(self, name: str, *, dir_fd: int) -> None:
+    def rename(self, old: str, new: str) -> None:
+        self.fs.rename(old, new, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+
+    def unlink(self, name: str) -> None:
+        """Remove a file or a link, if it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            self.fs.unlink(name, dir_fd=self.fd)
+
+    def remove(self, name: str) -> None:
         """Remove a directory of plain files, or the file or link of that name.
 
         Do nothing if it is missing.
         """
         try:
-            with self.directory(name, dir_fd=dir_fd) as fd:
-                for file in sorted(self.fs.listdir(fd)):
-                    with contextlib.suppress(FileNotFoundError):
-                        self.fs.unlink(file, dir_fd=fd)
-            self.fs.rmdir(name, dir_fd=dir_fd)
+            with self.subdirectory(name) as inner:
+                for file in sorted(self.fs.listdir(inner.fd)):
+                    inner.unlink(file)
+            self.fs.rmdir(name, dir_fd=self.fd)
         except FileNotFoundError:
             return
         except OSError as error:
             if error.errno not in (errno.ENOTDIR, errno.ELOOP):
                 raise
-            self.fs.unlink(name, dir_fd=dir_fd)  # a link itself is removed, not its target
+            self.unlink(name)  # a link itself is removed, not its target
 
-    def list_names(self, dir_fd: int) -> set[str]:
-        # A listing starts where the last one on the same descriptor ended. Python rewinds, but
-        # ignores an error of that, so a descriptor is opened for each listing.
-        with self.directory(".", dir_fd=dir_fd) as fd:
-            return set(self.fs.listdir(fd))
+    def sync(self) -> None:
+        """Make the names in the directory durable."""
+        self.fs.fsync(self.fd)
 
-    def exists(self, name: str | Path, *, dir_fd: int | None = None) -> bool:
-        with contextlib.suppress(FileNotFoundError):
-            self.fs.stat(name, dir_fd=dir_fd, follow_symlinks=False)
-            return True
-        return False
-
-    def rename(self, old: str, new: str, *, dir_fd: int) -> None:
-        """Rename within one directory."""
-        self.fs.rename(old, new, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
-
-    def sync_names_in(self, path: Path) -> None:
-        """Make the names in a directory durable, if this process may open it."""
-        with contextlib.suppress(PermissionError), self.directory(path) as fd:
-            self.fs.fsync(fd)
-
-    # Files
-
-    def write_new(
-        self,
-        name: str,
-        chunks: Iterable[bytes | memoryview],
-        *,
-        dir_fd: int,
-    ) -> tuple[int, int]:
-        """Write a new file, wait until it is durable, and return its size and CRC-32."""
+    def write_new(self, name: str, chunks: Iterable[bytes | memoryview]) -> FileEntry:
+        """Write a new file, and wait until it is durable."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINKS
-        fd = self.fs.open(name, flags, 0o600, dir_fd=dir_fd)
+        fd = self.fs.open(name, flags, 0o600, dir_fd=self.fd)
         size = 0
         crc32 = 0
         try:
@@ -188,36 +186,24 @@ class Files:
             # Never again after a failure: the data is lost by then, and a second sync succeeds.
             self.fs.fsync(fd)
         except BaseException:
-            self.close_quietly(fd)
+            close_quietly(self.fs, fd)
             raise
         # An error of closing may mean a lost write. After an interrupt Linux has closed the file,
         # too.
         with contextlib.suppress(InterruptedError):
             self.fs.close(fd)
-        return size, crc32
-
-    def read(self, name: str, *, dir_fd: int, max_size: int) -> bytes:
-        """Return the content of a plain file; see `opened`."""
-        with self.opened(name, dir_fd=dir_fd, max_size=max_size) as file:
-            return b"".join(file.pieces())
+        return FileEntry(size, crc32)
 
     @contextlib.contextmanager
-    def opened(
-        self,
-        name: str,
-        *,
-        dir_fd: int,
-        size: int | None = None,
-        max_size: int | None = None,
-    ) -> Generator[FileReader]:
+    def opened(self, name: str, size: int | None = None) -> Generator[FileReader]:
         """Open a plain file for reading.
 
         Raises:
-            DamagedError: it is missing, not a plain file, unreadable, of another size than `size`,
-                or of more than `max_size`.
+            DamagedError: it is missing, not a plain file, unreadable, or of another size than
+                `size`.
         """
         with _damage_errors():
-            fd = self.fs.open(name, os.O_RDONLY | _NO_WAIT | _NO_LINKS, dir_fd=dir_fd)
+            fd = self.fs.open(name, os.O_RDONLY | _NO_WAIT | _NO_LINKS, dir_fd=self.fd)
         try:
             with _damage_errors():
                 status = self.fs.fstat(fd)
@@ -225,90 +211,87 @@ class Files:
                 raise DamagedError("is not a plain file")
             if size is not None and status.st_size != size:
                 raise DamagedError(f"has {status.st_size} bytes instead of {size}")
-            if max_size is not None and status.st_size > max_size:
-                raise DamagedError(f"has {status.st_size} bytes, more than the {max_size} allowed")
-            yield FileReader(self.fs, fd, status.st_size)
+            with FileReader(_RawFile(self.fs, fd, status.st_size), status.st_size) as reader:
+                yield reader
         finally:
-            self.close_quietly(fd)
+            close_quietly(self.fs, fd)
 
-    def lock(self, fd: int, *, release: bool = False) -> None:
-        """Lock an open file, or raise `BlockingIOError`; or release it."""
-        import fcntl  # which Windows, where no directory can be opened, has not
+    def read(self, name: str, max_size: int) -> bytes:
+        """Return the contents of a plain file; raise as `opened` does, or if it is too large."""
+        with self.opened(name) as file:
+            if file.size > max_size:
+                raise DamagedError(f"has {file.size} bytes, more than the {max_size} allowed")
+            return file.read(file.size)
 
-        flock = getattr(self.fs, "flock", fcntl.flock)
-        flock(fd, fcntl.LOCK_UN if release else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    def read_manifest(self, name: Name) -> Manifest:
+        """Read the manifest in the directory of a checkpoint.
 
-    def close_quietly(self, fd: int) -> None:
-        """Close a descriptor and ignore errors."""
-        with contextlib.suppress(OSError):
-            self.fs.close(fd)
+        Raises:
+            DamagedError: it does not verify.
+            NewerVersionError: it has a later version of the format.
+            OSError: the system refused an operation for a reason that is not damage.
+        """
+        with damage_in(_format.MANIFEST):
+            data = self.read(_format.MANIFEST, _format.MAX_MANIFEST_BYTES)
+            return _format.decode(data, name)
+
+    @contextlib.contextmanager
+    def verified(self, file: str, manifest: Manifest) -> Generator[FileReader]:
+        """Open a file for the block; raise as `opened` does, or if it has another checksum.
+
+        A wrong checksum is reported in place of the damage that the block has found.
+        """
+        entry = manifest.files[file]
+        with damage_in(file), self.opened(file, entry.size) as reader:
+            try:
+                yield reader
+            finally:
+                reader.check(entry.crc32)
 
 
-class FileReader:
-    """Reads an open file from its beginning.
-
-    The pieces are small, so that other threads wait only for a short time.
-
-    Attributes:
-        left: how many bytes have not been read.
-        crc32: the checksum of those that have.
-    """
+class _RawFile(io.RawIOBase):
+    """An open file, of which each byte is read once, from the beginning."""
 
     def __init__(self, fs: Any, fd: int, size: int) -> None:
         self._fs = fs
         self._fd = fd
-        self.left = size
+        self._unread = size
         self.crc32 = 0
+        """The checksum of the bytes that have been read."""
 
-    def read(self, size: int) -> bytes:
-        """Read at most `size` bytes; b"" at the end.
+    def readable(self) -> bool:
+        return True
 
-        Raises:
-            DamagedError: the file is too short, or unreadable.
-        """
-        piece = bytearray(min(self.left, size))
-        self.read_into([memoryview(piece)])
-        return bytes(piece)
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer)[: min(self._unread, _PIECE_BYTES)]
+        if not view:
+            return 0
+        with _damage_errors():
+            count: int = self._fs.readv(self._fd, [view])
+        if not count:
+            raise DamagedError(f"ends {self._unread} bytes early")
+        self._unread -= count
+        self.crc32 = zlib.crc32(view[:count], self.crc32)
+        return count
 
-    def pieces(self) -> Generator[bytes]:
-        """Read the rest of the file. Raises as `read` does."""
-        while self.left:
-            yield self.read(_MAX_READ_BYTES)
 
-    def read_into(self, buffers: Sequence[memoryview]) -> None:
-        """Fill buffers, a thousand at most, with the next bytes. Raises as `read` does."""
-        if sum(map(len, buffers)) > self.left:
-            raise DamagedError("is too short")
-        if len(buffers) > 1:
-            self._fill([buffer for buffer in buffers if buffer])
-            return
-        for buffer in buffers:
-            for start in range(0, len(buffer), _MAX_READ_BYTES):
-                self._fill([buffer[start : start + _MAX_READ_BYTES]])
+class FileReader(io.BufferedReader):
+    """Reads an open file from its beginning.
+
+    Its methods raise `DamagedError` if the file ends early or is unreadable.
+    """
+
+    def __init__(self, file: _RawFile, size: int) -> None:
+        super().__init__(file, _BUFFER_BYTES)
+        self._file = file
+        self.size = size
 
     def check(self, crc32: int) -> None:
         """Read the rest; raise `DamagedError` if the file has another checksum."""
-        for _ in self.pieces():
+        while self.read(_PIECE_BYTES):
             pass
-        if self.crc32 != crc32:
+        if self._file.crc32 != crc32:
             raise DamagedError("does not have the checksum in the manifest")
-
-    def _fill(self, buffers: list[memoryview]) -> None:
-        while buffers:
-            with _damage_errors():
-                count: int = self._fs.readv(self._fd, buffers)
-            if not count:
-                raise DamagedError(f"ends {self.left} bytes early")
-            self.left -= count
-            filled = 0
-            while filled < len(buffers) and count >= len(buffers[filled]):
-                self.crc32 = zlib.crc32(buffers[filled], self.crc32)
-                count -= len(buffers[filled])
-                filled += 1
-            buffers = buffers[filled:]
-            if count:
-                self.crc32 = zlib.crc32(buffers[0][:count], self.crc32)
-                buffers[0] = buffers[0][count:]
 
 
 class DirectoryLock:
@@ -317,10 +300,10 @@ class DirectoryLock:
     The kernel releases it when the process ends.
     """
 
-    def __init__(self, files: Files, path: Path) -> None:
-        self._files = files
+    def __init__(self, fs: Any, path: Path) -> None:
+        self._fs = fs
         self._path = path
-        self._directory: int | None = None
+        self._directory: Directory | None = None
         self._lock: int | None = None
         call_after_fork(self)
 
@@ -328,8 +311,8 @@ class DirectoryLock:
     def is_held(self) -> bool:
         return self._directory is not None
 
-    def acquire(self) -> int:
-        """Return the descriptor of the directory, which is made if missing, and locked.
+    def acquire(self) -> Directory:
+        """Return the directory, which is made with mode 0700 if it is missing, and locked.
 
         Raises:
             CheckpointBusyError: another writer has the lock.
@@ -338,20 +321,34 @@ class DirectoryLock:
         """
         if self._directory is not None:
             self.check_place()
-            self._lock_again(self._directory)
+            self._lock_file(self._directory)
             return self._directory
         check_system()
-        self._files.make_directories(self._path)
-        directory = self._files.open_directory(self._path)
-        self._directory = directory
+        self._make_parent(self._path.parent)
+        with contextlib.suppress(FileExistsError):
+            self._fs.mkdir(self._path, 0o700)
+        self._directory = Directory(self._fs, self._path)
         try:
-            self._lock = self._lock_file(directory)
+            self._lock_file(self._directory)
             # The name of the directory itself, which may be new, or not yet durable since a crash.
-            self._files.sync_names_in(self._path.parent)
+            self._sync_names_in(self._path.parent)
         except BaseException:
             self.release()
             raise
-        return directory
+        return self._directory
+
+    def _make_parent(self, path: Path) -> None:
+        """Make a directory, if it is missing, with a durable name; and its missing parents."""
+        if not exists(self._fs, path):
+            self._make_parent(path.parent)
+            with contextlib.suppress(FileExistsError):
+                self._fs.mkdir(path, 0o777)
+            self._sync_names_in(path.parent)
+
+    def _sync_names_in(self, path: Path) -> None:
+        """Make the names in a directory durable, if this process may open it."""
+        with contextlib.suppress(PermissionError), Directory(self._fs, path) as directory:
+            directory.sync()
 
     def check_place(self) -> None:
         """Raise `CheckpointError` if the locked directory is not the one at its path.
@@ -360,86 +357,74 @@ class DirectoryLock:
         mounted over.
         """
         directory = self._directory
-        if directory is None:
+        if directory is None or self._is_at(self._path, directory.fd):
             return
-        locked = self._files.fs.fstat(directory)
-        there = "nothing"
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            status = self._files.fs.stat(self._path)
-            if os.path.samestat(status, locked):
-                return
-            there = f"device {status.st_dev}, inode {status.st_ino}"
-        moved_to = "unknown"
+        place = "an unknown place"
         with contextlib.suppress(OSError):
-            moved_to = os.readlink(f"/proc/self/fd/{directory}")
+            place = os.readlink(f"/proc/self/fd/{directory.fd}")
         raise CheckpointError(
             errno.ESTALE,
             f"{self._path} is not the directory that this Saver has locked, which was moved,"
-            f" removed or mounted over: that is device {locked.st_dev}, inode {locked.st_ino}, now"
-            f" at {moved_to}, and at the path there is {there}; put it back, or close the Saver to"
+            f" removed or mounted over, and is at {place} now; put it back, or close the Saver to"
             " use what is at the path",
         )
 
-    def _lock_again(self, directory: int) -> None:
-        """Take the lock again if its file was removed or replaced.
+    def _is_at(self, path: str | Path, fd: int, dir_fd: int | None = None) -> bool:
+        """Return whether an open file or directory is the one at a path."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            status = self._fs.stat(path, dir_fd=dir_fd)
+            return os.path.samestat(status, self._fs.fstat(fd))
+        return False
 
-        Another writer could take that of the new file.
+    def _lock_file(self, directory: Directory) -> None:
+        """Lock `.lock`, unless the file of that name is the one that is locked already.
+
+        If it was removed or replaced, another writer could lock the new file.
         """
-        fs = self._files.fs
         held = self._lock
-        assert held is not None
-        with contextlib.suppress(FileNotFoundError):
-            status = fs.stat(LOCK, dir_fd=directory, follow_symlinks=False)
-            if os.path.samestat(status, fs.fstat(held)):
-                return
-        self._lock = self._lock_file(directory)
-        self._files.close_quietly(held)
-
-    def _lock_file(self, directory: int) -> int:
-        fs = self._files.fs
+        if held is not None and self._is_at(_format.LOCK, held, directory.fd):
+            return
         flags = os.O_RDWR | os.O_CREAT | _NO_WAIT | _NO_LINKS
-        fd: int = fs.open(LOCK, flags, 0o600, dir_fd=directory)
+        fd: int = self._fs.open(_format.LOCK, flags, 0o600, dir_fd=directory.fd)
         try:
-            if not stat.S_ISREG(fs.fstat(fd).st_mode):
-                raise OSError(errno.EINVAL, f"{LOCK} is not a plain file")
-            self._files.lock(fd)
+            if not stat.S_ISREG(self._fs.fstat(fd).st_mode):
+                raise OSError(errno.EINVAL, f"{_format.LOCK} is not a plain file")
+            self._flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BaseException as error:
-            self._files.close_quietly(fd)
+            close_quietly(self._fs, fd)
             if isinstance(error, BlockingIOError):
                 raise self._busy_error(directory) from None
             raise
         with contextlib.suppress(OSError):  # only for the message to other writers
-            fs.ftruncate(fd, 0)
-            fs.pwrite(fd, f"{os.getpid()}\n".encode("ascii"), 0)
-        return fd
+            self._fs.ftruncate(fd, 0)
+            self._fs.pwrite(fd, f"{os.getpid()}\n".encode("ascii"), 0)
+        self._lock = fd
+        if held is not None:
+            close_quietly(self._fs, held)
+
+    def _flock(self, fd: int, operation: int) -> None:
+        getattr(self._fs, "flock", fcntl.flock)(fd, operation)
 
     def release(self) -> None:
-        lock = self._lock
-        directory = self._directory
-        self._lock = None
-        self._directory = None
-        if lock is not None:
+        if self._lock is not None:
             # Closing would not release it while a forked child has the file open.
             with contextlib.suppress(OSError):
-                self._files.lock(lock, release=True)
-            self._files.close_quietly(lock)
-        if directory is not None:
-            self._files.close_quietly(directory)
+                self._flock(self._lock, fcntl.LOCK_UN)
+        self.after_fork()
 
     def after_fork(self) -> None:
-        """Close the descriptors that a forked child inherited; the parent keeps the lock."""
-        for fd in (self._lock, self._directory):
-            if fd is not None:
-                with contextlib.suppress(OSError):
-                    os.close(fd)
+        """Close the descriptors. In a forked child, the parent keeps the lock."""
+        if self._lock is not None:
+            close_quietly(self._fs, self._lock)
+        if self._directory is not None:
+            close_quietly(self._fs, self._directory.fd)
         self._lock = None
         self._directory = None
 
-    def _busy_error(self, directory: int) -> CheckpointBusyError:
-        try:
-            text = self._files.read(LOCK, dir_fd=directory, max_size=64).decode("ascii").strip()
-        except (OSError, DamagedError, UnicodeError):
-            text = ""
+    def _busy_error(self, directory: Directory) -> CheckpointBusyError:
+        text = ""
+        with contextlib.suppress(OSError, DamagedError, UnicodeError):
+            text = directory.read(_format.LOCK, 64).decode("ascii").strip()
         pid = None
         holder = "another writer"
         if text.isdigit() and len(text) <= 10:

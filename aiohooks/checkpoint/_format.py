@@ -17,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from aiohooks._core.validate import check_mapping
 from aiohooks.checkpoint.policies import INTERIM, Checkpoint
 from aiohooks.errors import CheckpointError, InvalidArgumentError
 
@@ -30,7 +31,15 @@ FILES = (ARRAYS, STATE)
 """The files that a manifest lists."""
 MAX_INT = 2**63 - 1
 MAX_MANIFEST_BYTES = 4 * 1024 * 1024
-
+MALFORMED = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""Errors of code that reads contents of another form than ours."""
 
 # Everything else (complex numbers, times, fixed-width text, big-endian numbers) is stored as plain
 # bytes; the tree has the dtype.
@@ -83,6 +92,9 @@ class MirrorError(Exception):
 class NewerVersionError(CheckpointError):
     """A valid manifest has a version that this library does not know. Private to this package."""
 
+    def __str__(self) -> str:
+        return str(self.strerror)
+
 
 @contextlib.contextmanager
 def damage_in(file: str) -> Generator[None]:
@@ -127,7 +139,7 @@ def parse_damaged(text: str) -> Name | None:
 
 def checkpoint_names(names: Iterable[str]) -> list[Name]:
     """Return the checkpoints among the names in a directory, newest first."""
-    return sorted((name for text in names if (name := parse_name(text)) is not None), reverse=True)
+    return sorted(filter(None, map(parse_name, names)), reverse=True)
 
 
 def is_temporary(text: str) -> bool:
@@ -150,12 +162,8 @@ def unused_name(name: str, names: Container[str]) -> str:
 
 def next_sequence(names: Iterable[str]) -> int:
     """Return the highest sequence in a directory plus 1; damaged checkpoints count."""
-    highest = 0
-    for text in names:
-        name = parse_name(text) or parse_damaged(text)
-        if name is not None:
-            highest = max(highest, name.sequence)
-    return highest + 1
+    found = [parse_name(text) or parse_damaged(text) for text in names]
+    return max((name.sequence for name in found if name is not None), default=0) + 1
 
 
 # Manifests
@@ -181,23 +189,17 @@ class Manifest:
     metrics: Mapping[str, float]
     files: Mapping[str, FileEntry]
 
-    @property
-    def size(self) -> int:
-        return sum(entry.size for entry in self.files.values())
-
     def checkpoint(self, parent: Path) -> Checkpoint:
         """Return the checkpoint that it describes, in a directory."""
-        metrics = MappingProxyType(
-            {name: value for name, value in self.metrics.items() if name != INTERIM},
-        )
-        path = parent / str(self.name)
+        metrics = dict(self.metrics)
+        interim = metrics.pop(INTERIM, None) is not None
         return Checkpoint(
             self.name.step,
             self.name.sequence,
-            metrics,
-            path,
-            self.size,
-            INTERIM in self.metrics,
+            MappingProxyType(metrics),
+            parent / str(self.name),
+            sum(entry.size for entry in self.files.values()),
+            interim,
         )
 
 
@@ -208,22 +210,16 @@ def check_metrics(metrics: Mapping[str, Any] | None) -> Mapping[str, float]:
         InvalidArgumentError: they are not a mapping of names to numbers, or too many for a
             manifest.
     """
-    if metrics is None:
-        return MappingProxyType({})
-    if not isinstance(metrics, Mapping):
-        raise InvalidArgumentError(
-            f"metrics is {metrics!r}; give a mapping of names to numbers, or leave it out",
-        )
+    check_mapping(metrics, "metrics")
     checked: dict[str, float] = {}
-    for name, value in metrics.items():
-        if not isinstance(name, str):
-            raise InvalidArgumentError(f"metrics has the name {name!r}; give a str")
-        try:
-            if isinstance(value, (bool, str, bytes)):
-                raise TypeError
-            checked[str(name)] = float(value)
-        except (TypeError, ValueError, OverflowError):
-            raise InvalidArgumentError(f"metrics[{name!r}] is {value!r}; give a number") from None
+    for name, value in (metrics or {}).items():
+        number: float | None = None
+        if isinstance(name, str) and not isinstance(value, (bool, str, bytes)):
+            with contextlib.suppress(TypeError, ValueError, OverflowError):
+                number = float(value)
+        if number is None:
+            raise InvalidArgumentError(f"metrics[{name!r}] is {value!r}; give numbers by name")
+        checked[str(name)] = number
     if len(_canonical(_metrics_to_json(checked))) > MAX_MANIFEST_BYTES - 4096:
         raise InvalidArgumentError(
             f"metrics has {len(checked)} entries, too many for a manifest; put them into the state"
@@ -234,7 +230,7 @@ def check_metrics(metrics: Mapping[str, Any] | None) -> Mapping[str, float]:
 
 def encode(manifest: Manifest) -> bytes:
     """Return the bytes of a manifest, which are the same for the same contents on every Python."""
-    content: dict[str, Any] = {
+    content = {
         "format": FORMAT,
         "version": VERSION,
         "step": manifest.name.step,
@@ -245,7 +241,7 @@ def encode(manifest: Manifest) -> bytes:
             for name, entry in manifest.files.items()
         },
     }
-    return _canonical({**content, "checksum": _checksum(content)})
+    return _sealed(content)
 
 
 def decode(data: bytes, name: Name) -> Manifest:
@@ -257,12 +253,11 @@ def decode(data: bytes, name: Name) -> Manifest:
     """
     try:
         content: dict[str, Any] = json.loads(data.decode("ascii"))
-        version = content["version"]
-        if type(version) is int and version > VERSION and _is_sealed(content, data):
+        if content["version"] > VERSION and _sealed(content) == data:
             raise NewerVersionError(
                 errno.ENOTSUP,
-                f"{name} has version {version} of the format, and this aiohooks reads versions up"
-                f" to {VERSION}; install a later one",
+                f"{name} has version {content['version']} of the format, and this aiohooks reads"
+                f" versions up to {VERSION}; install a later one",
             )
         if content["files"].keys() != set(FILES):
             raise DamagedError(f"does not name the files {' and '.join(FILES)}, and no others")
@@ -272,15 +267,7 @@ def decode(data: bytes, name: Name) -> Manifest:
         }
         metrics = {key: float(value) for key, value in content["metrics"].items()}
         manifest = Manifest(name, MappingProxyType(metrics), MappingProxyType(files))
-    except (
-        ValueError,
-        ArithmeticError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-        MemoryError,
-    ) as error:
+    except MALFORMED as error:
         raise DamagedError(f"is not a manifest ({type(error).__name__})") from None
     # This finds a wrong checksum, another step, an entry too many, and each other form: a key that
     # is there twice, a bool in place of an int, a number in a text.
@@ -289,12 +276,6 @@ def decode(data: bytes, name: Name) -> Manifest:
     if not all(0 <= number <= MAX_INT for entry in files.values() for number in entry):
         raise DamagedError("has a number out of its range")
     return manifest
-
-
-def _is_sealed(content: Mapping[str, Any], data: bytes) -> bool:
-    """Return whether a manifest has its checksum, and the canonical form."""
-    rest = {key: value for key, value in content.items() if key != "checksum"}
-    return _canonical({**rest, "checksum": _checksum(rest)}) == data
 
 
 def _metrics_to_json(metrics: Mapping[str, float]) -> dict[str, float | str]:
@@ -306,5 +287,8 @@ def _canonical(content: object) -> bytes:
     return json.dumps(content, sort_keys=True, separators=(",", ":")).encode("ascii")
 
 
-def _checksum(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(_canonical(content)).hexdigest()
+def _sealed(content: Mapping[str, Any]) -> bytes:
+    """Return the one form of a manifest, with the checksum of everything else in it."""
+    rest = {key: value for key, value in content.items() if key != "checksum"}
+    checksum = hashlib.sha256(_canonical(rest)).hexdigest()
+    return _canonical({**rest, "checksum": checksum})

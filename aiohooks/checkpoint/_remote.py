@@ -1,4 +1,4 @@
-"""The checkpoints in a directory of an fsspec file system.
+"""Copies of checkpoints in a file system of fsspec, made in the background.
 
 A checkpoint is there if its manifest is: the manifest is written last and removed first.
 """
@@ -6,29 +6,37 @@ A checkpoint is there if its manifest is: the manifest is written last and remov
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
+import dataclasses
 import functools
 import io
+import os
 import threading
+import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from aiohooks._core.cancel import retrieve_exception, to_thread, wait_done
+from aiohooks._core.activity import Awaited, active, awaited_tasks
+from aiohooks._core.cancel import new_task, retrieve_exception, to_thread, wait_done
+from aiohooks._core.fork import call_after_fork
+from aiohooks._core.reports import logger
+from aiohooks._core.waiters import Waiters
 from aiohooks.checkpoint import _format
-from aiohooks.checkpoint._files import FileReader
+from aiohooks.checkpoint._files import Directory, FileReader
 from aiohooks.checkpoint._format import (
     DamagedError,
-    FileEntry,
     Manifest,
     MirrorError,
     Name,
     NewerVersionError,
     damage_in,
 )
+from aiohooks.checkpoint.mirror import Mirror, MirrorStatus
 from aiohooks.checkpoint.policies import Checkpoint, KeepPolicy, not_kept
-from aiohooks.errors import InvalidArgumentError, missing_extra
+from aiohooks.errors import CheckpointError, InvalidArgumentError, missing_extra
 
 try:
     import fsspec as _untyped  # type: ignore[import-untyped]
@@ -38,6 +46,8 @@ except ImportError as _missing:
 fsspec: Any = _untyped
 
 T = TypeVar("T")
+Commit = Callable[[Manifest, Mapping[str, Iterable[bytes]]], object]
+"""Writes a checkpoint that was made elsewhere; blocks."""
 
 _BLOCK_BYTES = 8 << 20
 """How much one call reads or writes."""
@@ -45,20 +55,255 @@ _PART_BYTES = 32 << 20
 """How much an object store gets in one part; it allows 10,000 for a file."""
 
 
-def check_url(url: str) -> None:
-    """Raise unless there is a file system for the URL.
+class Copier:
+    """Copies checkpoints to a mirror in the background, and back.
 
-    Raises:
-        InvalidArgumentError: the protocol is unknown.
-        ImportError: its package is not installed; the message says which one.
+    While a checkpoint is copied, the newest of the others waits.
     """
-    protocol = url.partition("://")[0].rpartition("::")[2] if "://" in url else "file"
-    try:
-        fsspec.get_filesystem_class(protocol)
-    except ValueError:
-        raise InvalidArgumentError(
-            f"mirror has the protocol {protocol!r}, which fsspec does not know",
-        ) from None
+
+    def __init__(self, mirror: Mirror, keep: KeepPolicy) -> None:
+        self.mirror = mirror
+        self._keep = keep
+        self._status = MirrorStatus(str(mirror))
+        self._reset()
+        call_after_fork(self)
+
+    def _reset(self) -> None:
+        self._remote = RemoteDirectory(self.mirror)
+        self._newest_there: int | None = None
+        """The highest sequence in the mirror; None until it has been read."""
+        self._current: Checkpoint | None = None
+        self._next: Checkpoint | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._attempt = 0
+        self._pauses = Waiters()
+
+    # A forked child has neither the threads nor the connections of its parent's uploads.
+    after_fork = _reset
+
+    @property
+    def status(self) -> MirrorStatus:
+        return dataclasses.replace(self._status, pending=len(self._pending))
+
+    @property
+    def _pending(self) -> list[Checkpoint]:
+        """The checkpoints that are not in the mirror yet."""
+        return [waiting for waiting in (self._current, self._next) if waiting is not None]
+
+    def least_sequence(self) -> int:
+        """Return a sequence that is later than those in the mirror.
+
+        If the mirror has not been read, this is the time in milliseconds: the last run that wrote
+        there may have got further than this directory.
+        """
+        if self._newest_there is None:
+            return int(time.time() * 1000)
+        return self._newest_there + 1
+
+    async def _names(self) -> list[Name]:
+        """Return the checkpoints in the mirror, newest first."""
+        names = await self._remote.names()
+        if self._newest_there is None:
+            self._newest_there = names[0].sequence if names else 0
+        return names
+
+    # Copying there
+
+    def submit(self, checkpoint: Checkpoint) -> None:
+        """Copy a committed checkpoint in the background, unless a newer one is submitted first."""
+        if self._next is None or self._next.sequence <= checkpoint.sequence:
+            self._next = checkpoint
+        if self._task is None or self._task.done():
+            self._task = new_task(self._copy_pending(), f"copies to {self.mirror}")
+
+    def _awaited_copy(self) -> Awaited:
+        return Awaited("mirror", str(self._status), ends=False)
+
+    async def _copy_pending(self) -> None:
+        self._attempt = 0
+        while self._next is not None:
+            checkpoint = self._next
+            self._next = None
+            self._current = checkpoint
+            try:
+                with active("save", f"mirror {self.mirror}", self._awaited_copy):
+                    await self._copy(checkpoint)
+                self._attempt = 0
+            except (MirrorError, DamagedError, CheckpointError) as error:
+                self._note_failure(checkpoint, str(error))
+            finally:
+                self._current = None
+            if self._attempt:
+                # `flush` ends the pause.
+                await self._pauses.wait(self.mirror.backoff.pause_secs(self._attempt))
+
+    def _note_failure(self, checkpoint: Checkpoint, error: str) -> None:
+        if self._status.error is None:
+            logger.warning(
+                "mirror %s: the checkpoint of step %d was not copied (%s); trying again, and"
+                " training continues",
+                self.mirror,
+                checkpoint.step,
+                error,
+            )
+        failures = self._status.failures + 1
+        self._status = dataclasses.replace(self._status, failures=failures, error=error)
+        self._attempt += 1
+        if self._next is None:
+            self._next = checkpoint
+
+    async def _copy(self, checkpoint: Checkpoint) -> None:
+        names = await self._names()
+        with contextlib.ExitStack() as opened:
+            try:
+                manifest, contents = await to_thread(_open_checkpoint, checkpoint, opened)
+            except (FileNotFoundError, DamagedError):
+                if await to_thread(checkpoint.path.exists):
+                    raise
+                # `keep` or a user has removed it.
+                logger.info("mirror %s: %s is gone, and not copied", self.mirror, checkpoint.path)
+                return
+            await self._remote.upload(manifest, contents)
+        if self._status.error is not None:
+            logger.info(
+                "mirror %s: the checkpoint of step %d was copied; it works again",
+                self.mirror,
+                checkpoint.step,
+            )
+        self._status = dataclasses.replace(self._status, latest_step=checkpoint.step, error=None)
+        try:
+            await self._remote.remove_old(self._keep, names, manifest.name)
+        except Exception as error:  # also of the policy
+            logger.warning(
+                "mirror %s: old checkpoints could not be removed (%r); the next copy tries again",
+                self.mirror,
+                error,
+            )
+
+    async def flush(self, secs: float | None) -> bool:
+        """Wait until all pending checkpoints have been copied, at most `secs`.
+
+        Returns:
+            Whether they have been copied.
+        """
+        self._attempt = 0  # the next pauses are short
+        self._pauses.wake()
+        if self._task is None:
+            return True
+        with active("wait", f"mirror {self.mirror}", functools.partial(awaited_tasks, self._task)):
+            complete = await wait_done([self._task], secs)
+        if not complete:
+            logger.warning(
+                "mirror %s: not copied within %s s: the checkpoints of the steps %s (%s)",
+                self.mirror,
+                secs,
+                ", ".join(str(checkpoint.step) for checkpoint in self._pending),
+                self._status.error or "it is slow",
+            )
+        return complete
+
+    async def aclose(self, grace_secs: float) -> None:
+        """Wait for the pending checkpoints, at most `grace_secs`, and give up the others."""
+        try:
+            await self.flush(grace_secs)
+        finally:
+            task = self._task
+            self._reset()
+            if task is not None and not task.done():
+                task.cancel()
+                task.add_done_callback(retrieve_exception)
+                await wait_done([task], None)
+
+    # Copying back
+
+    async def download_newer(
+        self,
+        newest_here: Name | None,
+        step: int | None,
+        commit: Commit,
+    ) -> tuple[bool, list[str]]:
+        """Download the newest good checkpoint of the mirror, or of a step, if it is newer.
+
+        Args:
+            newest_here: only later ones are newer.
+            step: the step, or None for any.
+            commit: writes the checkpoint, in a thread.
+
+        Returns:
+            Whether there is one; and the damage of those that were skipped.
+
+        Raises:
+            MirrorError: the mirror could not be read.
+            CheckpointError: the checkpoint could not be written here, or has a later version of the
+                format.
+        """
+        damaged: list[str] = []
+        for name in await self._names():
+            if newest_here is not None and name <= newest_here:
+                break
+            if step is not None and step != name.step:
+                continue
+            try:
+                await self._download(name, commit)
+            except DamagedError as error:
+                damaged.append(f"{name}: {error}")
+                message = "checkpoint %s in the mirror %s was skipped: %s"
+                logger.warning(message, name, self.mirror, error)
+            else:
+                return True, damaged
+        return False, damaged
+
+    async def _download(self, name: Name, commit: Commit) -> None:
+        """Call `commit` in a thread with a checkpoint of the mirror."""
+        manifest = await self._remote.read_manifest(name)
+        if manifest is None:
+            raise DamagedError("its upload was not finished")
+        download = _Download()
+        contents = {
+            file: download.blocks(RemoteFile(self._remote, manifest, file))
+            for file in manifest.files
+        }
+        await to_thread(commit, manifest, contents, on_cancel=download.cancel)
+
+
+class _Download:
+    """Reads files in the event loop for the thread that writes them."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._reading: concurrent.futures.Future[bytes] | None = None
+        self._is_cancelled = False
+
+    def blocks(self, file: RemoteFile) -> Iterator[bytes]:
+        """Yield the blocks of a file in the thread. Raises as `RemoteFile.read` does."""
+        while True:
+            self._reading = asyncio.run_coroutine_threadsafe(file.read(), self._loop)
+            if self._is_cancelled:  # perhaps before the assignment
+                self._reading.cancel()
+            block = self._reading.result()
+            if not block:
+                return
+            yield block
+
+    def cancel(self) -> None:
+        """End the thread at its next block."""
+        self._is_cancelled = True
+        if self._reading is not None:
+            self._reading.cancel()
+
+
+def _open_checkpoint(
+    checkpoint: Checkpoint,
+    opened: contextlib.ExitStack,
+) -> tuple[Manifest, dict[str, FileReader]]:
+    """Open a checkpoint, whose files can be read to their end when it is removed meanwhile."""
+    directory = opened.enter_context(Directory(os, checkpoint.path))
+    manifest = directory.read_manifest(_format.name_of(checkpoint))
+    files = {
+        file: opened.enter_context(directory.opened(file, entry.size))
+        for file, entry in manifest.files.items()
+    }
+    return manifest, files
 
 
 class RemoteDirectory:
@@ -69,10 +314,16 @@ class RemoteDirectory:
     than `timeout_secs`. Only checkpoints and their files are ever written or removed.
     """
 
-    def __init__(self, url: str, options: Mapping[str, Any], timeout_secs: float) -> None:
-        self._url = url
-        self._options = dict(options)
-        self._timeout_secs = timeout_secs
+    def __init__(self, mirror: Mirror) -> None:
+        # Of a chain such as "simplecache::s3://", this is the first.
+        protocol = fsspec.utils.get_protocol(mirror.url)
+        try:
+            fsspec.get_filesystem_class(protocol)
+        except ValueError:
+            raise InvalidArgumentError(
+                f"mirror has the protocol {protocol!r}, which fsspec does not know",
+            ) from None
+        self._mirror = mirror
         self._opened: tuple[Any, str] | None = None
         self._checkpoints: dict[Name, Checkpoint] = {}
         """The checkpoints whose manifest has been read or written."""
@@ -84,9 +335,9 @@ class RemoteDirectory:
             MirrorError: the function failed, or took longer than `timeout_secs`.
         """
         future = self._start(function, *args)
-        if not await wait_done([future], self._timeout_secs):
+        if not await wait_done([future], self._mirror.timeout_secs):
             self._opened = None  # its connections may be dead
-            raise MirrorError(f"no progress for {self._timeout_secs} s")
+            raise MirrorError(f"no progress for {self._mirror.timeout_secs} s")
         return future.result()
 
     def _start(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
@@ -95,26 +346,27 @@ class RemoteDirectory:
         future.add_done_callback(retrieve_exception)  # the caller may have been cancelled
 
         def run() -> None:
-            # The error gets no traceback: its frames refer to open files, whose finalizers would
-            # block the event loop.
+            finish: Callable[[], None]
             try:
-                result = function(*args)
+                finish = functools.partial(future.set_result, function(*args))
             except Exception as error:
-                text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+                # The error gets no traceback: its frames refer to open files, whose finalizers
+                # would block the event loop.
+                text = f"{type(error).__name__}: {error}".removesuffix(": ")
                 finish = functools.partial(future.set_exception, MirrorError(text))
-            else:
-                finish = functools.partial(future.set_result, result)
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(finish)
 
-        threading.Thread(target=run, name=f"aiohooks: mirror {self._url}", daemon=True).start()
+        threading.Thread(target=run, name=f"aiohooks: mirror {self._mirror}", daemon=True).start()
         return future
 
     def _open(self) -> tuple[Any, str]:
         """Return the file system and the path of the directory."""
         if self._opened is None:
             # An instance of its own: its connections end with it.
-            fs, root = fsspec.core.url_to_fs(self._url, skip_instance_cache=True, **self._options)
+            options = self._mirror.storage_options or {}
+            url = self._mirror.url
+            fs, root = fsspec.core.url_to_fs(url, skip_instance_cache=True, **options)
             self._opened = fs, str(root).rstrip("/")
         self._opened[0].invalidate_cache()  # of listings, which others may have changed
         return self._opened
@@ -178,9 +430,12 @@ class RemoteDirectory:
             return None
         return data
 
-    def file(self, name: Name, file: str, entry: FileEntry) -> RemoteFile:
-        """Return a reader of a file of a checkpoint."""
-        return RemoteFile(self, name, file, entry)
+    async def verify(self, manifest: Manifest) -> None:
+        """Read the files of a checkpoint to their ends. Raises as `RemoteFile.read` does."""
+        for name in manifest.files:
+            file = RemoteFile(self, manifest, name)
+            while await file.read():
+                pass
 
     # Writing
 
@@ -194,29 +449,22 @@ class RemoteDirectory:
             MirrorError: another checkpoint has that name, or the mirror could not be written.
         """
         name = manifest.name
-        existing = await self._existing(manifest)
+        existing: Manifest | None = None
+        with contextlib.suppress(DamagedError):
+            existing = await self.read_manifest(name)
         if existing is None:
             for file, reader in contents.items():
                 await self._write_file(f"{name}/{file}", reader)
-            for file, entry in manifest.files.items():
-                with damage_in("what was read back of"):
-                    await self.file(name, file, entry).verify()
+            with damage_in("what was read back of"):
+                await self.verify(manifest)
+        elif existing.files != manifest.files:
+            raise MirrorError(f"another checkpoint has the name {name}: a mirror has one writer")
         data = _format.encode(manifest)
         if existing is None or _format.encode(existing) != data:
             await self._write_file(f"{name}/{_format.MANIFEST}", io.BytesIO(data))
             if await self._read_manifest_file(name) != data:
                 raise DamagedError(f"{_format.MANIFEST} is not what was uploaded")
         self._checkpoints[name] = manifest.checkpoint(Path())
-
-    async def _existing(self, manifest: Manifest) -> Manifest | None:
-        """Return the manifest of the same checkpoint in the mirror, if it is there and valid."""
-        name = manifest.name
-        with contextlib.suppress(DamagedError):
-            existing = await self.read_manifest(name)
-            if existing is None or existing.files == manifest.files:
-                return existing
-            raise MirrorError(f"another checkpoint has the name {name}: a mirror has one writer")
-        return None
 
     async def _write_file(self, path: str, source: FileReader | io.BytesIO) -> None:
         file = await self.call(self._create, path)
@@ -227,7 +475,7 @@ class RemoteDirectory:
         except BaseException as error:
             discarding = self._start(_discard, file)
             if isinstance(error, Exception):
-                await wait_done([discarding], self._timeout_secs)
+                await wait_done([discarding], self._mirror.timeout_secs)
             raise
 
     def _create(self, path: str) -> Any:
@@ -246,23 +494,24 @@ class RemoteDirectory:
 
         Uploads that have not been finished are removed, too.
         """
+        known = self._checkpoints
         old: list[Name] = []
         for name in names:
-            if name not in self._checkpoints:
+            if name not in known:
                 with contextlib.suppress(DamagedError, NewerVersionError):
                     manifest = await self.read_manifest(name)
                     if manifest is None:
                         old.append(name)
                     else:
-                        self._checkpoints[name] = manifest.checkpoint(Path())
-        newest_first = sorted({saved, *names}, reverse=True)
-        there = [self._checkpoints[name] for name in newest_first if name in self._checkpoints]
-        not_wanted = not_kept(keep, there, self._checkpoints[saved])
-        old += [_format.name_of(checkpoint) for checkpoint in not_wanted]
+                        known[name] = manifest.checkpoint(Path())
+        newest_first = [
+            known[name] for name in sorted({saved, *names}, reverse=True) if name in known
+        ]
+        old += map(_format.name_of, not_kept(keep, newest_first, known[saved]))
         for name in old:
             if name < saved:
                 await self.call(self._remove, name)
-                self._checkpoints.pop(name, None)
+                known.pop(name, None)
 
     def _remove(self, name: Name) -> None:
         fs, root = self._open()
@@ -278,14 +527,13 @@ class RemoteDirectory:
 class RemoteFile:
     """Reads a file of a checkpoint in a mirror, and verifies it."""
 
-    def __init__(self, directory: RemoteDirectory, name: Name, file: str, entry: FileEntry) -> None:
+    def __init__(self, directory: RemoteDirectory, manifest: Manifest, file: str) -> None:
         self._directory = directory
-        self._name = name
+        self._path = f"{manifest.name}/{file}"
         self._file = file
-        self._entry = entry
+        self._entry = manifest.files[file]
         self._size = 0
         self._crc32 = 0
-        self._is_at_end = False
 
     async def read(self) -> bytes:
         """Return the next block; b"" at the end.
@@ -294,35 +542,28 @@ class RemoteFile:
             DamagedError: the file is missing, or does not have the size or checksum of its entry.
             MirrorError: it could not be read.
         """
-        if self._is_at_end:
+        left = self._entry.size - self._size
+        if not left:
             return b""
         with damage_in(self._file):
-            block = await self._directory.call(self._read_block)
-            if block is None:
+            data = await self._directory.call(self._read_block)
+            if data is None:
                 raise DamagedError("is missing")
-            self._size += len(block)
-            is_too_long = self._size > self._entry.size
-            if is_too_long or (self._is_at_end and self._size < self._entry.size):
+            # A block is read with the byte after it, which finds a file that is too long.
+            if len(data) != min(_BLOCK_BYTES + 1, left):
                 raise DamagedError(f"does not have the {self._entry.size} bytes in the manifest")
-            if self._is_at_end and self._crc32 != self._entry.crc32:
+            block = data[:_BLOCK_BYTES]
+            self._size += len(block)
+            if len(block) == left and self._crc32 != self._entry.crc32:
                 raise DamagedError("does not have the checksum in the manifest")
             return block
 
     def _read_block(self) -> bytes | None:
-        # One byte more than a block, so that no request begins behind the end of the file.
         end = self._size + _BLOCK_BYTES + 1
-        data = self._directory.read_range(f"{self._name}/{self._file}", self._size, end)
-        if data is None:
-            return None
-        block = data[:_BLOCK_BYTES]
-        self._crc32 = zlib.crc32(block, self._crc32)
-        self._is_at_end = len(data) <= _BLOCK_BYTES
-        return block
-
-    async def verify(self) -> None:
-        """Read the file to its end. Raises as `read` does."""
-        while await self.read():
-            pass
+        data = self._directory.read_range(self._path, self._size, end)
+        if data is not None:
+            self._crc32 = zlib.crc32(data[:_BLOCK_BYTES], self._crc32)
+        return data
 
 
 def _has_directories(root: str) -> bool:

@@ -108,19 +108,15 @@ def host_copies(tensors: Mapping[int, Tensor], take: Callable[[int], memoryview]
     the save rejects them.
     """
     stored = {key: as_stored(tensor) for key, tensor in tensors.items() if refusal(tensor) is None}
-    offsets: dict[object, int] = {}
     sources: dict[object, Tensor] = {}
-    size = 0
     for tensor in stored.values():
-        address = storage_address(tensor)
-        if address not in offsets:
-            offsets[address] = size
-            sources[address] = _bytes_of(tensor.untyped_storage())
-            size += -(-sources[address].nbytes // _ALIGNMENT) * _ALIGNMENT
-    memory = take(max(size, 1))
+        sources[storage_address(tensor)] = _bytes_of(tensor.untyped_storage())
+    memory = take(max(1, sum(map(_aligned_size, sources.values()))))
     storages: dict[object, torch.UntypedStorage] = {}
+    offset = 0
     for address, source in sources.items():
-        host = _host_part(memory, offsets[address], source.nbytes)
+        host = _host_part(memory, offset, source.nbytes)
+        offset += _aligned_size(source)
         if source.device.type == "cpu":
             # numpy copies with one memcpy, which is faster than `copy_`, and lets other threads run
             # meanwhile.
@@ -132,25 +128,19 @@ def host_copies(tensors: Mapping[int, Tensor], take: Callable[[int], memoryview]
     for key, tensor in stored.items():
         storage = storages[storage_address(tensor)]
         offset = int(tensor.storage_offset())
-        copies[key] = _view(storage, tensor.dtype, offset, tensor.shape, tensor.stride())
+        dtype = dtype_name(tensor)
+        copies[key] = tensor_in(storage, dtype, offset, tensor.shape, tensor.stride())
     return copies
+
+
+def _aligned_size(source: Tensor) -> int:
+    return -(-source.nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def _host_part(memory: memoryview, offset: int, size: int) -> Tensor:
     if size == 0:
         return torch.empty(0, dtype=torch.uint8, device="cpu")
     return torch.frombuffer(memory, dtype=torch.uint8, offset=offset, count=size)
-
-
-def _view(
-    storage: torch.UntypedStorage,
-    dtype: torch.dtype,
-    offset: int,
-    shape: Sequence[int],
-    strides: Sequence[int],
-) -> Tensor:
-    empty = torch.empty(0, dtype=dtype, device="cpu")
-    return empty.set_(storage, offset, tuple(shape), tuple(strides))
 
 
 def storage_of(data: Any) -> torch.UntypedStorage:
@@ -174,7 +164,8 @@ def tensor_in(
     kind = _DTYPES.get(dtype)
     if kind is None:
         raise ValueError(f"this torch has no {dtype}")
-    return _view(storage, kind, offset, shape, strides)
+    empty = torch.empty(0, dtype=kind, device="cpu")
+    return empty.set_(storage, offset, tuple(shape), tuple(strides))
 
 
 def random_state() -> dict[str, Any]:

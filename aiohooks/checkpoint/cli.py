@@ -6,9 +6,9 @@ import asyncio
 import sys
 from pathlib import Path
 
+from aiohooks.checkpoint._directory import CheckpointDirectory, Verified
 from aiohooks.checkpoint._format import DamagedError, MirrorError, NewerVersionError
 from aiohooks.checkpoint.mirror import Mirror
-from aiohooks.checkpoint.saver import CheckpointDirectory, Verified
 from aiohooks.errors import CheckpointError, printable
 
 _LINE = "{:>12}  {:>8}  {:>12}  {}  {}"
@@ -23,22 +23,18 @@ def checkpoints(directory: str) -> int:
         0 if there is a checkpoint and none is damaged (those set aside earlier do not count),
         otherwise 1.
     """
-    path = Path(directory)
-    verb = "set aside"
     try:
         if "://" in directory:
             verb = "skip"
             verified = asyncio.run(_verify_mirror(directory))
-        elif path.is_dir():
-            verified = CheckpointDirectory(path, read_only=True).verify()
+        elif Path(directory).is_dir():
+            verb = "set aside"
+            verified = CheckpointDirectory(Path(directory), read_only=True).verify()
         else:
-            print(f"{printable(directory)} is not a directory", file=sys.stderr)
+            print(printable(f"{directory} is not a directory"), file=sys.stderr)
             return 1
-    except MirrorError as error:
-        print(printable(f"the mirror could not be read: {error}"), file=sys.stderr)
-        return 1
-    except CheckpointError as error:
-        print(printable(str(error)), file=sys.stderr)
+    except (CheckpointError, MirrorError) as error:
+        print(printable(f"the checkpoints could not be read: {error}"), file=sys.stderr)
         return 1
     if verified:
         print(_LINE.format("step", "sequence", "bytes", "metrics", "state"))
@@ -51,24 +47,20 @@ def checkpoints(directory: str) -> int:
 
 
 async def _verify_mirror(url: str) -> list[Verified]:
-    from aiohooks.checkpoint import _remote  # needs an extra
+    from aiohooks.checkpoint._remote import RemoteDirectory  # needs an extra
 
-    _remote.check_url(url)
-    remote = _remote.RemoteDirectory(url, {}, Mirror(url).timeout_secs)
+    remote = RemoteDirectory(Mirror(url))
     verified: list[Verified] = []
     for name in await remote.names():
-        manifest = reason = None
+        path = Path(str(name))
         try:
             manifest = await remote.read_manifest(name)
-            if manifest is None:
-                continue  # its upload is not finished
-            for file, entry in manifest.files.items():
-                await remote.file(name, file, entry).verify()
-        except DamagedError as error:
-            reason = str(error)
-        except NewerVersionError as error:
-            reason = error.strerror
-        verified.append(Verified(Path(str(name)), name, reason, manifest=manifest))
+            if manifest is not None:  # else its upload is not finished
+                await remote.verify(manifest)
+                checkpoint = manifest.checkpoint(Path())
+                verified.append(Verified(path, name, None, checkpoint=checkpoint))
+        except (DamagedError, NewerVersionError) as error:
+            verified.append(Verified(path, name, str(error)))
     return verified
 
 
@@ -89,12 +81,12 @@ def _restore_outcome(current: list[Verified], *, any_set_aside: bool, verb: str)
 
 
 def _print_line(checkpoint: Verified) -> None:
-    name = checkpoint.name
     size: int | str = "-"
     metrics: list[str] = []
-    if checkpoint.manifest is not None:
-        size = checkpoint.manifest.size
-        for metric, value in checkpoint.manifest.metrics.items():
+    if checkpoint.checkpoint is not None:
+        size = checkpoint.checkpoint.size
+        for metric, value in checkpoint.checkpoint.metrics.items():
             metrics.append(f"{printable(metric)}={value:.6g}")
+    sequence, step = checkpoint.name
     state = printable(checkpoint.reason or "good")
-    print(_LINE.format(name.step, name.sequence, size, " ".join(metrics) or "-", state))
+    print(_LINE.format(step, sequence, size, " ".join(metrics) or "-", state))

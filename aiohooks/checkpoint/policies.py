@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from aiohooks._core.validate import check_choice, checked_int
 from aiohooks.errors import InvalidArgumentError
@@ -37,6 +37,18 @@ class Checkpoint:
     """Whether it was saved where the run stopped, and was not due: the next one of the resumed run
     replaces it.
     """
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """The result of `Saver.restore`."""
+
+    checkpoint: Checkpoint
+    """The checkpoint that was read."""
+    state: dict[str, Any]
+    """The saved state, equal to the last bit."""
+    set_aside: tuple[tuple[str, str], ...] = ()
+    """Name and reason of each damaged checkpoint that was skipped, newest first."""
 
 
 class KeepPolicy:
@@ -177,8 +189,4 @@ class KeepEvery(KeepPolicy):
 
 
 def _newest_first(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
-    return sorted(checkpoints, key=_commit_order, reverse=True)
-
-
-def _commit_order(checkpoint: Checkpoint) -> tuple[int, int]:
-    return checkpoint.sequence, checkpoint.step
+    return sorted(checkpoints, key=lambda saved: (saved.sequence, saved.step), reverse=True)

@@ -7,7 +7,7 @@ import importlib
 import random
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 from aiohooks.errors import CheckpointMismatchError, InvalidArgumentError
@@ -64,17 +64,13 @@ class HostMemory:
     """
 
     def __init__(self) -> None:
-        self._memory: Any = None
-        self._in_use: weakref.ref[memoryview] | None = None
+        self._memory: Any = b""
+        self._in_use: Callable[[], memoryview | None] = lambda: None
 
     def take(self, size: int) -> memoryview:
         """Return so many bytes at least, which are in use as long as the returned object is."""
-        if (
-            self._memory is None
-            or len(self._memory) < size
-            or (self._in_use is not None and self._in_use() is not None)
-        ):
-            self._memory = None  # first of all, so that there are not two
+        if len(self._memory) < size or self._in_use() is not None:
+            self._memory = b""  # first of all, so that there are not two
             self._memory = torch_support().new_memory(size)
         taken = memoryview(self._memory)
         self._in_use = weakref.ref(taken)
@@ -88,12 +84,10 @@ def snapshot(state: Any, memory: HostMemory) -> Any:
     """
     torch = torch_support()
     copied: dict[int, Any] = {}  # by identity, as `deepcopy` notes what it has copied
-    if torch is not None:
-        copied = torch.host_copies(
-            {id(tensor): tensor for tensor in tensors_in(state, torch)},
-            memory.take,
-        )
     try:
+        if torch is not None:
+            tensors = {id(tensor): tensor for tensor in _tensors_in(state, torch, {})}
+            copied = torch.host_copies(tensors, memory.take)
         return copy.deepcopy(state, copied)
     except RecursionError:
         raise InvalidArgumentError(
@@ -101,23 +95,20 @@ def snapshot(state: Any, memory: HostMemory) -> Any:
         ) from None
 
 
-def tensors_in(state: Any, torch: Any) -> Iterator[Any]:
-    """Yield the tensors of a state, in their order.
+def _tensors_in(value: Any, torch: Any, seen: dict[int, object]) -> Iterator[Any]:
+    """Yield the tensors in a value, in their order.
 
     A container is searched only once, however often it is there, or in itself.
     """
-    seen: dict[int, object] = {}
-    waiting: list[Iterator[Any]] = [iter((state,))]
-    while waiting:
-        value = next(waiting[-1], waiting)
-        if value is waiting:
-            waiting.pop()
-        elif torch.is_tensor(value):
-            yield value
-        elif isinstance(value, Mapping | list | tuple) and id(cast("object", value)) not in seen:
-            seen[id(cast("object", value))] = value
-            items = cast("Iterable[Any]", value.values() if isinstance(value, Mapping) else value)
-            waiting.append(iter(items))
+    if torch.is_tensor(value):
+        yield value
+    elif isinstance(value, Mapping | list | tuple) and id(cast("Any", value)) not in seen:
+        container = cast("Any", value)
+        seen[id(container)] = container
+        if isinstance(value, Mapping):
+            container = container.values()
+        for item in container:
+            yield from _tensors_in(item, torch, seen)
 
 
 _Access = tuple[Callable[[], Any], Callable[[Any], object]]
@@ -159,27 +150,26 @@ class RandomState:
             CheckpointMismatchError: they are those of other generators, or of a package that is not
                 imported here.
         """
-        if self._generators:
-            saved = cast("Sequence[Any]", state.get("generators", ()))
-            if len(saved) != len(self._generators):
+        if not self._generators:
+            generators = _global_generators()
+            missing = [name for name in state if name not in generators]
+            if missing:
                 raise CheckpointMismatchError(
-                    f"the checkpoint has the states of {len(saved)} random generators, and"
-                    f" RandomState has {len(self._generators)}; give it those that it had when it"
-                    " was saved",
+                    f"the checkpoint has the random state of {', '.join(missing)}, and here"
+                    f" RandomState has {', '.join(generators)}; import what the program imported"
+                    " that saved it, and give RandomState the same generators",
                 )
-            for (_, write), generator_state in zip(self._generators, saved, strict=True):
+            for name, generator_state in state.items():
+                _, write = generators[name]
                 write(generator_state)
             return
-        generators = _global_generators()
-        missing = [name for name in state if name not in generators]
-        if missing:
+        saved: Sequence[Any] = state.get("generators", ())
+        if len(saved) != len(self._generators):
             raise CheckpointMismatchError(
-                f"the checkpoint has the random state of {', '.join(missing)}, and here RandomState"
-                f" has {', '.join(generators)}; import what the program imported that saved it, and"
-                " give RandomState the same generators",
+                f"the checkpoint has the states of {len(saved)} random generators, and RandomState"
+                f" has {len(self._generators)}; give it those that it had when it was saved",
             )
-        for name, generator_state in state.items():
-            _, write = generators[name]
+        for (_, write), generator_state in zip(self._generators, saved, strict=True):
             write(generator_state)
 
 

@@ -2,17 +2,22 @@
 
 hook        registrations of hooks: order, time limit, error handling, background calls
 plain       plain functions where coroutine functions are called, and annotations
+arguments   the arguments of a call, by the names of the interface
+ways        a method of an interface, and how the results of several hooks become one
 calls       calls in order groups: those that cannot wait in turn, the others concurrently
-background  calls that are queued and run beside what follows
-interface   hook interfaces: the methods of a class that hooks can implement, how their results are
-            combined, and the checks of hooks
+background  calls that are queued and run alongside the code that follows
+wrapping    hooks that wrap others
+interface   hook interfaces: the methods of a class that hooks can implement, and checks of hooks
 answers     one result of several hooks, for each kind of method
 composite   the object that stands for the hooks of a group
-group       HookGroup and compose: one object that stands for several hooks; compose_functions
+entering    hooks that are entered and exited with a group
+group       HookGroup and compose: one object that stands for several hooks
+functions   compose_functions: one function that stands for several functions
 """
 
 from aiohooks.dispatch.calls import HookStatus
-from aiohooks.dispatch.group import ComposedFunctions, HookGroup, compose, compose_functions
+from aiohooks.dispatch.functions import ComposedFunctions, compose_functions
+from aiohooks.dispatch.group import HookGroup, compose
 from aiohooks.dispatch.hook import Hook, HookRegistration, configure, in_order
 from aiohooks.dispatch.ways import chain, end_chain, point, wrap
 

@@ -1,11 +1,13 @@
-"""The arguments of a call, by the names that the method of the hook interface has for them.
+"""The arguments of a call, by the parameters of the method of the hook interface.
 
 Hooks may use other names, so that they get by position what may be given so.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import itertools
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,13 +16,14 @@ Keywords = Mapping[str, Any]
 Arguments = tuple[tuple[Any, ...], Keywords]
 """What a call passes by position, and by name."""
 NO_ARGUMENTS: Arguments = ((), {})
-Key = str | int
-"""The name of an argument, or the place of one that is given by position only; `LAST` is the last
-of `*args`.
+Key = int | str | None
+"""The place of an argument that may be given by position, or the name of another one; None for no
+argument.
 """
 Values = dict[Key, Any]
-"""The arguments that a caller gives, in order of the parameters."""
+"""The arguments of a call."""
 LAST = sys.maxsize
+"""The place of the last of `*args`, where that is the chosen argument."""
 
 
 class Parameters:
@@ -37,47 +40,43 @@ class Parameters:
         if not isinstance(member, staticmethod):
             del parameters[0]
         self.signature: inspect.Signature = inspect.Signature(parameters)
-        self.takes_more_positions: bool = False
-        self.takes_more_keywords: bool = False
-        self._positional: dict[str, Key] = {}  # the keys of those that may be given by position
-        self._keyword_only: list[str] = []
-        self._defaults: dict[Key, Any] = {}
+        kinds = [parameter.kind for parameter in parameters]
+        self._takes_more_positions = inspect.Parameter.VAR_POSITIONAL in kinds
+        self._takes_more_keywords = inspect.Parameter.VAR_KEYWORD in kinds
+        self._count = sum(kind in _POSITIONAL for kind in kinds)
+        self.keys: dict[str, Key] = {}
+        """The key of each parameter, but not of those that take any others."""
+        self._by_name: dict[str, Key] = {}  # of those that may be given by name
+        self._defaults: Values = {}
         for place, parameter in enumerate(parameters):
-            key: Key = parameter.name
-            if parameter.kind is parameter.VAR_POSITIONAL:
-                self.takes_more_positions = True
-            elif parameter.kind is parameter.VAR_KEYWORD:
-                self.takes_more_keywords = True
-            elif parameter.kind is parameter.KEYWORD_ONLY:
-                self._keyword_only.append(parameter.name)
-            else:
-                if parameter.kind is parameter.POSITIONAL_ONLY:
-                    key = place  # there may be a keyword of its name
-                self._positional[parameter.name] = key
+            key: Key = place if parameter.kind in _POSITIONAL else parameter.name
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                continue
+            self.keys[parameter.name] = key
+            if parameter.kind is not parameter.POSITIONAL_ONLY:
+                self._by_name[parameter.name] = key
             if parameter.default is not parameter.empty:
                 self._defaults[key] = parameter.default
-        self._keys: tuple[Key, ...] = tuple(self._positional.values())
-        self.chosen: str | None = None
-        """The argument that results replace, or that calls the next hook; None for the last one."""
-
-    @property
-    def names(self) -> list[str]:
-        """The names of all parameters, but not of those that take any others."""
-        return [*self._positional, *self._keyword_only]
+        if not self.keys and self._takes_more_positions:
+            self.keys[parameters[0].name] = LAST
+        self.chosen: Key = None
+        """The argument that results replace, or that calls the next hook."""
 
     def reject_call(self, signature: inspect.Signature) -> str:
         """Return why a hook with this signature cannot take every call that the method takes.
 
         The longest and the shortest call are tried; the text is empty if it takes both.
         """
-        more_keywords = ["any_other"] * self.takes_more_keywords
-        count = len(self._keys) + self.takes_more_positions
-        longest = count, [*self._keyword_only, *more_keywords]
-        needed = [key for key in self._keys if key not in self._defaults]
-        needed_keywords = [name for name in self._keyword_only if name not in self._defaults]
+        longest: Values = dict.fromkeys(self.keys.values())
+        shortest: Values = dict.fromkeys(longest.keys() - self._defaults.keys() - {LAST})
+        if self._takes_more_positions:
+            longest[LAST] = None
+        if self._takes_more_keywords:
+            longest["any_other"] = None
         try:
-            for positions, keywords in (longest, (len(needed), needed_keywords)):
-                signature.bind(*[None] * positions, **dict.fromkeys(keywords))
+            for values in (longest, shortest):
+                args, keywords = self.for_hooks(values)
+                signature.bind(*args, **keywords)
         except TypeError as error:
             return str(error)
         return ""
@@ -87,71 +86,37 @@ class Parameters:
     def values(self, args: tuple[Any, ...], keywords: Keywords) -> Values:
         """Return the arguments of a call by their keys.
 
-        A parameter that is left out before another one has its default there, but not if only the
-        chosen argument comes after it: what calls the next hook is no value of the call.
-
         Raises:
             TypeError: the method has no parameter for an argument, two arguments for a parameter,
                 or none for one that has no default.
         """
-        values: Values = dict(zip(self._keys, args, strict=False))
-        more = args[len(self._keys) :]
-        # Not where any keyword is taken: `bind` rejects the name of a positional-only parameter.
-        is_unclear = not self.takes_more_keywords or not values.keys().isdisjoint(keywords)
-        has_too_many = bool(more) and not self.takes_more_positions
-        if has_too_many or (keywords and is_unclear):
-            self.signature.bind(*args, **keywords)  # it raises if the method would
-        if more:
-            values.update(enumerate(more[:-1], len(self._keys)))
-            values[LAST] = more[-1]
-        if not keywords:
-            return values
-        values.update(keywords)
-        return self._filled(values, without=self.chosen_key(values))
-
-    def _filled(self, values: Values, *, without: Key | None = None) -> Values:
-        """Return the values with the defaults of parameters that are left out before another one.
-
-        A parameter that is left out before `without` alone keeps being left out.
-        """
-        filled: Values = {}
-        left_out: list[Key] = []
-        for key in self._keys:
-            if key not in values:
-                left_out.append(key)
-                continue
-            if key != without:
-                filled.update((key, self._default(key)) for key in left_out)
-                left_out = []
-            filled[key] = values[key]
-        return {**filled, **values}
-
-    def _default(self, key: Key) -> Any:
-        if key not in self._defaults:
-            raise TypeError(f"missing a required argument: {key!r}")
-        return self._defaults[key]
-
-    def spread(self, values: Values) -> Arguments:
-        """Return the positions and the keywords of a call with these values.
-
-        Parameters are passed by position until one is left out, and the others by name.
-        """
-        keywords: dict[Any, Any] = dict(values)
-        args: list[Any] = []
-        for key in self._keys:
-            if key not in values:
-                break
-            args.append(keywords.pop(key))
-        # There are values for `*args` only if no parameter before them is left out.
-        args += [keywords.pop(place) for place in self._more_places(values)]
-        return tuple(args), keywords
+        if keywords or len(args) != self._count:
+            named = keywords
+            if self._takes_more_keywords:
+                # Before Python 3.13, `bind` rejects the name of a positional-only parameter.
+                named = {name: keywords[name] for name in self._by_name if name in keywords}
+            self.signature.bind(*args, **named)
+        values = {self._by_name.get(name, name): value for name, value in keywords.items()}
+        values.update(enumerate(args))
+        if self.chosen == LAST and values:
+            _, values[LAST] = values.popitem()
+        return values
 
     def for_hooks(self, values: Values) -> Arguments:
-        """Return the positions and the keywords of a call of hooks with these values.
+        """Return the positions and the keywords of a call with these values.
 
-        Hooks may use other names for what can be passed by position, so all of that is.
+        Hooks may use other names for what can be passed by position, so all of that is. A parameter
+        that is left out before another one has its default.
         """
-        return self.spread(self._filled(values))
+        values_or_defaults = {**self._defaults, **values}
+        args = tuple(values_or_defaults[place] for place in self._places(values))
+        return args, {key: values[key] for key in values if isinstance(key, str)}
+
+    def _places(self, values: Values, ignored: Key = None) -> list[int]:
+        """Return the places up to the last one that has a value, apart from an ignored one."""
+        given = [key for key in values if isinstance(key, int) and key != ignored]
+        left_out = range(min(self._count, max(given, default=0)))
+        return [place for place in sorted({*given, *left_out}) if place != ignored]
 
     def call_for_hooks(self, args: tuple[Any, ...], keywords: Keywords) -> Arguments:
         """Return the arguments of a call of the object as those of a call of hooks."""
@@ -159,46 +124,25 @@ class Parameters:
             return args, keywords
         return self.for_hooks(self.values(args, keywords))
 
-    # -- the chosen argument
-
-    def chosen_key(self, values: Values) -> Key:
-        """Return the key of the chosen argument."""
-        if self.chosen is not None:
-            return self._positional.get(self.chosen, self.chosen)
-        if LAST in values:
-            return LAST
-        return next(reversed(values), LAST)
-
     def chosen_value(self, values: Values) -> Any:
         """Return the chosen argument, or its default, or None."""
-        key = self.chosen_key(values)
-        return values.get(key, self._defaults.get(key))
+        return {**self._defaults, **values}.get(self.chosen)
+
+    # -- a call of the next hook
 
     def _passed_keys(self, values: Values) -> list[Key]:
-        """Return the keys of the values that hooks pass by position when they call the next one.
+        """Return the keys of the arguments that hooks pass by position to the next one.
 
-        Keyword-only ones are among them if the chosen argument is one itself, or if there are no
-        others.
+        Keyword-only ones are among them if the chosen argument is one itself, or if the method has
+        no others.
         """
-        keys: list[Key] = [key for key in self._keys if key in values]
-        keys += self._more_places(values)
-        chosen = self.chosen_key(values)
-        if chosen in self._keyword_only or not {*keys} - {chosen}:
-            keys += [name for name in self._keyword_only if name in values]
-        return [key for key in keys if key != chosen]
+        keys: list[Key] = [*self._places(values, self.chosen)]
+        has_places = any(place != self.chosen for place in range(self._count))
+        if isinstance(self.chosen, str) or not (has_places or self._takes_more_positions):
+            keys += [key for key in self.keys.values() if isinstance(key, str) and key in values]
+        return [key for key in keys if key != self.chosen]
 
-    def _more_places(self, values: Values) -> list[int]:
-        """Return the keys of values for `*args`, in order."""
-        return sorted(key for key in values if isinstance(key, int) and key >= len(self._keys))
-
-    def changed(
-        self,
-        values: Values,
-        args: tuple[Any, ...],
-        keywords: Keywords,
-        *,
-        may_drop: bool,
-    ) -> Values:
+    def changed(self, values: Values, args: tuple[Any, ...], keywords: Keywords) -> Values:
         """Return the values with the changes that a hook makes when it calls the next one.
 
         What is passed by name replaces the value of that name, and what is passed by position the
@@ -208,57 +152,38 @@ class Parameters:
             values: the values that the hook was called with.
             args: what the hook passes by position.
             keywords: what the hook passes by name.
-            may_drop: whether what the method has no parameter for is dropped.
-
-        Raises:
-            TypeError: there are such positions, and they must not be dropped.
         """
-        changed: Values = dict(values)
-        for name, value in keywords.items():
-            if name in self.names or self.takes_more_keywords or not may_drop:
-                changed[name] = value
-        replaced = [key for key in self._passed_keys(changed) if key not in keywords]
-        # The hook passes what its own caller has left out.
-        chosen = self.chosen_key(values)
-        left_out = [key for key in self._keys if key not in changed and key != chosen]
-        added: list[Key] = [*left_out[: max(0, len(args) - len(replaced))]]
-        excess = len(args) - len(replaced) - len(added)
-        if excess > 0 and self.takes_more_positions:
-            places = [place for place in self._more_places(changed) if place != LAST]
-            first = len(self._keys) + len(places)
-            added += range(first, first + excess)
-        elif excess > 0 and not may_drop:
-            raise TypeError(
-                f"the next one is called with {len(args)} positional arguments, but it has"
-                f" {len(args) - excess} beside the one that calls the next"
-            )
-        # In order of the parameters, which need not be the order in which they were given.
-        changed.update(dict.fromkeys(added))
-        replaced = [key for key in self._passed_keys(changed) if key not in keywords]
-        changed.update(zip(reversed(replaced), reversed(args), strict=False))
-        return changed
+        by_key = {self._by_name.get(name, name): value for name, value in keywords.items()}
+        replaced_keys = [key for key in self._passed_keys(values) if key not in by_key]
+        # The hook passes what its own caller has left out, or more than the method takes.
+        used_keys = {*values, *by_key, *replaced_keys, self.chosen}
+        unused_keys = (key for key in itertools.count() if key not in used_keys)
+        excess = max(0, len(args) - len(replaced_keys))
+        extended = {**values, **dict.fromkeys(itertools.islice(unused_keys, excess))}
+        replaced_keys = [key for key in self._passed_keys(extended) if key not in by_key]
+        by_key.update(zip(reversed(replaced_keys), reversed(args), strict=False))
+        return {**values, **by_key}
 
     def for_function(self, values: Values, function: Callable[..., Any]) -> Arguments:
         """Return the positions and the keywords of a call of a function that is no hook.
 
-        It gets the last positions, as many as it takes, and by name what it takes by name only.
+        It gets the last positions, as many as it takes, and by name all that hooks get by name.
         """
-        passed = self._passed_keys(values)
-        try:
-            parameters = inspect.signature(function).parameters
-        except (TypeError, ValueError):  # it is written in C
-            return tuple(values[key] for key in passed), {}
-        kinds = [parameter.kind for parameter in parameters.values()]
-        names = {name for name in parameters if parameters[name].kind is _KEYWORD_ONLY}
-        if inspect.Parameter.VAR_KEYWORD in kinds:
-            names.update(key for key in values if isinstance(key, str))
-        names.difference_update(self._keys, [self.chosen_key(values)])
-        args = [values[key] for key in passed if key not in names]
-        if inspect.Parameter.VAR_POSITIONAL not in kinds:
-            most = sum(kind in _POSITIONAL for kind in kinds)
-            args = args[max(0, len(args) - most) :]
-        return tuple(args), {name: values[name] for name in names if name in values}
+        passed_keys = self._passed_keys(values)
+        values_or_defaults = {**self._defaults, **values}
+        args = tuple(values_or_defaults[key] for key in passed_keys)
+        keywords: dict[str, Any] = {}
+        for key in values:
+            if isinstance(key, str) and key not in (self.chosen, *passed_keys):
+                keywords[key] = values[key]
+        # The signature of a function that is written in C may not be known.
+        with contextlib.suppress(TypeError, ValueError):
+            parameters = inspect.signature(function).parameters.values()
+            kinds = [parameter.kind for parameter in parameters]
+            if inspect.Parameter.VAR_POSITIONAL not in kinds:
+                most = sum(kind in _POSITIONAL for kind in kinds)
+                args = args[max(0, len(args) - most) :]
+        return args, keywords
 
 
-_KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

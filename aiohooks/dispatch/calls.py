@@ -18,15 +18,14 @@ import inspect
 import itertools
 import operator
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, cast
-from weakref import ref
 
 from aiohooks._core.activity import Awaited
 from aiohooks._core.calls import Calls, OwnContext, RunWaits
 from aiohooks._core.coroutines import can_wait, result_now
-from aiohooks._core.observers import Observer, observed_call
+from aiohooks._core.observers import Kind, Observer, observed_call
 from aiohooks._core.reports import logger
 from aiohooks._core.scope import current_scope
 from aiohooks._core.validate import is_coroutine_function
@@ -68,23 +67,6 @@ def only_if(condition: str) -> Callable[[F], F]:
     return mark
 
 
-@dataclass(frozen=True, slots=True)
-class HookCall:
-    """The call of a method for one hook."""
-
-    method: Method
-    may_wait: bool
-    """Whether the call gets a task of its own. Other calls are made in the caller's task."""
-    queued: bool
-    """Whether the call is put into a queue, which counts it."""
-    condition: Callable[..., bool] | None
-    """Returns whether the call is made; it gets the same arguments."""
-    name: str
-    """The name of the hook and the method, for messages."""
-    secs: float | None
-    """The time limit of the call."""
-
-
 class HookStatus(NamedTuple):
     """The status of the calls of one hook.
 
@@ -113,47 +95,27 @@ class HookStatus(NamedTuple):
         return self.disabled_since is not None
 
 
+@dataclass(eq=False)
 class RegisteredHook:
     """A hook in one group or session, with the counts of its calls and failures."""
 
-    __slots__ = (
-        "__weakref__",
-        "_logged_errors",
-        "_logged_results",
-        "counted",
-        "disabled_since",
-        "dropped",
-        "failures",
-        "failures_in_a_row",
-        "groups",
-        "hook",
-        "last_error",
-        "name",
-        "overflows",
-        "registration",
-    )
+    name: str
+    """The name of its class, with a number if several hooks have that name."""
+    registration: HookRegistration
+    calls: int = 0
+    dropped: int = 0
+    """The calls that the hook did not get; see `HookStatus`."""
+    failures: int = 0
+    failures_in_a_row: int = 0
+    last_error: str | None = None
+    disabled_since: float | None = None
+    _logged: set[tuple[str, type]] = field(default_factory=set[tuple[str, type]])
+    """The calls of which an error was logged, with the type of the error."""
 
-    def __init__(self, name: str, registration: HookRegistration) -> None:
-        self.name: str = name
-        """The name of its class, with a number if several hooks have that name."""
-        self.registration: HookRegistration = registration
-        self.hook: Any = registration.hook
-        self.groups: list[ref[OrderGroup]] = []
-        """The groups that call the hook. Calls of a group that are made one after another are
-        counted there, once for all of its hooks.
-        """
-        self.counted: int = 0
-        """The number of its other calls."""
-        self.dropped: int = 0
-        """The calls that the hook did not get; see `HookStatus`."""
-        self.overflows: int = 0
-        """The calls that were dropped because its queue was full."""
-        self.failures: int = 0
-        self.failures_in_a_row: int = 0
-        self.last_error: str | None = None
-        self.disabled_since: float | None = None
-        self._logged_results: set[str] = set()  # the calls whose dropped result was logged
-        self._logged_errors: set[tuple[str, type]] = set()  # of a call, with the type of the error
+    @property
+    def hook(self) -> Any:
+        """The hook itself."""
+        return self.registration.hook
 
     def call_name(self, method: str) -> str:
         """Return the name of a call of a method in messages.
@@ -166,12 +128,9 @@ class RegisteredHook:
 
     def status(self, pending: int) -> HookStatus:
         """Return the status of its calls, of which `pending` are queued."""
-        # All groups first: one that dies meanwhile leaves the list, and is in `counted` then.
-        groups = [group_ref() for group_ref in tuple(self.groups)]
-        calls = self.counted + sum(group.made for group in groups if group is not None)
         return HookStatus(
             self.name,
-            calls,
+            self.calls,
             self.failures,
             self.last_error,
             self.dropped,
@@ -181,22 +140,14 @@ class RegisteredHook:
 
     def overflowed(self, who: str) -> None:
         """Count a call that is dropped because the queue is full; log the 1st, 10th, 100th, ..."""
-        self.counted += 1
+        self.calls += 1
         self.dropped += 1
-        self.overflows += 1
-        if is_logged(self.overflows):
+        if is_logged(self.dropped):
             text = (
                 "%s: background call dropped, as its on_full says: max_pending=%s are pending;"
                 " dropped so far: %s"
             )
-            logger.warning(text, who, self.registration.max_pending, self.overflows)
-
-    def log_dropped(self, who: str, result: object) -> None:
-        """Log that a result is dropped, once for each method."""
-        if result is not None and who not in self._logged_results:
-            self._logged_results.add(who)
-            message = "%s returned %s, which is dropped: the method returns None"
-            logger.warning(message, who, safe_repr(result))
+            logger.warning(text, who, self.registration.max_pending, self.dropped)
 
     def may_be_called(self) -> bool:
         """Return whether the hook is called; count the call as dropped if it is disabled."""
@@ -206,28 +157,23 @@ class RegisteredHook:
         return False
 
     def count_failure(self, error: Exception) -> None:
-        """Count an error of a call."""
+        """Count an error of a call; disable the hook if its `disable_after` says so."""
         self.failures += 1
         self.failures_in_a_row += 1
         self.last_error = printable(safe_repr(error))
-
-    def disable_if_due(self) -> None:
-        """Disable the hook if it has failed as often in a row as its `disable_after` says."""
         limit = self.registration.disable_after
-        if limit is None or self.failures_in_a_row < limit or self.disabled_since is not None:
-            return
-        self.disabled_since = time.time()
-        message = (
-            "%s failed %s times in a row and is not called any more, as its disable_after says"
-        )
-        logger.warning(message, self.name, limit)
+        if limit is not None and self.disabled_since is None and self.failures_in_a_row >= limit:
+            self.disabled_since = time.time()
+            message = (
+                "%s failed %s times in a row and is not called any more, as its disable_after says"
+            )
+            logger.warning(message, self.name, limit)
 
     def suppresses(self, who: str, error: BaseException) -> bool:
         """Count an error of a call; return whether it is only logged, and not to be raised.
 
-        An error that is only logged may disable the hook. The log has the first error of each
-        method and type with its traceback, and otherwise the 10th, the 100th, ... error of the
-        hook.
+        The log has the first error of each method and type with its traceback, and otherwise the
+        10th, the 100th, ... error of the hook.
         """
         if not isinstance(error, Exception):
             return False
@@ -236,8 +182,8 @@ class RegisteredHook:
             return False
         # A method of a session has the step in its name.
         kind_of_error = who.partition(" at step ")[0], type(error)
-        if kind_of_error not in self._logged_errors:
-            self._logged_errors.add(kind_of_error)
+        if kind_of_error not in self._logged:
+            self._logged.add(kind_of_error)
             # Only the first time: later errors may be the same object, which would collect notes.
             add_origin(error, who)
             message = "%s failed; continuing, as its on_error says: %s"
@@ -245,7 +191,6 @@ class RegisteredHook:
         elif is_logged(self.failures):
             message = "%s failed for the %sth time; continuing, as its on_error says: %s"
             logger.error(message, who, self.failures, self.last_error)
-        self.disable_if_due()
         return True
 
     def __repr__(self) -> str:
@@ -273,21 +218,49 @@ def bound_method(registered: RegisteredHook, method: str) -> Method:
     return plain_call(bound, registered.call_name(method))
 
 
+class HookCall:
+    """The call of a method for one hook."""
+
+    def __init__(
+        self,
+        registered: RegisteredHook,
+        name: str,
+        method: Method,
+        timeout: float | None,
+        is_always_called: bool,
+    ) -> None:
+        """Prepare calls of a hook.
+
+        Args:
+            registered: the hook.
+            name: the name of the method.
+            method: the function that is called.
+            timeout: the time limit if the hook has none of its own.
+            is_always_called: whether the hook is called if it is disabled, too.
+        """
+        condition: Any = getattr(method, CONDITION, None)
+        self.name: str = registered.call_name(name)
+        """The name of the hook and the method, for messages."""
+        self.may_wait: bool = can_wait(method)
+        """Whether the call gets a task of its own. Other calls are made in the caller's task."""
+        self.queued: bool = callable(condition)
+        """Whether the call is put into a queue, which counts it."""
+        self.secs: float | None = None
+        """The time limit of the call."""
+        # A queued call has its time limit, and is left out, when the queue makes it.
+        if not self.queued:
+            self.secs = registered.registration.timeout or timeout
+            if registered.registration.disable_after is not None and not is_always_called:
+                method = _unless_disabled(method, registered)
+            if condition is not None:
+                condition = getattr(registered.hook, condition)
+        self.method: Method = method
+        self.condition: Callable[..., bool] | None = condition
+        """Returns whether the call is made; it gets the same arguments."""
+
+
 class OrderGroup:
     """The calls of one method that start together: hooks of one `order`, in registration order."""
-
-    __slots__ = (
-        "__weakref__",
-        "_observed_calls",
-        "_observers",
-        "calls",
-        "grace_secs",
-        "hooks",
-        "in_turn",
-        "keeps_context",
-        "made",
-        "methods",
-    )
 
     def __init__(
         self,
@@ -297,7 +270,8 @@ class OrderGroup:
         timeout: float | None = None,
         bind: Callable[[RegisteredHook, str], Method] = bound_method,
         *,
-        wraps: bool = False,
+        is_always_called: bool = False,
+        kind: Kind = "hook",
     ) -> None:
         """Make a group of the hooks that override `method`.
 
@@ -307,82 +281,58 @@ class OrderGroup:
             grace_secs: how long cancelled calls may take to end.
             timeout: the time limit of hooks without a limit of their own.
             bind: returns the function that is called for a hook.
-            wraps: whether the method wraps other hooks. The caller then leaves out disabled hooks.
+            is_always_called: whether disabled hooks are called, too.
+            kind: the kind of the calls for observers.
         """
-        self.made: int = 0
-        """How often all hooks were called one after the other."""
+        self.kind: Kind = kind
         self.grace_secs: float = grace_secs
         self.hooks: tuple[RegisteredHook, ...] = tuple(hooks)
         self.calls: Sequence[HookCall] = [
-            _hook_call(registered, method, bind(registered, method), timeout, wraps)
+            HookCall(registered, method, bind(registered, method), timeout, is_always_called)
             for registered in hooks
         ]
-        for registered in hooks:
-            registered.groups.append(ref(self, registered.groups.remove))
-        self.methods: tuple[Method, ...] = tuple(call.method for call in self.calls)
+        self.methods: Sequence[Method] = [call.method for call in self.calls]
         self.in_turn: bool = not any(call.may_wait for call in self.calls)
         """Whether no call may wait, so that they are made one after the other."""
-        self.keeps_context: tuple[bool, ...] | None = None
-        """Whether a hook has one context for several methods, so that its tokens stay valid.
+        self.uncounted: int = 0
+        """How often all calls were made since `count_calls`. That costs less than counting each."""
+        self.keeping: Set[RegisteredHook] = frozenset()
+        """The hooks that have one context for several methods, so that their tokens stay valid."""
 
-        None if no hook has.
-        """
-        self._observers: tuple[Observer, ...] = ()
-        self._observed_calls: Sequence[HookCall] = self.calls
-
-    def __del__(self) -> None:
+    def count_calls(self) -> None:
+        """Add the number of calls to the counts of the hooks."""
         for registered in self.hooks:
-            registered.counted += self.made
+            registered.calls += self.uncounted
+        self.uncounted = 0
 
-    def observed_calls(self, observers: Sequence[Observer]) -> Sequence[HookCall]:
-        """Return the calls, which notify `observers`.
+    def methods_with(
+        self,
+        observers: Sequence[Observer],
+        keywords: Mapping[str, Any] = NO_KEYWORDS,
+        contexts: Sequence[OwnContext | None] | None = None,
+    ) -> Sequence[Method]:
+        """Return the methods, bound to keyword arguments, that notify observers.
 
-        They are kept for the next call, which usually has the same observers.
+        A call that cannot wait is made in its context; a task gets the context of other calls.
         """
-        notified = tuple(observers)
-        if self._observers != notified:
-            self._observed_calls = [_observed(call, notified) for call in self.calls]
-            self._observers = notified
-        return self._observed_calls
+        methods: list[Method] = []
+        for number, call in enumerate(self.calls):
+            method: Method = call.method
+            if observers:
+                method = functools.partial(observed_call, method, self.kind, call.name, observers)
+            if keywords:
+                method = functools.partial(method, **keywords)
+            context = None if contexts is None else contexts[number]
+            if context is not None and not call.may_wait:
+                method = functools.partial(_call_in_context, context, method)
+            methods.append(method)
+        return methods
 
-    def current_calls(self) -> Sequence[HookCall]:
-        """Return the calls, which notify the observers of the run that they are part of."""
-        scope = current_scope.get()
-        if scope is None or not scope.observers:
-            return self.calls
-        return self.observed_calls(scope.observers)
 
-
-def _hook_call(
-    registered: RegisteredHook,
-    name: str,
-    method: Method,
-    timeout: float | None,
-    wraps: bool,
-) -> HookCall:
-    """Return the call of a method for one hook.
-
-    Args:
-        registered: the hook.
-        name: the name of the method.
-        method: the function that is called.
-        timeout: the time limit if the hook has none of its own.
-        wraps: whether the method wraps other hooks.
-    """
-    marked: Any = getattr(method, CONDITION, None)
-    call_name = registered.call_name(name)
-    if callable(marked):
-        # A queued call has its time limit, and is left out, when the queue makes it.
-        queued_if: Callable[..., Any] = marked
-        return HookCall(method, can_wait(method), True, queued_if, call_name, None)
-    condition = None if marked is None else getattr(registered.hook, marked)
-    secs = registered.registration.timeout
-    if secs is None:
-        secs = timeout
-    may_wait = can_wait(method)
-    if not wraps and registered.registration.disable_after is not None:
-        method = _unless_disabled(method, registered)
-    return HookCall(method, may_wait, False, condition, call_name, secs)
+def run_observers() -> Sequence[Observer]:
+    """Return the observers of the run that the current code is part of."""
+    scope = current_scope.get()
+    return () if scope is None else scope.observers
 
 
 def _unless_disabled(method: Method, registered: RegisteredHook) -> Method:
@@ -396,21 +346,25 @@ def _unless_disabled(method: Method, registered: RegisteredHook) -> Method:
     return call
 
 
-def _observed(call: HookCall, observers: tuple[Observer, ...]) -> HookCall:
-    method = functools.partial(observed_call, call.method, "hook", call.name, observers)
-    return replace(call, method=method)
-
-
 def order_groups(
     method: str,
     hooks: Iterable[RegisteredHook],
     grace_secs: float,
     bind: Callable[[RegisteredHook, str], Method] = bound_method,
+    *,
+    one_by_one: bool = False,
+    is_always_called: bool = False,
 ) -> tuple[OrderGroup, ...]:
-    """Sort the hooks that override `method` into groups of one `order`, the lowest first."""
+    """Sort the hooks that override `method` into groups of one `order`, the lowest first.
+
+    With `one_by_one`, each hook is a group.
+    """
     order = operator.attrgetter("registration.order")
-    by_order = itertools.groupby(sorted(hooks, key=order), order)
-    return tuple(OrderGroup(method, [*group], grace_secs, bind=bind) for _, group in by_order)
+    by_order = itertools.groupby(sorted(hooks, key=order), None if one_by_one else order)
+    return tuple(
+        OrderGroup(method, [*group], grace_secs, bind=bind, is_always_called=is_always_called)
+        for _, group in by_order
+    )
 
 
 # What a session gives in addition is given by name: each call would make an object for it.
@@ -446,29 +400,33 @@ async def call_groups(
     results: list[Any] = []
     scope = current_scope.get() if waits is None else waits.scope
     for group in groups:
-        calls = group.calls
-        # A hook of the group before may have added observers of the run.
-        notified = scope.observers if scope is not None and not observers else observers
-        if notified:
-            calls = group.observed_calls(notified)
-        contexts = None
-        if own is not None or (waits is not None and group.keeps_context is not None):
-            contexts = _shared_contexts(group, waits, own)
-        second_args = None if seconds is None else next(seconds)
-        if not group.in_turn:
-            hook_calls = HookCalls(group, step, waits)
-            given = (args, second_args, keywords, contexts)
-            results += await hook_calls.call_together(calls, *given)
-            continue
+        notified = observers
+        if scope is not None and not observers:
+            # A hook of the group before may have added observers of the run.
+            notified = scope.observers
+        contexts: list[OwnContext | None] | None = None
+        if own is not None:
+            contexts = [own] * len(group.hooks)
+        elif waits is not None and group.keeping:
+            contexts = [None] * len(group.hooks)
+            for number, registered in enumerate(group.hooks):
+                if registered in group.keeping:
+                    contexts[number] = waits.own_context(registered)
         methods = group.methods
         if notified or keywords or contexts is not None:
-            methods = _bound_methods(calls, keywords, contexts)
-        number_before = len(results)
+            methods = group.methods_with(notified, keywords, contexts)
+        second_args = None if seconds is None else next(seconds)
+        if not group.in_turn:
+            calls = HookCalls(group, step, waits)
+            results += await calls.call_together(methods, args, second_args, keywords, contexts)
+            continue
+        for registered in group.hooks:
+            registered.calls += 1
+        first = len(results)
         remaining: Any = iter(methods)
         if second_args is not None:
-            remaining = zip(methods, second_args)  # noqa: B905 - of one length
-        # The loop continues behind a call whose error is only logged.
-        while len(results) - number_before < len(methods):
+            remaining = zip(methods, second_args, strict=True)
+        while True:  # the loop continues behind a call whose error is only logged
             try:
                 if second_args is None:
                     for method in remaining:
@@ -476,25 +434,11 @@ async def call_groups(
                 else:
                     for method, second in remaining:
                         results.append(await method(args[0], second))
+                break
             except BaseException as error:
-                failed_in_turn(group, len(results) - number_before, step, error)
+                failed_in_turn(group, len(results) - first, step, error)
                 results.append(None)
-        group.made += 1
     return results
-
-
-def _shared_contexts(
-    group: OrderGroup,
-    waits: RunWaits | None,
-    own: OwnContext | None,
-) -> list[OwnContext | None]:
-    """Return, for each hook, the context that it shares with other calls, if there is one."""
-    contexts = [own] * len(group.hooks)
-    if waits is not None and group.keeps_context is not None:
-        for number, keeps_context in enumerate(group.keeps_context):
-            if keeps_context:
-                contexts[number] = waits.own_context(group.hooks[number])
-    return contexts
 
 
 async def _call_in_context(context: OwnContext, method: Method, *args: Any) -> Any:
@@ -505,29 +449,13 @@ async def _call_in_context(context: OwnContext, method: Method, *args: Any) -> A
         context.copy_back()
 
 
-def _bound_methods(
-    calls: Sequence[HookCall],
-    keywords: Mapping[str, Any],
-    contexts: Sequence[OwnContext | None] | None,
-) -> tuple[Method, ...]:
-    """Return the methods of calls that cannot wait, bound to their keywords and contexts."""
-    methods: list[Method] = []
-    for number, call in enumerate(calls):
-        method: Method = functools.partial(call.method, **keywords)
-        context = None if contexts is None else contexts[number]
-        if context is not None:
-            method = functools.partial(_call_in_context, context, method)
-        methods.append(method)
-    return tuple(methods)
-
-
 def failed_in_turn(
     group: OrderGroup,
     number: int,
     step: int | None,
     error: BaseException,
 ) -> None:
-    """Log or raise the error of a call, while no other call of the group is active.
+    """Log or raise the error of a call of a group whose calls are made one after the other.
 
     Args:
         group: the group of the call.
@@ -541,9 +469,8 @@ def failed_in_turn(
         failure = hook_cancelled_error(who, error)
     try:
         if not group.hooks[number].suppresses(who, failure):
-            # The hooks after this one are not called.
-            for registered in group.hooks[: number + 1]:
-                registered.counted += 1
+            for registered in group.hooks[number + 1 :]:
+                registered.calls -= 1  # it is not called any more
             add_origin(failure, who)
             raise_unchanged(failure)
     finally:
@@ -581,25 +508,35 @@ class HookCalls(Calls):
 
     async def call_together(
         self,
-        calls: Sequence[HookCall],
+        methods: Sequence[Method],
         args: tuple[Any, ...],
         second_args: Sequence[Any] | None = None,
         keywords: Mapping[str, Any] = NO_KEYWORDS,
         contexts: Sequence[OwnContext | None] | None = None,
     ) -> list[Any]:
-        """Make the calls, wait for them, and return their results."""
-        context: OwnContext | None = None
-        for number, call in enumerate(calls):
+        """Make the calls, wait for them, and return their results.
+
+        Args:
+            methods: the method of each call, bound to its keyword arguments.
+            args: the arguments of each call.
+            second_args: a further argument of its own for each call.
+            keywords: the keyword arguments, for the conditions of calls.
+            contexts: the context of each call, if it is shared with other calls.
+        """
+        hooks = self._group.hooks
+        for number, call in enumerate(self._group.calls):
+            method = methods[number]
             try:
-                method = functools.partial(call.method, **keywords) if keywords else call.method
-                if contexts is not None:
-                    context = contexts[number]
                 given = args if second_args is None else (*args, second_args[number])
                 if not call.may_wait:
-                    await self._call_here(number, method, given, context)
+                    hooks[number].calls += 1
+                    # Now: one whose error is only logged may have changed the context, too.
+                    self.caller_context_changed()
+                    self.results[number] = await method(*given)
                 elif call.condition is None or call.condition(*given, **keywords):
                     if not call.queued:
-                        self._group.hooks[number].counted += 1
+                        hooks[number].calls += 1
+                    context = None if contexts is None else contexts[number]
                     self.start(number, method, given, call.name, call.secs, context)
             except BaseException as error:
                 self.failed(number, error)
@@ -607,22 +544,6 @@ class HookCalls(Calls):
                 break
         await self.wait()
         return self.results
-
-    async def _call_here(
-        self,
-        number: int,
-        method: Method,
-        args: tuple[Any, ...],
-        context: OwnContext | None,
-    ) -> None:
-        """Make a call that cannot wait in the caller's task."""
-        self._group.hooks[number].counted += 1
-        if context is not None:
-            method = functools.partial(_call_in_context, context, method)
-        # Before the call: one whose error is only logged may have changed the context, too.
-        self.caller_context_changed()
-        self.results[number] = await method(*args)
-        self.succeeded(number)
 
     def describe(self, number: int) -> str:
         return _at_step(self._group.calls[number].name, self._step)

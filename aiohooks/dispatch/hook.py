@@ -228,7 +228,9 @@ class FunctionHook:
 
 
 def identity(hook: Any) -> object:
-    """Return a key that identifies a hook or a function; a bound method is new at each access."""
+    """Return a key of a hook, or of its function; a bound method is new at each access."""
+    if isinstance(hook, FunctionHook):
+        hook = hook.function
     if isinstance(hook, types.MethodType):
         return id(hook.__self__), id(hook.__func__)
     if isinstance(hook, types.BuiltinMethodType):

@@ -24,9 +24,9 @@ from aiohooks.dispatch.plain import (
     annotations_of,
     function_kind,
     returns_awaitable,
-    wraps_others,
+    written_annotations,
 )
-from aiohooks.dispatch.ways import How, NamedArgument, Point, check_how, does_nothing
+from aiohooks.dispatch.ways import Combination, How, Point, checked_how
 from aiohooks.errors import InvalidArgumentError, InvalidHookError, did_you_mean
 
 NO_VALUE: Any = object()
@@ -77,67 +77,69 @@ class Interface:
         self.is_protocol: bool = getattr(origin, "_is_protocol", False)
         self._in_group = in_group
         self._hint = hint
-        by_name: Mapping[str, How] = {}
-        default: How | None = None
-        if isinstance(results, (str, NamedArgument)):
-            default = results
-            check_how(results, "results")
-        elif results is not None:
-            check_mapping(results, "results")
-            by_name = results
-        for name, way in by_name.items():
-            check_how(way, f"results[{name!r}]")
         self.members: dict[str, Any] = _members(origin)
-        """What the class and its bases have."""
+        """The attributes of the class and its bases."""
         self.points: dict[str, Point] = {}
         self.attributes: dict[str, Any] = {}
         """The public data of the class, and its properties."""
-        self._unsupported: list[str] = []
-        points, self._checked = _known.setdefault(origin, ({}, WeakSet()))
-        for name in self._member_names():
-            member = self.members[name]
-            function = _method_function(member)
-            if function is None:
-                self._add_other(name, member)
-            elif not self._is_dispatcher(name, member):
-                how = by_name.get(name)
-                known = points.get((name, how, default))
-                if known is None or known[0]() is not function:
-                    known = ref(function), Point(origin, name, member, how, default)
-                    points[name, how, default] = known
-                self.points[name] = known[1]
-        for name in by_name:
-            if name not in self.points:
-                raise InvalidArgumentError(
-                    f"results has {name!r}, which is no method of {origin.__name__};"
-                    f" {did_you_mean(name, self.points)}"
-                )
+        self._unsupported: dict[str, str] = {}  # members that hooks cannot implement, and why
+        self._checked: WeakSet[type[Any]] = _known.setdefault(origin, ({}, WeakSet()))[1]
+        self._read_members(results)
         if not self.points:
             raise InvalidHookError(
                 f"{origin.__name__} has no public methods, so hooks cannot implement any"
             )
 
-    def _member_names(self) -> list[str]:
-        """Return the names of public members, and of a `__call__`, which is the last."""
-        names = sorted(name for name in self.members if not name.startswith("_"))
+    def _read_members(self, results: Mapping[str, How] | How | None) -> None:
+        by_name: dict[str, Combination] = {}
+        default: Combination | None = None
+        if isinstance(results, (str, Combination)):
+            default = checked_how(results, "results")
+        elif results is not None:
+            check_mapping(results, "results")
+            for name, how in results.items():
+                by_name[name] = checked_how(how, f"results[{name!r}]")
+        for name in sorted(self.members):
+            if not name.startswith("_"):
+                self._add(name, by_name.get(name), default)
         if inspect.isfunction(self.members.get("__call__")):
-            names.append("__call__")
-        return names
+            if self.points:
+                self._unsupported["__call__"] = f"{self.kind.__name__} has other methods"
+            else:
+                self._add("__call__", by_name.get("__call__"), default)
+        for name in by_name:
+            if name not in self.points:
+                raise InvalidArgumentError(
+                    f"results has {name!r}, which is no method of {self.kind.__name__};"
+                    f" {did_you_mean(name, self.points)}"
+                )
 
-    def _is_dispatcher(self, name: str, member: Any) -> bool:
-        """Return whether a member is a `__call__` that calls the other methods."""
-        if name != "__call__" or not self.points:
-            return False
-        return not does_nothing(member) and not getattr(member, "__isabstractmethod__", False)
+    def _add(
+        self,
+        name: str,
+        given: Combination | None,
+        default: Combination | None,
+    ) -> None:
+        """Add a member to the methods, to the data, or to the members that hooks cannot implement.
 
-    def _add_other(self, name: str, member: Any) -> None:
-        methods = (functools.partialmethod, functools.singledispatchmethod)
-        if isinstance(member, methods):
-            self._unsupported.append(name)
-        elif isinstance(member, (type, classmethod, staticmethod)):
-            pass  # nested classes, and helpers such as factories
-        elif callable(member):
-            self._unsupported.append(name)
+        Nested classes are none of these, and neither are helpers such as factories.
+        """
+        member = self.members[name]
+        function = _method_function(member)
+        if function is not None:
+            points = _known[self.kind][0]
+            key = name, given, default, self._in_group
+            known = points.get(key)
+            if known is None or known[0]() is not function:
+                known = ref(function), Point(self.kind, name, member, given, default)
+                points[key] = known
+            self.points[name] = known[1]
+        elif isinstance(member, _HELPERS):
+            return
+        elif callable(member) or isinstance(member, _NO_FUNCTIONS):
+            self._unsupported[name] = (
+                f"{self.kind.__name__}.{name} is a {type(member).__name__}, and no function"
+            )
         else:
             self.attributes[name] = NO_VALUE if inspect.ismemberdescriptor(member) else member
 
@@ -156,16 +158,11 @@ class Interface:
         # implements, and only its class says so.
         owner = hook if name in getattr(hook, "__dict__", ()) else type(hook)
         if name == "__call__" and owner is not hook and not callable(hook):
-            return False  # what is found is the call of the class, which makes objects
-        method = getattr(owner, name, None)
-        if method is None:
-            method = getattr(hook, name, None)  # perhaps made by `__getattr__`
-        function = getattr(method, "__func__", method)
-        for base in self.kind.__mro__:
-            own = vars(base).get(name)
-            if function is getattr(own, "__func__", own):
-                return False
-        return True
+            return False  # what is found would be the call of the class, which makes objects
+        # The method may be made by `__getattr__`.
+        method = getattr(owner, name, None) or getattr(hook, name, None)
+        inherited = [None, *(vars(base).get(name) for base in self.kind.__mro__)]
+        return not any(_function_of(method) is _function_of(own) for own in inherited)
 
     def implemented(self, hook: object) -> list[Point]:
         """Return the methods that `hook` implements."""
@@ -187,24 +184,16 @@ class Interface:
                 " with `on`"
             )
         points = self.implemented(hook)
-        for implemented in points:
-            method = getattr(hook, implemented.name)
+        for point in points:
+            method = getattr(hook, point.name)
             function = method.__func__ if isinstance(method, types.MethodType) else None
-            if function not in implemented.fitting:
-                self._check_method(hook, method, implemented, plain=plain)
-                # A generator fits in a group, and not in a session, which has the same points.
-                is_known = inspect.isfunction(function) and not wraps_others(function)
-                if is_known and not plain:
-                    implemented.fitting.add(function)
-        if (
-            "__call__" in self.members
-            and "__call__" not in self.points
-            and self.overrides(hook, "__call__")
-        ):
-            raise InvalidHookError(
-                f"{hook_name(hook)}.__call__ decides which of its methods are called, so a group"
-                " cannot call them"
-            )
+            if function not in point.fitting:
+                who = f"{hook_name(hook)}.{point.name}"
+                if isinstance(hook, FunctionHook) and hook.__aiohooks_is_function__:
+                    who = hook_name(hook)
+                self._check_method(who, method, point, plain=plain)
+                if inspect.isfunction(function) and not plain:
+                    point.fitting.add(function)
         if type(hook) not in self._checked:
             self._check_names(hook, plain=plain)
             self._checked.add(type(hook))
@@ -212,15 +201,12 @@ class Interface:
 
     def _check_method(
         self,
-        hook: object,
+        who: str,
         method: Any,
         point: Point,
         *,
         plain: bool,
     ) -> None:
-        who = hook_name(hook)
-        if not isinstance(hook, FunctionHook) or not hook.__aiohooks_is_function__:
-            who = f"{who}.{point.name}"
         problem = self._kind_problem(method, point, plain=plain)
         if problem:
             raise InvalidHookError(f"{who} {problem}")
@@ -251,12 +237,39 @@ class Interface:
         function; or an empty text.
         """
         kind = function_kind(method)
-        own_kind = function_kind(inspect.unwrap(self.members[point.name]))
-        if point.answers_hook:
+        if point.returns_hook:
             return (
                 "returns a hook, which would take the place of the group; use this hook beside the"
                 " group"
             )
+        if "generator" in point.kind:
+            return (
+                f"is a generator in {self.kind.__name__}, which a group cannot stand for; use this"
+                " hook beside the group"
+            )
+        if kind == "a generator" and (plain or not point.is_async) and point.how in ("none", "any"):
+            return "is a generator, and no one would iterate over it; write it without `yield`"
+        if point.is_async:
+            return self._coroutine_problem(method, point, plain=plain)
+        if kind in PLAIN:
+            return ""
+        return (
+            f"is {kind}, but {point.label} is a plain one; write it as `def`; or, if what it"
+            " returns is awaited, derive a class in which it is annotated so, as in `->"
+            " Awaitable[None] | None`"
+        )
+
+    def _coroutine_problem(
+        self,
+        method: Any,
+        point: Point,
+        *,
+        plain: bool,
+    ) -> str:
+        """Return why a function cannot be called for a coroutine method, or an empty text."""
+        kind = function_kind(method)
+        if kind == "a coroutine function":
+            return ""
         if kind == "an async generator" and self._in_group and point.how != "wrap":
             if point.calls_next and point.does_nothing:
                 return (
@@ -264,48 +277,42 @@ class Interface:
                     f' write it as `async def` that calls it, and give results={{"{point.name}":'
                     ' "wrap"}'
                 )
-            if point.is_async:
+            return ""
+        if kind in PLAIN:
+            is_wrapper = function_kind(inspect.unwrap(method)) == "a coroutine function"
+            if is_wrapper and not returns_awaitable(method):
+                return (
+                    "is a plain function that wraps a coroutine function; write its wrapper as"
+                    " `async def`"
+                )
+            if is_wrapper or plain or point.kind == "a plain function":
                 return ""
-        if kind == "a generator" and plain and point.how in ("none", "any"):
-            return "is a generator, and no one would iterate over it; write it without `yield`"
-        if point.is_async and kind != "a coroutine function":
-            if function_kind(inspect.unwrap(method)) == "a coroutine function":
-                if not returns_awaitable(method):
-                    return (
-                        "is a plain function that wraps a coroutine function; write its wrapper as"
-                        " `async def`"
-                    )
-            elif kind == "an async generator" or not (plain or own_kind != "a coroutine function"):
-                return f"is not a coroutine function; write it as `async def`{self._hint}"
-        elif not point.is_async and "generator" in kind and "generator" in own_kind:
-            return (
-                f"is a generator as {point.label} is, which a group cannot stand for; use this hook"
-                " beside the group"
-            )
-        elif not point.is_async and kind == "a generator" and point.how in ("none", "any"):
-            return "is a generator, and no one would iterate over it; write it without `yield`"
-        elif not point.is_async and kind in ("a coroutine function", "an async generator"):
-            return (
-                f"is {kind}, but {point.label} is a plain one; write it as `def`; or, if what it"
-                " returns is awaited, derive a class in which it is annotated so, as in `->"
-                " Awaitable[None] | None`"
-            )
-        return ""
+        return f"is not a coroutine function; write it as `async def`{self._hint}"
 
     def _check_names(self, hook: object, *, plain: bool) -> None:
         """Raise, or warn, if methods of a hook would never be called."""
-        self._reject_unsupported(hook)
-        functions: set[str] = set()
-        for base in type(hook).__mro__:
-            functions.update(
-                name for name, value in vars(base).items() if inspect.isfunction(value)
-            )
-        others = sorted(
-            name for name in functions.difference(self.points) if not name.startswith("_")
-        )
+        for name, reason in self._unsupported.items():
+            own = inspect.getattr_static(hook, name, None)
+            if own is not None and own is not self.members[name]:
+                raise InvalidHookError(
+                    f"{hook_name(hook)}.{name} would never be called: {reason}; write it as a"
+                    " method"
+                )
+        others = [
+            name
+            for name, _ in inspect.getmembers_static(type(hook), inspect.isfunction)
+            if name not in self.points and not name.startswith("_")
+        ]
         coroutines = [name for name in others if is_coroutine_function(getattr(hook, name))]
         # A plain method is likely to be a helper, unless the methods of the hook may be plain.
-        self._reject_misspelt(hook, others if plain else coroutines)
+        for name in others if plain else coroutines:
+            for known in self.points:
+                if _is_misspelt(name, known):
+                    raise InvalidHookError(
+                        f"{hook_name(hook)}.{name} is not a method of {self.kind.__name__} and"
+                        f" would never be called; did you mean {known!r}? A helper's name begins"
+                        " with an underscore"
+                    )
         if coroutines and self._in_group and self.has_member(hook):
             logger.warning(
                 "%s does not have %s of %s, so a group does not call them; if something calls"
@@ -315,69 +322,46 @@ class Interface:
                 hook_name(hook),
             )
 
-    def _reject_unsupported(self, hook: object) -> None:
-        for name in self._unsupported:
-            own = inspect.getattr_static(type(hook), name, None)
-            if own is not None and own is not self.members[name]:
-                raise InvalidHookError(
-                    f"{hook_name(hook)}.{name} would never be called: {self.kind.__name__}.{name}"
-                    f" is a {type(self.members[name]).__name__}, and no function; write it as a"
-                    " method"
-                )
 
-    def _reject_misspelt(self, hook: object, names: Iterable[str]) -> None:
-        for name in names:
-            for known in self.points:
-                if _is_misspelt(name, known):
-                    raise InvalidHookError(
-                        f"{hook_name(hook)}.{name} is not a method of {self.kind.__name__} and"
-                        f" would never be called; did you mean {known!r}? A helper's name begins"
-                        " with an underscore"
-                    )
+_NO_FUNCTIONS = (functools.partialmethod, functools.singledispatchmethod)
+_HELPERS = (type, classmethod, staticmethod)
+PLAIN = ("a plain function", "a generator")
+"""The kinds of functions that are called and not awaited."""
 
 
 def _members(kind: type[Any]) -> dict[str, Any]:
     """Return the members of a class and of its bases, by name.
 
-    Public data that is only annotated, as in `x: int`, is there with `NO_VALUE`.
+    Data that is only annotated, as in `x: int`, is there with `NO_VALUE`.
     """
     members: dict[str, Any] = {}
     for base in kind.__mro__:
-        for name in _declared(base):
-            if not name.startswith("_"):
-                members[name] = NO_VALUE
+        members.update(dict.fromkeys(written_annotations(base), NO_VALUE))
     # Bases first: the members of a class replace those of its bases.
     for base in reversed(kind.__mro__):
         members.update(vars(base))
     return members
 
 
-def _declared(base: type[Any]) -> Iterable[str]:
-    try:
-        return [*getattr(base, "__annotations__", ())]
-    except NameError:
-        # Python 3.14 evaluates annotations here, with names that exist for type checkers only.
-        return annotations_of(base, {})
+def _function_of(method: Any) -> Any:
+    return getattr(method, "__func__", method)
 
 
 def _method_function(member: Any) -> types.FunctionType | None:
     """Return the function of a method of an interface, None if the member is something else.
 
     A static method or a class method is one if it is a coroutine function or returns None: others
-    are helpers, such as factories.
+    are helpers.
     """
-    if isinstance(member, type):
-        return None
     function = inspect.unwrap(member)
-    if not inspect.isfunction(function):
+    if isinstance(member, type) or not inspect.isfunction(function):
         return None
     if isinstance(member, (classmethod, staticmethod)):
-        returns_none = annotations_of(function, {}).get("return", Any) in (None, type(None))
-        if not inspect.iscoroutinefunction(function) and not returns_none:
-            return None
-    elif not callable(member):
-        return None  # a property of a library, around a function
-    return function
+        returns_none = annotations_of(function, {}).get("return") is types.NoneType
+        is_method = returns_none or inspect.iscoroutinefunction(function)
+    else:
+        is_method = callable(member)  # not a property of a library, around a function
+    return function if is_method else None
 
 
 def _is_misspelt(name: str, known: str) -> bool:
@@ -388,17 +372,12 @@ def _is_misspelt(name: str, known: str) -> bool:
     if len(known) <= 3 and name[0] != known[0]:
         return False  # `send` is not a misspelt `end`
     same = 0
-    while same < min(len(name), len(known)) and name[same] == known[same]:
+    while name[same : same + 1] == known[same : same + 1]:
         same += 1
     rest = name[same:]
     known_rest = known[same:]
     exchanged = rest[1::-1] + rest[2:]
-    return (
-        rest[1:] == known_rest
-        or rest == known_rest[1:]
-        or rest[1:] == known_rest[1:]
-        or exchanged == known_rest
-    )
+    return known_rest in (rest[1:], exchanged) or known_rest[1:] in (rest, rest[1:])
 
 
 # -- registrations
@@ -426,15 +405,15 @@ def registered_hooks(
                 f"{registration.hook!r} has once=True, which is for functions; remove the hook"
             )
         registrations[id(registration.hook)] = registration
-    names = [base_name(registration) for registration in registrations.values()]
-    count = Counter(names)
+    count = Counter(base_name(registration) for registration in registrations.values())
     numbers = Counter() if numbers is None else numbers
     registered: list[RegisteredHook] = []
-    for name, registration in zip(names, registrations.values(), strict=True):
+    for registration in registrations.values():
+        name = base_name(registration)
         numbers[name] += 1
-        is_alone = count[name] == numbers[name] == 1
-        full_name = name if is_alone else f"{name}#{numbers[name]}"
-        registered.append(RegisteredHook(full_name, registration))
+        if not count[name] == numbers[name] == 1:
+            name = f"{name}#{numbers[name]}"
+        registered.append(RegisteredHook(name, registration))
     return tuple(registered)
 
 
@@ -450,44 +429,30 @@ def check_options(registered: RegisteredHook, points: Iterable[Point]) -> None:
         InvalidHookError: an attribute would have no effect.
     """
     options = registered.registration
-    if options.timeout is None and not (options.background or options.thread):
-        return
-    kinds = {point: function_kind(getattr(registered.hook, point.name)) for point in points}
-    for point, kind in kinds.items():
-        problem = _option_problem(options, point, kind)
+    has_plain = False
+    has_queue = False
+    for point in points:
+        method = getattr(registered.hook, point.name)
+        kind = function_kind(method)
+        problem = ""
+        if options.thread and not point.is_async:
+            problem = "is called as a plain method, which cannot wait for a thread; give no thread"
+        elif kind in PLAIN:
+            has_plain = True
+            if options.timeout and not (options.thread or returns_awaitable(method)):
+                problem = "is a plain function, which no time limit can end; give no timeout"
+        elif options.background and kind == "an async generator":
+            problem = "is an async generator, which wraps other calls; give no background=True"
         if problem:
             raise InvalidHookError(f"{registered.call_name(point.name)} {problem}")
-    if options.thread and _PLAIN.isdisjoint(kinds.values()):
+        has_queue = has_queue or (point.is_async and point.how == "none")
+    if options.thread and not has_plain:
         raise InvalidHookError(
             f"{registered.name} is to be called in a thread, but has no plain method for a"
             " coroutine method"
         )
-    if options.background and not any(point.is_async and point.how == "none" for point in kinds):
+    if options.background and not has_queue:
         raise InvalidHookError(
             f"{registered.name} has background=True, but none of its methods can be queued: "
             "only coroutine methods can that are annotated to return None"
         )
-
-
-_PLAIN = {"a plain function", "a generator"}
-
-
-def _option_problem(options: HookRegistration, point: Point, kind: str) -> str:
-    """Return why an option cannot hold for a method, as the end of a sentence about the method; or
-    an empty text.
-    """
-    is_wrapper = kind == "an async generator"
-    # A method that may return an awaitable is called plainly if the hook's own is a plain one.
-    is_called_plainly = not point.is_async or (point.is_either and kind in _PLAIN)
-    if options.thread and not point.is_async:
-        return (
-            "is called as a plain method, which cannot wait for a thread; give its hook no thread"
-        )
-    if options.timeout is not None and not options.thread and is_called_plainly:
-        return "is a plain function, which no time limit can end; give its hook no timeout"
-    if options.background and is_wrapper:
-        return (
-            "is an async generator, which wraps the calls of others; give its hook no"
-            " background=True"
-        )
-    return ""

@@ -11,18 +11,19 @@ import dis
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakSet
 
 from aiohooks._core.validate import check_choice, check_instance
 from aiohooks.dispatch.arguments import Parameters
 from aiohooks.dispatch.plain import (
     annotations_of,
+    class_of,
+    function_kind,
     returns_awaitable,
+    split_awaitables,
     union_parts,
-    without_awaitables,
 )
 from aiohooks.errors import InvalidHookError, did_you_mean, safe_repr
 
@@ -33,15 +34,16 @@ Way = Literal["first", "together", "merge", "all", "chain", "wrap"]
 WAYS: tuple[str, ...] = typing.get_args(Way)
 
 
-@dataclass(frozen=True)
-class NamedArgument:
-    """`"chain"` or `"wrap"`, with the argument that it is about."""
+class Combination(NamedTuple):
+    """A way, and the name of the argument that a chain or a wrap is about, if it is given."""
 
-    how: Literal["chain", "wrap"]
-    argument: str
+    way: Way
+    argument: str | None = None
+    may_be_last: bool = False
+    """Whether the last argument calls the next hook, if it has no annotation."""
 
 
-How: TypeAlias = Way | NamedArgument
+How: TypeAlias = Way | Combination
 """How the results of several hooks become one; see `point`."""
 _MARK = "__aiohooks_point__"
 
@@ -69,23 +71,23 @@ def point(how: How) -> Callable[[F], F]:
             `"all"`: they run concurrently, and a list has every result in order of the hooks.
 
             `"chain"`: they are called one after another, and each result replaces an argument: the
-            only one, or the one with the annotation of the result. None leaves it as it is, and
+            only one, or the one whose annotation takes every result. None leaves it as it is, and
             `return aiohooks.dispatch.end_chain(value)` ends the chain with a value.
 
             `"wrap"`: an argument calls the next hook: the one that is annotated as a callable which
-            returns an awaitable; or, if it has no annotation, the only one, or the last one of a
-            method that is marked with `@point`. The arguments that it is given replace the last
-            ones of the call. The one of the last hook calls the class's own method; or, where that
+            returns an awaitable; or, if there is none, the last one of a method that is marked with
+            `@point`, if it has no annotation. The arguments that it is given replace the last ones
+            of the call. The one of the last hook calls the class's own method; or, where that
             is abstract or does nothing, what the caller gave, with what this hook passes by
             position, or else with the arguments of the call.
 
     Raises:
         InvalidArgumentError: `how` is something else.
     """
-    check_how(how, "the argument of @point")
+    combination = checked_how(how, "the argument of @point")._replace(may_be_last=True)
 
     def mark(method: F) -> F:
-        setattr(method, _MARK, how)
+        setattr(method, _MARK, combination)
         return method
 
     return mark
@@ -100,7 +102,7 @@ def chain(*, argument: str) -> How:
         InvalidArgumentError: `argument` is not a string.
     """
     check_instance(argument, str, "argument")
-    return NamedArgument("chain", argument)
+    return Combination("chain", argument)
 
 
 def wrap(*, argument: str) -> How:
@@ -112,7 +114,7 @@ def wrap(*, argument: str) -> How:
         InvalidArgumentError: `argument` is not a string.
     """
     check_instance(argument, str, "argument")
-    return NamedArgument("wrap", argument)
+    return Combination("wrap", argument)
 
 
 class ChainEnd:
@@ -129,10 +131,12 @@ def end_chain(value: T) -> T:
     return typing.cast("T", ChainEnd(value))
 
 
-def check_how(how: object, what: str) -> None:
-    """Raise unless `how` is a way of `point`."""
-    if not isinstance(how, NamedArgument):
-        check_choice(how, what, *WAYS)
+def checked_how(how: How, what: str) -> Combination:
+    """Return a way with its argument; raise unless it is one of `point`."""
+    if isinstance(how, Combination):
+        return how
+    check_choice(how, what, *WAYS)
+    return Combination(how)
 
 
 # -- a method
@@ -146,8 +150,8 @@ class Point:
         kind: type[Any],
         name: str,
         member: Any,
-        given: How | None,
-        default: How | None,
+        own_way: Combination | None,
+        common_way: Combination | None,
     ) -> None:
         """Read a method of `kind`.
 
@@ -155,68 +159,140 @@ class Point:
             kind: the class.
             name: the name of the method.
             member: the method, as it stands in the class.
-            given: how its results become one.
-            default: the same, for all methods that return something.
+            own_way: how its results become one; if None, a mark of `point` says so.
+            common_way: the same, for all methods that return something.
 
         Raises:
-            InvalidHookError: the way that is given for the method, or marked on it, cannot hold.
+            InvalidHookError: the way of the method cannot hold.
         """
         function = inspect.unwrap(member)
-        annotations = annotations_of(function, {base.__name__: base for base in kind.__mro__})
-        result, awaits = without_awaitables(annotations.get("return", Any))
-        if inspect.iscoroutinefunction(function):
-            awaits = "always"
         self.name: str = name
         self.label: str = kind.__name__ if name == "__call__" else f"{kind.__name__}.{name}"
         """Its name in messages; the class that has only `__call__` stands for functions."""
-        self.is_async: bool = awaits != "never"
-        self.is_either: bool = awaits == "perhaps"
-        """Whether it is a plain method that returns a result, or an awaitable of it if a hook may
-        wait.
-        """
+        self.kind: str = function_kind(function)
+        """The kind of its function, as `function_kind` returns it."""
+        self.does_nothing: bool = does_nothing(function)
+        """Whether its own body is empty, or raises `NotImplementedError`."""
         self.parameters: Parameters = Parameters(member)
         self.fitting: WeakSet[Any] = WeakSet()
         """Functions of classes of hooks that can be called so."""
-        self.does_nothing: bool = does_nothing(function)
-        """Whether its own body is empty, or raises `NotImplementedError`."""
-        self.answers_hook: bool = _is_hook(result, kind)
+        annotations = annotations_of(function, {base.__name__: base for base in kind.__mro__})
+        arguments = {name: annotations.get(name, Any) for name in self.parameters.keys}
+        self.nexts: list[str] = [name for name in arguments if calls_next(arguments[name])]
+        """The arguments that call the next hook, by their annotations."""
+        plain, awaited = split_awaitables(annotations.get("return", Any))
+        result = plain + [part for part in awaited if part not in plain]
+        is_coroutine = self.kind == "a coroutine function"
+        self.is_async: bool = is_coroutine or bool(awaited)
+        self.is_either: bool = bool(plain and awaited and not is_coroutine)
+        """Whether it is a plain method that returns a result, or an awaitable of it if a hook may
+        wait.
+        """
+        self.returns_hook: bool = all(
+            part is typing.Self or class_of(part) in kind.__mro__[:-1] for part in result
+        )
         """Whether it returns a hook, which would take the place of the group."""
-        arguments = {name: annotations.get(name, Any) for name in self.parameters.names}
-        returns_none = result in (None, type(None))
-        nexts = [name for name, annotation in arguments.items() if calls_next(annotation)]
-        marked = getattr(member, _MARK, None) or getattr(function, _MARK, None)
-        asked = given or marked or default
-        guess: Guess = "last"
-        if asked is not marked:
-            # A way for all methods says nothing of a single one.
-            guess = "only" if given else "none"
-        problem = self._choose_argument(asked, arguments, result, guess)
-        if problem and (given or marked):
-            raise InvalidHookError(f"{self.label} cannot {_way_of(asked)}: {problem}")
-        self.how: Way | Literal["none", "any", "one"] = "one"
+        own_way = own_way or getattr(member, _MARK, None) or getattr(function, _MARK, None)
+        self.problem: str = ""
+        """Why the way of all methods cannot hold for this one."""
+        self.how: Way | Literal["none", "any", "one"] = self._choose_way(
+            own_way, common_way, arguments, result
+        )
         """How results become one. Without a way: `"none"`, nothing is returned; `"any"`, that is
         not known; `"one"`, only one hook may return a result.
         """
-        way = _way_of(asked)
-        is_named = isinstance(asked, NamedArgument) and asked.argument in arguments
-        is_meant = given or marked or (way == "wrap" and (nexts or is_named))
-        if way is not None and not problem and (is_meant or not (nexts or returns_none)):
-            self.how = way
-        elif returns_none and not nexts:
-            self.how = "none"
-        elif result is Any and self.does_nothing and not (nexts or problem):
-            self.how = "any"
+        self.calls_next: bool = self.how == "wrap" or (self.how == "one" and bool(self.nexts))
+        """Whether an argument calls the next hook: the result of a hook counts, also None."""
         self.empty: Callable[[], Any] = list if self.how == "all" else _container(result)
         """Makes the result of a merge of nothing, or of all results of no hook."""
-        self.calls_next: bool = self.how == "wrap" or (self.how == "one" and bool(nexts))
-        """Whether an argument calls the next hook: the result of a hook counts, also None."""
         if self.how == "wrap" and getattr(member, "__isabstractmethod__", False):
             # Python demands a body, and that of an abstract method is no hook.
             self.does_nothing = True
-        self.advice: str = self._advice(nexts)
+
+    def _choose_way(
+        self,
+        own_way: Combination | None,
+        common_way: Combination | None,
+        arguments: Mapping[str, Any],
+        result: list[Any],
+    ) -> Way | Literal["none", "any", "one"]:
+        """Return how results become one, and choose the argument that this is about.
+
+        Args:
+            own_way: the way of this method.
+            common_way: the way of all methods that return something.
+            arguments: the annotations of the arguments, by name.
+            result: the members of the union that is the result.
+        """
+        returns_none = result == [types.NoneType]
+        way = own_way
+        if way is None and common_way is not None:
+            # A method that wraps others may return None.
+            is_for_all = common_way.way == "wrap" or not (self.nexts or returns_none)
+            way = common_way if is_for_all else None
+        if way is not None:
+            self.problem = self._choose_argument(way, arguments, result)
+            if not self.problem:
+                return way.way
+            if own_way is not None:
+                raise InvalidHookError(f"{self.label} cannot {way.way}: {self.problem}")
+        if self.nexts:
+            return "one"
+        if returns_none:
+            return "none"
+        is_unknown = result == [Any] and self.does_nothing and not self.problem
+        return "any" if is_unknown else "one"
+
+    def _choose_argument(
+        self,
+        way: Combination,
+        arguments: Mapping[str, Any],
+        result: list[Any],
+    ) -> str:
+        """Choose the argument that a way is about; return why the way cannot hold, or no text."""
+        if way.way not in ("chain", "wrap"):
+            return ""
+        if way.way == "wrap" and not self.is_async:
+            return "only a coroutine method can, with an argument that calls the next hook"
+        does = "takes the result"
+        candidates = [*arguments]
+        if way.argument is not None:
+            candidates = [way.argument]
+            if way.argument not in arguments:
+                return (
+                    f"it has no argument {way.argument!r}; {did_you_mean(way.argument, arguments)}"
+                )
+        elif way.way == "wrap":
+            does = "calls the next hook"
+            candidates = self.nexts
+            if way.may_be_last and not candidates:
+                candidates = [name for name in [*arguments][-1:] if arguments[name] is Any]
+        elif len(arguments) > 1:
+            candidates = [name for name in arguments if _takes(arguments[name], result)]
+        if len(candidates) != 1:
+            return (
+                f"it is not clear which argument {does}; annotate it, or name it with"
+                f" ah.{way.way}(argument=...): {', '.join(arguments) or 'it has none'}"
+            )
+        self.parameters.chosen = self.parameters.keys[candidates[0]]
+        return ""
+
+    @property
+    def advice(self) -> str:
         """What to do where several hooks return a result."""
-        if problem:
-            self.advice += f'; "{_way_of(asked)}" cannot hold: {problem}'
+        way = "wrap" if self.nexts else "first"
+        results = f'{{"{self.name}": "{way}"}}'
+        if self.name == "__call__":  # perhaps of functions, which have no method
+            results = f'"{way}"'
+        advice = f'give results={results}, or "together", "all", "chain" or "wrap"'
+        if self.nexts:
+            names = " or ".join(map(repr, self.nexts))
+            advice = (
+                f"{names} calls the next one, so the wrapped call would run several times; {advice}"
+            )
+        if self.problem:
+            advice += f"; the way of all methods cannot hold: {self.problem}"
+        return advice
 
     def value_of(self, result: Any) -> Any:
         """Return the result of a hook, without the mark that it ends a chain.
@@ -233,182 +309,56 @@ class Point:
             )
         return result.value
 
-    def _choose_argument(
-        self,
-        asked: How | None,
-        arguments: Mapping[str, Any],
-        result: Any,
-        guess: Guess,
-    ) -> str:
-        """Choose the argument that a way is about.
-
-        Args:
-            asked: the way.
-            arguments: the annotations of the arguments, by name.
-            result: the annotation of the result.
-            guess: which argument calls the next hook if none is annotated so.
-
-        Returns:
-            Why the way cannot hold, or an empty text.
-        """
-        way = _way_of(asked)
-        if not self.is_async and way == "wrap":
-            return "only a coroutine method can, with an argument that calls the next hook"
-        if isinstance(asked, NamedArgument):
-            return self._take_argument(asked.argument)
-        if way in ("chain", "wrap"):
-            return self._find_argument(way, arguments, result, guess)
-        return ""
-
-    def _take_argument(self, name: str) -> str:
-        """Choose the argument of this name; return why it cannot be, or an empty text."""
-        parameters = self.parameters
-        parameters.chosen = name
-        names = parameters.names
-        if name in names or (not names and parameters.takes_more_keywords):
-            return ""
-        return f"it has no argument {name!r}; {did_you_mean(name, names)}"
-
-    def _find_argument(
-        self,
-        way: str,
-        arguments: Mapping[str, Any],
-        result: Any,
-        guess: Guess,
-    ) -> str:
-        """Choose the argument that a way is about; return why it is not clear, or an empty text."""
-        if not arguments and self.parameters.takes_more_positions:
-            return ""
-        if way == "wrap":
-            does = "calls the next hook"
-            found = _arguments_that_call(arguments, guess)
-        else:
-            does = "takes the result"
-            found = [*arguments]
-            if len(arguments) > 1:
-                found = [name for name in arguments if _is_same_type(arguments[name], result)]
-        if len(found) == 1:
-            self.parameters.chosen = found[0]
-            return ""
-        return (
-            f"it is not clear which argument {does}; annotate it, or name it with"
-            f" ah.{way}(argument=...): {', '.join(arguments) or 'it has none'}"
-        )
-
-    def _advice(self, nexts: list[str]) -> str:
-        """Return what to do if several hooks return a result.
-
-        Args:
-            nexts: the arguments that call the next hook, by their annotations.
-        """
-        if nexts:
-            return (
-                f"{' or '.join(map(repr, nexts))} calls the next one, so the wrapped call would run"
-                f' several times; give results={{"{self.name}": "wrap"}}, or "together" if it does'
-                " not"
-            )
-        if self.name == "__call__":
-            # Of functions, which have no method that could be marked.
-            return 'give results="first", or "together", "all", "chain" or "wrap"'
-        return (
-            f'give results={{"{self.name}": "first"}}, or "together", "all", "chain" or "wrap", or'
-            " put @point on the method"
-        )
-
-
-def _way_of(how: How | None) -> Way | None:
-    """Return a way without its argument."""
-    return how.how if isinstance(how, NamedArgument) else how
-
-
-Guess = Literal["none", "only", "last"]
-"""Which argument without an annotation calls the next hook: none, one that is alone, or the last
-one. A way for all methods of a class says nothing of a single one of them.
-"""
-
-
-def _arguments_that_call(arguments: Mapping[str, Any], guess: Guess) -> list[str]:
-    """Return the arguments that may call the next hook, by their annotations or else by a guess."""
-    found = [name for name in arguments if calls_next(arguments[name])]
-    if not found:
-        found = [name for name in arguments if calls_next(arguments[name], is_unsure=True)]
-    if not found and (guess == "last" or (guess == "only" and len(arguments) == 1)):
-        found = [name for name in [*arguments][-1:] if arguments[name] is Any]
-    return found
-
 
 _CALLABLE: Any = collections.abc.Callable
 
 
-def calls_next(annotation: Any, *, is_unsure: bool = False) -> bool:
-    """Return whether an annotation is of a callable that returns an awaitable, or, if `is_unsure`,
-    of one whose result is not annotated.
-    """
+def calls_next(annotation: Any) -> bool:
+    """Return whether an annotation is of a callable that returns an awaitable."""
     for part in union_parts(annotation):
-        kind = typing.get_origin(part) or part
+        kind = class_of(part)
+        call = getattr(kind, "__call__", None)  # noqa: B004
         if kind is _CALLABLE:
-            result = (typing.get_args(part) or [Any])[-1]
-            if without_awaitables(result)[1] != "never" or (is_unsure and result is Any):
+            _, awaited = split_awaitables((typing.get_args(part) or [Any])[-1])
+            if awaited:
                 return True
-        if isinstance(kind, type) and _is_awaited(kind):
+        elif inspect.isfunction(call) and (
+            inspect.iscoroutinefunction(call) or returns_awaitable(call)
+        ):
             return True
     return False
 
 
-def _is_awaited(kind: type[Any]) -> bool:
-    """Return whether the result of calling an object of a class is awaited."""
-    for base in kind.__mro__:
-        call = vars(base).get("__call__")
-        if inspect.isfunction(call):
-            return inspect.iscoroutinefunction(call) or returns_awaitable(call)
-    return False
+def _takes(annotation: Any, result: list[Any]) -> bool:
+    """Return whether an argument with this annotation takes every result, apart from None."""
+    parts = union_parts(annotation)
+    return Any not in result and all(part in parts or part is types.NoneType for part in result)
 
 
-def _is_same_type(annotation: Any, answer: Any) -> bool:
-    if Any in (annotation, answer):
-        return False
-    without_none = [
-        {part for part in union_parts(union) if part is not type(None)}
-        for union in (annotation, answer)
-    ]
-    return without_none[0] == without_none[1]
+def _container(result: Iterable[Any]) -> Callable[[], Any]:
+    """Return the class of an empty result."""
+    kinds = {class_of(part) for part in result}
+    if types.NoneType in kinds:
+        return types.NoneType
+    if any(issubclass(kind, Mapping) for kind in kinds):
+        return dict[Any, Any]
+    return tuple[Any, ...] if tuple in kinds else list[Any]
 
 
-def _is_hook(answer: Any, kind: type[Any]) -> bool:
-    itself: Any = typing.Self
-    return answer is itself or (typing.get_origin(answer) or answer) in kind.__mro__[:-1]
-
-
-def _nothing() -> None: ...
-
-
-def _container(answer: Any) -> Callable[[], Any]:
-    for part in union_parts(answer):
-        if part is type(None):
-            return _nothing
-        kind = typing.get_origin(part) or part
-        if isinstance(kind, type) and issubclass(kind, collections.abc.Mapping):
-            return dict[Any, Any]
-        if kind is tuple:
-            return tuple[Any, ...]
-    return list[Any]
-
-
-def _instructions(code: types.CodeType) -> list[tuple[str, Any]]:
-    return [(instruction.opname, instruction.argval) for instruction in dis.get_instructions(code)]
+def _instructions(function: Callable[..., Any]) -> list[tuple[str, Any]]:
+    return [(step.opname, step.argval) for step in dis.get_instructions(function)]
 
 
 async def _empty_coroutine() -> None: ...
-def _empty_function() -> None: ...
 
 
-_EMPTY_BODIES = [_instructions(empty.__code__) for empty in (_empty_coroutine, _empty_function)]
+_EMPTY_BODIES = [_instructions(_empty_coroutine), _instructions(lambda: None)]
 _RETURNS = {"RETURN_VALUE", "RETURN_CONST"}
 
 
 def does_nothing(function: types.FunctionType) -> bool:
     """Return whether the body is empty, or only raises `NotImplementedError`."""
-    instructions = _instructions(function.__code__)
+    instructions = _instructions(function)
     if "NotImplementedError" in function.__code__.co_names:
         return _RETURNS.isdisjoint(name for name, _ in instructions)
     return instructions in _EMPTY_BODIES

@@ -14,8 +14,14 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, NoReturn
 
 from aiohooks._core.clock import current_clock
-from aiohooks.dispatch.arguments import NO_ARGUMENTS, Arguments, Keywords, Values
-from aiohooks.dispatch.calls import HookCalls, Method, OrderGroup, RegisteredHook
+from aiohooks.dispatch.arguments import Arguments, Keywords, Values
+from aiohooks.dispatch.calls import (
+    HookCalls,
+    Method,
+    OrderGroup,
+    RegisteredHook,
+    run_observers,
+)
 from aiohooks.dispatch.ways import Point
 from aiohooks.errors import (
     HookCancelledError,
@@ -44,7 +50,7 @@ def wrapped(point: Point, wrappers: Sequence[OrderGroup], innermost: Innermost) 
         # With the method of the class, what the last hook passes would have to be its arguments.
         if point.how == "wrap" and point.does_nothing:
             return call_given(point, values, passed)
-        return innermost(*point.parameters.spread(values))
+        return innermost(*point.parameters.for_hooks(values))
 
     rest: Rest = call_innermost
     for group in reversed(wrappers):
@@ -65,8 +71,8 @@ async def _call_wrapper(
     error, is that of the call. If the hook has not called the rest, this does.
     """
     registered = group.hooks[0]
-    registered.counted += 1
     if not registered.may_be_called():
+        registered.calls += 1
         return await rest(values, passed)
     wrapper = WrapperCall(group, point, rest, values, passed)
     try:
@@ -76,8 +82,9 @@ async def _call_wrapper(
             return point.value_of(wrapper.results[0])
         if wrapper.answers:
             return wrapper.answers[0]
-        if wrapper.errors:
-            raise_unchanged(wrapper.last_error())
+        for error in reversed(wrapper.errors):
+            if not isinstance(error, CancelledError):
+                raise_unchanged(error)
     finally:
         wrapper.errors.clear()  # their tracebacks refer to it
     return await rest(values, passed)
@@ -86,8 +93,8 @@ async def _call_wrapper(
 async def call_given(point: Point, values: Values, passed: Arguments) -> Any:
     """Call what the caller has given as the next.
 
-    It gets what the last hook passes, exactly. If there are no positions, it gets those of the call
-    that it takes, and it gets the keywords of the call that it takes.
+    It gets the positions that the last hook passes, or else those of the call, as many as it takes;
+    and the keywords of the call.
 
     Raises:
         InvalidArgumentError: it cannot be called.
@@ -99,11 +106,10 @@ async def call_given(point: Point, values: Values, passed: Arguments) -> Any:
         )
     args, keywords = point.parameters.for_function(values, given)
     passed_args, passed_keywords = passed
-    for name, value in passed_keywords.items():
-        # Without positions, a value of the call is among those that it takes already.
-        if passed_args or name not in values:
-            keywords = {**keywords, name: value}
-    result = given(*(passed_args or args), **keywords)
+    if passed_args:
+        args = passed_args
+        keywords = {**keywords, **passed_keywords}
+    result = given(*args, **keywords)
     return await result if inspect.isawaitable(result) else result
 
 
@@ -151,40 +157,28 @@ class WrapperCall(HookCalls):
 
     async def make(self) -> None:
         """Make the call."""
-        call = self._group.current_calls()[0]
         parameters = self._point.parameters
         values = self._values
         if self._point.how == "wrap":
-            values = {**values, parameters.chosen_key(values): self.call_next}
+            values = {**values, parameters.chosen: self.call_next}
         args, keywords = parameters.for_hooks(values)
         if self._point.how != "wrap":
-            args = (functools.partial(self._call_rest, self._values, NO_ARGUMENTS), *args)
-        if call.may_wait:
-            method = functools.partial(call.method, **keywords) if keywords else call.method
-            self.start(0, method, args, call.name, call.secs)
-        else:
-            try:
-                self.results[0] = await call.method(*args, **keywords)
-            except BaseException as error:
-                self.failed(0, error)
-        await self.wait()
+            args = (self.call_next, *args)
+        methods = self._group.methods_with(run_observers(), keywords)
+        await self.call_together(methods, args)
 
     async def call_next(self, /, *args: Any, **keywords: Any) -> Any:
-        """Call the next hook with the arguments of the call, of which some may be changed."""
-        if not (args or keywords):
-            # What the hook before has passed stands, also what the method has no parameter for.
-            return await self._call_rest(self._values, self._passed)
-        # What is wrapped may take what the method has no parameter for.
-        may_drop = self._point.does_nothing
-        values = self._point.parameters.changed(self._values, args, keywords, may_drop=may_drop)
-        return await self._call_rest(values, (args, keywords))
-
-    async def _call_rest(self, values: Values, passed: Arguments) -> Any:
-        """Call the rest, and keep its result or its error."""
+        """Call the rest with the arguments of the call, of which some may be changed."""
         if self.is_logged or self.is_left_behind(0):
             raise HookCancelledError(
                 f"{self.describe(0)} has failed before this: it cannot call the next hook any more"
             )
+        # Without changes, what the hook before has passed stands.
+        values = self._values
+        passed = self._passed
+        if args or keywords:
+            values = self._point.parameters.changed(values, args, keywords)
+            passed = args, keywords
         self._pause_timer()
         try:
             result = await self._rest(values, passed)
@@ -216,11 +210,6 @@ class WrapperCall(HookCalls):
             self._since = current_clock().now()
             super().start_timer(number, secs)
 
-    def last_error(self) -> BaseException:
-        """Return the last error of the rest that is not a cancellation."""
-        errors = [error for error in self.errors if not isinstance(error, CancelledError)]
-        return errors[-1]
-
     def _passes(self, error: BaseException) -> bool:
         """Return whether an error of the rest passes through the hook."""
         return any(error is passed for passed in self.errors)
@@ -233,7 +222,6 @@ class WrapperCall(HookCalls):
         if (self._active or self.errors) and was_cancelled and not self.answers:
             if isinstance(error, Exception):
                 self._group.hooks[0].count_failure(error)
-                self._group.hooks[0].disable_if_due()
             return False
         self.is_logged = super().suppresses(number, error)
         return self.is_logged

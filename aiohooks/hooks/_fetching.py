@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from aiohooks._core.cancel import to_thread
-from aiohooks._core.validate import check_callable, check_choice, check_instance, checked_int
+from aiohooks._core.validate import check_callable, check_instance
 from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.graph.session import Session
@@ -73,6 +73,18 @@ class Record(NamedTuple):
     time: float
     values: Mapping[str, Any]
 
+    def state(self) -> list[Any]:
+        """Return the record for the state of a hook."""
+        return [self.step, self.time, dict(self.values)]
+
+
+def restored_records(state: Mapping[str, Any]) -> list[Record]:
+    """Return the records that were pending when the state of a hook was saved."""
+    return [
+        Record(int(step), float(time), dict(values))
+        for step, time, values in state.get("pending", ())
+    ]
+
 
 class RecordSink(Protocol):
     """Where a hook writes; called in a thread."""
@@ -106,10 +118,7 @@ class WritingHook(FetchingHook):
     ) -> None:
         check_instance(every, Every, "every")
         check_callable(convert, self._convert_name, optional=True)
-        self._max_queue = checked_int(
-            max_queue, "max_queue", 1, expected="a whole number of records, at least 1"
-        )
-        check_choice(on_write_error, "on_write_error", "raise", "log")
+        self._max_queue = max_queue
         if values is None and convert is None:
             raise InvalidArgumentError(
                 f"nothing to write; give values={{'tag': fetch}}, {self._convert_name}=, or both"
@@ -123,7 +132,13 @@ class WritingHook(FetchingHook):
         super()._reset()
         self._restored: list[Record] = []
         self._sink: RecordSink
-        self._writer: BackgroundWriter[Record] | None = None
+        self._sink, what = self._new_sink()
+        self._writer: BackgroundWriter[Record] = BackgroundWriter(
+            self._sink.write,
+            what=what,
+            max_queue=self._max_queue,
+            on_write_error=self._on_write_error,
+        )
 
     def _new_sink(self) -> tuple[RecordSink, str]:
         """Return where this session writes, and its name for messages."""
@@ -137,30 +152,19 @@ class WritingHook(FetchingHook):
         """Return when it was last due, and the records that are not written yet: a kill does not
         lose them.
         """
-        pending: list[Record] = [] if self._writer is None else self._writer.pending()
         return {
             **super().state_dict(),
-            "pending": [[record.step, record.time, dict(record.values)] for record in pending],
+            "pending": [record.state() for record in self._writer.items],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the records of `state_dict`."""
         super().load_state_dict(state)
-        self._restored = [
-            Record(int(step), float(time), dict(values))
-            for step, time, values in state.get("pending", ())
-        ]
+        self._restored = restored_records(state)
 
     async def begin(self) -> None:
         """Prepare for a new session; the file is opened when the session has been created."""
         self._reset()
-        self._sink, what = self._new_sink()
-        self._writer = BackgroundWriter(
-            self._sink.write,
-            what=what,
-            max_queue=self._max_queue,
-            on_write_error=self._on_write_error,
-        )
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Open the file at the step at which the session starts, and again after a recovery that
@@ -168,41 +172,45 @@ class WritingHook(FetchingHook):
         """
         step = session.global_step.latest.step
         restored, self._restored = self._restored, []
-        if self._timer.start(step) and self._writer is not None:
-            await self._writer.drain()
+        if self._timer.start(step):
+            await self._writer.flush()
             for record in await to_thread(self._sink.open_at, step, restored):
                 self._writer.add(record)
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Raise the error of a failed write; fetch the values if this run is to be written."""
-        if self._writer is not None:
-            self._writer.raise_failure()
-        return self._args_if_due(
-            run_context
-        )  # no await of `super()`: what has one needs a task in every run
+        self._writer.check()
+        # Without an `await` of `super()`: with one, each run would need a task for it.
+        return self._args_if_due(run_context)
 
     @only_if("_has_to_wait")
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Queue the values if the run is to be written; raise `InvalidArgumentError` if they cannot
-        be.
+        """Queue the values if the run is to be written; wait while the queue is full.
+
+        Raises:
+            InvalidArgumentError: the values cannot be written.
         """
-        if self._has_to_wait(run_context, run_values) and self._writer is not None:
-            await self._writer.wait_for_room()
-            self._queue(run_context, run_values)
+        record = self._due_record(run_context, run_values)
+        if record is not None:
+            await self._writer.put(record)
 
     def _has_to_wait(self, run_context: SessionRunContext, run_values: SessionRunValues) -> bool:
         """Return whether the run is to be written and the queue is full; if not, do what
         `after_run` does.
         """
-        writer = self._writer
-        if writer is not None and self._timer.is_due(run_context.global_step) and writer.is_full:
+        if self._writer.is_full and self._timer.is_due(run_context.global_step):
             return True
-        self._queue(run_context, run_values)
+        record = self._due_record(run_context, run_values)
+        if record is not None:
+            self._writer.put_nowait(record)
         return False
 
-    def _queue(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        if self._writer is None or not self._timer.mark_if_due(run_context.global_step):
-            return
+    def _due_record(
+        self, run_context: SessionRunContext, run_values: SessionRunValues
+    ) -> Record | None:
+        """Return the record of a run, if it is to be written."""
+        if not self._timer.mark_if_due(run_context.global_step):
+            return None
         values: Mapping[str, Any] = run_values.results
         if self._convert is not None:
             values = self._convert(dict(values))
@@ -210,20 +218,15 @@ class WritingHook(FetchingHook):
                 raise InvalidArgumentError(
                     f"{self._convert_name} returned {values!r}; it must return a mapping by tag"
                 )
-        record = self._checked(Record(run_context.global_step, self._timer.time(), values))
-        self._writer.raise_failure()
-        self._writer.add(record)
+        return self._checked(Record(run_context.global_step, self._timer.time(), values))
 
     async def end(self, session: Session) -> None:
         """Wait until all records are written; raise the error of a failed write."""
-        if self._writer is not None:
-            await self._writer.drain()
+        await self._writer.flush()
 
     async def close(self, exc: BaseException | None) -> None:
         """Write the remaining records, and close the file."""
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            try:
-                await writer.aclose()
-            finally:
-                await to_thread(self._sink.close)
+        try:
+            await self._writer.aclose()
+        finally:
+            await to_thread(self._sink.close)

@@ -5,7 +5,6 @@ thread that writes.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import time
@@ -15,7 +14,8 @@ from typing import IO, Any, Literal, TypeVar, cast
 
 from aiohooks._core.cancel import to_thread
 from aiohooks._core.clock import Clock, current_clock
-from aiohooks._core.thread_queue import ThreadQueue
+from aiohooks._core.queue import ThreadQueue
+from aiohooks._core.validate import check_choice, checked_int
 from aiohooks.errors import InvalidArgumentError, add_note
 from aiohooks.graph.graph import Node
 from aiohooks.hooks.every import Every, EveryTimer
@@ -203,8 +203,7 @@ the first one.
 class BackgroundWriter(ThreadQueue[T]):
     """Calls `write(records)` in a thread of its own, in order, with all records that are queued.
 
-    `put` waits while `max_queue` records are unwritten. A failed write loses its records, which are
-    counted.
+    A failed write loses its records, which are counted.
     """
 
     def __init__(
@@ -215,51 +214,39 @@ class BackgroundWriter(ThreadQueue[T]):
         max_queue: int,
         on_write_error: OnWriteError,
     ) -> None:
-        """Create a writer; `what` names its target in messages."""
+        """Create a writer; `what` names its target in messages.
+
+        Raises:
+            InvalidArgumentError: `max_queue` or `on_write_error` is invalid.
+        """
+        check_choice(on_write_error, "on_write_error", "raise", "log")
+        expected = "a whole number of records, at least 1"
+        max_queue = checked_int(max_queue, "max_queue", 1, expected=expected)
         super().__init__(f"writer of {what}", max_queue)
         self.lost = 0
         """How many records could not be written."""
         self._write = write
         self._what = what
         self._raises = on_write_error == "raise"
-        self._failure: BaseException | None = None
 
     def work(self, items: list[T]) -> None:
         self._write(items)
 
-    def done(self, items: list[T], error: BaseException | None) -> Callable[[], object] | None:
-        if error is None:
-            return None
+    def failed(self, items: list[T], error: BaseException) -> None:
+        is_first = self.lost == 0
         self.lost += len(items)
-        if self._raises:
+        if not self._raises:
+            if is_first:
+                message = "%s cannot be written; continuing without these records"
+                logger.error(message, self._what, exc_info=error)
+        elif not self._failures:
             add_note(error, f"raised by the writer of {self._what}")
-            self._failure = self._failure or error
-        elif self.lost == len(items):
-            message = "%s cannot be written; continuing without these records"
-            return functools.partial(logger.error, message, self._what, exc_info=error)
-        return None
+            super().failed(items, error)
 
-    def raise_failure(self) -> None:
-        """Raise the first error of the writes, once."""
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
-
-    async def put(self, record: T) -> None:
-        """Queue a record; wait while the queue is full."""
-        await self.wait_for_room()
-        self.add(record)
-
-    async def wait_for_room(self) -> None:
-        """Wait while the queue is full; raise the error of a failed write."""
-        self.raise_failure()
-        await super().wait_for_room()
-        self.raise_failure()
-
-    async def drain(self) -> None:
+    async def flush(self) -> None:
         """Wait until all records are written; raise the error of a failed write."""
-        await super().drain()
-        self.raise_failure()
+        await self.drain()
+        self.check()
 
     async def aclose(self) -> None:
         """Write what is queued and end the thread; raise an error that has not been raised yet."""
@@ -267,4 +254,4 @@ class BackgroundWriter(ThreadQueue[T]):
             await to_thread(self.join)
         if self.lost and not self._raises:
             logger.warning("%s: %d records were lost to failed writes", self._what, self.lost)
-        self.raise_failure()
+        self.check()

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple, TextIO
 from aiohooks._core.clock import monotonic_now
 from aiohooks._core.observers import Observer
 from aiohooks._core.scope import current_run
-from aiohooks._core.validate import check_choice, check_instance, checked_int, checked_path
+from aiohooks._core.validate import check_instance, checked_int, checked_path
 from aiohooks.errors import is_clean_end, safe_repr
 from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import BackgroundWriter, OnWriteError, Sampling, logger, write_whole
@@ -89,7 +89,6 @@ class ProfilerHook(ScheduledHook):
             InvalidArgumentError: an argument is invalid.
         """
         check_instance(every, Every, "every")
-        check_choice(on_write_error, "on_write_error", "raise", "log")
         self.output_dir: str = checked_path(output_dir, "output_dir")
         self._every = every
         self._window_steps = checked_int(window_steps, "window_steps", 1)
@@ -134,7 +133,7 @@ class ProfilerHook(ScheduledHook):
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Begin a window if it is due; raise the error of a failed write."""
-        self._writer.raise_failure()
+        self._writer.check()
         recorder = self._recorder
         is_due = self._timer.should_fetch(run_context.global_step)
         if is_due and not self._is_first_run and not recorder.is_recording and self._may_capture():

@@ -65,10 +65,10 @@ class JSONLinesHook(WritingHook):
         Raises:
             InvalidArgumentError: neither `values` nor `record_fn`, or an argument is invalid.
         """
-        super().__init__(values, every, record_fn, max_queue, on_write_error)
         self.path: str = checked_path(path, "path")
         self.name: str = name or f"JSONLinesHook({os.path.basename(self.path)})"
         self._fsync = fsync
+        super().__init__(values, every, record_fn, max_queue, on_write_error)
         _check_tags(self._values)
 
     def _new_sink(self) -> tuple[_RecordFile, str]:

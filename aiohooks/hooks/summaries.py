@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 
 from aiohooks._core.cancel import to_thread
 from aiohooks._core.clock import Clock, current_clock
-from aiohooks._core.validate import check_choice, checked_int, checked_path
+from aiohooks._core.validate import checked_path
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.hooks._fetching import Convert, Record, RecordSink, WritingHook
 from aiohooks.hooks._numbers import checked_numbers
@@ -52,10 +52,6 @@ class SummaryWriter:
         """
         from aiohooks.hooks import _tensorboard  # only who writes summaries needs the package
 
-        max_queue = checked_int(
-            max_queue, "max_queue", 1, expected="a whole number of records, at least 1"
-        )
-        check_choice(on_write_error, "on_write_error", "raise", "log")
         self.output_dir: str = checked_path(output_dir, "output_dir")
         self._start_of = _tensorboard.start_of
         self._file = _tensorboard.EventFile(self.output_dir)
@@ -112,7 +108,7 @@ class SummaryWriter:
         Raises:
             OSError: a write has failed.
         """
-        await self._writer.drain()
+        await self._writer.flush()
 
     async def aclose(self) -> None:
         """Write what is queued, and close the file; closing twice is harmless.
@@ -184,9 +180,9 @@ class SummarySaverHook(WritingHook):
             _tensorboard,
         )  # imported here to fail now, and not after hours of training
 
-        super().__init__(values, every, summary_fn, max_queue, on_write_error)
         self.output_dir: str = checked_path(output_dir, "output_dir")
         self._tensorboard = _tensorboard
+        super().__init__(values, every, summary_fn, max_queue, on_write_error)
 
     def _new_sink(self) -> tuple[RecordSink, str]:
         return self._tensorboard.EventFile(self.output_dir), f"the summaries in {self.output_dir}"

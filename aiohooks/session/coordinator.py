@@ -5,7 +5,7 @@ everything inside a session.
     RequestMethods    the methods of these that a session and its coordinators have in common
     Coordinator       background tasks and their failures; usable alone
     LastingWait       a wait that a recovery does not end
-    EndOfProducers    ends a wait when the tasks that it depends on have ended
+    ending_with       ends a wait when the tasks that it depends on have ended
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ import abc
 import asyncio
 import contextlib
 import contextvars
+import copy
 import functools
 import inspect
-import math
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
-from typing import Any, Protocol, TypeAlias, TypeVar, TypeVarTuple, cast
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
+from types import FrameType
+from typing import Any, TypeAlias, TypeVar, TypeVarTuple, cast
 from weakref import WeakKeyDictionary, WeakSet
 
 from aiohooks._core.activity import Awaited, active
 from aiohooks._core.calls import Calls, Wait
 from aiohooks._core.cancel import DEFAULT_GRACE_SECS, current_task, new_task, running_loop
-from aiohooks._core.clock import NO_TIMER, current_clock, wait_woken, wake
+from aiohooks._core.clock import NO_TIMER, TimerHandle, current_clock, secs_text, wait_woken, wake
 from aiohooks._core.coroutines import close_unawaited
 from aiohooks._core.observers import Observer
 from aiohooks._core.reports import logger
-from aiohooks._core.scope import current_run, current_scope, leave_run
+from aiohooks._core.scope import RunScope, current_scope, leave_run
 from aiohooks._core.validate import check_callable, check_instance, check_secs
-from aiohooks._why.tasks import describe_awaitable, is_task
+from aiohooks._why.tasks import Task, describe_awaitable, is_task, links_of, task_wait
 from aiohooks.errors import (
     InvalidArgumentError,
     NestedRunError,
@@ -45,15 +46,14 @@ from aiohooks.errors import (
     raise_unchanged,
     safe_repr,
 )
-from aiohooks.session._ending_tasks import LongWaitLog, queue_wait, wait_to_put
-from aiohooks.session.recovery import NEVER, RecoveryPolicy
+from aiohooks.session.recovery import NEVER, RecoveryPolicy, check_error_types
 from aiohooks.session.status import EffectRecorder, SessionStatus, background_activities
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
-Producer: TypeAlias = asyncio.Task[Any] | Iterable[asyncio.Task[Any]]
+Producer: TypeAlias = Task | Iterable[Task]
 """The task that a wait depends on, or several."""
-Producers: TypeAlias = tuple[asyncio.Task[Any], ...]
+Producers: TypeAlias = tuple[Task, ...]
 
 RUN_LOOPS: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
 """The event loops of `aiohooks.run`, each with its thread."""
@@ -76,8 +76,8 @@ class Requests:
     loop.
     """
 
-    def __init__(self, label: str = "coordinator") -> None:
-        self.label: str = label
+    def __init__(self) -> None:
+        self.label: str = "coordinator"
         """The name of the session for messages."""
         self.loop: asyncio.AbstractEventLoop | None = None
         self.stopped: bool = False
@@ -87,12 +87,12 @@ class Requests:
         self.pause_reason: str | None = None
         self.waits: dict[Wait[Any], bool] = {}
         """The waits that a stop or a failure ends, and whether a drain ends them too."""
-        self._waiters: dict[asyncio.Future[None], Callable[[], bool]] = {}
-        """The waiters for a change of a request, or for the last task, each with its condition."""
-        self._drain_secs: float | None = None
-        """The time limit of a drain that was requested, and not begun yet."""
-        self._drain_ends_at = math.inf
-        self._drain_timer = NO_TIMER
+        self.waiters: dict[asyncio.Future[None], Callable[[], bool]] = {}
+        """The waiters for a change of a request, or of the tasks, each with its condition."""
+        self._is_draining = False
+        self._drain_limits: list[float] = []
+        """The time limits of a drain that have not begun."""
+        self._drain_timers: list[TimerHandle] = []
 
     # -- the stop
 
@@ -102,7 +102,8 @@ class Requests:
         if not self.stopped:
             self.record_stop(reason)
             self.call_in_loop(self.end_waits)
-        elif self.stop_reason is None:  # closed before; a stop was requested only now
+        elif self.stop_reason is None:
+            # The session had ended without a reason.
             self.stop_reason = reason
 
     def record_stop(self, reason: str | None) -> None:
@@ -110,7 +111,8 @@ class Requests:
         called in the loop.
         """
         self.stop_reason = self.stop_reason or reason or "a stop was requested"
-        self.stopped = True  # after the reason: another thread may read both in between
+        # After the reason: another thread may read both in between.
+        self.stopped = True
 
     def record_end(self, reason: str | None = None) -> None:
         """Keep why the session ends if no stop was requested: a drain, or else `reason`; nothing is
@@ -118,13 +120,12 @@ class Requests:
         """
         self.stop_reason = self.stop_reason or self.drain_reason or reason
 
-    def end_waits(self, error: BaseException | None = None) -> None:
-        """End the waits with `error`, or because of the stop."""
-        if self.stopped:
-            self.forget_drain_limit()
+    def end_waits(self) -> None:
+        """End the waits because of the stop."""
+        self.forget_drain_limits()
         self.wake_waiters()
         for wait in tuple(self.waits):
-            wait.end(error or self.stop_error())
+            wait.end(self.stop_error())
 
     def stop_error(self) -> StopRequestedError:
         return StopRequestedError(self.stop_reason or self.drain_reason or "the session has ended")
@@ -139,11 +140,10 @@ class Requests:
         check_secs(secs, "secs", optional=True)
         if self.stopped:
             return
-        begin = self.begin_drain if self.drain_reason is None else self._limit_drain
-        if secs is not None and (self._drain_secs is None or secs < self._drain_secs):
-            self._drain_secs = secs
+        if secs is not None:
+            self._drain_limits.append(secs)
         self.record_drain(reason)
-        self.call_in_loop(begin)
+        self.call_in_loop(self.begin_drain)
 
     def record_drain(self, reason: str | None) -> None:
         """Record a drain, from any thread or signal handler; the waits continue until `begin_drain`
@@ -152,35 +152,29 @@ class Requests:
         self.drain_reason = self.drain_reason or reason or "a drain was requested"
 
     def begin_drain(self) -> None:
-        """End the waits that a drain ends, and a pause."""
+        """End the waits that a drain ends, and a pause; start the timers of its limits."""
         if self.drain_reason is None or self.stopped:
             return
+        while self._drain_limits:
+            secs = self._drain_limits.pop()
+            reason = f"{self.drain_reason}, and the drain took longer than {secs} s"
+            is_over = functools.partial(self.request_stop, reason)
+            self._drain_timers.append(current_clock().call_later(secs, is_over))
+        if self._is_draining:
+            return
+        self._is_draining = True
         logger.info("%s: draining: %s", self.label, self.drain_reason)
-        self._limit_drain()
         self.resume()
         self.wake_waiters()
         for wait, ends_at_drain in tuple(self.waits.items()):
             if ends_at_drain:
                 wait.end(self.stop_error())
 
-    def _limit_drain(self) -> None:
-        secs = self._drain_secs
-        self._drain_secs = None
-        if secs is None or self.stopped:
-            return
-        ends_at = current_clock().now() + secs
-        if ends_at < self._drain_ends_at:
-            self.forget_drain_limit()
-            self._drain_ends_at = ends_at
-            reason = f"{self.drain_reason}, and the drain took longer than {secs} s"
-            late = functools.partial(self.request_stop, reason)
-            self._drain_timer = current_clock().call_later(secs, late)
-
-    def forget_drain_limit(self) -> None:
+    def forget_drain_limits(self) -> None:
         """Cancel the stop at the end of the time for a drain."""
-        self._drain_secs = None
-        self._drain_ends_at = math.inf
-        self._drain_timer.cancel()
+        self._drain_limits.clear()
+        while self._drain_timers:
+            self._drain_timers.pop().cancel()
 
     # -- the pause
 
@@ -198,10 +192,10 @@ class Requests:
             self.call_in_loop(self._pause_changed)
 
     def _pause_changed(self) -> None:
-        what = "resumed"
+        change = "resumed"
         if self.pause_reason is not None:
-            what = f"paused: {self.pause_reason}"
-        logger.info("%s: %s", self.label, what)
+            change = f"paused: {self.pause_reason}"
+        logger.info("%s: %s", self.label, change)
         self.wake_waiters()
 
     # -- all of them
@@ -211,13 +205,15 @@ class Requests:
         self.stopped = False
         self.stop_reason = None
         self.drain_reason = None
-        self.forget_drain_limit()
+        self._is_draining = False
+        self.forget_drain_limits()
 
     def call_in_loop(self, callback: Callable[[], None]) -> None:
         """Call `callback` in the loop, from any thread, and immediately in a task of the loop."""
         loop = self.loop
         if loop is None:
-            return  # there is no waiter: each one looks for a stop after it has set the loop
+            # Nothing waits: every wait sets the loop first, and then looks at the requests.
+            return
         if loop is running_loop() and asyncio.current_task() is not None:
             callback()
         elif not loop.is_closed():
@@ -227,18 +223,9 @@ class Requests:
 
     def wake_waiters(self) -> None:
         """Wake the waiters whose conditions hold."""
-        for waiter, condition in self._waiters.items():
+        for waiter, condition in self.waiters.items():
             if condition():
                 wake(waiter)
-
-    async def wait_for(self, condition: Callable[[], bool], secs: float | None = None) -> None:
-        """Wait until `condition()` holds, of requests or of having no tasks, at most `secs`."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters[waiter] = condition
-        try:
-            await wait_woken(waiter, secs)
-        finally:
-            del self._waiters[waiter]
 
 
 class RequestMethods(abc.ABC):
@@ -313,50 +300,26 @@ class RequestMethods(abc.ABC):
         return self.requests.pause_reason
 
 
-class TasksOwner(Protocol):
-    """The session of a coordinator, as far as this uses it."""
+class TasksOwner:
+    """The session of a coordinator; this class is that of a coordinator that is used alone."""
 
-    grace_secs: float
+    grace_secs: float = DEFAULT_GRACE_SECS
     """How long cleanup may take, and what does not end immediately."""
-    effects: EffectRecorder | None
+    effects: EffectRecorder | None = None
     """The hook that records and delivers the effects of the runs."""
-    policy: RecoveryPolicy
+    policy: RecoveryPolicy = NEVER
 
     def start_recovery(self) -> None:
         """Start a task that recovers from the failure of a task, unless a run does."""
-        ...
 
     def end_run(self, cause: BaseException, /) -> None:
         """End the run in progress, if there is one."""
-        ...
 
     def end_failed_run(self, failure: BaseException, /) -> None:
         """End the run in progress because of a failed task, unless it recovers from that."""
-        ...
 
     def status(self) -> SessionStatus | None:
         """Return the current activities."""
-        ...
-
-
-class _NoSession:
-    """The session of a coordinator that is used alone."""
-
-    def __init__(self) -> None:
-        self.grace_secs: float = DEFAULT_GRACE_SECS
-        self.effects: EffectRecorder | None = None
-        self.policy: RecoveryPolicy = NEVER
-
-    def start_recovery(self) -> None:
-        pass
-
-    def end_run(self, cause: BaseException, /) -> None:
-        pass
-
-    def end_failed_run(self, failure: BaseException, /) -> None:
-        pass
-
-    def status(self) -> None:
         return None
 
 
@@ -378,65 +341,51 @@ class Coordinator(RequestMethods):
             clean_stop_exception_types: errors of tasks that mean a plain stop, besides the usual
                 ones.
         """
-        types: object = clean_stop_exception_types
-        if not isinstance(types, tuple) or not all(
-            isinstance(kind, type) and issubclass(kind, BaseException) for kind in types
-        ):  # pyright: ignore[reportUnknownVariableType]
-            raise InvalidArgumentError(
-                f"clean_stop_exception_types is {types!r}; give a tuple of exception classes"
-            )
+        check_error_types(clean_stop_exception_types, "clean_stop_exception_types", BaseException)
+        self._clean_types = clean_stop_exception_types
+        self.joined: bool = False
+        """Whether a `join` has completed."""
+        self._ending: str | None = None
+        """Why no task can be started any more."""
+        self._is_disowned = False
+        """Whether no caller is left to raise the errors of its tasks."""
+        self._whole: Coordinator = self
+        """The coordinator of the tasks that live through recoveries."""
+        self._raw: Coordinator = self
+        """The coordinator of the raw session's tasks; while there is none, the same."""
+        # A session and its raw sessions share the attributes from here on.
+        self.owner: TasksOwner = TasksOwner()
+        """The session that these tasks belong to: for the library."""
         self.requests: Requests = Requests()
         self.errors: list[BaseException] = []
         """The failures so far, in the order of their occurrence."""
         self.observers: list[Observer] = []
         """Notified of what happens outside of the session's runs, and of all waits in `until`."""
-        self.owner: TasksOwner = _NoSession()
-        """The session that these tasks belong to: for the library."""
-        self._clean_types = clean_stop_exception_types
-        self._whole: Coordinator = self
-        """The coordinator of the tasks that live through recoveries."""
-        self._raw: Coordinator = self
-        """The coordinator of the raw session's tasks; while there is none, the same."""
-        self._tasks: dict[asyncio.Task[Any], bool] = {}
-        """The tasks that have not ended, in the order of their start, and whether they were
-        cancelled from here.
-        """
-        self._producers: WeakSet[asyncio.Task[Any]] = WeakSet()
-        """The tasks that waits in `until` have named as their producers."""
-        self._ends_with_recovery: WeakSet[asyncio.Task[Any]] = WeakSet()
-        """All tasks of raw sessions."""
-        self._joined = False
-        self._closed = False
-        """Whether its session is ending."""
-        self._ending: str | None = None
-        """Why no task can be started any more."""
-        self._is_disowned = False
-        """Whether no caller is left to raise the errors of its tasks."""
-        self.failures: list[BaseException] = []
-        """The failures of the whole session and of its raw session, in order: for the library."""
+        self._tasks: dict[Task, Coordinator] = {}
+        """The tasks that have not ended, in the order of their start."""
+        self._cancelled: WeakSet[Task] = WeakSet()
+        """The tasks that were cancelled from here."""
+        # Only the coordinator of the whole session changes the attributes from here on.
+        self.closed: bool = False
+        """Whether its session is ending: for the library."""
+        self.lasting_errors: list[BaseException] = []
+        """The failures of tasks that live through recoveries."""
         self._undelivered: list[BaseException] = []
-        """The failures of both that no caller has got. Of several failures of a coordinator, only
-        the first one and the first one that ends the session: the others were logged.
+        """The failures that no caller has got: only the first one, and the first one that ends the
+        session. The others were logged.
         """
-
-    @classmethod
-    def of_session(cls, owner: TasksOwner, requests: Requests) -> Coordinator:
-        """Return a coordinator for the tasks of a session that live through its recoveries."""
-        whole = cls()
-        whole.owner = owner
-        whole.requests = requests
-        return whole
+        self._producers: WeakSet[Task] = WeakSet()
+        """The tasks that waits in `until` have named as their producers."""
 
     def for_raw_session(self) -> Coordinator:
         """Return a coordinator for the tasks of a new raw session, which replaces the last one."""
-        raw = Coordinator()
-        raw.owner = self.owner
-        raw.requests = self.requests
-        raw.observers = self.observers
-        raw._whole = self
+        # The copy shares the tasks, the failures and the requests.
+        raw = copy.copy(self)
         self._raw = raw
-        self.failures = list(self.errors)
-        self._undelivered = [error for error in self._undelivered if self._failed_with(error)]
+        self.errors[:] = self.lasting_errors
+        self._undelivered = [
+            error for error in self._undelivered if is_among(error, self.lasting_errors)
+        ]
         return raw
 
     # -- the stop
@@ -454,7 +403,7 @@ class Coordinator(RequestMethods):
         """
         if not isinstance(reason, BaseException):
             self.requests.request_stop(reason)
-        elif self._joined and not self._is_clean_end(reason):
+        elif self.joined and not self._is_clean_end(reason):
             raise reason
         else:
             self._record_error(reason, "reported")
@@ -468,7 +417,7 @@ class Coordinator(RequestMethods):
     @property
     def _is_replaced(self) -> bool:
         """Whether a recovery has closed the raw session of these tasks."""
-        return self._whole._raw is not self and self._whole is not self
+        return self not in (self._whole, self._whole._raw)
 
     async def wait_for_stop(self, timeout: float | None = None) -> bool:
         """Wait until a stop is requested, at most `timeout` seconds; return whether it was."""
@@ -476,12 +425,12 @@ class Coordinator(RequestMethods):
 
     def clear_stop(self) -> None:
         """Reset the stop, the drain, their reasons, the errors and `joined`; the tasks stay."""
+        whole = self._whole
         self.requests.clear()
-        for coordinator in (self, self._whole):
-            coordinator.errors.clear()
-            coordinator._joined = False
-        self._whole.failures = list(self._whole._raw.errors)
-        self._whole._undelivered.clear()
+        self.errors.clear()
+        whole.lasting_errors.clear()
+        whole._undelivered.clear()
+        whole.joined = self.joined = False
 
     # -- the drain
 
@@ -490,6 +439,7 @@ class Coordinator(RequestMethods):
         was.
         """
         note_own_end_in_drain()
+        # Not `should_drain`, which is about the task that calls it.
         return await self._wait_for(
             lambda: self.drain_reason is not None or self.should_stop(), timeout
         )
@@ -501,11 +451,10 @@ class Coordinator(RequestMethods):
         One that waits to put into another queue is left until it has put that. What it waits to put
         after that is new, as it is into this queue, and is lost with a warning.
         """
-        named = [task for coordinator in self._family for task in coordinator._producers]
-        for task in {*producers, *named}:
+        for task in {*producers, *self._whole._producers}:
             if task in _ending_in_drains:
                 continue
-            put = wait_to_put(task)
+            put = _wait_to_put(task)
             if put is not None:
                 into, waiter = put
                 earlier = _puts_in_drains.setdefault(task, waiter)
@@ -520,30 +469,28 @@ class Coordinator(RequestMethods):
             _ending_in_drains.add(task)
             task.cancel(f"a drain ends this producer: {self.drain_reason}")
 
+    # -- the pause
+
     async def wait_for_resume(self) -> None:
         """Wait while there is a pause, as a run does before it begins: also for tasks that prepare
         what runs use.
 
         Raises:
             StopRequestedError: a stop was requested; a clean end of a session.
-            BaseException: the error of a background task that has failed.
+            BaseException: the error of a background task that has failed, from which the session
+                does not recover.
         """
-        await self.wait_out_pause(lasts=self._outlasts_recoveries())
 
-    async def wait_out_pause(self, *, lasts: bool) -> None:
-        """Wait like `wait_for_resume`; if it `lasts`, in spite of failures that are recovered
-        from.
-        """
+        def awaited() -> Awaited:
+            return Awaited("pause", "the end of the pause", self.pause_reason or "")
+
         while self.pause_reason is not None:
-            with active("wait", "end of the pause", self._awaited_resume, observers=self.observers):
+            with active("wait", "end of the pause", awaited, observers=self.observers):
                 await self.wait_until_ended(
                     "the end of the pause",
                     self._wait_for(lambda: self.pause_reason is None),
-                    lasts=lasts,
+                    lasts=True,
                 )
-
-    def _awaited_resume(self) -> Awaited:
-        return Awaited("pause", "the end of the pause", self.pause_reason or "")
 
     # -- waits
 
@@ -584,49 +531,20 @@ class Coordinator(RequestMethods):
         except InvalidArgumentError:
             close_unawaited(awaitable)
             raise
+        if producers:
+            self._whole._producers.update(producers)
         if drain or producers:
             note_own_end_in_drain()
-            self._producers.update(producers or ())
         name = describe_awaitable(awaitable) if self.observers else ""
-        lasts = self._outlasts_recoveries()
         with active("wait", name, observers=self.observers):
             return await self.wait_until_ended(
-                "what `until` awaits", awaitable, producers, drain=drain, lasts=lasts
+                "what `until` awaits",
+                awaitable,
+                producers,
+                drain=drain,
+                # In a run, which a recovery repeats, it does not outlast one.
+                lasts=self._starter() is self._whole and not self.is_part_of_call(),
             )
-
-    def _outlasts_recoveries(self) -> bool:
-        """Return whether this code is part of a task that lives through recoveries, and not of a
-        run, which a recovery repeats.
-        """
-        return self._starter() is self._whole and not self.is_part_of_call()
-
-    def _starter(self) -> Coordinator | None:
-        """Return the coordinator of the background task of this session that this code is part
-        of.
-        """
-        for coordinator in reversed(_background_of.get()):
-            if coordinator._whole is self._whole:
-                return coordinator
-        return None
-
-    def checked_producers(self, producer: Producer | None) -> Producers | None:
-        """Return the producers of a wait.
-
-        Raises:
-            InvalidArgumentError: there is none, or something else, or a task that ends with a
-                recovery which the wait may outlast.
-        """
-        producers = _checked_tasks(producer)
-        if producers is None or not self.owner.policy.on or self.is_part_of_call():
-            return producers
-        starter = self._starter()
-        for task in producers:
-            if task in self._whole._ends_with_recovery and starter in (None, self._whole):
-                raise InvalidArgumentError(
-                    f"producer is task {task.get_name()!r} of a hook's coordinator: a recovery ends"
-                    " it, and not this wait; start the producer with session.start_soon"
-                )
-        return producers
 
     async def wait_until_ended(
         self,
@@ -646,72 +564,104 @@ class Coordinator(RequestMethods):
             drain: whether a drain ends the wait.
             lasts: whether it is a `LastingWait`.
         """
-        wait = LastingWait[T](what, self._whole) if lasts else Wait[T](what)
+        wait = LastingWait[T](what) if lasts else Wait[T](what)
         waits = self.requests.waits
-        end: EndOfProducers | None = None
         try:
             self.bind()
             self._raise_if_ended(drain=drain, lasts=lasts)
-            if not inspect.isawaitable(awaitable):  # also generators that are marked as coroutines
+            # Also generators that are marked as coroutines.
+            if not inspect.isawaitable(awaitable):
                 raise InvalidArgumentError(
                     f"until got {awaitable!r}; give a coroutine, a task or a future"
                 )
             waits[wait] = drain
-            if producers is not None:
-                end = EndOfProducers(producers, wait)
-            return await wait.result_of(awaitable)
+            with ending_with(producers, wait):
+                return await wait.result_of(awaitable)
         except BaseException as raised:
-            if not asyncio.isfuture(awaitable):  # a future that was given has its result still
-                self._warn_if_result_is_lost(wait)
+            self._warn_if_result_is_lost(wait, awaitable)
             close_unawaited(awaitable)
             self._note_delivery_outside(raised)
             raise
         finally:
             waits.pop(wait, None)
-            if end is not None:
-                end.stop_watching()
 
     def _raise_if_ended(self, *, drain: bool, lasts: bool) -> None:
         """Raise if a wait must not begin.
 
-        The reason is the first failure of a task that would end the wait, or else a stop, or, if
-        `drain`, a drain.
+        The reason is the failure of a task that would end the wait, or else a stop, or, if `drain`,
+        a drain.
         """
-        whole = self._whole
-        is_recovering = whole._raw is whole
-        for failure in whole.failures:
-            if not (lasts or is_recovering) or not self.is_recoverable(failure):
-                raise_unchanged(failure)
-            if lasts:
-                self.owner.start_recovery()
+        is_recovering = self._whole._raw is self._whole
+        # No failure is in a variable: its traceback would refer to this frame, and so to itself.
+        if self.ending_failures:
+            raise_unchanged(self.ending_failures[0])
+        if self.errors and lasts:
+            self.owner.start_recovery()
+        elif self.errors and not is_recovering:
+            raise_unchanged(self.errors[0])
         starter = self._starter()
         if starter is not None and starter._is_replaced:
             raise StopRequestedError(f"this task should have ended: {starter._ending}")
-        is_drained = drain and self.drain_reason is not None
-        if self.requests.stopped or is_drained:
+        if self.requests.stopped or (drain and self.drain_reason is not None):
             raise_unchanged(self.requests.stop_error())
 
-    def _warn_if_result_is_lost(self, wait: Wait[Any]) -> None:
-        """Warn if the wait was cancelled as its result came: an element of a queue, for example."""
+    def _warn_if_result_is_lost(self, wait: Wait[Any], awaitable: object) -> None:
+        """Warn if the wait was cancelled as its result came: an element of a queue, for example.
+
+        A future that was given still has its result.
+        """
         lost = wait.results[0]
-        if wait.keeps_result and lost is not None:
+        if wait.keeps_result and lost is not None and not asyncio.isfuture(awaitable):
             logger.warning(
                 "%s: a wait was cancelled as its result came, which is lost: %s",
                 self.requests.label,
                 safe_repr(lost),
             )
 
+    def checked_producers(self, producer: Producer | None) -> Producers | None:
+        """Return the producers of a wait.
+
+        Raises:
+            InvalidArgumentError: there is none, or something else, or a task that ends with a
+                recovery which the wait may outlast.
+        """
+        if producer is None:
+            return None
+        given: object = producer
+        producers: tuple[object, ...] = (given,)
+        if isinstance(given, Iterable) and not asyncio.isfuture(given):
+            producers = tuple(cast("Iterable[object]", given))
+        if not producers or not all(map(is_task, producers)):
+            raise InvalidArgumentError(
+                f"producer is {producer!r}; give a task, or several in a list: what start_soon"
+                " returns"
+            )
+        whole = self._whole
+        is_lasting_code = self._starter() in (None, whole) and not self.is_part_of_call()
+        outlasts_recoveries = bool(self.owner.policy.on) and is_lasting_code
+        tasks = cast("Producers", producers)
+        for task in tasks:
+            if outlasts_recoveries and self._tasks.get(task, whole) is not whole:
+                raise InvalidArgumentError(
+                    f"producer is task {task.get_name()!r} of a hook's coordinator: a recovery ends"
+                    " it, and not this wait; start the producer with session.start_soon"
+                )
+        return tasks
+
     async def _wait_for(self, condition: Callable[[], bool], secs: float | None = None) -> bool:
-        """Wait until `condition()` holds, at most `secs`; return whether it does."""
+        """Wait until `condition()` holds, of requests or tasks, at most `secs`; return whether it
+        does.
+        """
         check_secs(secs, "timeout", optional=True)
-        if condition():
-            return True
         self.bind()
-        # Another thread may have made the request before the loop was known, so that it could wake
-        # nothing here.
         if condition():
             return True
-        await self.requests.wait_for(condition, secs)
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.requests.waiters[waiter] = condition
+        try:
+            await wait_woken(waiter, secs)
+        finally:
+            del self.requests.waiters[waiter]
         return condition()
 
     def bind(self) -> None:
@@ -725,7 +675,8 @@ class Coordinator(RequestMethods):
             )
         if requests.loop is None:
             requests.loop = loop
-            requests.begin_drain()  # one that was requested before
+            # One may have been requested before there was a loop.
+            requests.begin_drain()
 
     def status(self) -> SessionStatus | None:
         """Return the current activities of the session; None if this coordinator is used without
@@ -754,8 +705,9 @@ class Coordinator(RequestMethods):
         """
         check_callable(fn, "start_soon's function")
         self.bind()
-        if self._ending is not None:
-            raise SessionClosedError(f"no task can be started any more: {self._ending}")
+        ending = self._ending or self._whole._ending
+        if ending is not None:
+            raise SessionClosedError(f"no task can be started any more: {ending}")
         # The task is not part of the run in which it was started.
         context = contextvars.copy_context()
         context.run(leave_run)
@@ -767,15 +719,14 @@ class Coordinator(RequestMethods):
                 " its arguments"
             )
         task: asyncio.Task[T] = new_task(coro, name or getattr(fn, "__name__", None), context)
-        self._tasks[task] = False
-        if self is not self._whole:
-            self._whole._ends_with_recovery.add(task)
+        self._tasks[task] = self
         task.add_done_callback(self._task_ended)
         return task
 
-    def _task_ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.pop(task, None)
-        if not self._tasks:
+    def _task_ended(self, task: Task) -> None:
+        del self._tasks[task]
+        # Each wait looks at all tasks: waking it for each of thousands would take long.
+        if self not in self._tasks.values():
             self.requests.wake_waiters()
         error = None if task.cancelled() else task.exception()
         if error is not None and not self._ends_in_drain(error):
@@ -784,25 +735,14 @@ class Coordinator(RequestMethods):
             self._record_error(error, f"background task {task.get_name()!r} {how}")
 
     @property
-    def tasks(self) -> tuple[asyncio.Task[Any], ...]:
+    def tasks(self) -> tuple[Task, ...]:
         """The background tasks that have not ended, in the order of their start."""
-        return tuple(self._tasks)
+        return tuple(task for task, starter in self._tasks.items() if starter is self)
 
     @property
-    def all_tasks(self) -> list[asyncio.Task[Any]]:
-        """The tasks, and then those of the raw session."""
-        return [task for coordinator in reversed(self._family) for task in coordinator._tasks]
-
-    def owns(self, task: asyncio.Task[Any]) -> bool:
-        """Return whether `task` is one of the tasks, or of the raw session's."""
-        return any(task in coordinator._tasks for coordinator in self._family)
-
-    @property
-    def _family(self) -> tuple[Coordinator, ...]:
-        """The coordinators of the current tasks: that of the raw session, and this one."""
-        if self._raw is self:
-            return (self,)
-        return (self._raw, self)
+    def all_tasks(self) -> list[Task]:
+        """The tasks, and those of raw sessions."""
+        return [task for task, starter in self._tasks.items() if self in (starter, starter._whole)]
 
     async def join(self, stop_grace_period_secs: float = DEFAULT_GRACE_SECS) -> None:
         """Wait until all tasks have ended, or until a stop is requested and the grace period after
@@ -818,30 +758,26 @@ class Coordinator(RequestMethods):
         check_secs(stop_grace_period_secs, "stop_grace_period_secs")
         self.bind()
         task = current_task()
-        if task in self._tasks:
+        if task in self.tasks:
             raise NestedRunError(
                 f"join was called from the background task {task.get_name()!r}, which it waits for;"
                 " to wait for the end there, use wait_for_stop"
             )
-        await self._wait_for(lambda: not self._tasks or self.should_stop())
+        await self._wait_for(lambda: not self.tasks or self.should_stop())
         try:
-            await self.end_tasks(
-                stop_grace_period_secs,
-                stop_grace_period_secs,
-                f"a stop was requested: {self.stop_reason}",
-                "joining",
-            )
+            with long_wait_logged(f"{self.requests.label}, joining", self.descriptions):
+                await self.end_tasks(
+                    stop_grace_period_secs,
+                    stop_grace_period_secs,
+                    f"a stop was requested: {self.stop_reason}",
+                    "joining",
+                )
         finally:
-            if not (self._whole._closed or self._is_disowned):
+            if not (self._whole.closed or self._has_no_caller):
                 self._ending = None
-        self._joined = True
-        self.requests.forget_drain_limit()
+        self.joined = True
+        self.requests.forget_drain_limits()
         self.raise_requested_exception()
-
-    @property
-    def joined(self) -> bool:
-        """Whether a `join` has completed."""
-        return self._joined
 
     async def end_tasks(
         self, stop_grace_secs: float, cancel_grace_secs: float, reason: str, occasion: str
@@ -849,89 +785,120 @@ class Coordinator(RequestMethods):
         """Wait `stop_grace_secs`, if not 0, for all tasks, cancel them, wait `cancel_grace_secs`,
         then warn.
 
-        The first wait ends early if all remaining tasks wait for queues, and have done so since the
-        look before: none of them can wake another, and no other code has. Tasks that they start
-        meanwhile are part of it. `reason` is the message of the cancellation.
+        Tasks that they start meanwhile are part of it. `reason` is the message of the cancellation.
         """
         if not self.all_tasks:
             return
-        what = f"{self.requests.label}, {occasion}"
+        label = f"{self.requests.label}, {occasion}"
+        await self._wait_for_tasks(stop_grace_secs, label)
+        self.cancel_tasks(reason)
+        if not await self._wait_for(self._is_idle, cancel_grace_secs):
+            logger.warning(
+                "%s: still active %s s after their cancellation: %s",
+                label,
+                cancel_grace_secs,
+                "; ".join(self.descriptions().values()),
+            )
 
-        def descriptions() -> dict[object, str]:
-            activities = background_activities(self.all_tasks)
-            return {activity.task: str(activity) for activity in activities}
-
-        async def have_ended(secs: float) -> bool:
-            return await self._wait_for(lambda: not self.all_tasks, secs)
-
-        with LongWaitLog(what, descriptions):
-            now = current_clock().now
-            ends_at = now() + stop_grace_secs
-            waits_before: dict[asyncio.Task[Any], object] = {}
-            pause_secs = _FIRST_LOOK_SECS
-            # A pause begins after the look before it: in a loop that was blocked meanwhile, tasks
-            # still have the time to use their queues.
-            while (secs_left := ends_at - now()) > 0:
-                if await have_ended(min(pause_secs, secs_left)):
-                    return
-                pause_secs *= 2
-                waits = {task: queue_wait(task) for task in self.all_tasks}
-                is_idle = None not in waits.values() and waits == waits_before
-                waits_before = waits
-                if is_idle and now() < ends_at:
-                    names = "; ".join(descriptions().values())
-                    text = (
-                        "%s: cancelled early, as no other task is left that uses their queues: %s"
-                    )
-                    logger.info(text, what, names)
-                    break
-            self.cancel_tasks(reason)
-            if not await have_ended(cancel_grace_secs):
-                logger.warning(
-                    "%s: still active %s s after their cancellation: %s",
-                    what,
-                    cancel_grace_secs,
-                    "; ".join(descriptions().values()),
+    async def _wait_for_tasks(self, secs: float, label: str) -> None:
+        """Wait `secs` for all tasks, or until all that remain wait for queues, and have done so
+        since the look before: none of them can wake another, and no other code has.
+        """
+        now = current_clock().now
+        ends_at = now() + secs
+        pause_secs = _FIRST_LOOK_SECS
+        waits_before: dict[Task, object] = {}
+        # A pause begins after the look before it: in a loop that was blocked meanwhile, tasks
+        # still have the time to use their queues.
+        while (secs_left := ends_at - now()) > 0:
+            if await self._wait_for(self._is_idle, min(pause_secs, secs_left)):
+                return
+            pause_secs *= 2
+            waits = {task: _queue_wait(task) for task in self.all_tasks}
+            if None not in waits.values() and waits == waits_before:
+                logger.info(
+                    "%s: cancelled early, as no other task is left that uses their queues: %s",
+                    label,
+                    "; ".join(self.descriptions().values()),
                 )
+                return
+            waits_before = waits
+
+    def _is_idle(self) -> bool:
+        return not self.all_tasks
+
+    def descriptions(self) -> dict[object, str]:
+        """Return what each task does."""
+        return {activity.task: str(activity) for activity in background_activities(self.all_tasks)}
 
     def cancel_tasks(self, reason: str) -> None:
         """Cancel all tasks, each once; no other can be started from now on."""
-        for coordinator in self._family:
-            coordinator._ending = coordinator._ending or reason
-            for task, is_cancelled in tuple(coordinator._tasks.items()):
-                if not is_cancelled:
-                    coordinator._tasks[task] = True
-                    task.cancel(reason)
+        self._ending = self._ending or reason
+        for task in self.all_tasks:
+            if task not in self._cancelled:
+                self._cancelled.add(task)
+                task.cancel(reason)
 
     def close(self, failure: str | None = None) -> None:
         """Stop all tasks of an ending session; after a failure they are cancelled immediately."""
-        self._closed = True
+        self.closed = True
+        requests = self.requests
         if failure is not None:
             self.cancel_tasks(failure)
-        requests = self.requests
-        requests.stop_reason = self.stop_reason or failure or self.drain_reason
+            requests.stop_reason = self.stop_reason or failure
+        requests.record_end()
         requests.stopped = True
         requests.call_in_loop(requests.end_waits)
-
-    @property
-    def closed(self) -> bool:
-        """Whether the session is ending."""
-        return self._closed
 
     def disown(self, reason: str) -> None:
         """Only log errors of tasks from now on, as no caller is left to raise them; reject other
         tasks.
         """
-        for coordinator in self._family:
-            coordinator._is_disowned = True
-            coordinator._ending = coordinator._ending or reason
+        self._is_disowned = True
+        self._ending = self._ending or reason
         self._whole._raw = self._whole
         self.requests.wake_waiters()
+
+    @property
+    def _has_no_caller(self) -> bool:
+        """Whether the coordinator, or the whole session, is disowned."""
+        return self._is_disowned or self._whole._is_disowned
+
+    # -- the code that this is part of
+
+    def _starter(self) -> Coordinator | None:
+        """Return the coordinator of the background task of this session that this code is part
+        of.
+        """
+        for coordinator in reversed(_background_of.get()):
+            if coordinator._whole is self._whole:
+                return coordinator
+        return None
+
+    def _scope(self) -> RunScope | None:
+        """Return the run or the end of the session in which this code was started."""
+        owner: Any = self.owner
+        scope = current_scope.get()
+        while scope is not None and scope.session is not owner:
+            scope = scope.outer
+        return scope
+
+    def is_part_of_call(self) -> bool:
+        """Return whether this code is part of a run of the session, or of its end: of a hook."""
+        scope = self._scope()
+        return scope is not None and scope.active
+
+    def enter_raw_session(self) -> None:
+        """Make the current context, of a hook's call in the background, part of the raw session."""
+        _background_of.set((*_background_of.get(), self._raw))
 
     # -- failures
 
     def raise_requested_exception(self) -> None:
-        """Raise the first failure, if there is one."""
+        """Raise the first failure that ends the session, or else the first one, if there is one."""
+        if self.ending_failures:
+            self._note_delivery_outside(self.ending_failures[0])
+            raise_unchanged(self.ending_failures[0])
         if self.errors:
             self._note_delivery_outside(self.errors[0])
             raise_unchanged(self.errors[0])
@@ -949,9 +916,6 @@ class Coordinator(RequestMethods):
             if not self._ends_in_drain(error):
                 self.request_stop(error)
 
-    def _failed_with(self, error: BaseException) -> bool:
-        return any(error is failure for failure in self.errors)
-
     def _is_clean_end(self, error: BaseException) -> bool:
         return is_clean_end(error) or isinstance(error, self._clean_types)
 
@@ -961,49 +925,73 @@ class Coordinator(RequestMethods):
         """
         return self.drain_reason is not None and self._is_clean_end(error)
 
-    def _record_error(self, error: BaseException, what: str) -> None:
-        """Record the failure of a task: it ends waits, and stops a session that does not recover; a
-        clean end is a stop.
-        """
-        if self._failed_with(error) or self._whole._failed_with(error):
-            return  # `until` raised it in the task, which passed it on
-        requests = self.requests
-        description = f"{what}: {safe_repr(error)}"
-        if self._is_clean_end(error):
-            if not (self._is_disowned or self._whole._closed or is_end_of_producers(error)):
-                requests.request_stop(description)
-            return
-        if self._is_disowned:
-            logger.error("%s: %s, after %s", requests.label, what, self._ending, exc_info=error)
-            return
-        # The waits end before anything is said about the error: that calls the error's own methods.
-        is_first = not self.errors
-        had_ended = not all(map(self.is_recoverable, self.errors))
-        self.errors.append(error)
-        self._whole.failures.append(error)
-        is_end = not self.is_recoverable(error)
-        if is_first or (is_end and not had_ended):
-            self._whole._undelivered.append(error)
-        if is_end and not requests.stopped:
-            requests.stop_reason = description
-            requests.stopped = True
-        if is_first:
-            requests.call_in_loop(functools.partial(self._end_waits, error))
-        elif requests.stopped:  # else the first failure has ended the run, which may be recovering
-            requests.call_in_loop(requests.end_waits)
-        if not is_first:  # the first one is raised; this one must not be lost
-            add_note(self.errors[0], f"then {description}")
-            logger.error("%s: %s after another failure", requests.label, what, exc_info=error)
-
-    def _end_waits(self, failure: BaseException) -> None:
-        self.requests.end_waits(failure)
-        self.owner.end_failed_run(failure)
-
     def is_recoverable(self, error: BaseException) -> bool:
         """Return whether a new raw session can help: the policy lists the error, and it is no
         failure of a task of the whole session, which cannot be started again.
         """
-        return self.owner.policy.recovers(error) and not self._whole._failed_with(error)
+        if is_among(error, self._whole.lasting_errors):
+            return False
+        return self.owner.policy.recovers(error)
+
+    @property
+    def ending_failures(self) -> list[BaseException]:
+        """The failures from which the session does not recover, in the order of occurrence."""
+        return [failure for failure in self.errors if not self.is_recoverable(failure)]
+
+    def _record_error(self, error: BaseException, what: str) -> None:
+        """Record the error of a task: a clean end is a stop, and any other error a failure."""
+        recorded = self.errors
+        if self is self._whole:
+            # A recovery that gives up fails with the error of a raw session's task.
+            recorded = self.lasting_errors
+        if is_among(error, recorded):
+            # `until` raised it in the task, which passed it on.
+            return
+        label = self.requests.label
+        if not self._is_clean_end(error):
+            if self._has_no_caller:
+                logger.error("%s: %s, after %s", label, what, self._ending, exc_info=error)
+            else:
+                self._record_failure(error, what)
+        elif not (self._has_no_caller or self._whole.closed or is_end_of_producers(error)):
+            self.requests.request_stop(f"{what}: {safe_repr(error)}")
+
+    def _record_failure(self, error: BaseException, what: str) -> None:
+        """Record a failure: it ends the waits and the run, and stops a session that does not
+        recover. It does not end a recovery from an earlier one, if it can be recovered from.
+        """
+        requests = self.requests
+        description = f"{what}: {safe_repr(error)}"
+        first = next(iter(self.errors), None)
+        had_ended = bool(self.ending_failures)
+        self.errors.append(error)
+        if self is self._whole:
+            self.lasting_errors.append(error)
+        is_end = not self.is_recoverable(error)
+        if is_end and not requests.stopped:
+            requests.record_stop(description)
+        if first is None or (is_end and not had_ended):
+            self._whole._undelivered.append(error)
+            requests.call_in_loop(functools.partial(self._end_waits, error))
+        # The waits end before more is said about the error: that calls the error's own methods.
+        # The first one is raised, and this one must not be lost.
+        if first is not None:
+            add_note(first, f"then {description}")
+            logger.error("%s: %s after another failure", requests.label, what, exc_info=error)
+
+    def _end_waits(self, failure: BaseException) -> None:
+        """End the waits and the run because of a failure; a lasting wait lets the session recover
+        instead, where it can.
+        """
+        requests = self.requests
+        requests.wake_waiters()
+        recovers = self.is_recoverable(failure)
+        for wait in tuple(requests.waits):
+            if recovers and isinstance(wait, LastingWait):
+                self.owner.start_recovery()
+            else:
+                wait.end(failure)
+        self.owner.end_failed_run(failure)
 
     def note_delivery(self, error: BaseException) -> None:
         """Note that `error` is raised, if it is a failure of a background task.
@@ -1013,29 +1001,12 @@ class Coordinator(RequestMethods):
         """
         if self._starter() is None:
             whole = self._whole
-            undelivered = [failure for failure in whole._undelivered if failure is not error]
-            whole._undelivered = undelivered
+            whole._undelivered = [other for other in whole._undelivered if other is not error]
 
     def _note_delivery_outside(self, error: BaseException) -> None:
         """Note that `error` is raised, unless a hook gets it, or code that a hook has started."""
-        scope = current_scope.get()
-        owner: Any = self.owner
-        while scope is not None and scope.session is not owner:
-            scope = scope.outer
-        if scope is None:
+        if self._scope() is None:
             self.note_delivery(error)
-
-    def enter_raw_session(self) -> None:
-        """Make the current context, of a hook's call in the background, part of the raw session."""
-        _background_of.set((*_background_of.get(), self._raw))
-
-    def is_part_of_call(self) -> bool:
-        """Return whether this code is part of a run of the session, or of its end: of a hook."""
-        owner: Any = self.owner
-        run = current_run()
-        while run is not None and not (run.active and run.session is owner):
-            run = run.outer
-        return run is not None
 
     def take_undelivered(self, primary: BaseException | None) -> list[BaseException]:
         """Return the failures that no caller has got, except the primary error of the end: first
@@ -1051,8 +1022,13 @@ class Coordinator(RequestMethods):
             doing = f"stopping: {self.stop_reason}"
         elif self.drain_reason is not None:
             doing = f"draining: {self.drain_reason}"
-        names = ", ".join(task.get_name() for task in self._tasks)
+        names = ", ".join(task.get_name() for task in self.tasks)
         return f"<Coordinator {doing}, tasks: {names or 'none'}>"
+
+
+def is_among(error: BaseException, errors: Iterable[BaseException]) -> bool:
+    """Return whether `errors` has this very object."""
+    return any(error is other for other in errors)
 
 
 class LastingWait(Wait[T]):
@@ -1060,27 +1036,17 @@ class LastingWait(Wait[T]):
     recovers does not end it, but starts the recovery.
     """
 
-    __slots__ = ("_coordinator",)
-
-    def __init__(self, what: str, coordinator: Coordinator) -> None:
-        super().__init__(what)
-        self._coordinator = coordinator
-
-    def end(self, cause: BaseException) -> None:
-        coordinator = self._coordinator
-        is_failure = any(cause is failure for failure in coordinator.failures)
-        if is_failure and coordinator.is_recoverable(cause):
-            coordinator.owner.start_recovery()
-        else:
-            super().end(cause)
+    __slots__ = ()
 
 
 # -- the producers of a wait: tasks without which it would never end
 
-_ending_in_drains: WeakSet[asyncio.Task[Any]] = WeakSet()
+_ending_in_drains: WeakSet[Task] = WeakSet()
 """The tasks that look for a drain, or depend on producers, and so end by themselves in one."""
-_puts_in_drains: WeakKeyDictionary[asyncio.Task[Any], object] = WeakKeyDictionary()
+_puts_in_drains: WeakKeyDictionary[Task, object] = WeakKeyDictionary()
 """The first wait of a producer to put an element that a drain has found."""
+# Passes of the loop: a notified waiter may have to wake another one, or to take a lock.
+_MOST_PASSES = 5
 
 
 def note_own_end_in_drain() -> None:
@@ -1090,58 +1056,53 @@ def note_own_end_in_drain() -> None:
         _ending_in_drains.add(task)
 
 
-_MOST_PASSES = 5  # of the loop: a notified waiter may have to wake another one, or to take a lock
-
-
-class EndOfProducers:
-    """Ends a wait when all the tasks that it depends on have ended, and it has had the time to take
-    what they left.
+@contextlib.contextmanager
+def ending_with(producers: Producers | None, wait: Wait[Any]) -> Generator[None]:
+    """End `wait`, which the block awaits, when all producers have ended, and it has had the time to
+    take what they left. None stands for no producers.
     """
+    if producers is None:
+        yield
+        return
+    unfinished = {producer for producer in producers if not producer.done()}
 
-    def __init__(self, producers: Producers, wait: Wait[Any]) -> None:
-        self._producers = producers
-        self._wait: Wait[Any] | None = wait
-        """None when it has ended."""
-        self._unfinished = {producer for producer in producers if not producer.done()}
-        for producer in self._unfinished:
-            producer.add_done_callback(self._ended)
-        if not self._unfinished:
-            self._let_pass(_MOST_PASSES)
+    def note_end(producer: Task) -> None:
+        unfinished.discard(producer)
+        if not unfinished:
+            end_after(_MOST_PASSES)
 
-    def _ended(self, producer: asyncio.Task[Any]) -> None:
-        self._unfinished.discard(producer)
-        if not self._unfinished:
-            self._let_pass(_MOST_PASSES)
-
-    def _let_pass(self, passes: int) -> None:
-        if self._wait is None:
-            return  # this call, or the callback of a producer, was due when the wait ended
+    def end_after(passes: int) -> None:
         if passes:
-            asyncio.get_running_loop().call_soon(self._let_pass, passes - 1)
+            asyncio.get_running_loop().call_soon(end_after, passes - 1)
         else:
-            Calls.end(self._wait, self._error())  # also during a recovery
+            # Also during a recovery. It has no effect if the wait is over.
+            Calls.end(wait, _end_of(producers))
 
-    def _error(self) -> BaseException:
-        """Return the failure of a producer, or else a clean end with what has become of them."""
-        ends: list[str] = []
-        for producer in self._producers:
-            error = None if producer.cancelled() else producer.exception()
-            if producer.cancelled():
-                end = "was cancelled"
-            elif error is None or is_end_of_producers(error):
-                end = "has finished"
-            elif is_clean_end(error):
-                end = f"has ended: {safe_repr(error)}"
-            else:
-                return error
-            ends.append(f"producer {producer.get_name()!r} {end}")
-        return ProducerFinishedError(", ".join(ends))
+    for producer in unfinished:
+        producer.add_done_callback(note_end)
+    if not unfinished:
+        end_after(_MOST_PASSES)
+    try:
+        yield
+    finally:
+        for producer in unfinished:
+            producer.remove_done_callback(note_end)
 
-    def stop_watching(self) -> None:
-        """The wait has ended."""
-        self._wait = None
-        for producer in self._unfinished:
-            producer.remove_done_callback(self._ended)
+
+def _end_of(producers: Producers) -> BaseException:
+    """Return the failure of a producer, or else a clean end with what has become of them."""
+    ends: list[str] = []
+    for producer in producers:
+        error = None if producer.cancelled() else producer.exception()
+        end = "has finished"
+        if producer.cancelled():
+            end = "was cancelled"
+        elif error is not None and not is_clean_end(error):
+            return error
+        elif error is not None and not is_end_of_producers(error):
+            end = f"has ended: {safe_repr(error)}"
+        ends.append(f"producer {producer.get_name()!r} {end}")
+    return ProducerFinishedError(", ".join(ends))
 
 
 def is_end_of_producers(error: BaseException) -> bool:
@@ -1151,16 +1112,68 @@ def is_end_of_producers(error: BaseException) -> bool:
     return all(isinstance(member, ProducerFinishedError) for member in flattened([error]))
 
 
-def _checked_tasks(producer: Producer | None) -> Producers | None:
-    """Return the tasks; raise `InvalidArgumentError` if there is none, or something else."""
-    if producer is None:
+# -- reports of long waits, and tasks that wait for queues
+
+_NOTICE_SECS = 1.0
+_Queue: Any = asyncio.Queue
+_QUEUE_METHODS = frozenset({_Queue.put.__code__, _Queue.get.__code__, _Queue.join.__code__})
+
+
+def _queue_wait(task: Task) -> object:
+    """Return the future of a task that waits in a method of a queue, and else None.
+
+    None in a `with` block, too: it may be a time limit, after which the task continues by itself.
+    """
+    from aiohooks._why.sources import held_by  # seldom needed
+
+    _, waiter = _queue_method(task)
+    if asyncio.isfuture(waiter) and not waiter.done() and not [*held_by(task)]:
+        return waiter
+    return None
+
+
+def _wait_to_put(task: Task) -> tuple[object, object] | None:
+    """Return the queue that a task waits to put into, and the future of this wait; else None."""
+    frame, waiter = _queue_method(task)
+    if frame is None or frame.f_code is not _Queue.put.__code__:
         return None
-    given: object = producer
-    producers: tuple[object, ...] = (given,)
-    if isinstance(given, Iterable) and not asyncio.isfuture(given):
-        producers = tuple(cast("Iterable[object]", given))
-    if not producers or not all(map(is_task, producers)):
-        raise InvalidArgumentError(
-            f"producer is {producer!r}; give a task, or several in a list: what start_soon returns"
-        )
-    return cast("Producers", producers)
+    return frame.f_locals.get("self"), waiter
+
+
+def _queue_method(task: Task) -> tuple[FrameType | None, object]:
+    """Return the frame of the queue's method that a task waits in, and what it awaits there."""
+    frames = task_wait(task).frames
+    if not frames or frames[-1].f_code not in _QUEUE_METHODS:
+        return None, None
+    _, waiter = links_of(task)[-1]
+    return frames[-1], waiter
+
+
+@contextlib.contextmanager
+def long_wait_logged(waiter: str, waits_for: Callable[[], Mapping[object, str]]) -> Generator[None]:
+    """Log a warning when the block has lasted a second, and again when it waits for something else.
+
+    Args:
+        waiter: the beginning of the message: the waiter and the occasion.
+        waits_for: returns the awaited things, with a description of each.
+    """
+    clock = current_clock()
+    began = clock.now()
+    logged: set[object] = set()
+    timer = NO_TIMER
+
+    def log_if_new() -> None:
+        nonlocal timer
+        timer = clock.call_later(_NOTICE_SECS, log_if_new)
+        awaited = waits_for()
+        if not logged.issuperset(awaited):
+            logged.update(awaited)
+            secs = secs_text(clock.now() - began)
+            descriptions = "; ".join(awaited.values())
+            logger.warning("%s: has waited %s for %s", waiter, secs, descriptions)
+
+    timer = clock.call_later(_NOTICE_SECS, log_if_new)
+    try:
+        yield
+    finally:
+        timer.cancel()

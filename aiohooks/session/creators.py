@@ -33,7 +33,7 @@ from aiohooks.errors import (
 from aiohooks.graph.graph import Graph, graph_of_step
 from aiohooks.graph.session import Session
 from aiohooks.graph.variables import Variables, values_of
-from aiohooks.stores._protocol import Position, Term
+from aiohooks.stores._protocol import Position
 from aiohooks.stores.base import StepStore
 from aiohooks.stores.memory import MemoryStepStore
 
@@ -66,11 +66,12 @@ async def restore_session(
     The step store is set by `set_step`, which is given what was `seen` of it before.
     """
     what = f"checkpoint {restored.checkpoint.path}"
-    step = restored.checkpoint.step
     values = values_of(session.variables).by_name
     own = {variable.name: values[variable.name] for variable in session.graph.variables}
-    variables = _saved_part(restored, "variables", "variable", own)
-    tracked = _saved_part(restored, "tracked", "tracked object", session.tracked)
+    variables = _saved_part(restored, "variables")
+    _check_names(what, "variable", variables, own)
+    tracked = _saved_part(restored, "tracked")
+    _check_names(what, "tracked object", tracked, session.tracked)
     hooks = _saved_part(restored, "hooks")
     for name in sorted(own):
         shape = getattr(own[name], "shape", None)
@@ -81,15 +82,12 @@ async def restore_session(
                 f"{what} has variable {name!r} with shape {saved_shape}; here it has shape"
                 f" {shape}. Was the model changed?"
             )
+    step = restored.checkpoint.step
     await set_step(session.global_step, step, seen)
-    session.variables.assign({name: variables[name] for name in own})
+    session.variables.assign(variables)
     session.committed_step = step
     for name, tracked_object in session.tracked.items():
-        _load_state(
-            tracked_object,
-            tracked[name],
-            f"{what}: loading the state of the tracked object {name!r}",
-        )
+        _load_state(tracked_object, tracked[name], what, f"tracked object {name!r}")
     # Without the values, which would stay in memory as long as the session.
     session.restored = dataclasses.replace(restored, state={"hooks": hooks})
 
@@ -106,28 +104,25 @@ def restore_hooks(session: Session) -> None:
     hooks = session.stateful_hooks()
     for name, hook in hooks.items():
         if name in states:
-            _load_state(hook, states[name], f"{what}: loading the state of the hook {name}")
+            _load_state(hook, states[name], what, f"hook {name}")
         else:
             level = logging.INFO if is_numbered(hook) else logging.WARNING
             logger.log(level, "%s has no state of the hook %s, which starts anew", what, name)
+    is_saved = session.saver is not None and not session.saver.read_only
     for name in sorted(states.keys() - hooks.keys()):
-        _log_state_without_hook(session, f"{what} has the state of a hook {name}", states[name])
+        text = "%s has the state of a hook %s, which is not in this session"
+        # The hook has still to deliver these: effects, records, metrics.
+        pending = _pending_entries(states[name])
+        if pending and is_saved:
+            text += ", with %s pending entries, which the next checkpoint forgets; add it again"
+            logger.warning(text, what, name, pending)
+        else:
+            logger.info(text, what, name)
 
 
-def _log_state_without_hook(session: Session, what: str, state: Any) -> None:
-    """Log that a saved state has no hook; warn if it has entries that the next save loses."""
-    saver = session.saver
-    # What a hook has still to deliver: effects, records, metrics.
-    pending: Any = isinstance(state, dict) and cast("dict[str, Any]", state).get("pending")
-    if isinstance(pending, list) and pending and saver is not None and not saver.read_only:
-        logger.warning(
-            "%s, which is not in this session, with %s pending entries, which the next checkpoint"
-            " forgets; add it again",
-            what,
-            len(cast("list[object]", pending)),
-        )
-        return
-    logger.info("%s, which is not in this session", what)
+def _pending_entries(state: Any) -> int:
+    pending: Any = state.get("pending") if isinstance(state, dict) else None
+    return len(pending) if isinstance(pending, list) else 0
 
 
 def warn_if_not_saved(session: object, graph: Graph) -> None:
@@ -144,42 +139,41 @@ def warn_if_not_saved(session: object, graph: Graph) -> None:
         )
 
 
-def _load_state(stateful: Stateful, state: Any, what: str) -> None:
+def _load_state(stateful: Stateful, state: Any, checkpoint_name: str, name: str) -> None:
     try:
         stateful.load_state_dict(state)
     except Exception as error:
-        add_note(error, what)
+        add_note(error, f"{checkpoint_name}: loading the state of the {name}")
         raise
 
 
-def _saved_part(
-    restored: Restored, name: str, kind: str = "", wanted: Mapping[str, Any] | None = None
-) -> Mapping[str, Any]:
-    """Return a part of a saved state; with `wanted` it must have just these names of a `kind`."""
-    what = f"checkpoint {restored.checkpoint.path}"
+def _saved_part(restored: Restored, name: str) -> dict[str, Any]:
+    """Return a part of a saved state."""
     part: Any = restored.state.get(name)
     if not isinstance(part, dict):
         raise CheckpointMismatchError(
-            f"{what} has no {name!r}; was it written by CheckpointSaverHook?"
+            f"checkpoint {restored.checkpoint.path} has no {name!r}; was it written by"
+            " CheckpointSaverHook?"
         )
-    saved = cast("Mapping[str, Any]", part)
-    if wanted is None:
-        return saved
-    missing = [key for key in wanted if key not in saved]
+    return cast("dict[str, Any]", part)
+
+
+def _check_names(what: str, kind: str, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Raise unless a checkpoint has just the wanted names of a `kind`."""
+    missing = [name for name in wanted if name not in saved]
     if missing:
-        similar = "; ".join(f"{key!r}: {did_you_mean(key, saved)}" for key in missing)
+        similar = "; ".join(f"{name!r}: {did_you_mean(name, saved)}" for name in missing)
         raise CheckpointMismatchError(
             f"{what} has no {kind} {similar}. Use the graph it was saved from, or start in another"
             " directory"
         )
-    unknown = [key for key in saved if key not in wanted]
+    unknown = [name for name in saved if name not in wanted]
     if unknown:
         raise CheckpointMismatchError(
             f"{what} has the {kind} {', '.join(map(repr, unknown))}, which would be lost: there is"
             " none of that name now. Use the graph and scaffold it was saved from, or start in"
             " another directory"
         )
-    return saved
 
 
 class SessionCreator(Protocol):
@@ -199,8 +193,6 @@ class SessionCreator(Protocol):
 
 SessionFn = Callable[[Session], Awaitable[Any]]
 """A coroutine function that takes the new session."""
-
-_FUNCTIONS = ("init_fn", "ready_for_local_init_fn", "local_init_fn", "ready_fn")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,19 +224,17 @@ class Scaffold:
     copy_from_scaffold: dataclasses.InitVar[Scaffold | None] = None
 
     def __post_init__(self, copy_from_scaffold: Scaffold | None) -> None:
-        other = copy_from_scaffold
-        check_instance(other, Scaffold, "copy_from_scaffold", optional=True)
-        for name in _FUNCTIONS:
-            if getattr(self, name) is None and other is not None:
-                object.__setattr__(self, name, getattr(other, name))
-            fn = getattr(self, name)
-            if fn is not None and not is_coroutine_function(fn):
+        check_instance(copy_from_scaffold, Scaffold, "copy_from_scaffold", optional=True)
+        for part in dataclasses.fields(self):
+            name = part.name
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, getattr(copy_from_scaffold, name, None))
+            value = getattr(self, name)
+            if name != "tracked" and value is not None and not is_coroutine_function(value):
                 raise InvalidArgumentError(
-                    f"{name} is {fn!r}; give a coroutine function (`async def`) that takes the"
+                    f"{name} is {value!r}; give a coroutine function (`async def`) that takes the"
                     " session"
                 )
-        if self.tracked is None and other is not None:
-            object.__setattr__(self, "tracked", other.tracked)
         check_mapping(self.tracked, "tracked", optional=True)
         for name, value in (self.tracked or {}).items():
             if not isinstance(name, str) or not is_stateful(value):
@@ -270,7 +260,7 @@ async def _check_ready(ready_fn: SessionFn | None, session: Session, message: st
         raise NotReadyError(f"{message}; missing, as {ready_fn!r} says: {missing or 'something'}")
 
 
-class _SessionParts:
+class _Creator:
     """The parts that all sessions of a creator have."""
 
     def __init__(
@@ -293,50 +283,48 @@ class _SessionParts:
         check_instance(variables, Variables, "variables", optional=True)
         self.graph: Graph = graph_of(graph)
         self.global_step: StepStore = MemoryStepStore() if global_step is None else global_step
-        self.scaffold: Scaffold = Scaffold() if scaffold is None else scaffold
-        self.variables: Variables = Variables() if variables is None else variables
+        self._scaffold = scaffold or Scaffold()
+        self._variables = Variables() if variables is None else variables
         self._session_factory = session_factory
 
-    async def new_session(
+    async def _new_session(
         self, what: str, initialize: Callable[[Session], Awaitable[None]] | None = None
     ) -> Session:
         """Make a session, let it be initialized, and check that it is ready after `what`; close it
         again if that fails.
         """
         factory = self._session_factory
-        session: object = factory(
-            self.graph, global_step=self.global_step, variables=self.variables
-        )
+        parts: dict[str, Any] = {"global_step": self.global_step, "variables": self._variables}
+        session: object = factory(self.graph, **parts)
         if not isinstance(session, Session):
             raise InvalidArgumentError(
                 f"session_factory={factory!r} returned {session!r}; return a Session, or give a"
                 " subclass of it"
             )
         try:
-            for name in ("graph", "global_step", "variables"):
-                if getattr(session, name) is not getattr(self, name):
+            for name, part in {"graph": self.graph, **parts}.items():
+                if getattr(session, name) is not part:
                     raise InvalidArgumentError(
                         f"session_factory={factory!r} returned a session with another {name} than"
                         " it was given; pass it to Session"
                     )
             if initialize is not None:
                 await initialize(session)
-            scaffold = self.scaffold
+            scaffold = self._scaffold
+            message = f"{what} did not make the model ready"
             await _check_ready(
-                scaffold.ready_for_local_init_fn,
-                session,
-                f"{what} did not make the model ready for local_init",
+                scaffold.ready_for_local_init_fn, session, f"{message} for local_init"
             )
             if scaffold.local_init_fn is not None:
                 await scaffold.local_init_fn(session)
-            await _check_ready(scaffold.ready_fn, session, f"{what} did not make the model ready")
+            await _check_ready(scaffold.ready_fn, session, message)
         except BaseException:
             await session.aclose()
             raise
         return session
 
 
-class ChiefSessionCreator:
+class ChiefSessionCreator(_Creator):
     """Creates sessions that initialize or restore the variables, unless they are initialized
     already.
 
@@ -375,22 +363,20 @@ class ChiefSessionCreator:
             session_factory: a subclass of `Session`, or a plain function that returns a session,
                 called once for each: `session_factory(graph, global_step=..., variables=...)`.
         """
-        self._parts = _SessionParts(graph, scaffold, global_step, variables, session_factory)
-        self.graph: Graph = self._parts.graph
-        self.global_step: StepStore = self._parts.global_step
-        self._saver: checkpoint.Saver | None
-        if checkpoint_dir is None or isinstance(checkpoint_dir, checkpoint.Saver):
-            self._saver = checkpoint_dir
-        else:
-            self._saver = checkpoint.Saver(checkpoint_dir)
-        self._owns_saver = self._saver is not checkpoint_dir
+        super().__init__(graph, scaffold, global_step, variables, session_factory)
+        saver = checkpoint_dir
+        if saver is not None and not isinstance(saver, checkpoint.Saver):
+            saver = checkpoint.Saver(saver)
+        self._saver = saver
+        self._owns_saver = saver is not checkpoint_dir
         self._latest: Session | None = None
         self.restores_again: bool = True
         """Whether a session that replaces one is restored; set by the monitored session, as
         `RecoveryPolicy(restore=)` says.
         """
-        self._lead: contextlib.AbstractAsyncContextManager[Term] | None = None
-        self._leads = lead and not self.global_step.inline
+        self._needs_lead = lead and not self.global_step.inline
+        self._lead = contextlib.AsyncExitStack()
+        self._has_lead = False
 
     async def create_session(self) -> Session:
         """Create a session: the checkpoint or `init_fn`, `ready_for_local_init_fn`,
@@ -407,34 +393,33 @@ class ChiefSessionCreator:
             InvalidArgumentError: the `session_factory` returned something else than a session of
                 this graph, store and variables.
         """
-        values = values_of(self._parts.variables)
-        if self._leads and self._lead is None:
-            lead = self.global_step.lead()
-            await lead.__aenter__()
-            self._lead = lead
+        values = values_of(self._variables)
+        if self._needs_lead and not self._has_lead:
+            await self._lead.enter_async_context(self.global_step.lead())
+            self._has_lead = True
         loss = self.global_step.acknowledge_loss()
         seen = await self.global_step.value()  # so that the latest position is known
         first = await values.claim()
         latest = self._latest
 
         async def initialize(session: Session) -> None:
-            session.tracked = self._parts.scaffold.tracked or {}
+            session.tracked = self._scaffold.tracked or {}
             session.saver = self._saver
-            if self._saver is not None and (first or (latest is not None and self.restores_again)):
+            goes_back = first or (latest is not None and self.restores_again)
+            if self._saver is not None and goes_back:
                 restored = await self._saver.restore(missing_ok=True)
                 if restored is not None:
                     await restore_session(session, restored, seen)
-            if session.restored is not None:
-                return
+                    return
             if loss is not None and latest is not None and seen.step < latest.committed_step:
                 # The store has lost steps that the variables in memory have.
                 await self.global_step.reset(latest.committed_step)
                 session.committed_step = latest.committed_step
-            if first and self._parts.scaffold.init_fn is not None:
-                await self._parts.scaffold.init_fn(session)
+            if first and self._scaffold.init_fn is not None:
+                await self._scaffold.init_fn(session)
 
         try:
-            session = await self._parts.new_session("initialization", initialize)
+            session = await self._new_session("initialization", initialize)
         except BaseException:
             if first:
                 values.discard()
@@ -442,7 +427,7 @@ class ChiefSessionCreator:
         if first:
             values.mark_ready()
         self._latest = session
-        if self._lead is not None:
+        if self._has_lead:
             await self.global_step.mark_initialised()
         return session
 
@@ -453,26 +438,23 @@ class ChiefSessionCreator:
         A given `Saver` is not closed; what it has not copied to its mirror yet is waited for, at
         most `grace_secs`.
         """
-        lead = self._lead
-        self._lead = None
-        try:
-            if self._saver is not None:
-                if self._owns_saver:
-                    await self._saver.aclose(grace_secs=grace_secs)
-                else:
-                    await self._saver.flush_mirror(grace_secs)
-        finally:
-            if lead is not None:
-                await lead.__aexit__(None, None, None)
+        self._has_lead = False
+        async with self._lead:
+            if self._saver is None:
+                return
+            if self._owns_saver:
+                await self._saver.aclose(grace_secs=grace_secs)
+            else:
+                await self._saver.flush_mirror(grace_secs)
 
     def fail_waiters(self, error: BaseException) -> None:
         """End the waits of the workers for the variables; called by the monitored session when it
         ends with `error`.
         """
-        values_of(self._parts.variables).fail(error)
+        values_of(self._variables).fail(error)
 
 
-class WorkerSessionCreator:
+class WorkerSessionCreator(_Creator):
     """Creates sessions that wait until a chief has initialized the shared variables.
 
     A worker in another process than the chief has its own variables and a step store for several
@@ -499,9 +481,7 @@ class WorkerSessionCreator:
             InvalidArgumentError: there are neither shared variables nor a store for several
                 processes.
         """
-        self._parts = _SessionParts(graph, scaffold, global_step, variables, session_factory)
-        self.graph: Graph = self._parts.graph
-        self.global_step: StepStore = self._parts.global_step
+        super().__init__(graph, scaffold, global_step, variables, session_factory)
         if variables is None and (global_step is None or global_step.inline):
             raise InvalidArgumentError(
                 "a worker waits for a chief's variables: give both the same Variables(); or, in"
@@ -525,8 +505,8 @@ class WorkerSessionCreator:
         """
         finished = None
         if self._shares_variables:
-            await self._parts.variables.wait_ready(self._max_wait_secs)
-            missing = values_of(self._parts.variables).missing(
+            await self._variables.wait_ready(self._max_wait_secs)
+            missing = values_of(self._variables).missing(
                 variable.name for variable in self.graph.variables
             )
             if missing:
@@ -541,7 +521,7 @@ class WorkerSessionCreator:
             except PublisherFinishedError as error:
                 finished = error
         await self.global_step.value()  # so that the latest position is known
-        session = await self._parts.new_session("the chief's initialization")
+        session = await self._new_session("the chief's initialization")
         session.finished = finished
         return session
 

@@ -1,35 +1,30 @@
-"""The feeds of the loops of a session: where elements come from, and what becomes of each.
+"""The feeds of the loops of a session: where elements come from, and the use of each.
 
-    IterableSource   an iterable, asked when a step begins
+    Element          an element, from the beginning of its read until its run is committed
+    IterableSource   an iterable, read when a step begins or, ahead of the steps, by a task
     QueueSource      a queue
-    ReaderSource     read by a task of the session: async, prefetched, in a worker thread, or with
-                     a state of their own
     SessionFeeds     the sources of all loops of a session, over its recoveries
 
-An element that is taken is settled once: it is used if its run is committed, and else the next
-element again. One whose feeds a recovery has restored is neither, as these give it again.
+A source keeps its elements in the order of their reads. An element that was taken and not used
+waits in its place for the next loop over the same feeds.
 """
 
 from __future__ import annotations
 
-import abc
 import asyncio
 import copy
-import itertools
-import operator
 from collections import deque
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
     AsyncIterator,
-    Awaitable,
     Callable,
     Generator,
     Iterable,
     Iterator,
     Mapping,
 )
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from weakref import WeakSet
 
 from aiohooks._core.activity import Awaited, active, awaited_tasks
@@ -54,7 +49,6 @@ from aiohooks.session.turns import Turns
 if TYPE_CHECKING:
     from aiohooks.checkpoint import Restored
 
-_END: Any = object()
 # Since Python 3.13.
 _QueueShutDown: type[Exception] | tuple[()] = getattr(asyncio, "QueueShutDown", ())
 _HOW_TO_KEEP_FEEDS = (
@@ -64,9 +58,12 @@ _HOW_TO_KEEP_FEEDS = (
 
 Feeds: TypeAlias = AsyncIterable[Any] | Iterable[Any] | asyncio.Queue[Any]
 """What the runs of a loop are fed with, one element each."""
-WaitForFeed = Callable[..., Awaitable[None]]
-"""Calls and awaits what gives the next element, until a stop, a failure, the end of its producers
-or a drain.
+States: TypeAlias = Mapping[int, Any]
+"""The states of objects, by their ids."""
+_NO_STATES: States = {}
+Use: TypeAlias = Literal["being read", "unused", "taken", "used", "comes again"]
+"""The use of an element: "taken" by a run that is not committed, "used" by one that is; it "comes
+again" from feeds that a recovery has restored.
 """
 
 
@@ -74,6 +71,20 @@ class FeedsWentBack(BaseException):
     """Ends a run whose feeds a recovery has restored: its element comes again, behind those that
     were used before it.
     """
+
+
+class Element:
+    """An element of feeds; or the error that they have raised instead of one."""
+
+    __slots__ = ("before", "error", "source", "use", "value")
+
+    def __init__(self, source: Source, before: States) -> None:
+        """Begin with the states before its read, of the objects that count it."""
+        self.source = source
+        self.before = before
+        self.value: Any = None
+        self.error: Exception | None = None
+        self.use: Use = "being read"
 
 
 class SessionFeeds:
@@ -86,17 +97,21 @@ class SessionFeeds:
         """The raw session, unless it is being replaced."""
         self.tracked: Mapping[str, object] = {}
         """The tracked objects of the latest raw session."""
+        self.loaders: list[Stateful] = []
+        """The tracked objects from which other feeds may take elements."""
         self.loops: WeakSet[object] = WeakSet()
         """The loops of steps that have begun and not ended; one that was left is not referred to
         any more.
         """
-        self.readers: list[ReaderSource] = []
-        """The sources that a task reads."""
         self.sources: WeakSet[Source] = WeakSet()
+        self.in_use: dict[object, Element] = {}
+        """The elements of tasks, where an object counts them, until their runs have ended."""
         self._kept: set[Source] = set()
-        """The sources with elements that loops have left for another loop over the same feeds."""
-        self.went_back: set[asyncio.Task[Any]] = set()
-        """The tasks whose element a recovery has taken back, until their run has ended."""
+        """The sources with elements that loops have left, and those of tracked feeds."""
+        self.counted: Source | None = None
+        """The latest source over feeds that are not tracked; the states of loaders in checkpoints
+        count its elements.
+        """
         self.lost_step: int = 0
         """The last step that used an element which does not come again."""
         self._reached = -1
@@ -110,33 +125,25 @@ class SessionFeeds:
         """Return the source of a loop with these options of `AsyncMonitoredSession.steps`; None if
         it is not fed.
         """
-        producers = self.coordinator.checked_producers(producer)
         prefetch = checked_int(prefetch, "prefetch")
         _check_options(feeds, producer, prefetch, thread=thread)
         if feeds is None:
             return None
-        earlier = self._earlier(feeds)
-        if isinstance(feeds, asyncio.Queue):
-            return QueueSource(self, feeds, earlier, producers)
-        if _has_ended(feeds) and not (earlier and earlier.has_rest):
+        source = self._earlier(feeds)
+        if _has_ended(feeds) and not (source and source.elements):
             raise InvalidArgumentError(
                 f"feeds is {feeds!r}, which has ended; a generator gives its elements once: make a"
                 " new one"
             )
-        if isinstance(earlier, ReaderSource):
-            earlier.set_options(prefetch, thread=thread)
-            return earlier
-        if isinstance(feeds, Iterable) and not (prefetch or thread or is_stateful(feeds)):
-            return IterableSource(self, feeds, earlier)
-        if prefetch and not _is_among(feeds, self.tracked.values()):
-            self._check_prefetched(feeds, prefetch)
-        if earlier and earlier.unused:
-            raise InvalidArgumentError(
-                f"feeds is {safe_repr(feeds)}, of which a loop without prefetch= and thread= has"
-                f" taken {len(earlier.left)} that no step has used: use them first, in another loop"
-                " without"
-            )
-        return ReaderSource(self, feeds, prefetch, thread=thread)
+        if isinstance(feeds, asyncio.Queue):
+            return source or QueueSource(self, feeds)
+        if not isinstance(source, IterableSource):
+            source = IterableSource(self, feeds)
+            if not self.is_tracked(source):
+                self._count_elements_of(source)
+        source.set_options(prefetch, thread=thread)
+        self.keep_sources()
+        return source
 
     def _earlier(self, feeds: object) -> Source | None:
         """Return the source of another loop over feeds that continue where it has left them: they
@@ -148,96 +155,118 @@ class SessionFeeds:
                     return source
         return None
 
-    def _check_prefetched(self, feeds: object, prefetch: int) -> None:
-        """Raise if feeds that are not tracked may take elements from a tracked object."""
-        own = [feeds, *(source.feeds for source in self.sources)]
-        loaders = [
-            name
-            for name, value in self.tracked.items()
-            if _is_loader(value) and not _is_among(value, own)
-        ]
-        if loaders:
-            raise InvalidArgumentError(
-                f"prefetch is {prefetch}, and feeds is {safe_repr(feeds)}, which is not tracked,"
-                f" while {', '.join(map(repr, loaders))} is tracked and iterable: elements that the"
-                " feeds have taken ahead of it would be skipped when the run is resumed; give the"
-                " tracked object itself as feeds=, or leave prefetch= out"
+    def _count_elements_of(self, source: Source) -> None:
+        """Let the states of loaders count the elements of a new source, and of no other one: its
+        feeds may take from a loader the elements behind those.
+        """
+        earlier = self.counted
+        self.counted = source
+        if self.loaders and earlier is not None and earlier.unused:
+            logger.warning(
+                "%s: no step has used %d of the elements of %s; if they come from a tracked object,"
+                " a resumed run skips them: give it itself as feeds=, or the same feeds again",
+                self.coordinator.requests.label,
+                len(earlier.unused),
+                safe_repr(earlier.feeds),
             )
 
-    def keep(self, source: Source) -> None:
-        """Keep the elements of a loop that has ended, for another one over the same feeds."""
-        self._kept = {kept for kept in (*self._kept, source) if kept.has_rest}
+    def keep_sources(self) -> None:
+        """Keep the sources that may be needed after their loops have ended."""
+        self._kept = {
+            source for source in self.sources if source.elements or self._gives_again(source)
+        }
+
+    def end_loop(self, loop: object) -> None:
+        """Note that a loop has ended; the last one to end in a drain stops the session."""
+        self.loops.discard(loop)
+        requests = self.coordinator.requests
+        if requests.drain_reason is not None and not self.loops:
+            requests.request_stop(requests.drain_reason)
+
+    @property
+    def readers(self) -> list[IterableSource]:
+        """The sources that a task may read."""
+        return [source for source in self.sources if isinstance(source, IterableSource)]
 
     @property
     def unused(self) -> int:
         """The number of elements that were taken and not used."""
-        return sum({id(source.left): len(source.left) for source in self.sources}.values())
+        return sum(len(source.unused) for source in self.sources)
 
     def is_tracked(self, source: Source) -> bool:
         """Return whether a recovery that restores the session restores these feeds."""
-        return _is_among(source.feeds, self.tracked.values())
+        return any(source.feeds is value for value in self.tracked.values())
+
+    def states(self, source: Source) -> States:
+        """Return the current states of the objects that count the elements of a source."""
+        objects = self.loaders if source is self.counted else []
+        if source.stateful is not None:
+            objects = [source.stateful, *objects]
+        if not objects:  # as for most feeds
+            return _NO_STATES
+        return {id(counting): copy.deepcopy(counting.state_dict()) for counting in objects}
 
     def state_of(self, stateful: Stateful) -> Any:
-        """Return the state of a tracked object: of feeds that are prefetched, the one behind what
-        was used.
+        """Return the state of a tracked object: of one that gives elements, the state before the
+        first element that no committed run has used.
         """
-        for reader in self.readers:
-            if _is_among(stateful, (reader.feeds,)):
-                return reader.used_state()
-        self._warn_if_skipped(stateful)
+        source = self._earlier(stateful) or self.counted
+        elements = [] if source is None else source.elements
+        for element in elements:
+            is_used = element.use == "used" or self._is_of_commit(element)
+            if not is_used and id(stateful) in element.before:
+                return element.before[id(stateful)]
         return stateful.state_dict()
 
-    def _warn_if_skipped(self, stateful: object) -> None:
-        """Warn if the state of a tracked object may count elements that no step has used."""
-        sources = [*self.sources]
-        if not _is_loader(stateful) or _is_among(stateful, [source.feeds for source in sources]):
-            return
-        others = [source for source in sources if not is_stateful(source.feeds)]
-        unused = sum(len(source.left) + source.is_reading for source in others)
-        if unused:
-            logger.warning(
-                "%s: no step has used %d of the elements that were taken; if they come from %s,"
-                " whose state counts them, a resumed run skips them: give it itself as feeds=",
-                self.coordinator.requests.label,
-                unused,
-                safe_repr(stateful),
-            )
+    def _is_of_commit(self, element: Element) -> bool:
+        """Return whether the run in progress uses this element, and is committed."""
+        scope = self.turns.waits.scope
+        if scope is None or not scope.committed:
+            return False
+        return element is self.in_use.get(self.turns.runner)
 
     # -- the element of a run
 
     def uses_tracked_feeds(self, task: asyncio.Task[Any] | None) -> bool:
         """Return whether the run of a task has an element of tracked feeds."""
-        return any(task in reader.in_use and self.is_tracked(reader) for reader in self.readers)
+        element = self.in_use.get(task)
+        return element is not None and self.is_tracked(element.source)
 
     def raise_if_element_went_back(self) -> None:
         """Raise `FeedsWentBack` if a recovery by another task has restored the feeds of the run."""
-        if current_task() in self.went_back:
+        element = self.in_use.get(current_task())
+        if element is not None and element.use == "comes again":
             raise FeedsWentBack
 
     def keep_element_of_run(self) -> None:
         """Count the element of the run as used: the restored checkpoint has its step."""
-        self.went_back.discard(current_task())
+        element = self.in_use.get(current_task())
+        if element is not None:
+            element.use = "used"
 
     # -- recoveries
 
     def note_loss(self, session: object, step: int) -> None:
         """Note how far a session has come that is about to be replaced."""
         self._reached = max(self._reached, step)
-        if was_fed(session) and not any(map(self.is_tracked, self.readers)):
+        if was_fed(session) and not any(map(self._gives_again, self.sources)):
             self.lost_step = self._reached  # fed by hand, or by a hook
         self.session = None
+
+    def _gives_again(self, source: Source) -> bool:
+        return self.is_tracked(source) and not source.is_used_up
 
     async def stop_reading(self) -> None:
         """Stop reading those whose state is about to be restored; they are read on after
         `continue_reading`.
         """
-        for reader in tuple(self.readers):
+        for reader in self.readers:
             await reader.stop_reading()
 
     def continue_reading(self) -> None:
         """Read on for those who wait, from the state that the feeds have now."""
-        for reader in self.readers:
-            reader.continue_reading()
+        for source in self.sources:
+            source.changes.wake()
 
     def end_waits_without_session(self) -> None:
         """Let the waits for feeds, which nothing reads, recover or fail: a recovery was cancelled,
@@ -253,40 +282,32 @@ class SessionFeeds:
         on_lost_feeds: Literal["log", "raise"],
         recovering_from: BaseException | None,
     ) -> None:
-        """Take back what is in use if the feeds were restored, and report what has become of the
-        steps.
+        """Take back the elements in use if the feeds were restored, and report the steps that are
+        undone.
         """
         self.session = session
         self.tracked = session.tracked
-        restored = session.restored
-        tracked = [reader for reader in self.readers if self.is_tracked(reader)]
-        if restored is not None:
-            for reader in tracked:
-                self.went_back.update(reader.go_back())
+        self.loaders = [value for value in session.tracked.values() if _is_loader(value)]
+        if session.restored is not None:
+            for source in self.sources:
+                source.note_restored(is_tracked=self.is_tracked(source))
         if self._reached < 0:
             return  # the first session
-        if restored is None:
+        if session.restored is None:
             self._report_kept_objects(session)
         else:
-            self._report_undone_steps(
-                restored,
-                bool(tracked),
-                on_lost_feeds,
-                recovering_from,
-            )
+            self._report_undone_steps(session.restored, on_lost_feeds, recovering_from)
 
     def _report_undone_steps(
         self,
         restored: Restored,
-        are_tracked: bool,
         on_lost_feeds: Literal["log", "raise"],
         recovering_from: BaseException | None,
     ) -> None:
         """Log how many steps a recovery has undone, or raise if their feeds are lost.
 
         Args:
-            restored: what the new session was restored from.
-            are_tracked: whether feeds were restored, too.
+            restored: the checkpoint that the new session was restored from.
             on_lost_feeds: whether to raise if the feeds of these steps are lost.
             recovering_from: the error that the session recovers from.
 
@@ -308,15 +329,15 @@ class SessionFeeds:
             text += f", and with them their feeds, are gone; {_HOW_TO_KEEP_FEEDS}"
             if on_lost_feeds == "raise":
                 raise FeedsLostError(f"the recovery {text}") from recovering_from
-        elif are_tracked:
-            text += " are undone, and their feeds come again"
         else:
             text += " are undone"
+            if any(map(self._gives_again, self.sources)):
+                text += ", and their feeds come again"
         logger.warning("%s: %s", self.coordinator.requests.label, text)
 
     def _report_kept_objects(self, session: Session) -> None:
-        fed = [reader.feeds for reader in self.readers]
-        kept = [repr(name) for name, value in session.tracked.items() if not _is_among(value, fed)]
+        fed = [id(source.feeds) for source in self.sources]
+        kept = [repr(name) for name, value in session.tracked.items() if id(value) not in fed]
         if kept:
             logger.warning(
                 "%s: continues with the tracked objects %s as the failed run has left them",
@@ -325,22 +346,11 @@ class SessionFeeds:
             )
 
 
-def _is_among(value: object, objects: Iterable[object]) -> bool:
-    return any(value is other for other in objects)
-
-
 def _is_loader(value: Any) -> bool:
     """Return whether a tracked object gives elements; a model may be iterable, and has parts."""
     if isinstance(value, (AsyncIterator, Iterator)):
         return True
     return not hasattr(value, "__getitem__") and isinstance(value, (AsyncIterable, Iterable))
-
-
-def _is_iterable(feeds: object) -> bool:
-    """Return whether feeds give several elements: a mapping is one element."""
-    if isinstance(feeds, (Mapping, str, bytes)):
-        return False
-    return isinstance(feeds, (AsyncIterable, Iterable))
 
 
 def _has_ended(feeds: Any) -> bool:
@@ -354,7 +364,9 @@ def _check_options(
     """Raise `InvalidArgumentError` for feeds, or options, that make no sense."""
     is_queue = isinstance(feeds, asyncio.Queue)
     is_async = isinstance(feeds, AsyncIterable)
-    is_iterable = _is_iterable(feeds)
+    is_iterable = isinstance(feeds, (AsyncIterable, Iterable))
+    if isinstance(feeds, (Mapping, str, bytes)):  # these are one element
+        is_iterable = False
     if (prefetch or thread) and (not is_iterable or (thread and is_async)):
         raise InvalidArgumentError(
             f"prefetch is {prefetch}, thread is {thread}, and feeds is {safe_repr(feeds)};"
@@ -377,183 +389,187 @@ def _check_options(
         )
 
 
-class Source(abc.ABC):
-    """Where the elements of a loop come from."""
+class Source:
+    """The elements of all loops over the same feeds."""
 
-    waits: bool = True
-    """Whether `wait_ready` is to be called before `take`."""
-    is_reading: bool = False
-    """Whether the feeds were asked for an element that is not among `left` yet."""
+    stateful: Stateful | None = None
+    """The feeds, if they have a state, which counts their elements."""
+    ends_at_drain: bool = False
+    """Whether a drain ends the wait for an element, as none is lost then."""
 
-    def __init__(self, session: SessionFeeds, feeds: object, earlier: Source | None = None) -> None:
+    def __init__(self, session: SessionFeeds, feeds: object) -> None:
         self.feeds: Any = feeds
+        self.elements: deque[Element] = deque()
+        """The elements since the first one that is not used, in the order of their reads."""
+        self.has_ended: bool = False
+        """Whether the feeds give no more elements."""
+        self.changes: Waiters = Waiters()
+        """Of a task that reads, which waits for room, and of loops that wait for elements; each
+        looks again after a change.
+        """
         self._session = session
         self._coordinator = session.coordinator
-        self._requests = session.coordinator.requests
-        self.left: deque[Any] = deque() if earlier is None else earlier.left
-        """The elements that were taken and not used, in order; all loops over the same feeds have
-        the same.
-        """
         session.sources.add(self)
 
-    async def wait_ready(self, wait_for: WaitForFeed) -> None:
-        """Wait until `take` has a result. No element is lost if this wait is cancelled."""
+    @property
+    def unused(self) -> list[Any]:
+        """The elements that were taken and not used, in order."""
+        elements = [element for element in self.elements if element.use == "unused"]
+        return [element.value for element in elements if element.error is None]
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether another loop over the same feeds begins anew."""
+        return self.has_ended and not self.elements
+
+    def take(self, producers: Producers | None) -> Element | None:
+        """Return the next element; None if it must be waited for. Raise `StopAsyncIteration` at the
+        end, or the error of the feeds.
+        """
+        element = self.first_unused() if self.elements else None
+        if element is not None:
+            self.changes.wake()
+        elif not self.has_ended:
+            element = self._read_now(producers)
+        if element is None:
+            if self.has_ended:
+                raise StopAsyncIteration
+            return None
+        if element.error is not None:
+            self.elements.remove(element)
+            self.log_after_stop(element.error)
+            raise StopAsyncIteration
+        element.use = "taken"
+        if element.before:
+            self._session.in_use[current_task()] = element
+        return element
+
+    def first_unused(self) -> Element | None:
+        """Return the first element that waits for a loop."""
+        for element in self.elements:
+            if element.use == "unused":
+                return element
+        return None
+
+    def _read_now(self, producers: Producers | None) -> Element | None:
+        """Read and return the next element, if that needs no wait; raise `StopAsyncIteration` if a
+        drain ends the feeds.
+        """
         raise NotImplementedError
 
-    @abc.abstractmethod
-    def take(self) -> Any:
-        """Return the next element; raise `StopAsyncIteration` at the end, or the error of the
-        feeds.
-        """
+    async def wait(self) -> None:
+        """Wait until `take` may have a result. No element is lost if this wait is cancelled."""
+        raise NotImplementedError
 
-    def settle(self, element: Any, *, committed: bool) -> None:
-        """Record whether an element is used, because its run is committed, or left."""
-        if not committed:
-            self.left.appendleft(element)
+    def settle(self, element: Element, *, is_used: bool) -> None:
+        """Count an element as used, because its run is committed, or leave it for another loop."""
+        if self._session.in_use:
+            self._session.in_use.pop(current_task(), None)
+        if element.use == "comes again":
+            return
+        if not is_used:
+            element.use = "unused"
+            self._set_back()
+            return
+        element.use = "used"
+        while self.elements and self.elements[0].use == "used":
+            self.elements.popleft()
+        if element.before and self._session.is_tracked(self):
             return
         session = self._session.session
         if session is not None:
             self._session.lost_step = session.committed_step
 
-    @property
-    def is_used_up(self) -> bool:
-        """Whether another loop over the same feeds begins anew."""
-        return False
+    def _set_back(self) -> None:
+        """Let feeds with a state give the last elements again, which no loop has taken."""
 
-    @property
-    def unused(self) -> list[Any]:
-        """The elements that were taken and not used, in order."""
-        return [*self.left]
+    def note_restored(self, *, is_tracked: bool) -> None:
+        """Note that a recovery has restored the tracked objects: tracked feeds give their elements
+        again, and those of others are not counted any more by the state of a loader.
+        """
+        own = id(self.feeds)
+        for element in self.elements:
+            if is_tracked:
+                element.use = "comes again"
+            element.before = {key: state for key, state in element.before.items() if key == own}
+        if is_tracked:
+            # Feeds that were not restored stay at their end: many begin another pass when they are
+            # read there.
+            self.has_ended = False
+            self.elements.clear()
 
-    @property
-    def has_rest(self) -> bool:
-        """Whether another loop over the same feeds gets something that this source has kept."""
-        return bool(self.left)
-
-    def _is_draining(self, feeds: object) -> bool:
-        if self._requests.drain_reason is None:
+    def _is_draining(self) -> bool:
+        if self._coordinator.requests.drain_reason is None:
             return False
-        logger.info(
-            "%s: draining: no other element is taken of %s", self._requests.label, safe_repr(feeds)
-        )
+        text = "%s: draining: no other element is taken of %s"
+        logger.info(text, self._coordinator.requests.label, safe_repr(self.feeds))
         return True
 
     def log_after_stop(self, error: Exception) -> None:
         """Log an error of the feeds, if a stop was requested before: they end then. Else raise it.
 
-        What has stopped the session has often stopped the feeds, too, such as a signal to all
-        processes of a group.
+        The reason for the stop has often stopped the feeds, too, such as a signal to all processes
+        of a group.
         """
         if not self._coordinator.should_stop():
             raise_unchanged(error)
         logger.error(
             "%s: the feeds %s failed, and the session, which stops, ends as usual: %s",
-            self._requests.label,
+            self._coordinator.requests.label,
             safe_repr(self.feeds),
             safe_repr(error),
             exc_info=error,
         )
 
 
-class IterableSource(Source):
-    """An iterable, which is asked for an element when a step begins, and in a drain no more."""
-
-    waits = False
-
-    def __init__(self, session: SessionFeeds, feeds: Iterable[Any], earlier: Source | None) -> None:
-        super().__init__(session, feeds, earlier)
-        self._iterator = iter(feeds)
-
-    def take(self) -> Any:
-        if self.left:
-            return self.left.popleft()
-        if self._is_draining(self._iterator):
-            raise StopAsyncIteration
-        try:
-            if not self._coordinator.observers:
-                return next(self._iterator)
-            with active("feed", "next feed", observers=self._coordinator.observers):
-                return next(self._iterator)
-        except StopIteration:
-            raise StopAsyncIteration from None
-        except Exception as error:
-            self.log_after_stop(error)
-            raise StopAsyncIteration from None
-
-
 class QueueSource(Source):
     """A queue; counts in it the elements that were used."""
 
-    def __init__(
-        self,
-        session: SessionFeeds,
-        queue: asyncio.Queue[Any],
-        earlier: Source | None,
-        producers: Producers | None,
-    ) -> None:
-        super().__init__(session, queue, earlier)
-        self._producers = producers
-        self._ended = False
-        self._due: int | None = None
-        """In a drain, how many elements may have been put, or waited for room, when it began."""
+    ends_at_drain = True
+    _due: int | None = None
+    """In a drain, how many elements may have been put, or waited for room, when it began."""
 
-    @property
-    def is_ready(self) -> bool:
-        return bool(self.left) or self._ended
+    def _read_now(self, producers: Producers | None) -> Element | None:
+        if self._coordinator.requests.drain_reason is not None:
+            self._end_producers(producers)
+        if self.has_ended or self.feeds.empty():
+            return None
+        return self._add(self.feeds.get_nowait())
 
-    async def wait_ready(self, wait_for: WaitForFeed) -> None:
-        requests = self._requests
-        while not self.is_ready:
-            is_draining = requests.drain_reason is not None
-            if is_draining:
-                self._end_producers()
-            if self._ended:
-                return
-            if not self.feeds.empty():
-                self.left.append(self.feeds.get_nowait())
-                return
-            producers = self._producers
-            if is_draining and producers is None:
-                producers = ()  # whoever they are, the queue ends when it is empty
-            try:
-                await wait_for(self._get, producers, drain=not is_draining)
-            except StopRequestedError:
-                if is_draining or requests.stopped or requests.drain_reason is None:
-                    raise
+    def _add(self, value: Any) -> Element:
+        element = Element(self, _NO_STATES)
+        element.value = value
+        element.use = "unused"
+        self.elements.append(element)
+        if self._due is not None:
+            self._due -= 1
+        return element
 
-    def _end_producers(self) -> None:
+    def _end_producers(self, producers: Producers | None) -> None:
         """In a drain, end the producers when they have put what they waited to put.
 
         Producers that are not named cannot be ended: no more is taken than tasks may have waited to
         put.
         """
-        due = self._due
-        if due is None:
-            waiting = self._producers or asyncio.all_tasks()
-            due = len(waiting) + (0 if self._producers else self.feeds.qsize())
-            self._due = due
-        if due > 0 and not self.feeds.empty():
+        if self._due is None:
+            self._due = len(producers or asyncio.all_tasks())
+            if not producers:
+                self._due += self.feeds.qsize()
+        if self._due > 0 and not self.feeds.empty():
             return
-        self._coordinator.end_producers(self._producers or (), self.feeds)
-        if self._producers is None and not self.feeds.empty():
-            self._ended = self._is_draining(self.feeds)
+        self._coordinator.end_producers(producers or (), self.feeds)
+        if producers is None and not self.feeds.empty():
+            self.has_ended = self._is_draining()
 
-    async def _get(self) -> None:
+    async def wait(self) -> None:
         try:
-            self.left.append(await self.feeds.get())
+            self._add(await self.feeds.get())
         except _QueueShutDown:
-            self._ended = True
+            self.has_ended = True
 
-    def take(self) -> Any:
-        if not self.left:
-            raise StopAsyncIteration
-        if self._due is not None:
-            self._due -= 1
-        return self.left.popleft()
-
-    def settle(self, element: Any, *, committed: bool) -> None:
-        super().settle(element, committed=committed)
-        if not committed:
+    def settle(self, element: Element, *, is_used: bool) -> None:
+        super().settle(element, is_used=is_used)
+        if not is_used:
             return
         try:
             self.feeds.task_done()
@@ -566,81 +582,34 @@ class QueueSource(Source):
             raise
 
 
-class _Taken(NamedTuple):
-    """An element, the state of the feeds before it, if they have any, and its place in their
-    order.
-    """
-
-    element: Any
-    before: Any
-    number: int
-
-
-_place = operator.attrgetter("number")
-
-
-class ReaderSource(Source):
-    """Reads feeds in one task of the session, in order, up to `ahead` elements further than was
-    asked for.
+class IterableSource(Source):
+    """Iterates over feeds: in `take`; or in a task of the session, if they may wait or are
+    prefetched.
 
     The task begins with the first element. It ends with the feeds, in a drain before the next
     element, at a stop or with the session, and closes the iterator. Feeds that are `Stateful` are
     then set back to the last element that was used, so that their state counts no other. The
-    elements of others stay, for another loop over the same steps. Whoever restores a checkpoint
-    restores these feeds, too: what was taken before then is not used, as it comes again.
+    elements of others stay, for another loop over the same feeds.
     """
 
-    feeds: AsyncIterable[Any] | Iterable[Any]
-    left: deque[_Taken]
-
-    def __init__(
-        self,
-        session: SessionFeeds,
-        feeds: AsyncIterable[Any] | Iterable[Any],
-        ahead: int,
-        *,
-        thread: bool,
-    ) -> None:
+    def __init__(self, session: SessionFeeds, feeds: AsyncIterable[Any] | Iterable[Any]) -> None:
         super().__init__(session, feeds)
-        self._stateful = cast("Stateful", feeds) if is_stateful(feeds) else None
-        self._ahead = ahead
-        self._thread = thread
-        self._read_state: Any = None
-        """The state of the feeds behind the element that was read last."""
-        self._number = 0
-        """The place of the element that is read next."""
-        self.in_use: dict[asyncio.Task[Any], _Taken] = {}
-        """The elements that runs of these tasks use, or are about to."""
-        self._failure: Exception | None = None
-        """The error of the feeds, until a loop gets it."""
-        self._ended = False
-        self._restoring = False
-        self._thread_reads = False
+        if is_stateful(feeds):
+            self.stateful = self.feeds
+        self._is_async = isinstance(feeds, AsyncIterable)
+        self._iterator: Any = None
         self._reader: asyncio.Task[None] | None = None
         self._asking = 0
-        """How many wait for the next element."""
-        self._changes = Waiters()
-        """Of the reader, which waits for room, and of those who wait for elements; each looks again
-        after a change.
-        """
+        """How many loops wait for the next element."""
 
     def set_options(self, ahead: int, *, thread: bool) -> None:
-        """Read on as another loop over the same feeds asks for."""
+        """Read on as the latest loop over the feeds asks for: `ahead` elements more than all loops
+        have asked for, and in a thread or not.
+        """
         self._ahead = ahead
         self._thread = thread
-        self._changes.wake()
-
-    @property
-    def is_used_up(self) -> bool:
-        return self._ended and not self.has_rest and not self.in_use
-
-    @property
-    def has_rest(self) -> bool:
-        return bool(self.left) or self._failure is not None
-
-    @property
-    def unused(self) -> list[Any]:
-        return [taken.element for taken in self.left]
+        self._needs_task = self._is_async or ahead > 0 or thread
+        self.changes.wake()
 
     @property
     def own_reader(self) -> asyncio.Task[None] | None:
@@ -649,227 +618,183 @@ class ReaderSource(Source):
         """
         return None if self._ahead or self._thread else self._reader
 
-    def _awaited_reader(self) -> Awaited | None:
-        return None if self._reader is None else awaited_tasks(self._reader)
-
     @property
-    def is_ready(self) -> bool:
-        return self.has_rest or self._ended
+    def _can_begin(self) -> bool:
+        """Whether nothing reads the feeds, and no recovery is about to restore them."""
+        is_being_restored = self.stateful is not None and self._session.session is None
+        return self._reader is None and not is_being_restored
 
-    async def wait_ready(self, wait_for: WaitForFeed) -> None:
-        while not self.is_ready:  # another task may be faster
-            await wait_for(self._wait_ready)
+    def _read_now(self, producers: Producers | None) -> Element | None:
+        if self._needs_task or not self._can_begin:
+            return None
+        if self._is_draining():
+            raise StopAsyncIteration
+        element = self._begin_read()
+        if self._coordinator.observers:
+            with active("feed", "next feed", observers=self._coordinator.observers):
+                self._read_sync(element)
+        else:
+            self._read_sync(element)
+        if element.use == "unused":
+            return element
+        self.elements.remove(element)
+        self.has_ended = True
+        return None
 
-    async def _wait_ready(self) -> None:
+    async def wait(self) -> None:
         self._asking += 1
-        self._changes.wake()
+        self.changes.wake()
         try:
-            while not self.is_ready:
-                if self._reader is None and not self._restoring:
-                    self._read_state = self._feeds_state()
-                    if self not in self._session.readers:
-                        self._session.readers.append(self)
+            while not self.has_ended and self.first_unused() is None:
+                if self._can_begin:
+                    if not self._needs_task:
+                        return
                     self._reader = self._coordinator.start_soon(self._read, name="feeds")
                 with active("wait", "next feed", self._awaited_reader):
-                    await self._changes.wait()
+                    await self.changes.wait()
         finally:
             self._asking -= 1
 
-    def take(self) -> Any:
-        if not self.left:
-            self._changes.wake()
-            if self._failure is not None:
-                error = self._failure
-                self._failure = None
-                self.log_after_stop(error)
-            # Not before: a recovery may restore feeds that have been read to the end.
-            if not self.in_use and self in self._session.readers:
-                self._session.readers.remove(self)
-            raise StopAsyncIteration
-        taken = self.left.popleft()
-        self.in_use[current_task()] = taken
-        self._changes.wake()
-        return taken.element
+    def _awaited_reader(self) -> Awaited | None:
+        return None if self._reader is None else awaited_tasks(self._reader)
 
-    def settle(self, element: Any, *, committed: bool) -> None:
-        taken = self.in_use.pop(current_task(), None)
-        if committed:
-            if not self._session.is_tracked(self):
-                super().settle(element, committed=True)
-            return
-        if taken is None:
-            return
-        self.left.insert(sum(other.number < taken.number for other in self.left), taken)
-        if self._reader is None and self._stateful is not None:
-            self._set_back(self._stateful)
-
-    def _set_back(self, feeds: Stateful) -> None:
-        """Set feeds that are not read now back before the elements that are left.
+    def _set_back(self) -> None:
+        """Set feeds with a state, which are not read now, back before the elements that no loop
+        has taken.
 
         An element stays if a loop has taken a later one, which the feeds would give again.
         """
+        if self.stateful is None or self._reader is not None:
+            return
         first = None
-        while self.left and self.left[-1].number == self._number - 1:
-            first = self.left.pop()
-            self._number = first.number
+        while self.elements and self.elements[-1].use in ("being read", "unused"):
+            first = self.elements.pop()
         if first is not None:
-            feeds.load_state_dict(first.before)
-            self._read_again()
-
-    def _read_again(self) -> None:
-        """Read what is behind the state that the feeds have now."""
-        self._ended = False
-        self._failure = None
-
-    def used_state(self) -> Any:
-        """Return the state of the feeds behind what committed runs have used."""
-        turns = self._session.turns
-        scope = turns.waits.scope
-        committed = turns.runner if scope is not None and scope.committed else None
-        unused = [taken for task, taken in self.in_use.items() if task is not committed]
-        unused.extend(itertools.islice(self.left, 1))
-        if unused:
-            return min(unused, key=_place).before
-        return self._feeds_state() if self._reader is None else self._read_state
+            self.has_ended = False
+            self._iterator = None
+            self.stateful.load_state_dict(first.before[id(self.stateful)])
 
     async def stop_reading(self) -> None:
-        """Stop reading feeds whose state is about to be restored; they are read anew from there,
-        after `continue_reading`.
-        """
-        if self._stateful is None:
+        """Stop reading feeds whose state is about to be restored; they are read anew from there."""
+        if self.stateful is None:
             return
-        self._restoring = True
         reader = self._reader
-        if reader is None:
-            return
-        reader.cancel()
-        await wait_done([reader], self._coordinator.owner.grace_secs)
-        if reader.done():
-            self._reader = None  # also if it was cancelled before it began
-        self._read_again()
-
-    def go_back(self) -> list[asyncio.Task[Any]]:
-        """Note that the feeds were restored; return the tasks whose elements come again."""
-        # Feeds that were not restored stay at their end: many begin another pass when they are
-        # read there.
-        self._ended = False
-        self.left.clear()
-        tasks = [*self.in_use]
-        self.in_use.clear()
-        return tasks
-
-    def continue_reading(self) -> None:
-        """Read on for those who wait, from the state that the feeds have now."""
-        self._restoring = False
-        self._changes.wake()
+        if reader is not None:
+            reader.cancel()
+            await wait_done([reader], self._coordinator.owner.grace_secs)
+            if reader.done():
+                self._reader = None  # also if it was cancelled before it began
+        self._iterator = None
 
     # -- the task
 
     async def _read(self) -> None:
-        used = False
         try:
             # A stop ends it, but no failure from which the session recovers.
             await self._coordinator.wait_until_ended("next feed", self._read_all(), lasts=True)
-            used = True
         except StopRequestedError:
             pass  # the loop that asks for elements gets it as well
         finally:
             self._reader = None
-            error = self._failure
-            if error is not None and self._coordinator.should_stop():
-                self._failure = None
-                self.log_after_stop(error)
-            if not used and self._stateful is not None:
-                # A read that was cut off may have moved the feeds, too.
-                self._stateful.load_state_dict(self._read_state)
-                self._set_back(self._stateful)
+            errors = [element.error for element in self.elements if element.error is not None]
+            if errors and self._coordinator.should_stop():
+                self.elements.pop()
+                self.log_after_stop(errors[0])
+            self._set_back()
 
     async def _read_all(self) -> None:
         """Read the elements in one task: what a generator has around its `yield`, such as a time
         limit, belongs to a task.
         """
         try:
-            if isinstance(self.feeds, AsyncIterable):
-                iterator: Any = aiter(self.feeds)
-            else:
-                iterator = iter(self.feeds)
-            try:
-                while await self._read_next(iterator):
-                    pass
-            finally:
-                await self._close(iterator)
-        except Exception as error:
-            self._note_failure(error)
-        self._ended = True
-        self._changes.wake()
-        # The states of the elements are known until they are used, and an error until it is raised.
-        while self.has_rest:
-            await self._changes.wait()
+            while await self._read_next():
+                pass
+        finally:
+            await self._close_iterator()
+        self.has_ended = True
+        self.changes.wake()
+        # A stop sets the feeds back to these elements, or logs their error.
+        while self.first_unused() is not None:
+            await self.changes.wait()
 
-    def _note_failure(self, error: Exception) -> None:
-        if self._failure is None:
-            self._failure = error
-        else:
-            add_note(self._failure, f"then {safe_repr(error)}")
-
-    async def _read_next(self, iterator: Any) -> bool:
+    async def _read_next(self) -> bool:
         """Read the next element when there is room for it; return whether there was one."""
-        while len(self.left) >= max(self._ahead, bool(self._asking)):
-            await self._changes.wait()
-        if self._is_draining(self.feeds):
+        while len(self.unused) >= max(self._ahead, bool(self._asking)):
+            await self.changes.wait()
+        if self._is_draining():
             return False
-        read: list[tuple[Any, Any]] = []
-        failures: list[Exception] = []
-
-        def read_sync() -> None:
-            self._thread_reads = self._thread
-            try:
-                read.append((next(iterator, _END), self._feeds_state()))
-            except Exception as error:
-                failures.append(error)
-            finally:
-                self._thread_reads = False
-
-        self.is_reading: bool = True
+        element = self._begin_read()
+        observers = self._coordinator.observers if self._ahead or self._thread else ()
         try:
-            observers = self._coordinator.observers if self._ahead or self._thread else ()
             with active("prefetch", "take a feed", observers=observers):
-                if isinstance(self.feeds, AsyncIterable):
-                    read.append((await anext(iterator, _END), self._feeds_state()))
-                elif self._thread:
-                    await to_thread(read_sync, grace_secs=self._coordinator.owner.grace_secs)
+                if self._is_async:
+                    await self._read_async(element)
                 else:
-                    read_sync()
-        finally:  # a thread ends with its element or its error, also after a cancel
-            self.is_reading = False
-            for element, behind in read:
-                if element is not _END:
-                    self.left.append(_Taken(element, self._read_state, self._number))
-                    self._read_state = behind
-                    self._number += 1
-            for error in failures:
-                self._note_failure(error)
-            self._changes.wake()
-        return bool(read) and read[0][0] is not _END
+                    await self._call(self._read_sync, element)
+        finally:
+            self.changes.wake()
+        if element.use == "being read":
+            self.elements.remove(element)
+            return False
+        return element.error is None
 
-    async def _close(self, iterator: Any) -> None:
-        """Close what was made for this loop, and generators; a thread that has hung still uses its
-        iterator.
+    def _begin_read(self) -> Element:
+        element = Element(self, self._session.states(self))
+        self.elements.append(element)
+        return element
+
+    def _read_sync(self, element: Element) -> None:
+        """Read an element; it stays as it is at the end of the feeds. A thread ends with the
+        element or its error, also after a cancel.
         """
-        is_generator = isinstance(self.feeds, Generator | AsyncGenerator)
-        if self._thread_reads or (iterator is self.feeds and not is_generator):
-            return
         try:
-            if hasattr(iterator, "aclose"):
-                await iterator.aclose()
-            elif hasattr(iterator, "close"):
-                if self._thread:
-                    await to_thread(iterator.close, grace_secs=self._coordinator.owner.grace_secs)
-                else:
-                    iterator.close()
+            if self._iterator is None:
+                self._iterator = iter(self.feeds)
+            element.value = next(self._iterator)
+        except StopIteration:
+            return
         except Exception as error:
-            # It must not replace the cancellation with which a stop ends the reader.
-            self._note_failure(error)
+            element.error = error
+        element.use = "unused"
 
-    def _feeds_state(self) -> Any:
-        return None if self._stateful is None else copy.deepcopy(self._stateful.state_dict())
+    async def _read_async(self, element: Element) -> None:
+        try:
+            if self._iterator is None:
+                self._iterator = aiter(self.feeds)
+            element.value = await anext(self._iterator)
+        except StopAsyncIteration:
+            return
+        except Exception as error:
+            element.error = error
+        element.use = "unused"
+
+    async def _close_iterator(self) -> None:
+        """Close the generator that gives the elements; a thread that has hung still uses it."""
+        iterator = self._iterator
+        self._iterator = None
+        is_in_use = any(element.use == "being read" for element in self.elements)
+        try:
+            if isinstance(iterator, AsyncGenerator):
+                await iterator.aclose()
+            elif isinstance(iterator, Generator) and not (self._thread and is_in_use):
+                await self._call(iterator.close)
+        except Exception as error:
+            # It must not replace the cancellation with which a stop ends the task.
+            self._note_error(error)
+
+    async def _call(self, fn: Callable[..., object], *args: object) -> None:
+        """Call a function that may block."""
+        if self._thread:
+            await to_thread(fn, *args, grace_secs=self._coordinator.owner.grace_secs)
+        else:
+            fn(*args)
+
+    def _note_error(self, error: Exception) -> None:
+        """Let the loop that asks for the next element get an error."""
+        for element in self.elements:
+            if element.error is not None:
+                add_note(element.error, f"then {safe_repr(error)}")
+                return
+        element = self._begin_read()
+        element.error = error
+        element.use = "unused"

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import re
 import weakref
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from types import FunctionType
-from typing import Any, cast
+from typing import Any
 
 from aiohooks._core.calls import OwnContext, RunWaits
 from aiohooks._core.clock import current_clock
@@ -21,6 +22,7 @@ from aiohooks._core.scope import current_scope
 from aiohooks.checkpoint.stateful import Stateful, is_numbered, is_stateful
 from aiohooks.dispatch.background import BackgroundCalls
 from aiohooks.dispatch.calls import (
+    HookCall,
     Method,
     OrderGroup,
     RegisteredHook,
@@ -42,8 +44,8 @@ LIFECYCLE = Interface(
 )
 """The methods of a session's hooks."""
 _users: weakref.WeakValueDictionary[tuple[int, int], HookSet] = weakref.WeakValueDictionary()
-"""Which session of a process each hook was used in last, by its id: it need not be hashable, and
-its session keeps it alive.
+"""The open session of each hook, by its process and its id: a hook need not be hashable, and its
+session keeps it alive.
 """
 
 
@@ -61,12 +63,12 @@ class HookSet:
         """Check the hooks and sort their methods; `coordinator` is that of the whole session."""
         self._coordinator = coordinator
         self._grace_secs = coordinator.owner.grace_secs
-        self._is_held = False
         self.registered: tuple[RegisteredHook, ...] = registered_hooks(_checked_hooks(hooks))
+        self._keys = [(os.getpid(), id(registered.hook)) for registered in self.registered]
         for registered in self.registered:
-            registration = registered.registration
-            LIFECYCLE.check(registered.hook, plain=registration.thread)
-            if registration.thread:
+            is_in_thread = registered.registration.thread
+            LIFECYCLE.check(registered.hook, plain=is_in_thread)
+            if is_in_thread:
                 raise InvalidHookError(
                     f"{registered.name} has thread=True, which is for hooks of a group; give"
                     " BlockingHook(hook)"
@@ -80,14 +82,12 @@ class HookSet:
             self._grace_secs, enter, coordinator.observers, _step_of
         )
         """The calls of `after_run` that run beside the next steps."""
-        self._after_create_session = self._groups("after_create_session", self.registered)
-        self.before_run: tuple[OrderGroup, ...] = self._groups("before_run", self.registered)
+        self._after_create_session = self._groups("after_create_session")
+        self.before_run: tuple[OrderGroup, ...] = self._groups("before_run")
         # What saves the session must see what all other hooks keep of the run.
-        others = [registered for registered in self.registered if not _ends_last(registered)]
-        saving = [registered for registered in self.registered if _ends_last(registered)]
         self.after_run: tuple[OrderGroup, ...] = (
-            *self._groups("after_run", others, self.background.bind),
-            *self._groups("after_run", saving, self.background.bind),
+            *self._groups("after_run", self.background.bind, ends_last=False),
+            *self._groups("after_run", self.background.bind, ends_last=True),
         )
         self.in_runs: bool = bool(self.before_run or self.after_run)
         """Whether a hook takes part in runs."""
@@ -95,28 +95,25 @@ class HookSet:
         self.merger: Merger = Merger(graph, self.before_run, self.after_run)
         self.begun: list[RegisteredHook] = []
         """The hooks whose `begin` was started and whose `close` was not."""
-        self.waits: RunWaits | None = None
-        """The latest call outside of runs: of `begin`, `after_create_session`, `end` or `close`."""
         self.own: OwnContext = OwnContext()
         """The context of `begin`, `end` and `close`: a token of one is valid in the others."""
 
     def hold(self) -> None:
         """Keep the hooks from being used in another session until this one is closed."""
-        keys = [(os.getpid(), id(registered.hook)) for registered in self.registered]
-        for key, registered in zip(keys, self.registered, strict=True):
+        for key, registered in zip(self._keys, self.registered, strict=True):
             user = _users.get(key)
-            if user is not None and user._is_held:
+            if user is not None:
                 label = user._coordinator.requests.label
                 raise InvalidHookError(
                     f"{registered.hook!r} is used in {label}, which is open; a hook keeps the state"
                     " of one session: make another object, or use it when that session has ended"
                 )
-        _users.update(dict.fromkeys(keys, self))
-        self._is_held = True
+        _users.update(dict.fromkeys(self._keys, self))
 
     def release(self) -> None:
         """Let other sessions use the hooks."""
-        self._is_held = False
+        for key in self._keys:
+            _users.pop(key, None)
 
     def stateful(self) -> dict[str, Stateful]:
         """Return the hooks that are kept in checkpoints, by their unique names: those that only
@@ -202,36 +199,27 @@ class HookSet:
         self, method: str, registered: RegisteredHook, *args: Any, limit: float | None = None
     ) -> None:
         if LIFECYCLE.overrides(registered.hook, method):
-            await self._call(
-                (OrderGroup(method, [registered], self._grace_secs, limit),),
-                *args,
-                own=self.own,
-            )
+            group = OrderGroup(method, [registered], self._grace_secs, limit)
+            await self._call((group,), *args, own=self.own)
 
-    async def _call(
-        self,
-        groups: tuple[OrderGroup, ...],
-        *args: Any,
-        step: int | None = None,
-        own: OwnContext | None = None,
-    ) -> None:
+    async def _call(self, groups: tuple[OrderGroup, ...], *args: Any, **options: Any) -> None:
         waits = RunWaits(current_scope.get(), current_clock().now, self._coordinator.owner)
-        await call_groups(
-            groups,
-            args,
-            step=step,
-            waits=waits,
-            observers=self._coordinator.observers,
-            own=own,
-        )
+        observers = self._coordinator.observers
+        await call_groups(groups, args, waits=waits, observers=observers, **options)
 
     def _groups(
         self,
         method: str,
-        hooks: Iterable[RegisteredHook],
         bind: Callable[[RegisteredHook, str], Method] = bound_method,
+        ends_last: bool | None = None,
     ) -> tuple[OrderGroup, ...]:
-        overriding = [hook for hook in hooks if LIFECYCLE.overrides(hook.hook, method)]
+        """Return the order groups of a method; with `ends_last`, those of such hooks or others."""
+        overriding = [
+            registered
+            for registered in self.registered
+            if LIFECYCLE.overrides(registered.hook, method)
+            and ends_last in (None, _ends_last(registered))
+        ]
         return order_groups(method, overriding, self._grace_secs, bind)
 
     def _keep_contexts(self) -> None:
@@ -239,17 +227,17 @@ class HookSet:
         the first is valid then.
         """
         groups = (*self.before_run, *self.after_run)
-        counts: Counter[RegisteredHook] = Counter()
-        waiting: set[RegisteredHook] = set()
+        calls: dict[RegisteredHook, list[HookCall]] = defaultdict(list)
         for group in groups:
             for hook, call in zip(group.hooks, group.calls, strict=True):
-                counts[hook] += 1
-                if call.may_wait and not hook.registration.background:
-                    waiting.add(hook)
-        keeping = {hook for hook in waiting if counts[hook] == 2}
+                if not hook.registration.background:
+                    calls[hook].append(call)
         for group in groups:
-            if not keeping.isdisjoint(group.hooks):
-                group.keeps_context = tuple(hook in keeping for hook in group.hooks)
+            group.keeping = {
+                hook
+                for hook in group.hooks
+                if len(calls[hook]) == 2 and any(call.may_wait for call in calls[hook])
+            }
 
     def __repr__(self) -> str:
         names = ", ".join(registered.name for registered in self.registered)
@@ -278,19 +266,16 @@ def _checked_hooks(hooks: Iterable[SessionRunHook | HookRegistration]) -> Iterab
     for given in hooks:
         hook: Any = given.hook if isinstance(given, HookRegistration) else given
         if not isinstance(hook, (SessionRunHook, type)):
-            packages = [base.__module__.partition(".")[0] for base in type(hook).__mro__]
             advice = (
                 "derive it from SessionRunHook, or wrap an object with plain methods in"
                 " BlockingHook"
             )
             if isinstance(hook, FunctionType):
                 advice = 'make a hook of it with @hook("after_run")'
-            if "tensorflow" in packages:
+            if any(base.__module__.startswith("tensorflow.") for base in type(hook).__mro__):
                 advice = "give it to TensorFlowHooks of aiohooks.adapters.tensorflow"
-            kind = cast("Any", type(hook))
-            has_address = kind.__repr__ is object.__repr__  # and says no more
-            what = f"an object of {kind.__qualname__}" if has_address else safe_repr(hook)
-            raise InvalidHookError(f"hooks has {what}, which is not a SessionRunHook; {advice}")
+            shown = re.sub(" at 0x[0-9a-f]+", "", safe_repr(hook))
+            raise InvalidHookError(f"hooks has {shown}, which is not a SessionRunHook; {advice}")
         if isinstance(hook, SessionRunHook) and not isinstance(hook.name, str):
             raise InvalidHookError(
                 f"the name of {hook!r} is {hook.name!r}; give a str, or leave it out"

@@ -20,7 +20,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
 from threading import get_ident
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 from weakref import WeakSet
 
 from aiohooks._core.activity import ENTRIES, Awaited, active, enter
@@ -57,8 +57,13 @@ from aiohooks.errors import (
 )
 from aiohooks.graph.graph import Graph, held
 from aiohooks.graph.session import GatheredRun, Monitor, Session, monitored_run
-from aiohooks.session._ending_tasks import LongWaitLog
-from aiohooks.session.coordinator import Coordinator, Requests
+from aiohooks.session.coordinator import (
+    Coordinator,
+    Requests,
+    TasksOwner,
+    is_among,
+    long_wait_logged,
+)
 from aiohooks.session.creators import (
     ChiefSessionCreator,
     SessionCreator,
@@ -79,12 +84,12 @@ from aiohooks.session.recovery import (
 from aiohooks.session.signals import StopOnSignal
 from aiohooks.session.status import (
     Activity,
-    EffectRecorder,
     SessionStatus,
     activity_of,
     background_activities,
     call_activities,
     elapsed,
+    for_secs,
 )
 from aiohooks.session.turns import Turns
 from aiohooks.stores._protocol import Position
@@ -102,7 +107,7 @@ _CLOSING = "closing the session"
 _PHASE_ACTIVITIES = {"opening": "creating the session", "open": "the session's block"}
 
 
-class Lifecycle:
+class Lifecycle(TasksOwner):
     """Opens, runs, recovers and closes one monitored session.
 
     It owns the raw session. The coordinator of the whole session owns its tasks and requests; that
@@ -121,18 +126,16 @@ class Lifecycle:
         """Start nothing."""
         self.name: str | None = name
         self.graph: Graph = creator.graph
-        self.grace_secs: float = grace_secs
-        """How long cleanup may take, and what does not end immediately."""
-        self.effects: EffectRecorder | None = None
-        """The hook that records and delivers the effects of the runs."""
+        self.grace_secs = grace_secs
         self.phase: str = "new"
         """"new", "opening", "open", "closing" or "closed"."""
         self.thread: int = 0
         """The thread of the session's loop: cheaper to compare than the running loop."""
-        self.policy: RecoveryPolicy = policy
-        self.requests: Requests = Requests()
-        self.coordinator: Coordinator = Coordinator.of_session(self, self.requests)
+        self.policy = policy
+        self.coordinator: Coordinator = Coordinator()
         """Its tasks live through recoveries."""
+        self.coordinator.owner = self
+        self.requests: Requests = self.coordinator.requests
         self.raw_coordinator: Coordinator = self.coordinator
         self.session: Session | None = None
         """The raw session."""
@@ -149,7 +152,8 @@ class Lifecycle:
         self.recovering_from: BaseException | None = None
         self._recovery: asyncio.Task[None] | None = None
         """The task that recovers while others wait for something else than a run."""
-        self._has_hurried = False  # whether an attempt was made without a pause, after a stop
+        self._has_hurried = False
+        """Whether an attempt was made without a pause, after a stop."""
         self.gave_up: BaseException | None = None
         """The error with which recovery gave up; no run can begin any more."""
         self.history: RecoveryHistory = RecoveryHistory(policy)
@@ -208,14 +212,7 @@ class Lifecycle:
             with self.graph.as_default():
                 await self.hooks.begin()
                 self._at_end.callback(held(self.graph))
-                store = getattr(self._creator, "global_step", None)
-                is_worker = isinstance(self._creator, WorkerSessionCreator)
-                if getattr(store, "inline", True) or not is_worker:
-                    # A worker that waits for a chief in another process publishes nothing yet.
-                    self._register_publisher(store)
                 await self._create_first_session()
-                warn_if_not_saved(self.session, self.graph)
-            self._register_publisher(self.store)
         except BaseException as error:
             await self._close_unopened(error)
         self._enter_phase("open")
@@ -239,6 +236,11 @@ class Lifecycle:
 
     async def _create_first_session(self) -> None:
         """Create the first raw session, with as many attempts as the policy allows."""
+        store = getattr(self._creator, "global_step", None)
+        is_worker = isinstance(self._creator, WorkerSessionCreator)
+        if getattr(store, "inline", True) or not is_worker:
+            # A worker that waits for a chief in another process publishes nothing yet.
+            self._register_publisher(store)
         try:
             await self._create_session(ends_at_drain=True)
         except StoreRefusedError:
@@ -249,6 +251,8 @@ class Lifecycle:
             if not self.coordinator.is_recoverable(error):
                 raise
             await self._replace_session(error, None)
+        self._register_publisher(self.store)
+        warn_if_not_saved(self.session, self.graph)
 
     async def _create_session(self, *, ends_at_drain: bool = False) -> Session:
         """Create a raw session and give it to the hooks; in a run a drain lets it wait for
@@ -259,7 +263,10 @@ class Lifecycle:
         session = _checked_session(created, self._creator)
         self.session = session
         self.run_raw = monitored_run(session, self._monitor)
-        await self._raise_if_closed()
+        if self.coordinator.closed:
+            # Code that creates sessions has ignored its cancellation.
+            await self._close_raw_session("the session was closed")
+            raise SessionClosedError("the session was closed while a raw session was created")
         self.store = session.global_step
         self.raw_coordinator = self.coordinator.for_raw_session()
         if isinstance(created, Session):
@@ -267,19 +274,10 @@ class Lifecycle:
             # Before a hook can fail: what is in use comes again.
             self.feeds.note_new_session(created, self.policy.on_lost_feeds, self.recovering_from)
         await self.hooks.after_create_session(session, self.raw_coordinator)
-        await self._raise_if_closed()
         if isinstance(created, Session) and created.finished is not None:
             self.coordinator.request_stop(str(created.finished))
         self.feeds.continue_reading()
         return session
-
-    async def _raise_if_closed(self) -> None:
-        """Raise if the monitored session was closed meanwhile, because what creates a session
-        ignored its cancellation.
-        """
-        if self.coordinator.closed:
-            await self._close_raw_session("the session was closed")
-            raise SessionClosedError("the session was closed while a raw session was created")
 
     # -- run
 
@@ -293,7 +291,8 @@ class Lifecycle:
         ):
             self._raise_if_unusable()
         task = asyncio.current_task(self.requests.loop)
-        if task is None:  # another loop of the same thread
+        # The caller runs in another loop of the same thread.
+        if task is None:
             self.raise_if_not_entered()
             task = current_task()
         return self.turns.begin_run(task, self, self._publisher)
@@ -314,9 +313,7 @@ class Lifecycle:
         ):
             await turns.wait()
         try:
-            await self._wait_for_resume()
-            if self.phase == "closing":
-                raise StopRequestedError("the session has ended")
+            await self.coordinator.wait_for_resume()
             return self.begin_run()
         except BaseException:
             turns.release()
@@ -341,16 +338,11 @@ class Lifecycle:
             or get_ident() != self.thread
             or asyncio.get_running_loop() is not self.requests.loop
         ):
-            return  # `begin_run` says what is wrong
+            # `begin_run` raises the error for what is wrong.
+            return
         await self.turns.let_loop_turn()
-        await self._wait_for_resume()
-        if self.phase != "open":
-            raise StopRequestedError("the session has ended")
+        await self.coordinator.wait_for_resume()
         self.turns.watch_loop()
-
-    async def _wait_for_resume(self) -> None:
-        # The run that is to begin recovers from a failure.
-        await self.coordinator.wait_out_pause(lasts=True)
 
     async def session_for_run(self) -> Session:
         """Return the raw session for a run; after a recovery that was cancelled, another one. Raise
@@ -359,13 +351,7 @@ class Lifecycle:
         errors = self.raw_coordinator.errors
         if errors:
             raise errors[0]
-        if self.session is not None:
-            return self.session
-        try:
-            return await self._create_session_in_run()
-        except BaseException:
-            self.feeds.end_waits_without_session()
-            raise
+        return self.session or await self._create_session_in_run()
 
     async def recover_if_needed(self) -> None:
         """Recover if a task of the raw session has failed, or there is none after a recovery that
@@ -401,7 +387,8 @@ class Lifecycle:
         try:
             await self.recover_if_needed()
         except (SessionClosedError, StopRequestedError):
-            if self.phase == "open":  # else the end, for which it is no failure, has ended it
+            # The end of the session may have ended it, which is no failure.
+            if self.phase == "open":
                 raise
 
     def note_commit(self, session: Session, result: Any) -> None:
@@ -432,30 +419,22 @@ class Lifecycle:
         cause = self.waits.cause
         self.waits.reset()
         try:
-            if self._was_ended_from_outside(error, cause):
+            is_cancel = isinstance(error, (asyncio.CancelledError, FeedsWentBack))
+            if is_cancel or (error is cause and not is_among(error, coordinator.errors)):
+                # The caller, a signal, the end of the session or a restore has ended the run.
                 raise_unchanged(error)
             label = self.requests.label
-            error = root_cause(error, coordinator.failures, self.policy, label)
-            if not coordinator.is_recoverable(error):
-                coordinator.note_delivery(error)
-                if isinstance(error, StopRequestedError):
-                    # So that `stop_reason` has it too, if it is the first.
-                    self.requests.request_stop(str(error))
-                self._add_name(error)
-                raise_unchanged(error)
-            return await self._recover(error, committed)
+            error = root_cause(error, coordinator.errors, coordinator.is_recoverable, label)
+            if coordinator.is_recoverable(error):
+                return await self._recover(error, committed)
+            coordinator.note_delivery(error)
+            if isinstance(error, StopRequestedError):
+                # So that `stop_reason` has it too, if it is the first.
+                self.requests.request_stop(str(error))
+            self._raise(error)
         finally:
             # The traceback of what is raised refers to this frame.
-            del error
-            cause = None
-
-    def _was_ended_from_outside(self, error: BaseException, cause: BaseException | None) -> bool:
-        """Return whether the caller was cancelled, or a signal, the end of the session or a restore
-        ended the run.
-        """
-        if isinstance(error, (asyncio.CancelledError, FeedsWentBack)):
-            return True
-        return error is cause and all(error is not other for other in self.coordinator.failures)
+            del error, cause
 
     def end_run(self, cause: BaseException) -> None:
         """End the run in progress, if there is one."""
@@ -470,7 +449,7 @@ class Lifecycle:
         """
         if failure is self.recovering_from:
             return
-        if self.session is not None or self.coordinator.errors:
+        if self.session is not None or self.coordinator.lasting_errors:
             self.end_run(failure)
 
     async def wait_between_runs(self, wait: Coroutine[Any, Any, T]) -> T:
@@ -478,17 +457,13 @@ class Lifecycle:
         without.
         """
         publisher = self._publisher
-        if publisher is None:
-            return await wait
         run = current_run()
         is_in_run = run is not None and run.session is self
-        if not is_in_run and current_task() is not self._entered_by:
+        with contextlib.ExitStack() as stack:
+            if publisher is not None and (is_in_run or current_task() is self._entered_by):
+                publisher.hold_up()
+                stack.callback(publisher.let_go)
             return await wait
-        publisher.hold_up()
-        try:
-            return await wait
-        finally:
-            publisher.let_go()
 
     def until(self, awaitable: Awaitable[T]) -> Awaitable[T]:
         """Return a wait of code in a run for something, which a stop of the session ends too; at
@@ -504,12 +479,12 @@ class Lifecycle:
         self, error: BaseException, committed: CommittedRun | None
     ) -> CommittedRun | None:
         """Replace the raw session after `error`; return the run if the new one has its commit."""
+        # There is no session after a recovery that was cancelled: a creation has failed.
+        step = None
         if committed is not None:
             step = committed.position.step
         elif self.session is not None:
             step = self.session.global_step.latest.step + 1
-        else:
-            step = None  # after a recovery that was cancelled, a creation has failed
         self.recovering_from = error
         what = f"recovery from {type(error).__name__}"
         try:
@@ -521,8 +496,9 @@ class Lifecycle:
             self.feeds.end_waits_without_session()
             raise
         finally:
-            self.recovering_from = None
-            del error  # the traceback of what is raised has this frame
+            # The traceback of what is raised refers to this frame.
+            del error
+        self.recovering_from = None
         if committed is None or not has_commit(self.session, committed.position):
             return None
         self.feeds.keep_element_of_run()
@@ -538,20 +514,13 @@ class Lifecycle:
         coordinator = self.coordinator
         try:
             while True:
-                reason = self._begin_recovery(error, step)
-                try:
-                    await Wait[None]("a recovery", waits=self.waits).result_of(
-                        self._close_failed_session(error, reason)
-                    )
-                except asyncio.CancelledError:
-                    if reason is not None:
-                        what = "%s: recovery gave up: %s"
-                        logger.error(what, self.requests.label, reason, exc_info=error)
-                    raise
+                self._begin_recovery(error, step)
+                await Wait[None]("a recovery", waits=self.waits).result_of(
+                    self._close_failed_session(error)
+                )
                 # A task may have failed meanwhile, or beside the error that is recovered from.
-                for failure in coordinator.failures:
-                    if not coordinator.is_recoverable(failure):
-                        raise_unchanged(failure)
+                if coordinator.ending_failures:
+                    raise_unchanged(coordinator.ending_failures[0])
                 try:
                     await self._create_session_in_run()
                     return
@@ -562,41 +531,39 @@ class Lifecycle:
                     error = next_error
                     step = None
         finally:
-            del error  # the traceback of what is raised has this frame
+            # The traceback of what is raised refers to this frame.
+            del error
 
-    def _begin_recovery(self, error: BaseException, step: int | None) -> str | None:
-        """Log that the session recovers from `error`, before anything can end that; or return why
-        it gives up.
+    def _begin_recovery(self, error: BaseException, step: int | None) -> None:
+        """Log that the session recovers from `error`, before anything can end that, or that it
+        gives up.
         """
+        label = self.requests.label
         reason = self.history.failed(error, step)
         if reason is None:
             self.recoveries += 1
-            logger.warning("%s: recovering from %s", self.requests.label, safe_repr(error))
-            return None
+            logger.warning("%s: recovering from %s", label, safe_repr(error))
+            return
+        logger.error("%s: recovery gave up: %s", label, reason, exc_info=error)
         self.gave_up = error
         for note in self.history.notes(reason):
             add_note(error, note)
-        self._add_name(error)
-        return reason
 
-    async def _close_failed_session(self, error: BaseException, reason: str | None) -> None:
+    async def _close_failed_session(self, error: BaseException) -> None:
         """Close the raw session after `error` and wait for the time of the next attempt; or raise
         `error`, if recovery gives up.
+
+        A stop ends the pause, and so hurries one attempt; if that fails, too, the pauses are needed
+        for what is away to return.
         """
         try:
-            if reason is None:
-                await self._close_raw_session(f"recovering from {safe_repr(error)}")
-            else:
-                await self._close_raw_session(f"recovery gave up: {safe_repr(error)}")
-                raise error
+            await self._close_raw_session(f"recovering from {safe_repr(error)}")
+            if self.gave_up is error:
+                self._raise(error)
         finally:
+            # The traceback of what is raised refers to this frame.
             del error
-        await self._pause_recovery(self.history.pause_secs())
-
-    async def _pause_recovery(self, secs: float) -> None:
-        """Wait before the next attempt. A stop ends this wait, and so hurries one attempt; if that
-        fails, too, the pauses are needed for what is away to return.
-        """
+        secs = self.history.pause_secs()
         if secs <= 0:
             return
         with active("recovery", "pause", functools.partial(self._awaited_pause, secs)):
@@ -614,42 +581,44 @@ class Lifecycle:
         session = self.session
         if session is None:
             return
-        coordinator = self.raw_coordinator
         # The store may have lost steps that the session has made.
         reached = max(session.global_step.latest.step, session.committed_step)
         self.feeds.note_loss(session, reached)
         self.session = None
-        label = self.requests.label
-
-        async def close() -> None:
-            # The background calls are calls for this session.
-            await self.hooks.background.finish(self.grace_secs)
-            await self.feeds.stop_reading()
-            coordinator.disown("its session was replaced")
-            await coordinator.end_tasks(0, self.grace_secs, reason, "recovering")
-            try:
-                await session.aclose()
-            except Exception as error:
-                logger.warning("%s: closing its raw session failed", label, exc_info=error)
-
         await shielded(
-            close(), grace_secs=self.grace_secs, what=f"closing the raw session of {label}"
+            self._end_raw_session(session, reason),
+            grace_secs=self.grace_secs,
+            what=f"closing the raw session of {self.requests.label}",
         )
+
+    async def _end_raw_session(self, session: Session, reason: str) -> None:
+        """End the background calls, the feeds and the tasks of a raw session, and close it."""
+        coordinator = self.raw_coordinator
+        label = self.requests.label
+        # The background calls are calls for this session.
+        await self.hooks.background.finish(self.grace_secs)
+        await self.feeds.stop_reading()
+        coordinator.disown("its session was replaced")
+        with long_wait_logged(f"{label}, recovering", coordinator.descriptions):
+            await coordinator.end_tasks(0, self.grace_secs, reason, "recovering")
+        try:
+            await session.aclose()
+        except Exception as error:
+            logger.warning("%s: closing its raw session failed", label, exc_info=error)
 
     async def _create_session_in_run(self) -> Session:
         """Create a session in a run: in a recovery, or after one that was cancelled."""
         wait = Wait[Session]("creating a session", waits=self.waits)
         try:
             return await wait.result_of(self._create_session())
-        except asyncio.CancelledError:
-            # It is half announced: the next run creates another.
-            await self._close_raw_session("its creation was cancelled")
-            raise
         except BaseException as error:
-            # After a clean end `end` gets the new session; any other error has left it half
-            # announced.
-            if not self.coordinator.is_recoverable(error) and not is_clean_end(error):
+            if isinstance(error, asyncio.CancelledError):
+                # It is half announced: the next run creates another.
+                await self._close_raw_session("its creation was cancelled")
+            elif not self.coordinator.is_recoverable(error) and not is_clean_end(error):
+                # Half announced as well. After a clean end `end` gets the new session.
                 self.gave_up = error
+            self.feeds.end_waits_without_session()
             raise
 
     # -- close
@@ -666,12 +635,12 @@ class Lifecycle:
         if self.phase == "closing":
             await self._wait_until_closed(primary)
             return is_swallowed
-        if error is None:
-            self.requests.record_end()
-        elif is_swallowed:
+        reason = None
+        if is_swallowed:
             reason = f"the block was left by {safe_repr(error)}"
-            self.requests.record_end(reason)
             logger.info("%s: %s, which is a clean end", self.requests.label, reason)
+        if primary is None:
+            self.requests.record_end(reason)
         errors = EndErrors(self.requests.label, primary)
         with self._closing():
             await self._end(errors)
@@ -680,18 +649,15 @@ class Lifecycle:
             return is_swallowed
         if outcome is error:
             return False
-        self._add_name(outcome)
-        raise_unchanged(outcome)
+        self._raise(outcome)
 
     async def _close_unopened(self, error: BaseException) -> None:
         """Close a session that could not be opened; raise the error."""
         if is_clean_end(error):
             self.requests.record_end()
         with self._closing():
-            outcome = await self._close(EndErrors(self.requests.label, error))
-        outcome = outcome or error
-        self._add_name(outcome)
-        raise_unchanged(outcome)
+            outcome = await self._close(EndErrors(self.requests.label, error)) or error
+        self._raise(outcome)
 
     async def _wait_until_closed(self, error: BaseException | None) -> None:
         """Wait until another task has ended the session, after `error` or none left the block."""
@@ -723,7 +689,8 @@ class Lifecycle:
         finally:
             scope.active = False
             current_scope.set(scope_before)
-            self.hooks.own.copy_back(own)  # `close` is called in another task
+            # `close` is called in another task.
+            self.hooks.own.copy_back(own)
             self._enter_phase("closed")
             self._entered_by = None
             self._is_closed.set()
@@ -731,7 +698,7 @@ class Lifecycle:
     async def _end(self, errors: EndErrors) -> None:
         """Wait for the last run, and call `end` of the hooks after a clean end."""
         try:
-            with self._log_long_wait():
+            with self._long_wait_logged("its last run"):
                 await self._wait_for_last_run(immediately=errors.primary is not None)
                 errors.primary = self._take_task_failure(errors.primary)
                 if errors.primary is not None or self.gave_up is not None:
@@ -746,39 +713,34 @@ class Lifecycle:
                 await self.hooks.end(self.session, errors.others)
                 errors.primary = errors.take_single("end")
         except BaseException as raised:
-            errors.interrupt(raised)
+            errors.primary = errors.outcome(raised)
 
     async def _wait_for_last_run(self, *, immediately: bool) -> None:
         """Wait for the run of another task; it may finish within the grace period, or is
         interrupted `immediately`.
         """
-        turns = self.turns
-        if not turns.taken:
+        if not self.turns.taken:
             return
-        label = self.requests.label
-
-        def interrupt() -> None:
-            self.end_run(SessionClosedError("the session was closed during this run"))
-
-        async def wait() -> None:
-            for _ in range(2):
-                if not turns.taken:  # it ended before this began
-                    return
-                with contextlib.suppress(TimeoutError):
-                    await limited(turns.wait(), self.grace_secs, "the last run")
-                    return
-                interrupt()
-            what = "%s: run still active %s s after its cancellation; closing anyway"
-            logger.warning(what, label, self.grace_secs)
-
         if immediately:
-            interrupt()
+            self._interrupt_run()
         await shielded(
-            wait(),
+            self._take_last_turn(),
             grace_secs=self.grace_secs,
-            what=f"the wait for the last run of {label}",
-            on_cancel=interrupt,
+            what=f"the wait for the last run of {self.requests.label}",
+            on_cancel=self._interrupt_run,
         )
+
+    async def _take_last_turn(self) -> None:
+        """Wait for the turn behind the last run; interrupt the run after the grace period."""
+        for _ in range(2):
+            with contextlib.suppress(TimeoutError):
+                return await limited(self.turns.wait(), self.grace_secs, "the last run")
+            self._interrupt_run()
+        what = "%s: run still active %s s after its cancellation; closing anyway"
+        logger.warning(what, self.requests.label, self.grace_secs)
+
+    def _interrupt_run(self) -> None:
+        self.end_run(SessionClosedError("the session was closed during this run"))
 
     def _take_task_failure(self, primary: BaseException | None) -> BaseException | None:
         """Return the failure of a background task that no caller has got; a primary error gets it
@@ -823,77 +785,77 @@ class Lifecycle:
         """Close what has not been closed yet: after a cancellation in the middle this is called
         again.
         """
-        error = errors.primary or self.gave_up  # the block may have caught the latter
-        # First, as other sessions wait for steps that this one does not make any more.
-        self._close_publisher(error, errors)
-        # Tasks use the raw session, and hooks use tasks, session and store until their `close`.
-        task_failure = await self._end_tasks(error, errors)
-        await self._close_last_session(errors)
-        with errors.collecting(), self._log_long_wait():
-            await self.hooks.close(error or task_failure, errors.others)
-        if isinstance(self._creator, ChiefSessionCreator):
-            with errors.collecting(), self._log_long_wait("its creator"):
-                await self._creator.aclose(grace_secs=self.grace_secs)
-        if self.store is not None:
-            with errors.collecting(), self._log_long_wait("its step store"):
-                await self.store.flush(_FLUSH_SECS)
-        if self._is_closed.is_set():  # it took longer than the grace period after a cancellation
-            errors.log_late()
-        errors.raise_cancel()
-
-    def _close_publisher(self, error: BaseException | None, errors: EndErrors) -> None:
+        # An earlier call may have been cancelled.
+        errors.cancel = None
         publisher = self._publisher
         self._publisher = None
-        if publisher is not None:
-            with errors.collecting():
-                publisher.close(error)
+        # First, as other sessions wait for steps that this one does not make any more.
+        with self._part("its publisher", errors):
+            if publisher is not None:
+                publisher.close(errors.primary or self.gave_up)
+        # Tasks use the raw session, and hooks use tasks, session and store until their `close`.
+        with self._part("background tasks", errors):
+            await self._end_tasks(errors)
+        session = self.session
+        self.session = None
+        with self._part("the raw session", errors):
+            if session is not None:
+                await session.aclose()
+        with self._part("the hooks", errors):
+            await self.hooks.close(errors.primary or self.gave_up, errors.others)
+        with self._part("its creator", errors):
+            if isinstance(self._creator, ChiefSessionCreator):
+                await self._creator.aclose(grace_secs=self.grace_secs)
+        with self._part("its step store", errors):
+            if self.store is not None:
+                await self.store.flush(_FLUSH_SECS)
+        # It took longer than the grace period after a cancellation.
+        if self._is_closed.is_set():
+            errors.log_late()
+        if errors.cancel is not None:
+            raise errors.cancel
 
-    async def _end_tasks(
-        self, error: BaseException | None, errors: EndErrors
-    ) -> BaseException | None:
-        """End the background tasks: after an error immediately, else within the grace period.
+    @contextlib.contextmanager
+    def _part(self, name: str, errors: EndErrors) -> Generator[None]:
+        """Close a part of the session in this block, and keep its error for the end."""
+        try:
+            with self._long_wait_logged(name):
+                yield
+        except asyncio.CancelledError as cancel:
+            errors.cancel = cancel
+        except BaseException as error:
+            errors.others.append(error)
 
-        Returns:
-            The failure of a task that no caller has got.
-        """
+    async def _end_tasks(self, errors: EndErrors) -> None:
+        """End the background tasks: after an error immediately, else within the grace period."""
+        coordinator = self.coordinator
+        # The block may have caught the error with which recovery gave up.
+        error = errors.primary or self.gave_up
+        grace_secs = self.grace_secs
         if error is None:
-            grace_secs = self.grace_secs
             reason = f"the session has ended, and its grace period of {grace_secs} s is over"
-            self.coordinator.close()
+            coordinator.close()
         else:
             grace_secs = 0
             reason = _reason(error)
             if isinstance(self._creator, ChiefSessionCreator):
                 self._creator.fail_waiters(error)
-            self.coordinator.close(reason)
-        # Of the call before, which a cancellation has interrupted.
-        errors.forget_cancel()
-        with errors.collecting():
-            await self.coordinator.end_tasks(grace_secs, self.grace_secs, reason, "closing")
-        task_failure = self._take_task_failure(errors.primary)
-        if task_failure is not None and task_failure is not errors.primary:
-            errors.others.append(task_failure)
-        self.coordinator.disown("the session has ended")
-        return task_failure
-
-    async def _close_last_session(self, errors: EndErrors) -> None:
-        session = self.session
-        self.session = None
-        if session is not None:
-            with errors.collecting(), self._log_long_wait("the raw session"):
-                await session.aclose()
+            coordinator.close(reason)
+        try:
+            await coordinator.end_tasks(grace_secs, self.grace_secs, reason, "closing")
+        finally:
+            errors.primary = self._take_task_failure(errors.primary)
+            coordinator.disown("the session has ended")
 
     def _cancel_tasks(self) -> None:
         self.coordinator.cancel_tasks("the session was cancelled while it was closed")
 
-    def _log_long_wait(self, what: str | None = None) -> LongWaitLog:
-        """Return what logs that closing waits for `what`, or if None, for the current calls of
-        hooks.
+    def _long_wait_logged(self, part: str) -> contextlib.AbstractContextManager[None]:
+        """Return a block whose long wait is logged: for calls of hooks, or else tasks, or else
+        `part`.
         """
 
         def awaited() -> dict[object, str]:
-            if what is not None:
-                return {what: what}
             calls: dict[object, str] = {
                 activity.what: str(activity)
                 for activity in self.status().doing
@@ -904,9 +866,9 @@ class Lifecycle:
                 pending = background.pending(hook)
                 if pending:
                     calls[hook] = f"{pending} background calls of {hook.name}"
-            return calls
+            return calls or self.coordinator.descriptions() or {part: part}
 
-        return LongWaitLog(f"{self.requests.label}, closing", awaited)
+        return long_wait_logged(f"{self.requests.label}, closing", awaited)
 
     # -- what the session can be used for
 
@@ -932,7 +894,7 @@ class Lifecycle:
             )
         self._raise_if_nested("aclose")
         task = current_task()
-        if self.coordinator.owns(task):
+        if task in self.coordinator.all_tasks:
             raise NestedRunError(
                 f"aclose was called from the background task {task.get_name()!r} of the same"
                 " session, which would deadlock; use request_stop to end the session"
@@ -965,19 +927,23 @@ class Lifecycle:
             raise RecoveryExhaustedError(
                 f"recovery has given up on {self.gave_up!r}; leave the session's block"
             ) from self.gave_up
-        self.coordinator.raise_requested_exception()
+        if self.coordinator.ending_failures:
+            self.coordinator.raise_requested_exception()
         if self.requests.stopped:
             raise StopRequestedError(self.requests.stop_reason)
 
-    def _add_name(self, error: BaseException) -> None:
-        """Add the session's name, if it was given one, to an error that it raises; nothing to a
+    def _raise(self, error: BaseException) -> NoReturn:
+        """Raise an error of the session, with its name, if it was given one; nothing is added to a
         cancellation or a clean end.
         """
-        if self.name is None or isinstance(error, asyncio.CancelledError) or is_clean_end(error):
-            return
         note = f"in session {self.name!r}"
-        if note not in notes_of(error):
+        is_end = isinstance(error, asyncio.CancelledError) or is_clean_end(error)
+        if self.name is not None and not is_end and note not in notes_of(error):
             add_note(error, note)
+        try:
+            raise_unchanged(error)
+        finally:
+            del error  # its traceback refers to this frame, which would be a reference cycle
 
     # -- what it is doing
 
@@ -986,7 +952,7 @@ class Lifecycle:
         requests = self.requests
         turns = self.turns
         is_running = turns.runner is not None
-        failure = self.gave_up or next(iter(self.coordinator.failures), None)
+        failure = self.gave_up or next(iter(self.coordinator.errors), None)
         now = None
         if self.phase not in ("new", "closed"):
             now = self.waits.now()
@@ -1024,13 +990,11 @@ class Lifecycle:
         block or the session itself.
         """
         calls = call_activities(self)
-        if calls:
+        if calls or self._entered_by is None:
             return calls
         turns = self.turns
         if turns.runner is not None:
             return [activity_of(f"run {turns.runs}", turns.runner, elapsed(self.waits.began, now))]
-        if self._entered_by is None:
-            return []
         what = _PHASE_ACTIVITIES.get(self.phase, _CLOSING)
         kind = "block" if self.phase == "open" else "session"
         return [activity_of(what, self._entered_by, kind=kind)]
@@ -1065,22 +1029,15 @@ class Lifecycle:
 
     def _descriptions(self) -> Iterator[str]:
         requests = self.requests
-        turns = self.turns
         now = monotonic_now()()
-        run_began = turns.latest_run_began
-        run_secs = ""
-        if run_began is not None and requests.pause_reason is None:
-            run_secs = secs_text(now - run_began)
         if self.store is not None:
             yield f"step {self.store.latest.step}"
-        if turns.runner is not None:
-            yield f"in run {turns.runs}" + (run_secs and f" for {run_secs}")
-        elif self.phase == "open" and run_secs:
-            yield f"in its block; run {turns.runs} began {run_secs} ago"
-        elif self._phase_began_at is None:
-            yield self.phase
+        if self.turns.runner is not None:
+            yield f"in run {self.turns.runs}{for_secs(elapsed(self.waits.began, now))}"
+        elif self.phase == "open" and self.turns.runs:
+            yield "in its block"
         else:
-            yield f"{self.phase} for {secs_text(now - self._phase_began_at)}"
+            yield f"{self.phase}{for_secs(elapsed(self._phase_began_at, now))}"
         if self.recovering_from is not None:
             yield f"in recovery {self.recoveries} from {safe_repr(self.recovering_from)}"
         if requests.pause_reason is not None:
@@ -1114,26 +1071,9 @@ class EndErrors:
         self.primary: BaseException | None = primary
         self.others: list[BaseException] = []
         """The errors of hooks, tasks and parts."""
+        self.cancel: asyncio.CancelledError | None = None
+        """The latest cancellation of the closing itself, which other code has made."""
         self._label = label
-        self._cancelled: asyncio.CancelledError | None = None
-
-    @contextlib.contextmanager
-    def collecting(self) -> Generator[None]:
-        """Keep the error of the block instead of raising it."""
-        try:
-            yield
-        except asyncio.CancelledError as cancelled:
-            self._cancelled = cancelled
-        except BaseException as error:
-            self.others.append(error)
-
-    def forget_cancel(self) -> None:
-        self._cancelled = None
-
-    def raise_cancel(self) -> None:
-        """Raise a cancellation of the closing by a third party."""
-        if self._cancelled is not None:
-            raise self._cancelled
 
     def take_single(self, phase: str) -> BaseException | None:
         """Return the errors of hooks as one error, and forget them."""
@@ -1143,25 +1083,26 @@ class EndErrors:
             return BaseExceptionGroup(f"{len(errors)} failures in {phase}", flattened(errors))
         return errors[0] if errors else None
 
-    def interrupt(self, raised: BaseException) -> None:
-        """Let `raised`, which interrupted the end, be the error of the session."""
-        self.keep(raised)
-        self._report(raised)
-        self.primary = raised
-
-    def outcome(self, cancelled: asyncio.CancelledError | None = None) -> BaseException | None:
+    def outcome(self, raised: BaseException | None = None) -> BaseException | None:
         """Return the error that is raised in the end; note the others on it, and log them.
 
-        It is KeyboardInterrupt or SystemExit, if there is one, or else `cancelled`, a cancellation
-        of the caller, or else the primary error.
+        Args:
+            raised: what has interrupted the end, usually a cancellation of the caller.
         """
-        outcome = cancelled or self.primary
-        if outcome is None or not _is_fatal(outcome):
-            outcome = next((error for error in self.others if _is_fatal(error)), outcome)
+        outcome = raised or self.primary
+        for error in (raised, self.primary, *self.others):
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                outcome = error
+                break
         if outcome is None:
             return self.take_single("close")
         self.keep(outcome)
-        self._report(outcome)
+        for error in self.others:
+            if error is not outcome:
+                add_note(outcome, f"and then: {safe_repr(error)}")
+                what = "%s: closing failed after %s"
+                logger.error(what, self._label, safe_repr(outcome), exc_info=error)
+        self.others.clear()
         return outcome
 
     def keep(self, raised: BaseException) -> None:
@@ -1170,7 +1111,8 @@ class EndErrors:
         if error is None or error is raised:
             return
         is_cancel = isinstance(error, asyncio.CancelledError)
-        if not is_cancel:  # by a cancellation it is known again where this session is nested
+        # Code around this session gets a cancellation as well, and knows of it.
+        if not is_cancel:
             logger.error(
                 "%s: %s, and then %s",
                 self._label,
@@ -1182,15 +1124,6 @@ class EndErrors:
             set_context(raised, error)
         elif raised.__context__ is not error and not is_cancel:
             add_note(raised, f"before that, {_reason(error)}")
-
-    def _report(self, raised: BaseException) -> None:
-        """Note the other errors on the one that is raised, and log them."""
-        for error in self.others:
-            if error is not raised:
-                add_note(raised, f"and then: {safe_repr(error)}")
-                what = "%s: closing failed after %s"
-                logger.error(what, self._label, safe_repr(raised), exc_info=error)
-        self.others.clear()
 
     def log_late(self) -> None:
         """Log the errors of a closing that others do not wait for any more."""
@@ -1204,11 +1137,6 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, asyncio.CancelledError):
         return "the session was cancelled"
     return f"the session failed: {safe_repr(error)}"
-
-
-def _is_fatal(error: BaseException) -> bool:
-    """Return whether an error ends the program."""
-    return isinstance(error, (KeyboardInterrupt, SystemExit))
 
 
 def _checked_session(created: object, creator: SessionCreator) -> Session:

@@ -34,7 +34,7 @@ from aiohooks.dispatch.calls import call_groups
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import FetchError, InvalidArgumentError, SessionClosedError
 from aiohooks.graph.graph import A, B, C, D, FeedDict, Four, Graph, Node, Options, Three, Two
-from aiohooks.graph.session import Session
+from aiohooks.graph.session import RunRequest, Session
 from aiohooks.graph.variables import Variables
 from aiohooks.session.coordinator import (
     WHY_VARIABLE,
@@ -45,9 +45,8 @@ from aiohooks.session.coordinator import (
 )
 from aiohooks.session.creators import Source, creator_of
 from aiohooks.session.feeds import Feeds
-from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook
+from aiohooks.session.hook import SessionRunContext, SessionRunHook
 from aiohooks.session.lifecycle import Lifecycle
-from aiohooks.session.merging import MergedRun
 from aiohooks.session.recovery import NEVER, RecoveryPolicy
 from aiohooks.session.signals import SignalPolicy, StopOnSignal, policy_of
 from aiohooks.session.status import SessionStatus
@@ -204,7 +203,7 @@ class AsyncMonitoredSession(RequestMethods):
             scope = lifecycle.begin_run()
         attempt = 1
         try:
-            request = MergedRun(fetches, feed_dict, options, lifecycle.hooks.merger.unasked)
+            request = RunRequest(fetches, feed_dict, options)
             while True:
                 try:
                     return await self._run_once(scope, request, attempt)
@@ -217,7 +216,7 @@ class AsyncMonitoredSession(RequestMethods):
         finally:
             turns.end_run(scope)
 
-    async def _run_once(self, scope: RunScope, request: MergedRun, attempt: int) -> Any:
+    async def _run_once(self, scope: RunScope, request: RunRequest, attempt: int) -> Any:
         """Make one attempt of a run, which the run's `waits` can end: hooks and operations that may
         wait are concurrent.
         """
@@ -229,7 +228,7 @@ class AsyncMonitoredSession(RequestMethods):
         session = lifecycle.session
         if session is None or lifecycle.raw_coordinator.errors:
             session = await lifecycle.session_for_run()
-        if lifecycle.feeds.went_back:
+        if lifecycle.feeds.in_use:
             lifecycle.feeds.raise_if_element_went_back()
         step = session.global_step.latest.step + 1
         if not hooks.in_runs:
@@ -258,7 +257,7 @@ class AsyncMonitoredSession(RequestMethods):
             hooks.merger.note_owners(error, requests)
             raise
         scope.committed = context.committed = True
-        result, answers = merged.split(values)
+        result, answers = hooks.merger.split(merged, values)
         context.global_step = session.committed_step
         try:
             await call_groups(
@@ -290,8 +289,7 @@ class AsyncMonitoredSession(RequestMethods):
         scope = await lifecycle.wait_for_turn()
         attempt = 0
 
-        async def run(args: SessionRunArgs) -> Any:
-            request = MergedRun(*args, lifecycle.hooks.merger.unasked)
+        async def run(request: RunRequest) -> Any:
             try:
                 return await self._run_once(scope, request, attempt)
             except BaseException as error:
@@ -371,8 +369,9 @@ class AsyncMonitoredSession(RequestMethods):
         lifecycle = self._lifecycle
         if lifecycle.phase == "new":
             lifecycle.raise_if_not_entered()
+        producers = lifecycle.coordinator.checked_producers(producer)
         source = lifecycle.feeds.source_for(feeds, producer, prefetch, thread=thread)
-        return Steps(self, lifecycle, source, fetches)
+        return Steps(self.run, lifecycle, source, producers, fetches)
 
     # -- entering and leaving
 

@@ -5,7 +5,7 @@ waits.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 from aiohooks._core.reports import logger
@@ -22,6 +22,16 @@ from aiohooks.errors import (
 )
 from aiohooks.graph.session import Session
 from aiohooks.stores._protocol import Position
+
+
+def check_error_types(types: object, name: str, base: type[BaseException]) -> None:
+    """Raise unless `types`, an argument, is a tuple of subclasses of `base`."""
+    if not isinstance(types, tuple) or not all(
+        isinstance(kind, type) and issubclass(kind, base) for kind in types
+    ):  # pyright: ignore[reportUnknownVariableType]
+        raise InvalidArgumentError(
+            f"{name} is {types!r}; give a tuple of subclasses of {base.__name__}"
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,21 +68,12 @@ class RecoveryPolicy:
 
     def __post_init__(self) -> None:
         for name in ("max_attempts", "no_progress_limit"):
-            object.__setattr__(
-                self,
-                name,
-                checked_int(getattr(self, name), name, expected="a whole number, 0 for never"),
-            )
+            number = checked_int(getattr(self, name), name, expected="a whole number, 0 for never")
+            object.__setattr__(self, name, number)
         check_instance(self.backoff, Backoff, "backoff")
         check_choice(self.restore, "restore", "checkpoint", "memory")
         check_choice(self.on_lost_feeds, "on_lost_feeds", "log", "raise")
-        on: object = self.on
-        if not isinstance(on, tuple) or not all(
-            isinstance(kind, type) and issubclass(kind, Exception) for kind in on
-        ):  # pyright: ignore[reportUnknownVariableType]
-            raise InvalidArgumentError(
-                f"on is {on!r}; give a tuple of exception classes (cancellation is never recovered)"
-            )
+        check_error_types(self.on, "on", Exception)
 
     def recovers(self, error: BaseException) -> bool:
         """Return whether a session recovers from `error`.
@@ -153,12 +154,15 @@ class RecoveryHistory:
 
 
 def root_cause(
-    error: BaseException, failures: Sequence[BaseException], policy: RecoveryPolicy, label: str
+    error: BaseException,
+    failures: Sequence[BaseException],
+    is_recoverable: Callable[[BaseException], bool],
+    label: str,
 ) -> BaseException:
     """Choose the error to act on: the failure of a background task may be behind the one that came
     out of a run.
 
-    The first failure of a task wins, unless neither is in the policy: then the error of the run is
+    The first failure of a task wins, unless neither is recoverable: then the error of the run is
     the answer to the failure. The other one becomes a note, or a line of the log.
     """
     if not failures or failures[0] is error or is_clean_end(error):
@@ -166,7 +170,7 @@ def root_cause(
     chosen = failures[0]
     hidden = error
     note = f"the run failed with it: {safe_repr(hidden)}"
-    if not policy.recovers(chosen) and not policy.recovers(error):
+    if not is_recoverable(chosen) and not is_recoverable(error):
         chosen = error
         hidden = failures[0]
         note = f"a background task had failed before: {safe_repr(hidden)}"
@@ -179,7 +183,8 @@ def has_commit(session: Session | None, committed: Position) -> bool:
     """Return whether a new session continues behind a commit of an earlier one."""
     if session is None:
         return False
-    restored = getattr(session, "restored", None)  # a session of another class may have none
+    # A session of another class may have no such attribute.
+    restored = getattr(session, "restored", None)
     if restored is not None:
         return bool(restored.checkpoint.step >= committed.step)
     latest = session.global_step.latest

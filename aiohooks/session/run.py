@@ -104,7 +104,8 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any, why: bool = Fal
                     loop.run_forever()
                 raise
     except BaseException as error:
-        if end is not None and isinstance(error, RuntimeError):  # the loop could not be closed
+        # The loop could not be closed.
+        if end is not None and isinstance(error, RuntimeError):
             error = end
         number = None if loop is None else stopped_by(loop)
         if number is None or not isinstance(error, (KeyboardInterrupt, StopRequestedError)):

@@ -18,10 +18,11 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterable
+from signal import Signals
 from typing import Any, Literal
 
 from aiohooks._core.cancel import current_task
-from aiohooks._core.clock import TimerHandle, current_clock
+from aiohooks._core.clock import TimerHandle, call_later
 from aiohooks._core.fork import call_after_fork
 from aiohooks._core.reports import logger
 from aiohooks._core.validate import check_secs
@@ -70,7 +71,7 @@ class SignalPolicy:
             this time, is what the first one is without it, and so on. None: no drain.
     """
 
-    signals: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)
+    signals: tuple[Signals, ...] = (signal.SIGINT, signal.SIGTERM)
     step_secs: float | None = None
     grace_secs: float | None = None
     drain_secs: float | None = None
@@ -87,7 +88,7 @@ class SignalPolicy:
 
 
 def _can_be_handled(number: object) -> bool:
-    return isinstance(number, signal.Signals) and number.name not in (
+    return isinstance(number, Signals) and number.name not in (
         "SIGKILL",
         "SIGSTOP",
         "SIGCHLD",
@@ -107,7 +108,7 @@ def policy_of(handle_signals: object) -> SignalPolicy | None:
     return SignalPolicy() if handle_signals else None
 
 
-def may_handle(number: signal.Signals) -> bool:
+def may_handle(number: Signals) -> bool:
     """Return whether nothing but sessions handles the signal, in this thread: it would end the
     program otherwise.
     """
@@ -123,16 +124,17 @@ class StopOnSignal:
         """Take the coordinator of the session that it stops."""
         self.policy: SignalPolicy = policy
         self.requests: Requests = coordinator.requests
-        self._coordinator = coordinator
         self.task: asyncio.Task[Any]
         """The task that entered the session; the second signal cancels it."""
-        self.number: signal.Signals | None = None
+        self.number: Signals | None = None
         """The signal that is the reason of the stop or the drain, if it is one."""
         self.escalation: Escalation | None = None
-        self._begun: Escalation | None = None
-        """How far the loop has come with it."""
         self.is_cancelled: bool = False
         self.timers: list[TimerHandle] = []
+        self._coordinator = coordinator
+        self._handlers: LoopSignals
+        self._begun: Escalation | None = None
+        """How far the loop has come with it."""
 
     def install(self) -> Callable[[], None]:
         """Install the signal handlers, and return the function that removes them."""
@@ -145,12 +147,9 @@ class StopOnSignal:
             return lambda: None
         self.task = current_task()
         loop = asyncio.get_running_loop()
-        handlers = _handlers_of_loops.get(loop)
-        if handlers is None:
-            handlers = LoopSignals(loop)
-            _handlers_of_loops[loop] = handlers
-        handlers.add_session(self)
-        return functools.partial(handlers.remove_session, self)
+        self._handlers = _handlers_of_loops.get(loop) or LoopSignals(loop)
+        self._handlers.add_session(self)
+        return functools.partial(self._handlers.remove_session, self)
 
     @property
     def next_escalation(self) -> Escalation:
@@ -158,73 +157,59 @@ class StopOnSignal:
         can_drain = self.policy.drain_secs is not None and not self.requests.stopped
         return next_escalation(self.escalation, can_drain=can_drain)
 
-    def advance(self, number: signal.Signals) -> None:
+    def advance(self, number: Signals) -> None:
         """Record what the signal leads to; harmless in a signal handler."""
         requests = self.requests
         escalation = self.next_escalation
         if escalation is Escalation.EXIT:
-            return  # other sessions have not come so far
-        self.escalation = escalation
-        if escalation is Escalation.DRAIN:
-            if requests.drain_reason is None:
-                self.number = number
-            requests.record_drain(f"{number.name} received")
+            # Other sessions have not come so far.
             return
-        if requests.stop_reason is None:
+        self.escalation = escalation
+        reason = f"{number.name} received"
+        if escalation is Escalation.DRAIN:
+            earlier_reason = requests.drain_reason
+            requests.record_drain(reason)
+        else:
+            earlier_reason = requests.stop_reason
+            requests.record_stop(reason)
+        if earlier_reason is None:
             self.number = number
-        requests.record_stop(f"{number.name} received")
 
-    def begin(self, number: signal.Signals, handlers: LoopSignals) -> None:
-        """Begin in the loop what `advance` has recorded; `handlers` are called when the time for it
-        is over.
-        """
+    def begin(self, number: Signals) -> None:
+        """Begin in the loop what `advance` has recorded."""
         if self._begun is self.escalation:
-            return  # the session was opened between the signal and this call
+            # The session was opened between the signal and this call.
+            return
         self._begun = self.escalation
         policy = self.policy
+        end_period = functools.partial(self._handlers.end_period, self, number, self.escalation)
         if self.escalation is Escalation.DRAIN:
             self.requests.begin_drain()
-            self._start_timer(
-                policy.drain_secs, functools.partial(handlers.end_drain_period, self, number)
-            )
+            self.timers.append(call_later(policy.drain_secs, end_period))
             return
         self.requests.end_waits()
-        if self.escalation is Escalation.CANCEL:
-            return
-        abandoned = StopRequestedError(
-            f"{number.name} received, and the step took longer than {policy.step_secs} s more"
-        )
-        self._start_timer(_NOTICE_SECS, functools.partial(self._say_what_lasts, number))
-        self._start_timer(
-            policy.step_secs, functools.partial(self._coordinator.owner.end_run, abandoned)
-        )
-        self._start_timer(
-            policy.grace_secs, functools.partial(handlers.end_grace_period, self, number)
-        )
+        if self.escalation is Escalation.STOP:
+            abandoned = StopRequestedError(
+                f"{number.name} received, and the step took longer than {policy.step_secs} s more"
+            )
+            end_step = functools.partial(self._coordinator.owner.end_run, abandoned)
+            notice = functools.partial(self._log_what_lasts, number)
+            self.timers.append(call_later(_NOTICE_SECS, notice))
+            self.timers.append(call_later(policy.step_secs, end_step))
+            self.timers.append(call_later(policy.grace_secs, end_period))
 
-    def _say_what_lasts(self, number: signal.Signals) -> None:
+    def _log_what_lasts(self, number: Signals) -> None:
         again = ""
         if number in self.policy.signals:
             again = f"; another {number.name} cancels that"
-        logger.warning(
-            "%s: %s received; it ends after %s%s",
-            self.requests.label,
-            number.name,
-            self.doing(),
-            again,
-        )
+        what = "%s: %s received; it ends after %s%s"
+        logger.warning(what, self.requests.label, number.name, self.doing(), again)
 
     def doing(self) -> str:
         """Return what the session is doing, and where it waits."""
         status = self._coordinator.status()
-        if status is None:
-            return "what its block does"
-        activities = status.doing[:_MOST_SHOWN]
+        activities = () if status is None else status.doing[:_MOST_SHOWN]
         return "; ".join(map(str, activities)) or "what its block does"
-
-    def _start_timer(self, secs: float | None, callback: Callable[[], None]) -> None:
-        if secs is not None:
-            self.timers.append(current_clock().call_later(secs, callback))
 
 
 class LoopSignals:
@@ -233,9 +218,9 @@ class LoopSignals:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._context = contextvars.copy_context()
-        self._previous: dict[signal.Signals, Any] = {}
+        self._previous: dict[Signals, Any] = {}
         self._sessions: list[StopOnSignal] = []
-        self._received: list[signal.Signals] = []
+        self._received: list[Signals] = []
         """All signals so far."""
         self._has_cancelled = False
         self._ends_program = False
@@ -243,6 +228,7 @@ class LoopSignals:
         self._end: BaseException | None = None
         """The end of the program, raised when the sessions are closed."""
         self._wakeup = _Wakeup(loop)
+        _handlers_of_loops[loop] = self
         call_after_fork(self)
 
     def add_session(self, session: StopOnSignal) -> None:
@@ -253,13 +239,14 @@ class LoopSignals:
         # A session that is opened later gets the signals that it has missed.
         for number in self._received:
             session.advance(number)
-            session.begin(number, self)
+            session.begin(number)
         if session.escalation is Escalation.CANCEL:
             self._loop.call_soon(self._cancel_sessions)
 
     def remove_session(self, session: StopOnSignal) -> None:
         if session.escalation is Escalation.CANCEL:
-            self._cancel_sessions()  # the callback of the signal may not have run yet
+            # The callback of the signal may not have run yet.
+            self._cancel_sessions()
         self._sessions.remove(session)
         for timer in session.timers:
             timer.cancel()
@@ -278,10 +265,11 @@ class LoopSignals:
                 # would end that wait.
                 current_task().add_done_callback(functools.partial(_exit, self._end))
 
-    def _install(self, number: signal.Signals, label: str) -> None:
+    def _install(self, number: Signals, label: str) -> None:
         previous: Any = signal.getsignal(number)
         if previous is signal.SIG_IGN:
-            return  # the parent process wants it ignored, as `nohup` and the `&` of a script do
+            # The parent process wants it ignored, as `nohup` and the `&` of a script do.
+            return
         if previous is None:
             logger.warning(
                 "%s: %s is handled outside of Python, and is left alone", label, number.name
@@ -304,26 +292,25 @@ class LoopSignals:
                 previous,
             )
 
-    def _restore(self, numbers: Iterable[signal.Signals]) -> None:
+    def _restore(self, numbers: Iterable[Signals]) -> None:
         for number in tuple(numbers):
             previous = self._previous.pop(number)
-            if (
-                signal.getsignal(number) == self._handle
-            ):  # a handler that was installed in the meantime stays
+            # A handler that was installed in the meantime stays.
+            if signal.getsignal(number) == self._handle:
                 signal.signal(number, previous)
 
     def _handle(self, number: int, frame: object) -> None:
         # Runs between any two instructions of the main thread, so it does no more than record the
         # stop, which a step that computes is then the last to miss, and wake the loop.
-        received = signal.Signals(number)
+        received = Signals(number)
         try:
-            if (
-                not self._sessions
-            ):  # the last one has just been removed: it is for the previous handler
-                self._call_soon(signal.raise_signal, received)
-            else:
+            if self._sessions:
                 self._advance(received)
-        except RuntimeError:  # the loop was closed, and its sessions never were
+            else:
+                # The last session has just been removed: it is for the previous handler.
+                self._call_soon(signal.raise_signal, received)
+        except RuntimeError:
+            # The loop was closed, and its sessions never were.
             self._restore(self._previous)
             self._wakeup.close()
             _handlers_of_loops.pop(self._loop, None)
@@ -332,7 +319,7 @@ class LoopSignals:
     def _call_soon(self, callback: Callable[..., object], *args: Any) -> None:
         self._loop.call_soon_threadsafe(callback, *args, context=self._context)
 
-    def _advance(self, received: signal.Signals) -> None:
+    def _advance(self, received: Signals) -> None:
         """Record what the signal leads to, and let the loop begin it; or end the process."""
         if all(session.next_escalation is Escalation.EXIT for session in self._sessions):
             _kill_process(received)
@@ -341,36 +328,29 @@ class LoopSignals:
             session.advance(received)
         self._call_soon(self._begin, received)
 
-    def _begin(self, received: signal.Signals) -> None:
+    def _begin(self, received: Signals) -> None:
         for session in self._sessions:
-            session.begin(received, self)
+            session.begin(received)
         self._cancel_sessions()
 
-    def end_drain_period(self, session: StopOnSignal, number: signal.Signals) -> None:
-        """Stop the session, if no signal has done that."""
-        if session.escalation is not Escalation.DRAIN:
+    def end_period(
+        self, session: StopOnSignal, number: Signals, escalation: Escalation | None
+    ) -> None:
+        """Let a session advance when its time for `escalation` is over, if no signal has done
+        that.
+        """
+        if session.escalation is not escalation:
             return
-        if not session.requests.stopped:
-            logger.warning(
-                "the time for the drain after %s is over; stopping %s",
-                number.name,
-                session.requests.label,
-            )
+        following = session.next_escalation
+        what = "the time after %s is over for %s: %s"
+        logger.warning(what, number.name, session.requests.label, following.name)
         session.advance(number)
-        session.begin(number, self)
-
-    def end_grace_period(self, session: StopOnSignal, number: signal.Signals) -> None:
-        """Cancel the session, if no signal has done that."""
-        if session.escalation is not Escalation.CANCEL:
-            logger.warning(
-                "the grace period after %s is over; cancelling %s",
-                number.name,
-                session.requests.label,
-            )
+        if following is Escalation.CANCEL:
             for other in self._sessions:
                 if other.task is session.task:
-                    other.escalation = Escalation.CANCEL
-            self._cancel_sessions()
+                    other.escalation = following
+        session.begin(number)
+        self._cancel_sessions()
 
     def _cancel_sessions(self) -> None:
         """Cancel the tasks all of whose sessions have come so far."""
@@ -379,26 +359,30 @@ class LoopSignals:
             for session in self._sessions
             if session.escalation is not Escalation.CANCEL
         }
-        due: dict[asyncio.Task[Any], int] = {}
-        for session in self._sessions:
-            if session.task not in not_due and not session.is_cancelled:
-                session.is_cancelled = True
-                due[session.task] = session.task.cancelling()
-                logger.warning(
-                    "cancelling %s, which is in %s", session.requests.label, session.doing()
-                )
+        due = [
+            session
+            for session in self._sessions
+            if session.task not in not_due and not session.is_cancelled
+        ]
         if not due:
             return
+        # The previous handler may cancel tasks, too.
+        cancelling = {session.task: session.task.cancelling() for session in due}
+        for session in due:
+            session.is_cancelled = True
+            what = "cancelling %s, which is in %s"
+            logger.warning(what, session.requests.label, session.doing())
         self._has_cancelled = True
         number = self._received[-1]
         _last_signals[self._loop] = number
         if not not_due:
             self._end_program()
-        for task, cancelling in due.items():
-            if task.cancelling() == cancelling:
+        for task, count in cancelling.items():
+            if task.cancelling() == count:
                 task.cancel(f"{number.name} received")
-        if self._end is not None and all(task.done() for task in due):
-            raise self._end  # no session is left whose end would exit
+        if self._end is not None and all(task.done() for task in cancelling):
+            # No session is left whose end would exit.
+            raise self._end
 
     def _end_program(self) -> None:
         """Let the previous handler of the signal decide what else ends, once."""
@@ -441,7 +425,8 @@ class _Wakeup:
         self._loop = loop
         self._pair: tuple[socket.socket, socket.socket] | None = None
         previous = signal.set_wakeup_fd(-1)
-        if previous != -1:  # usually the loop's own, which has the same effect
+        # It is usually the loop's own, which has the same effect.
+        if previous != -1:
             signal.set_wakeup_fd(previous)
             return
         self._pair = reader, writer = socket.socketpair()
@@ -454,7 +439,8 @@ class _Wakeup:
         if self._pair is not None:
             reader, writer = self._pair
             current = signal.set_wakeup_fd(-1)
-            if current != writer.fileno():  # it was set by other code in the meantime
+            # Other code has set it in the meantime.
+            if current != writer.fileno():
                 signal.set_wakeup_fd(current)
             if not self._loop.is_closed():
                 self._loop.remove_reader(reader)
@@ -462,12 +448,12 @@ class _Wakeup:
             writer.close()
 
 
-_last_signals: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, signal.Signals] = (
+_last_signals: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Signals] = (
     weakref.WeakKeyDictionary()
 )
 
 
-def stopped_by(loop: asyncio.AbstractEventLoop) -> signal.Signals | None:
+def stopped_by(loop: asyncio.AbstractEventLoop) -> Signals | None:
     """Return the last signal that stopped a session of this loop."""
     return _last_signals.get(loop)
 
@@ -498,7 +484,8 @@ def _exit(end: BaseException, task: asyncio.Task[Any]) -> None:
         raise end
 
 
-def _kill_process(number: signal.Signals) -> None:
+def _kill_process(number: Signals) -> None:
     signal.signal(number, signal.SIG_DFL)
     signal.raise_signal(number)
-    os._exit(128 + number)  # the first process of a container is not ended by its own signals
+    # The first process of a container is not ended by its own signals.
+    os._exit(128 + number)

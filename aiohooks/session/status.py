@@ -71,7 +71,7 @@ class Activity:
     kind: str = ""
 
     def __str__(self) -> str:
-        parts = [self.what + _for_secs(self.secs)]
+        parts = [self.what + for_secs(self.secs)]
         if self.awaits is not None:
             parts.append(f"waiting for {self.awaits}")
         if self.where is not None:
@@ -134,68 +134,67 @@ class SessionStatus:
 
     def __str__(self) -> str:
         name = "session" if self.name is None else f"session {self.name}"
-        first = f"{name}: {self.state}{_for_secs(self.state_secs)}"
+        first = f"{name}: {self.state}{for_secs(self.state_secs)}"
         if self.global_step is not None:
             first += f", at step {self.global_step}"
         if self.running:
-            first += f", in run {self.runs}{_for_secs(self.run_secs)}"
-        further: tuple[object, ...] = (
-            self.queued and f"waiting for their turn to run: {self.queued}",
-            self.steps and _steps(self.steps),
-            self.feeds_unused and f"elements of feeds taken and not used: {self.feeds_unused}",
-            self.pause_reason and f"paused: {self.pause_reason}",
-            self.drain_reason and self.stop_reason is None and f"draining: {self.drain_reason}",
-            self.mirror,
-            self.stop_reason and f"stop requested: {self.stop_reason}",
-            self.recoveries and f"recovered: {self.recoveries} times",
-            self.failure and f"failed: {self.failure}",
-        )
-        lines = [
-            first,
-            *map(str, self.doing),
-            *map(str, self.background),
-            *(str(one) for one in further if one),
-        ]
-        lines += [_hook(one) for one in self.hooks if one.failures or one.dropped]
-        lines += [_effects(one) for one in self.effects if one.pending or one.failures]
-        return "\n  ".join(lines)
+            first += f", in run {self.runs}{for_secs(self.run_secs)}"
+        lines: list[object] = [first, *self.doing, *self.background]
+        if self.steps is not None:
+            lines.append(_steps_text(self.steps))
+        if self.mirror is not None:
+            lines.append(self.mirror)
+        drain_reason = self.drain_reason if self.stop_reason is None else None
+        further = {
+            "waiting for their turn to run": self.queued,
+            "elements of feeds taken and not used": self.feeds_unused,
+            "paused": self.pause_reason,
+            "draining": drain_reason,
+            "stop requested": self.stop_reason,
+            "recoveries": self.recoveries,
+            "failed": self.failure,
+        }
+        lines += [f"{label}: {value}" for label, value in further.items() if value]
+        lines += [_hook_text(hook) for hook in self.hooks if hook.failures or hook.dropped]
+        lines += [_effects_text(kind) for kind in self.effects if kind.pending or kind.failures]
+        return "\n  ".join(map(str, lines))
 
 
-def _for_secs(secs: float | None) -> str:
+def for_secs(secs: float | None) -> str:
+    """Return a duration for the end of a description; nothing if it is not known."""
     return "" if secs is None else f" for {secs_text(secs)}"
 
 
-def _steps(steps: StoreStatistics) -> str:
-    text = (
-        f"steps: last seen {steps.latest.step}, published by"
-        f" {', '.join(steps.publishers) or 'no publisher'}"
-    )
+def _steps_text(steps: StoreStatistics) -> str:
+    publishers = ", ".join(steps.publishers) or "no publisher"
+    text = f"steps: last seen {steps.latest.step}, published by {publishers}"
     if steps.waiting:
-        waiters = (
-            f"{steps.waiting}"
-            f" waiter{'s' if steps.waiting > 1 else ''}{_for_secs(steps.waiting_secs)}"
+        waiters = "waiter" if steps.waiting == 1 else "waiters"
+        text += (
+            f"; {steps.waiting} {waiters}{for_secs(steps.waiting_secs)}, the next one due at step"
+            f" {steps.wanted}"
         )
-        text += f"; {waiters}, the next one due at step {steps.wanted}"
     return text
 
 
-def _hook(one: HookStatus) -> str:
-    text = f"{one.name}: {one.failures} of {one.calls} calls failed"
-    if one.last_error is not None:
-        text += f", the last with {one.last_error}"
-    return f"{text}; {one.dropped} dropped{'; disabled' if one.disabled else ''}"
+def _hook_text(hook: HookStatus) -> str:
+    text = f"{hook.name}: {hook.failures} of {hook.calls} calls failed"
+    if hook.last_error is not None:
+        text += f", the last with {hook.last_error}"
+    text += f"; {hook.dropped} dropped"
+    if hook.disabled:
+        text += "; disabled"
+    return text
 
 
-def _effects(one: EffectStatus) -> str:
+def _effects_text(effects: EffectStatus) -> str:
     text = (
-        f"effects of {one.kind!r}: {one.pending} not delivered, of which {one.unsaved} wait for a"
-        " checkpoint"
+        f"effects of {effects.kind!r}: {effects.pending} not delivered, of which {effects.unsaved}"
+        " wait for a checkpoint"
     )
-    return (
-        text
-        if one.last_error is None
-        else f"{text}; {one.failures} failures, the last with {one.last_error}"
-    )
+    if effects.last_error is not None:
+        text += f"; {effects.failures} failures, the last with {effects.last_error}"
+    return text
 
 
 def activity_of(

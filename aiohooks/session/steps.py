@@ -4,9 +4,10 @@ makes one step of runs.
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, Generic, NoReturn, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Generic, NoReturn, TypeVar
 
 from aiohooks._core.activity import active
 from aiohooks._core.cancel import current_task
@@ -15,10 +16,9 @@ from aiohooks._core.scope import RunScope
 from aiohooks._core.validate import call_error, check_callable
 from aiohooks.errors import InvalidArgumentError, SessionClosedError, StopRequestedError, safe_repr
 from aiohooks.graph.graph import Placeholder, T_co
-from aiohooks.graph.session import Session
+from aiohooks.graph.session import RunRequest, Session
 from aiohooks.session.coordinator import Producers, note_own_end_in_drain
-from aiohooks.session.feeds import FeedsWentBack, SessionFeeds, Source
-from aiohooks.session.hook import SessionRunArgs
+from aiohooks.session.feeds import FeedsWentBack, Source
 from aiohooks.session.lifecycle import Lifecycle
 from aiohooks.session.turns import FifoLock
 
@@ -32,9 +32,7 @@ class StepContext:
     Created by `AsyncMonitoredSession.run_step_fn`.
     """
 
-    def __init__(
-        self, lifecycle: Lifecycle, run: Callable[[SessionRunArgs], Awaitable[Any]]
-    ) -> None:
+    def __init__(self, lifecycle: Lifecycle, run: Callable[[RunRequest], Awaitable[Any]]) -> None:
         """Made by the monitored session; `run` makes one run with hooks and does not recover."""
         self._lifecycle = lifecycle
         self._run = run
@@ -62,12 +60,10 @@ class StepContext:
         if lifecycle.is_loop_turn_due:
             await lifecycle.give_loop_turn()
         if lifecycle.requests.stopped:
-            raise StopRequestedError(lifecycle.requests.stop_reason)
-        if self._turns.taken:
-            await self._turns.wait()
-        self._turns.taken = True
+            raise lifecycle.requests.stop_error()
+        await self._turns.wait()
         try:
-            return await self._run(SessionRunArgs(fetches, feed_dict, options))
+            return await self._run(RunRequest(fetches, feed_dict, options))
         finally:
             self._turns.release()
 
@@ -99,44 +95,58 @@ async def call_step_fn(fn: StepFn[T], context: StepContext) -> T:
     return await result
 
 
-class Runner(Protocol):
-    """A monitored session, as a loop of steps knows it."""
-
-    async def run(self, fetches: Any, feed_dict: Any = None) -> Any: ...
-
-
 class Steps(Generic[T_co]):
-    """Run the session once for each turn of the loop; made by `AsyncMonitoredSession.steps`."""
+    """Run the session once for each turn of a loop; made by `AsyncMonitoredSession.steps`."""
 
     def __init__(
         self,
-        session: Runner,
+        run: Callable[[Any, Any], Awaitable[Any]],
         lifecycle: Lifecycle,
         source: Source | None,
+        producers: Producers | None,
         fetches: Any,
     ) -> None:
-        self._session = session
+        self._run = run
         self._lifecycle = lifecycle
-        self._feeds = lifecycle.feeds
         self._source = source
+        self._producers = producers
         self._fetches: object = fetches
         graph = lifecycle.graph
         inputs = () if graph.step_operation is None else graph.step_operation.inputs
         placeholders = [name for name in inputs if isinstance(graph.nodes[name], Placeholder)]
         self._parameter = placeholders[0] if len(placeholders) == 1 else None
         self._takes_mappings = len(inputs) != 1
-        self._own_loop: AsyncIterator[T_co] | None = None
+        self._has_begun = False
 
-    def __aiter__(self) -> AsyncIterator[T_co]:
-        return _Loop(self._next_values, self._feeds, self._source)
+    def __aiter__(self) -> Steps[T_co]:
+        # Only its `async for` refers to it: a loop that is left by `break` is gone.
+        loop = copy.copy(self)
+        loop._has_begun = False
+        return loop
 
     async def __anext__(self) -> T_co:
-        if self._own_loop is None:  # without an `async for`
-            self._own_loop = aiter(self)
-        return await anext(self._own_loop)
+        feeds = self._lifecycle.feeds
+        if not self._has_begun:
+            self._has_begun = True
+            feeds.loops.add(self)
+        try:
+            return await self._next_values()
+        except BaseException as error:
+            feeds.keep_sources()
+            if not isinstance(error, (StopAsyncIteration, StopRequestedError)):
+                raise
+            feeds.end_loop(self)
+            raise StopAsyncIteration from None
 
     def __iter__(self) -> NoReturn:
         raise TypeError("the steps of a session are awaited: write `async for`, not `for`")
+
+    @property
+    def unused(self) -> list[Any]:
+        """The elements that were taken and not used, in order; another loop over the same feeds
+        gets them first.
+        """
+        return [] if self._source is None else self._source.unused
 
     async def _next_values(self) -> T_co:
         """Make the next run, and return what it fetched."""
@@ -149,41 +159,49 @@ class Steps(Generic[T_co]):
                 await lifecycle.give_loop_turn()  # before the next feed, which a stop would lose
             if lifecycle.should_stop():
                 raise StopAsyncIteration
-            if source is None:
-                if lifecycle.requests.drain_reason is not None:
-                    raise StopAsyncIteration
-                element = fed = None
-            else:
-                if source.waits:
-                    await source.wait_ready(self._wait_for_feed)
-                element = source.take()
-                fed = self._feed_dict(element)
+            element = None
+            if source is not None:
+                element = source.take(self._producers)
+                while element is None:  # another loop may be faster
+                    await self._wait_for_feed(source)
+                    element = source.take(self._producers)
+            elif lifecycle.requests.drain_reason is not None:
+                raise StopAsyncIteration
             before = lifecycle.waits.scope
+            is_used = False
             try:
-                values: T_co = await self._session.run(self._fetches, fed)
+                fed = None if element is None else self._feed_dict(element.value)
+                values: T_co = await self._run(self._fetches, fed)
+                is_used = True
+            except FeedsWentBack:
+                continue
             except BaseException as error:
-                if source is not None:
-                    self._settle_failed(source, element, before)
-                if isinstance(error, FeedsWentBack):
-                    continue
+                is_used = self._is_committed(before)
                 if isinstance(error, StopAsyncIteration):
                     self._note_end(error)
                 raise
-            if source is not None:
-                source.settle(element, committed=True)
+            finally:
+                if source is not None and element is not None:
+                    source.settle(element, is_used=is_used)
             return values
 
-    def _settle_failed(self, source: Source, element: Any, before: RunScope | None) -> None:
-        """Settle the element of a run that has raised; `before` it was the latest run's scope."""
-        task = current_task()
-        if task in self._feeds.went_back:
-            self._feeds.went_back.discard(task)
-            return
+    def _feed_dict(self, value: Any) -> Any:
+        """Return what a run is fed with: the argument of a step function, or a mapping."""
+        name = self._parameter
+        if name is None or (
+            self._takes_mappings and issubclass(type(value), Mapping) and name in value
+        ):
+            return value
+        return {name: value}
+
+    def _is_committed(self, before: RunScope | None) -> bool:
+        """Return whether the run of this task that has raised is committed; `before` it was the
+        scope of the latest run.
+        """
         scope = self._lifecycle.waits.scope
-        committed = False
-        if scope is not None and scope is not before and scope.runner == id(task):
-            committed = scope.committed
-        source.settle(element, committed=committed)
+        if scope is None or scope is before or scope.runner != id(current_task()):
+            return False
+        return scope.committed
 
     def _note_end(self, error: StopAsyncIteration) -> None:
         """Note that a run has raised what ends an `async for`, as if the feeds had ended."""
@@ -192,73 +210,31 @@ class Steps(Generic[T_co]):
         requests.record_end(what)
         logger.info("%s: %s, and with it the loop", requests.label, what)
 
-    def _feed_dict(self, element: Any) -> Any:
-        """Return what a run is fed with: the argument of a step function, or a mapping."""
-        name = self._parameter
-        if name is None or (
-            self._takes_mappings and issubclass(type(element), Mapping) and name in element
-        ):
-            return element
-        return {name: element}
-
-    @property
-    def unused(self) -> list[Any]:
-        """The elements that were taken and not used, in order; another loop over the same feeds
-        gets them first.
-        """
-        return [] if self._source is None else self._source.unused
-
-    async def _wait_for_feed(
-        self,
-        wait: Callable[[], Awaitable[Any]],
-        producers: Producers | None = None,
-        *,
-        drain: bool = False,
-    ) -> None:
+    async def _wait_for_feed(self, source: Source) -> None:
         """Wait for the next feed. A recovery may run beside the wait, as cancelling it would end a
         generator of feeds.
         """
         lifecycle = self._lifecycle
         coordinator = lifecycle.coordinator
+        requests = lifecycle.requests
         note_own_end_in_drain()
         # Nothing reads feeds during a recovery, nor after one that was cancelled.
         await lifecycle.recover_if_needed()
-        with active("feed", "next feed", observers=coordinator.observers):
-            await lifecycle.wait_between_runs(
-                coordinator.wait_until_ended(
-                    "next feed", wait(), producers, drain=drain, lasts=True
-                )
-            )
-
-
-class _Loop(AsyncIterator[T_co]):
-    """One `async for` statement over steps, which alone refers to it: a loop that was left by
-    `break` is gone.
-    """
-
-    def __init__(
-        self, next_values: Callable[[], Awaitable[T_co]], feeds: SessionFeeds, source: Source | None
-    ) -> None:
-        self._next_values = next_values
-        self._feeds = feeds
-        self._source = source
-        feeds.loops.add(self)
-
-    async def __anext__(self) -> T_co:
+        producers = self._producers
+        is_draining = requests.drain_reason is not None
+        if is_draining and source.ends_at_drain:
+            producers = producers or ()  # whoever they are, the feeds end with the queue
         try:
-            return await self._next_values()
-        except BaseException as error:
-            if self._source is not None:
-                self._feeds.keep(self._source)
-            if not isinstance(error, (StopAsyncIteration, StopRequestedError)):
+            with active("feed", "next feed", observers=coordinator.observers):
+                await lifecycle.wait_between_runs(
+                    coordinator.wait_until_ended(
+                        "next feed",
+                        source.wait(),
+                        producers,
+                        drain=source.ends_at_drain and not is_draining,
+                        lasts=True,
+                    )
+                )
+        except StopRequestedError:
+            if is_draining or requests.stopped or requests.drain_reason is None:
                 raise
-            requests = self._feeds.coordinator.requests
-            loops = self._feeds.loops
-            loops.discard(self)
-            if (
-                requests.drain_reason is not None and not loops
-            ):  # no other loop has something under way
-                requests.request_stop(requests.drain_reason)
-            if isinstance(error, StopAsyncIteration):
-                raise
-            raise StopAsyncIteration from None

@@ -134,12 +134,3 @@ class Turns(FifoLock):
         if not self._loop_turned:
             for _ in range(_TURN_PASSES):
                 await asyncio.sleep(0)
-
-    @property
-    def latest_run_began(self) -> float | None:
-        """When the latest run began, to some milliseconds; None if that is not known."""
-        # Every run begins before `loop_turn_due`, and moves that if it is later: it began within
-        # the `yield_secs` before it.
-        if not self.runs or not math.isfinite(self.loop_turn_due):
-            return None
-        return self.loop_turn_due - self._yield_secs

@@ -12,7 +12,7 @@ from asyncio import get_running_loop
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
 
-from aiohooks._core.activity import Awaited, Parked, WaitTable, active, enter
+from aiohooks._core.activity import Awaited, Parked, active, enter
 from aiohooks._core.cancel import new_task, wait_done
 from aiohooks._core.clock import monotonic_now, secs_text, sleep, wake
 from aiohooks._core.waits import Backoff, wait_for_others
@@ -159,7 +159,7 @@ class Connection:
                 return current
 
     def awaited(self) -> Awaited:
-        """Return the engine for reports."""
+        """Describe the engine as something that is waited for, in reports such as `why`."""
         detail = "no answer yet"
         if self.lost_at is not None:
             detail = f"away for {secs_text(monotonic_now()() - self.lost_at)}"
@@ -293,7 +293,7 @@ class _PendingWrite:
         self.answer: asyncio.Future[Position | Exception] = get_running_loop().create_future()
 
 
-class Writes(WaitTable):
+class Writes:
     """Sends the writes of a process, in their order."""
 
     def __init__(self, connection: Connection) -> None:

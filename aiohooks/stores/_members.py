@@ -172,14 +172,12 @@ class Members:
     def _on_failure(self, error: Exception) -> None:
         """Log that the engine does not know all, and plan the next attempt."""
         self._failures += 1
-        outlook = ""
         if self._connection.is_open:  # otherwise the call that opens it sends them
-            outlook = ", trying again"
             pause_secs = _BACKOFF.pause_secs(self._failures)
             self._retry.cancel()
             self._retry = self._clock.call_later(pause_secs, self._send_soon)
         log = logger.info if self._failures > 1 else logger.warning
-        log("run %s: could not announce its publishers%s: %s", self._waits.run, outlook, error)
+        log("run %s: could not announce its publishers: %s", self._waits.run, error)
 
     # Leases.
 

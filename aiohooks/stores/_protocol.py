@@ -15,6 +15,7 @@ from aiohooks.errors import (
     StoreDamagedError,
     StoreUnavailableError,
     safe_str,
+    shortened,
 )
 
 logger = logging.getLogger("aiohooks.stores")
@@ -254,7 +255,7 @@ class Answer(NamedTuple):
     term: int
 
 
-_MAX_TEXT = 4_000
+_MAX_TEXT = 2_000
 """The characters of an error's text that travel: every process of the run reads them each time it
 reads the run.
 """
@@ -263,14 +264,9 @@ reads the run.
 def error_text(exc: BaseException) -> str:
     """Return the text of an error for other processes: its class and its message.
 
-    A long message is cut off.
+    The middle of a long message is left out.
     """
-    text = f"{type(exc).__name__}: {safe_str(exc)}"
-    excess = len(text) - _MAX_TEXT
-    if excess > 0:
-        note = "more characters were cut off; the process that failed has them"
-        text = f"{text[:_MAX_TEXT]}... ({excess:,} {note})"
-    return text
+    return shortened(f"{type(exc).__name__}: {safe_str(exc)}", _MAX_TEXT)
 
 
 # How an engine fails.

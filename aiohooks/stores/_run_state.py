@@ -212,19 +212,21 @@ class RunState:
 def _decoded(kind: Any, value: Any) -> Any:
     """Return JSON as a value of this kind: an int, a float, a string, a bool or a named tuple.
 
+    All ints are steps or counts, and the only floats are the times of leases.
+
     Raises:
         ValueError: it is of another kind, or out of range.
-        TypeError: it is no list of fields.
+        TypeError: it cannot be iterated over, as the fields of a named tuple are.
     """
     if hasattr(kind, "_fields"):  # a named tuple
         hints = _field_types(kind)
         return kind(*(_decoded(hint, field) for hint, field in zip(hints, value, strict=True)))
     if kind is float and type(value) is int:
         value = float(value)
-    is_valid = type(value) is kind
+    is_valid = type(value) is kind  # True is no int here
     if kind is int:
         is_valid = is_valid and 0 <= value <= MAX_STEP
-    if kind is float:  # the time of a lease
+    if kind is float:
         is_valid = is_valid and value > 0
     if not is_valid:
         raise ValueError(f"{value!r:.50} is not a valid {kind.__name__}")

@@ -11,7 +11,7 @@ from asyncio import get_running_loop
 from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
-from aiohooks._core.activity import Awaited, Parked, WaitTable, active, enter
+from aiohooks._core.activity import Awaited, Parked, active, enter
 from aiohooks._core.clock import current_clock, monotonic_now, wake
 from aiohooks._core.scope import RunScope, current_run
 from aiohooks._core.waiters import ANY_CHANGE, ThresholdWaiters, Waiters
@@ -31,6 +31,7 @@ from aiohooks.errors import (
     add_note,
     copy_error,
     is_clean_end,
+    safe_repr,
 )
 from aiohooks.stores._protocol import (
     MAX_STEP,
@@ -218,21 +219,6 @@ class WaitRegistry:
         return self._loop.create_future()
 
     @property
-    def watching(self) -> int:
-        """The number of waits for any change."""
-        return self.waiters.count - self.waiting_for_steps
-
-    @property
-    def waiting_for_steps(self) -> int:
-        """The number of waits for a step."""
-        return self.waiters.count_above(ANY_CHANGE)
-
-    @property
-    def wanted(self) -> int | None:
-        """The lowest step that is waited for; None if there is none."""
-        return self.waiters.lowest_above(ANY_CHANGE)
-
-    @property
     def known_run(self) -> Snapshot:
         """The run as this process knows it."""
         return self.snapshot._replace(position=self.latest)
@@ -248,7 +234,8 @@ class WaitRegistry:
         if self.waiting_since is None:
             return None
         # In any thread, where no loop may be running.
-        return max(0.0, monotonic_now()() - self.waiting_since)
+        now = monotonic_now()
+        return max(0.0, now() - self.waiting_since)
 
     # What happens: each of these wakes the waits that it concerns.
 
@@ -454,7 +441,7 @@ def step_timeout_error(
     return StepTimeoutError(message, wanted=wanted, seen=seen, waited_secs=secs)
 
 
-class StepStore(WaitTable):
+class StepStore(abc.ABC):
     """Keeps the global step of a run, advances it, and lets tasks wait for it.
 
     A store belongs to the event loop in which it is first used. From another loop or thread every
@@ -571,7 +558,7 @@ class StepStore(WaitTable):
             except StepTimeoutError:
                 raise self._waits.not_ready_error(timeout) from None
 
-    async def flush(self, timeout: float | None = None) -> None:
+    async def flush(self, timeout: float | None = None) -> None:  # noqa: B027 - see below
         """Wait until the other processes could know the publishers of this one.
 
         This waits for `timeout` seconds at most.
@@ -580,15 +567,15 @@ class StepStore(WaitTable):
         later.
         """
 
-    # Overridden by a store that several processes share.
+    # Overridden by a store that several processes share: that of one has nothing to do here.
 
-    async def _before_wait(self, step: int) -> None:
+    async def _before_wait(self, step: int) -> None:  # noqa: B027
         """Called before a wait for `step`, unless the store is `inline`.
 
         Open the store, and read the run if the wait would fail by what this process knows.
         """
 
-    def _subscribe(self, step: int | None) -> None:
+    def _subscribe(self, step: int | None) -> None:  # noqa: B027
         """Called with the next threshold whenever it has changed: the lowest step with a waiter.
 
         After a wake this comes in the next tick.
@@ -596,7 +583,7 @@ class StepStore(WaitTable):
         It is 0 while any change is waited for, and None without a waiter.
         """
 
-    def _on_publisher_changed(self, publisher: Publisher) -> None:
+    def _on_publisher_changed(self, publisher: Publisher) -> None:  # noqa: B027
         """Called when a publisher has begun or ended a wait."""
 
     def _on_unreachable(self) -> None:
@@ -721,12 +708,13 @@ class StepStore(WaitTable):
     def statistics(self) -> StoreStatistics:
         """Return the current state of the store."""
         waits = self._waits
+        waiting = waits.waiters.count_above(ANY_CHANGE)
         return StoreStatistics(
             latest=waits.latest,
             term=waits.snapshot.term,
-            waiting=waits.waiting_for_steps,
-            wanted=waits.wanted,
-            watching=waits.watching,
+            waiting=waiting,
+            wanted=waits.waiters.lowest_above(ANY_CHANGE),
+            watching=waits.waiters.count - waiting,
             publishers=waits.names,
             waiting_secs=waits.waiting_secs,
         )
@@ -741,13 +729,16 @@ class StepStore(WaitTable):
         return self.awaited_step(0)._replace(name=f"the chief of {self.run}", key=None)
 
     def awaited_step(self, step: int) -> Awaited:
-        """Return a step for reports, with the publishers that could reach it."""
-        seen = self.latest.step
+        """Describe a step as something that is waited for, in reports such as `why`.
 
+        It is reached by any of the publishers that do not wait for a step themselves. If all of
+        them wait, they are in a deadlock, and the report shows them all.
+        """
+        seen = self.latest.step
         waits = self._waits
         here = [publisher for publisher in waits.registered if not publisher.waiting]
         others = [member for member in waits.others if member.waits_for <= seen]
-        if not here and not others:  # all of them wait themselves
+        if not here and not others:
             here = list(waits.registered)
             others = list(waits.others)
 
@@ -798,15 +789,12 @@ class StepStore(WaitTable):
             ) from None
         if loop is not self._loop:
             if self._waits.closed:
-                raise self._closed_error()
+                raise StoreClosedError(f"{self!r} is closed: make a new one")
             if self._loop is not None:
                 raise WrongLoopError(
                     f"{self!r} is used in another event loop than its own{_THREADS}"
                 )
             self._loop = loop
-
-    def _closed_error(self) -> StoreClosedError:
-        return StoreClosedError(f"{self!r} is closed: make a new one")
 
     def _not_leading_error(self) -> InvalidArgumentError:
         return InvalidArgumentError(
@@ -837,16 +825,10 @@ def publishers_of(store: StepStore) -> WaitRegistry:
     return store._waits  # pyright: ignore[reportPrivateUsage]
 
 
-_MAX_NAME = 1_000
-
-
 def _checked_name(name: str, what: str) -> str:
     # It is shown in messages and logs, one line each.
-    if not isinstance(name, str) or not name or not name.isprintable():
-        raise InvalidArgumentError(f"{what}{name!r}: give a printable name that is not empty")
-    if len(name) > _MAX_NAME:
+    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= 1_000:
         raise InvalidArgumentError(
-            f"{what}{name[:40]!r}... has {len(name):,} characters; give a name of {_MAX_NAME:,} at"
-            " most"
+            f"{what}{safe_repr(name)}: give a printable name of 1 to 1,000 characters"
         )
     return name

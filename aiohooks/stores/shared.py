@@ -101,18 +101,19 @@ class SharedStepStore(StepStore):
         self._connection = Connection(
             engine, StoreTasks(self.run), connect=self._connect, lease_secs=lease_secs
         )
-        link = EngineLink(
-            run=self.run,
-            process=process,
-            clock=self._clock,
-            heartbeat=heartbeat,
-            connect_timeout=connect_timeout or engine.connect_timeout,
-            waits=self._waits,
-            observe=lambda snapshot: self._members.observe(snapshot),
-            fail=self._connection.fail,
-            spawn=self._connection.tasks.spawn,
+        engine.attach(
+            EngineLink(
+                run=self.run,
+                process=process,
+                clock=self._clock,
+                heartbeat=heartbeat,
+                connect_timeout=connect_timeout or engine.connect_timeout,
+                waits=self._waits,
+                observe=lambda snapshot: self._members.observe(snapshot),
+                fail=self._connection.fail,
+                spawn=self._connection.tasks.spawn,
+            )
         )
-        engine.attach(link)
         self._members = Members(self._connection, lease_secs=lease_secs, on_lost=on_lost)
         self._writes = Writes(self._connection)
         self._closing: asyncio.Future[None] | None = None
@@ -218,8 +219,9 @@ class SharedStepStore(StepStore):
             term = await self._request_lead(member)
             self._writes.term = term
             known = self._waits.snapshot
-            leader = self._members.process
-            self._waits.observe_run(known._replace(term=term, leader=leader, ready=False))
+            self._waits.observe_run(
+                known._replace(term=term, leader=self._members.process, ready=False)
+            )
             self._members.put(member._replace(term=term))
             yield Term(term)
         except BaseException as error:
@@ -285,11 +287,7 @@ class SharedStepStore(StepStore):
         self._members.send_again()
 
     def _note_loss(self, new: Position) -> None:
-        """Take note that the engine has lost the run: writes fail until that is acknowledged.
-
-        So do the waits of a chief: everybody else waits for it to restore the run. For one lease no
-        other process that knew the run leads.
-        """
+        """Take note that the engine has lost the run: writes fail until that is acknowledged."""
         old = self._waits.latest
         message = (
             f"the engine has lost the run {self.run}, which was at step {old.step} of epoch"
@@ -301,6 +299,8 @@ class SharedStepStore(StepStore):
         self._members.reserve_lead()
         chief = self._members.chief
         if chief is not None:
+            # All other processes wait until this one, the chief, has restored the run: it must not
+            # wait for them.
             self._members.put(chief._replace(ready=False))
             self._waits.abort(self._writes.loss)
 
@@ -325,10 +325,8 @@ class SharedStepStore(StepStore):
         """
         self._check_loop()
         try:
-            try:
+            with contextlib.suppress(StoreDamagedError):  # what cannot be read is deleted, too
                 await self._connection.wait()
-            except StoreDamagedError as error:
-                logger.info("run %s: deleting what cannot be read: %s", self.run, error)
             await self._leave_all()
             await self._end_calls()  # this store must not bring it back, either
             await self._engine.delete()

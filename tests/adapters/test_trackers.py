@@ -471,7 +471,7 @@ async def test_a_recovery_before_the_tracker_is_reached_forgets_nothing() -> Non
     assert tracker.steps == [1, 2, 3, 6, 7]
 
 
-def test_a_record_is_lost_once() -> None:
+async def test_a_record_is_lost_once() -> None:
     """Also if its call fails while the session gives it up."""
     tracker = ScriptedTracker({0: ConnectionError("refused")})
     tracker.hangs_at = 1
@@ -482,11 +482,7 @@ def test_a_record_is_lost_once() -> None:
     tracker.is_hanging.wait()
     sender.abandon("given up")
     tracker.released.set()
-
-    async def end() -> None:
-        await sender.close_after(None)
-
-    asyncio.run(end())
+    await sender.close_after(None)
     sender.join()
     assert (sender.sent, sender.lost, sender.error) == (0, 2, "given up")
 

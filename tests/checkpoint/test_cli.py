@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from aiohooks.checkpoint import KeepNewest
+from aiohooks.checkpoint._directory import CheckpointDirectory
 from aiohooks.checkpoint.cli import checkpoints
-from aiohooks.checkpoint.saver import CheckpointDirectory
 from aiohooks.errors import CheckpointError
 from tests.support.checkpoint_files import WatchedFs, directory, names, saved
 from tests.support.source import ROOT
@@ -130,12 +130,12 @@ def test_a_directory_that_cannot_be_read(
     """The system's reason is printed, and the exit status is 1."""
 
     def refuse(one: CheckpointDirectory) -> None:
-        raise CheckpointError(errno.EACCES, "the checkpoints cannot be read: Permission denied")
+        raise CheckpointError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(CheckpointDirectory, "verify", refuse)
     code, lines = run(tmp_path, capsys)
     assert code == 1
-    assert lines == ["[Errno 13] the checkpoints cannot be read: Permission denied"]
+    assert lines == ["the checkpoints could not be read: [Errno 13] Permission denied"]
 
 
 def test_a_mirror_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,7 +150,7 @@ def test_a_mirror_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert checkpoints(url) == 1
     assert [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()] == [
         "step sequence bytes metrics state",
-        "2 2 164 - arrays.safetensors does not have the checksum in the manifest",
+        "2 2 - - arrays.safetensors does not have the checksum in the manifest",
         "1 1 164 - good",
         (
             "A restore would read step 1 (step-000000000001.000001), the newest good one, and skip"
@@ -172,4 +172,4 @@ def test_a_mirror_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_a_mirror_that_cannot_be_read_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     """With the error of the file system."""
     assert checkpoints("local://\0") == 1
-    assert capsys.readouterr().err.startswith("the mirror could not be read: ValueError: ")
+    assert capsys.readouterr().err.startswith("the checkpoints could not be read: ValueError: ")

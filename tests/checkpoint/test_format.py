@@ -29,10 +29,10 @@ def test_a_sound_manifest_is_read() -> None:
     changes.
     """
     found = _format.decode(SOUND, NAME)
-    assert (found.name, dict(found.metrics), found.size) == (
+    assert (found.name, dict(found.metrics), dict(found.files)) == (
         NAME,
         {"loss": 0.5, "bad": float("inf")},
-        10,
+        dict.fromkeys(_format.FILES, ENTRY),
     )
     assert changed() == SOUND
 

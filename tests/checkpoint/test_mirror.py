@@ -22,7 +22,7 @@ import pytest
 
 from aiohooks import Backoff
 from aiohooks.checkpoint import KeepEvery, KeepNewest, KeepPolicy, Mirror, MirrorStatus, Saver
-from aiohooks.checkpoint.mirror import Copier
+from aiohooks.checkpoint._remote import Copier
 from aiohooks.checkpoint.policies import Checkpoint
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.testing import ManualClock

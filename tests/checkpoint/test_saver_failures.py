@@ -36,8 +36,8 @@ async def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with refused(
         CheckpointError,
-        "cannot use the checkpoint directory",
-        "file, where this process must be able to write",
+        "no checkpoint could be restored from",
+        "file; this process must be able to write there: Not a directory",
     ):
         await ah.Saver(tmp_path / "file").restore()
 
@@ -103,6 +103,17 @@ def test_what_trouble_means(
     ]
 
 
+@pytest.mark.parametrize("call", ["checkpoints", "verify", "restore"])
+def test_a_reader_that_fails_leaves_no_file_open(tmp_path: Path, call: str) -> None:
+    """Also if the directory can be opened and not listed."""
+    saved(tmp_path, 1)
+    fs = WatchedFs(listdir=raising(PermissionError(errno.EACCES, "not allowed")))
+    reader = directory(tmp_path, fs, read_only=True)
+    with refused(CheckpointError, "not allowed"):
+        reader.restore(None) if call == "restore" else getattr(reader, call)()
+    assert fs.opened == set()
+
+
 UNDONE = {
     "old ones": (
         "rmdir",
@@ -114,7 +125,7 @@ UNDONE = {
     ),
     "old ones that cannot be read": (
         "open-old",
-        "no old checkpoint is removed: the existing ones could not be read ([Errno 1]",
+        "old checkpoints could not be removed ([Errno 1] not allowed); the next save tries again",
     ),
     "damage": (
         "rename",

@@ -12,12 +12,11 @@ import aiohooks as ah
 from aiohooks._core.activity import (
     ENTRIES,
     Awaited,
+    Entry,
     Parked,
-    WaitTable,
     active,
     enter,
     entries,
-    entries_of,
 )
 from tests.support.waiting import forever, parked
 
@@ -26,6 +25,11 @@ pytestmark = pytest.mark.every_python
 
 class Notified:
     async def changed(self) -> None: ...
+
+
+def entries_of(task: asyncio.Task[None]) -> list[Entry]:
+    """Return the entries of a task, the outermost first."""
+    return [entry for entry in entries() if entry.task is task]
 
 
 def names(task: asyncio.Task[None]) -> list[str]:
@@ -111,7 +115,7 @@ async def test_an_entry_keeps_nothing_alive() -> None:
     assert "forgotten" not in [entry.name for entry in entries() if isinstance(entry, active)]
 
 
-class Table(WaitTable):
+class Table:
     """A table without waits."""
 
     def parked(self) -> list[Parked]:

@@ -339,6 +339,21 @@ async def test_hooks_that_were_removed_are_left_one_after_the_other() -> None:
     assert [str(error) for error in caught.value.exceptions] == ["cannot be left"] * 2
 
 
+async def test_a_disabled_hook_is_left() -> None:
+    """A hook that is not called any more was entered, and keeps nothing open."""
+
+    class Fails(Resource):
+        async def on(self, text: str) -> None:
+            raise OSError("no connection")
+
+    hook = Fails()
+    remote = ah.configure(hook, on_error="log", disable_after=1)
+    async with ah.HookGroup(Events, [remote]) as group:
+        await group.hooks.on("x")
+        assert group.status()[0].disabled
+    assert hook.calls == ["enter", "leave"]
+
+
 async def test_a_plain_context_manager_is_refused() -> None:
     """When the group is entered, which would not enter it; elsewhere it is a hook like others."""
 

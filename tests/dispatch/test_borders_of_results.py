@@ -310,7 +310,7 @@ async def test_a_call_that_does_not_fit_is_an_error_without_hooks_too(name: str)
 
 
 async def test_more_arguments_for_the_next_hook_than_it_has_are_an_error() -> None:
-    """Where the body of the class is what is wrapped, which cannot take them."""
+    """Of the next hook, or of the class if its body is what is wrapped."""
 
     class Own:
         async def call(self, request: str, call_next: Callable[[str], Awaitable[str]]) -> str:
@@ -320,11 +320,11 @@ async def test_more_arguments_for_the_next_hook_than_it_has_are_an_error() -> No
         return await call_next(request, request)
 
     composed: Any = ah.compose(Own, [hook(call=call)], results="wrap")
-    with pytest.raises(TypeError, match="2 positional arguments, but it has 1"):
+    with pytest.raises(TypeError, match="positional arguments"):
         await composed.call("x", nothing)
 
 
-async def test_results_are_not_compared(caplog: pytest.LogCaptureFixture) -> None:
+async def test_results_are_not_compared() -> None:
     """Of a method that returns None, of the first of several, alone or beside others that wait."""
 
     class Events:
@@ -349,7 +349,6 @@ async def test_results_are_not_compared(caplog: pytest.LogCaptureFixture) -> Non
         assert await composite.on() is None
         assert await composite.pick() is value
         assert await composite.chain(value) is value
-    assert "Observer.on returned" in caplog.text
 
 
 @pytest.mark.parametrize("own", [["a"], ("a",), {"a": 1}])

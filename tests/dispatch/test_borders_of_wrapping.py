@@ -118,14 +118,17 @@ async def test_what_the_last_hook_passes_by_name_is_passed_by_name() -> None:
 
 
 async def test_keyword_only_parameters_become_no_positions() -> None:
-    """What is wrapped gets them by name, if it takes that."""
+    """What is wrapped gets them by name."""
 
     async def only(request):
         return request
 
     hooks = ah.compose(Wraps, [])
     assert await hooks.send(echo, "a", "b", flag=True) == (("a", "b"), {"flag": True})
-    assert await hooks.get("request", only, timeout=5) == "request"
+    assert await hooks.get("request", echo, timeout=5) == (("request",), {"timeout": 5})
+    assert await hooks.get("request", only) == "request"
+    with pytest.raises(TypeError, match="timeout"):
+        await hooks.get("request", only, timeout=5)
 
 
 async def test_positions_are_the_last_arguments_before_one_that_is_given_by_name() -> None:
@@ -197,9 +200,11 @@ async def test_what_a_hook_passes_takes_the_places_that_are_left() -> None:
     hooks = ah.compose(Tools, [changes, Sees()])
     assert await hooks.two("a", "b", echo) == ("first", "second")
     assert await hooks.named(echo, a="a") == "a+"
-    assert await hooks.none(echo) == (("more",), {})
+    assert await ah.compose(Tools, [changes]).none(echo) == (("more",), {})
+    with pytest.raises(TypeError, match="none"):  # the next hook cannot take it
+        await hooks.none(echo)
     assert await ah.compose(Tools, []).left_out(a="a", nxt=echo) == (("a",), {})
-    with pytest.raises(TypeError, match="with 2 positional arguments, but it has 1"):
+    with pytest.raises(TypeError, match="own"):
         await hooks.own()
 
 

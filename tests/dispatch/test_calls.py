@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
+from aiohooks.dispatch.calls import OrderGroup, RegisteredHook, call_groups
 from tests.support.hooks import HOOKS, NumberedHook, five_hooks
 from tests.support.sessions import run_once
 
@@ -151,3 +152,24 @@ async def test_what_a_failed_call_has_set_is_seen_by_the_calls_behind_it() -> No
 
     await ah.compose(Lifecycle, [Waits(), ah.configure(Fails(), on_error="log"), Adds()]).act()
     assert variable.get() == 2
+
+
+# -- an argument of its own for each hook
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_too_few_arguments_are_an_error(waits: bool) -> None:
+    """Of hooks that cannot wait, and of others: no call waits for an argument that never comes."""
+
+    class Returns:
+        async def on(self, first: int, second: int) -> None: ...
+
+    class Waits:
+        async def on(self, first: int, second: int) -> None:
+            await asyncio.sleep(0)
+
+    hook = Waits() if waits else Returns()
+    hooks = [RegisteredHook(f"hook {number}", ah.configure(hook)) for number in range(2)]
+    group = OrderGroup("on", hooks, grace_secs=1.0)
+    with pytest.raises((ValueError, IndexError)):
+        await call_groups((group,), (1,), seconds=iter([[2]]))

@@ -129,7 +129,6 @@ async def test_several_answers_need_a_way_to_become_one() -> None:
         ah.errors.InvalidHookError,
         "Counting#1.count and Counting#2.count",
         'results={"count": "first"}',
-        "@point",
     ):
         ah.compose(AgentHooks, [Counting(1), Counting(2)])
     hooks = [Counting(1), Counting(2)]
@@ -271,7 +270,7 @@ async def test_functions_are_hooks() -> None:
         await asyncio.sleep(0)
         events.append(f"first {call}")
 
-    @group.on(AgentHooks.on_tool_start, timeout=5)
+    @group.on(AgentHooks.on_tool_start, order=-1)
     def second(call: str) -> None:
         events.append(f"second {call}")
 
@@ -286,7 +285,11 @@ async def test_functions_are_hooks() -> None:
     for fn in undecorated:
         with invalid(f"{fn.__name__}", "is not a method of AgentHooks"):
             group.on(fn)  # a decorator without a method: what it returned would be no hook
-    with invalid("'on_tool_start' is given for a method", "AgentHooks.before_model"):
+    with invalid(
+        "'on_tool_start' is not a method of AgentHooks",
+        "give it as AgentHooks.name",
+        "did you mean 'on_tool_start'",
+    ):
         group.on("on_tool_start", first)  # type: ignore[call-overload]
     with refused(
         ah.errors.InvalidHookError,
@@ -295,6 +298,8 @@ async def test_functions_are_hooks() -> None:
         "too many",
     ):
         group.on(AgentHooks.on_tool_start, without_arguments)
+    with refused(ah.errors.InvalidHookError, "second#2.on_tool_start is a plain", "no time limit"):
+        group.on(AgentHooks.on_tool_start, second, timeout=5)
 
 
 async def on_tool_begin(call: str) -> None: ...

@@ -64,8 +64,6 @@ class Middlewares:
     @ah.point("wrap")
     async def keyword(self, request: str, *, nxt: Any) -> Any: ...
 
-    async def unsure(self, request: str, go: Callable[..., Any]) -> Any: ...
-
 
 WRAPPED = {
     "last": ("call_next", 0),
@@ -76,7 +74,6 @@ WRAPPED = {
     "other": ("go", 2),
     "unknown": ("handler", 1),
     "keyword": ("nxt", 1),
-    "unsure": ("go", 1),
 }
 """The argument that calls the next one, and how many it is given."""
 each_method = pytest.mark.parametrize("name", WRAPPED)
@@ -319,8 +316,8 @@ class Unclear:
 
 
 async def test_the_named_argument_calls_the_next_one() -> None:
-    """Also where another one looks like it, and in `@point`; and the only one that could, where
-    `"wrap"` is asked for it.
+    """Also where another one looks like it, in `@point`, and where no annotation says that it is
+    awaited.
     """
 
     class Lifecycle:
@@ -343,10 +340,14 @@ async def test_the_named_argument_calls_the_next_one() -> None:
         return [text]
 
     assert await ah.compose(Lifecycle, [Hook(), Hook()]).go(tool, "x") == ["x++"]
-    composite: Any = ah.compose(
-        Unclear, [Other(), Other()], results={"single": "wrap", "maybe": "wrap"}
-    )
-    assert await composite.single(tool) == ["y", "+", "+"]
+    names = {"single": "call", "maybe": "then"}
+    for name in names:
+        with refused(InvalidHookError, f"Unclear.{name} cannot wrap", "not clear which argument"):
+            ah.compose(Unclear, [], results={name: "wrap"})
+    ways = {name: ah.wrap(argument=argument) for name, argument in names.items()}
+    composite: Any = ah.compose(Unclear, [Other()], results=ways)
+    assert await composite.single(tool) == ["y", "+"]
+    composite = ah.compose(Unclear, [Other(), Other()], results=ways)
     assert await composite.maybe("x", tool) == ["x++"]
 
 
@@ -403,43 +404,3 @@ async def test_a_chain_replaces_the_argument_that_its_answers_are_of() -> None:
     assert (
         await composite.different("m", 1) == await composite.different(ctx=1, message="m") == "m++"
     )
-
-
-async def test_an_answer_that_is_dropped_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    """For each hook and method that returns None: a refusal of a guard is not lost without a
-    word.
-    """
-
-    class Observers:
-        async def before(self, call: str) -> None: ...
-
-        def after(self, call: str) -> None: ...
-
-    class Guard:
-        async def before(self, call: str) -> str:
-            return call
-
-        def after(self, call: str) -> bool:
-            return False
-
-    class Waits:
-        async def before(self, call: str) -> str:
-            await asyncio.sleep(0)
-            return call
-
-    async with ah.HookGroup(
-        Observers, [Guard(), Waits(), ah.configure(Waits(), background=True)]
-    ) as group:
-        for _ in range(2):
-            await group.hooks.before("x")
-            group.hooks.after("x")
-    messages = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
-    answers = (
-        "Guard.after returned False",
-        "Guard.before returned 'x'",
-        "Waits#1.before returned 'x'",
-        "Waits#2.before returned 'x'",
-    )
-    assert sorted(messages) == [
-        f"{answer}, which is dropped: the method returns None" for answer in answers
-    ]

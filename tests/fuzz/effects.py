@@ -368,7 +368,7 @@ def run_programs(count: int, seed: int, report: Callable[[str], None], tally: Co
     """Run so many programs; report each that breaks a promise, and return how many."""
     wrong = 0
     for module in (
-        "aiohooks.checkpoint._encoding",
+        "aiohooks.checkpoint._directory",
         "aiohooks.session.monitored",
         "anyio._backends._asyncio",
     ):

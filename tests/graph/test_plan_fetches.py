@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import aiohooks as ah
-from aiohooks.session.merging import MergedFetches
+from aiohooks.graph.session import RunRequest
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook, RequestingHook
 from tests.support.sessions import counting_graph, run_session
@@ -174,7 +174,7 @@ async def test_what_runs_have_fetched_is_remembered_up_to_a_limit() -> None:
         graph.placeholder(f"c{number}", default=number)
     async with ah.AsyncMonitoredSession(graph, [PhaseHook("before_run", ask)]) as session:
         assert [await session.run(f"c{number}") for number in range(1100)] == list(range(1100))
-        assert 1 < sum(isinstance(one, MergedFetches) for one in gc.get_objects()) <= 1024
+        assert 1 < sum(isinstance(one, RunRequest) for one in gc.get_objects()) <= 1024
 
 
 async def test_none_and_empty_containers_fetch_nothing() -> None:

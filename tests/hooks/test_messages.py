@@ -43,7 +43,7 @@ class Plain:
         (
             lambda: counting(Plain()),
             ah.errors.InvalidHookError,
-            ("an object of Plain",),
+            ("Plain object>, which is not a SessionRunHook",),
         ),
     ],
 )

@@ -13,13 +13,14 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from aiohooks.checkpoint import Checkpoint, Restored, _files, _format, saver
-from aiohooks.checkpoint._files import DirectoryLock, Files
-from aiohooks.checkpoint.saver import CheckpointDirectory
+from aiohooks.checkpoint import Checkpoint, Restored, _directory, _files, _format
+from aiohooks.checkpoint._directory import CheckpointDirectory
+from aiohooks.checkpoint._files import Directory, DirectoryLock, FileReader
 from tests.fuzz.checkpoints.__main__ import Program, run
 from tests.fuzz.checkpoints.corruption import corruption
 from tests.fuzz.checkpoints.faults import crash, error, full, kill, power, turns
@@ -83,8 +84,12 @@ def without_lock(fs: Any) -> Changed:
 
 def through(change: Callable[[Any], Changed]) -> Bug:
     def inject(patch: pytest.MonkeyPatch) -> None:
-        sound = Files.__init__
-        patch.setattr(Files, "__init__", lambda self, fs=os: sound(self, change(fs)))
+        sound = CheckpointDirectory.__init__
+
+        def init(self: CheckpointDirectory, path: Path, *, fs: Any = os, **options: Any) -> None:
+            sound(self, path, fs=change(fs), **options)
+
+        patch.setattr(CheckpointDirectory, "__init__", init)
 
     return inject
 
@@ -101,32 +106,28 @@ def commits_through(written_as: str) -> Bug:
 
     def commit(
         self: CheckpointDirectory,
-        dir_fd: int,
-        names: set[str],
+        directory: Directory,
         manifest: _format.Manifest,
         contents: Contents,
     ) -> Checkpoint:
         name = str(manifest.name)
-        names.add(name)
-        files, directory = self._files, written_as.format(name)
-        unsynced = Files(without_sync(files.fs))
-        files.fs.mkdir(directory, 0o700, dir_fd=dir_fd)
-        with files.directory(directory, dir_fd=dir_fd) as fd:
-            entries = {
-                file: _format.FileEntry(*unsynced.write_new(file, chunks, dir_fd=fd))
-                for file, chunks in contents.items()
-            }
+        directory.names.add(name)
+        fs, written = self._fs, written_as.format(name)
+        with directory.make(written) as inside:
+            inside.fs = without_sync(fs)
+            entries = {file: inside.write_new(file, chunks) for file, chunks in contents.items()}
             manifest = dataclasses.replace(manifest, files=entries)
-            unsynced.write_new(_format.MANIFEST, [_format.encode(manifest)], dir_fd=fd)
-            if directory != name:
-                files.rename(directory, name, dir_fd=dir_fd)
+            inside.write_new(_format.MANIFEST, [_format.encode(manifest)])
+            if written != name:
+                directory.rename(written, name)
             for file in (*contents, _format.MANIFEST):
-                each = files.fs.open(file, os.O_RDONLY, dir_fd=fd)
-                files.fs.fsync(each)
-                files.close_quietly(each)
-            files.fs.fsync(fd)
-        files.fs.fsync(dir_fd)
-        return manifest.checkpoint(self.path)
+                each = fs.open(file, os.O_RDONLY, dir_fd=inside.fd)
+                fs.fsync(each)
+                fs.close(each)
+            fs.fsync(inside.fd)
+        directory.sync()
+        self._checkpoints[manifest.name] = manifest.checkpoint(self.path)
+        return self._checkpoints[manifest.name]
 
     return lambda patch: patch.setattr(CheckpointDirectory, "_commit", commit)
 
@@ -135,9 +136,9 @@ def removes_too_early(patch: pytest.MonkeyPatch) -> None:
     """Remove old checkpoints before the save."""
     sound = CheckpointDirectory._commit
 
-    def commit(self: CheckpointDirectory, dir_fd: int, names: set[str], *rest: Any) -> Checkpoint:
-        self._remove(dir_fd, names, _format.checkpoint_names(names)[1:])
-        return sound(self, dir_fd, names, *rest)
+    def commit(self: CheckpointDirectory, directory: Directory, *rest: Any) -> Checkpoint:
+        self._remove(directory, self._sound(directory)[1:])
+        return sound(self, directory, *rest)
 
     patch.setattr(CheckpointDirectory, "_commit", commit)
 
@@ -150,20 +151,20 @@ def trusts_a_pointer(patch: pytest.MonkeyPatch) -> None:
         self: CheckpointDirectory, state: Mapping[str, Any], step: int, metrics: Mapping[str, float]
     ) -> Checkpoint:
         saved = save(self, state, step, metrics)
-        fs = self._files.fs
+        fs = self._fs
         fd = fs.open(f"{self.path}/latest", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         fs.write(fd, saved.path.name.encode())
         fs.close(fd)
         return saved
 
     def restoring(
-        self: CheckpointDirectory, dir_fd: int, names: set[str], step: int | None
+        self: CheckpointDirectory, directory: Directory, step: int | None
     ) -> Restored | None:
         if (self.path / "latest").exists():
             latest = _format.parse_name((self.path / "latest").read_text())
-            found = _format.checkpoint_names(names)
-            names -= {str(name) for name in found if latest is None or name > latest}
-        return restore(self, dir_fd, names, step)
+            found = _format.checkpoint_names(directory.names)
+            directory.names -= {str(name) for name in found if latest is None or name > latest}
+        return restore(self, directory, step)
 
     patch.setattr(CheckpointDirectory, "save", saving)
     patch.setattr(CheckpointDirectory, "_restore", restoring)
@@ -187,20 +188,7 @@ def accepts_any_form(patch: pytest.MonkeyPatch) -> None:
 
 
 def ignores_checksums(patch: pytest.MonkeyPatch) -> None:
-    def read_file(
-        self: CheckpointDirectory,
-        fd: int,
-        manifest: _format.Manifest,
-        file: str,
-        load: Callable[[Any], Any],
-    ) -> Any:
-        with (
-            _format.damage_in(file),
-            self._files.opened(file, dir_fd=fd, size=manifest.files[file].size) as reader,
-        ):
-            return load(reader)
-
-    patch.setattr(CheckpointDirectory, "_read_file", read_file)
+    patch.setattr(FileReader, "check", lambda self, crc32: None)
 
 
 def follows_links(patch: pytest.MonkeyPatch) -> None:
@@ -209,9 +197,9 @@ def follows_links(patch: pytest.MonkeyPatch) -> None:
 
 def removes_what_is_damaged(patch: pytest.MonkeyPatch) -> None:
     def set_aside(
-        self: CheckpointDirectory, dir_fd: int, names: set[str], name: _format.Name, reason: str
+        self: CheckpointDirectory, directory: Directory, name: _format.Name, reason: str
     ) -> None:
-        self._files.remove_directory(str(name), dir_fd=dir_fd)
+        directory.remove(str(name))
 
     patch.setattr(CheckpointDirectory, "_set_aside", set_aside)
 
@@ -250,7 +238,7 @@ def removes_the_lock(patch: pytest.MonkeyPatch) -> None:
 
 
 def leaks(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Files, "close_quietly", lambda self, fd: None)
+    patch.setattr(_files, "close_quietly", lambda fs, fd: None)
 
 
 def keeps_failed_saves(patch: pytest.MonkeyPatch) -> None:
@@ -259,10 +247,10 @@ def keeps_failed_saves(patch: pytest.MonkeyPatch) -> None:
 
 def raises_any_error(patch: pytest.MonkeyPatch) -> None:
     @contextlib.contextmanager
-    def error_context(what: str) -> Generator[None]:
+    def error_context(failure: str) -> Generator[None]:
         yield
 
-    patch.setattr(saver, "_error_context", error_context)
+    patch.setattr(_directory, "_error_context", error_context)
 
 
 def ignores_errors(patch: pytest.MonkeyPatch) -> None:

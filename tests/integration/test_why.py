@@ -96,12 +96,10 @@ HANGS = {
         r" 600 s .*is away"
     ),
     "blocked_loop": (
-        r"'chief' \(step 1, in run 1 for S\) waits for Block.after_run \(runs; the event loop waits"
+        r"'chief' \(step 1, in run 1\) waits for Block.after_run \(runs; the event loop waits"
         r" for it\), LINE"
     ),
-    "task_done": (
-        r"'chief' \(step 1, in its block; run 1 began S ago\).* LINE <- asyncio.Queue.join"
-    ),
+    "task_done": (r"'chief' \(step 1, in its block\).* LINE <- asyncio.Queue.join"),
     "two_runs": (
         r"deadlock: .*Want.before_run at LINE, S <- step 9 of (?:rollouts|weights)"
         r" .*Want.before_run at LINE, S <- step 9 of (?:rollouts|weights)"

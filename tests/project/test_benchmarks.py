@@ -15,7 +15,6 @@ import pytest
 
 import aiohooks as ah
 from aiohooks._core.waiters import ThresholdWaiters
-from aiohooks.dispatch.calls import OrderGroup, RegisteredHook
 from aiohooks.testing import ManualClock, RecordingHook
 from tests.benchmarks import dispatchers
 from tests.benchmarks.__main__ import main
@@ -348,37 +347,6 @@ async def test_methods_that_are_not_overridden_are_never_called() -> None:
         await make_runs(session, 3, "train", {"batch": 2})
         assert [hook.looks for hook in silent] == looks
     assert record.count(("loud", "before_run")) == 3
-
-
-def test_observed_calls_are_made_once_for_the_same_observers() -> None:
-    """A group makes the calls that notify observers again only for others than those of the call
-    before.
-    """
-    hooks = [
-        RegisteredHook(f"hook {number}", ah.configure(hook))
-        for number, hook in enumerate(five_hooks(do_nothing))
-    ]
-    group = OrderGroup("before_run", hooks, grace_secs=1.0)
-    first, second = Unnoticed(), Unnoticed()
-    calls = group.observed_calls((first,))
-    assert group.observed_calls([first]) is calls
-    assert group.observed_calls((first, second)) is not calls
-    assert len(calls) == len(HOOKS)
-
-
-async def do_nothing(number: int, phase: str) -> None:
-    """A hook's call."""
-
-
-class Unnoticed:
-    """An observer, and its observations, that takes no notice."""
-
-    def started(self, kind: str, what: str) -> Unnoticed:
-        return self
-
-    def suspended(self) -> None: ...
-
-    def ended(self, error: BaseException | None) -> None: ...
 
 
 class CountingGraph(ah.Graph):

@@ -489,7 +489,7 @@ async def test_waits_that_are_over_are_forgotten_by_their_producer() -> None:
         queue.put_nowait(number)
         assert await wait == number
     gc.collect()
-    assert not [one for one in gc.get_objects() if type(one).__name__ == "EndOfProducers"]
+    assert not [one for one in gc.get_objects() if type(one).__name__ == "Wait"]
     await cancel_and_wait(producer)
 
 

@@ -166,6 +166,23 @@ async def test_producers_finish_what_they_have_taken() -> None:
     assert (len(used), taken, source.qsize(), session.stop_reason) == (2, [0, 1], 3, "enough")
 
 
+async def test_a_drain_ends_the_producer_that_requests_it() -> None:
+    """Also while another task waits for a drain, which that producer does not."""
+    queue, used = asyncio.Queue[int](1), list[int]()
+    async with ah.AsyncMonitoredSession(same) as session:
+        session.start_soon(session.coord.wait_for_drain)
+
+        async def produce() -> None:
+            await ticks()
+            session.request_drain("enough")
+            while True:
+                await queue.put(1)
+
+        producer = session.start_soon(produce)
+        await use_up(session.steps("same", feeds=queue, producer=producer), used)
+        assert (producer.cancelled(), session.stop_reason) == (True, "enough")
+
+
 @pytest.mark.parametrize("kind", ["put", "idle", "until", "pipeline", "unnamed"])
 async def test_a_drain_ends_producers_that_do_not_look_for_it(kind: str) -> None:
     """They are endless: what they waited to put is used, in order, and they are cancelled then. Of

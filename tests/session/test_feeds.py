@@ -30,7 +30,7 @@ from tests.support.sessions import (
     same,
     use_up,
 )
-from tests.support.waiting import forever, parked, raises_after, ticks, until_true
+from tests.support.waiting import cancel_and_wait, forever, parked, raises_after, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -148,21 +148,26 @@ async def test_another_loop_over_the_same_feeds_continues_with_them(
 
 
 async def test_another_loop_with_other_options() -> None:
-    """It continues with what was taken ahead; what was not taken by a reader is not left out
-    either.
-    """
-    feeds = iter([1, None, 3])
+    """It continues with what was taken, ahead or not."""
+    feeds, used = iter([1, None, 3, 4]), list[Any]()
+
+    async def step(batch: int | None) -> int:
+        if batch is None and used == [1]:
+            used.append("failed")
+            raise OSError("not yet")
+        used.append(batch)
+        return 0
+
+    async with ah.AsyncMonitoredSession(step) as session:
+        with pytest.raises(OSError, match="not yet"):
+            await use_up(session.steps(feeds=feeds))
+        await use_up(session.steps(feeds=feeds, prefetch=1))
+        assert used == [1, "failed", None, 3, 4]
     async with doubling() as session:
-        async for _ in session.steps("loss", feeds=feeds):
-            break
-        with pytest.raises(TypeError):
-            await use_up(session.steps("loss", feeds=feeds), [])
-        with invalid("has taken 1 that no step has used", "another loop without"):
-            session.steps("loss", feeds=feeds, prefetch=1)
         numbers = iter(range(9))
         async for _ in session.steps("loss", feeds=numbers, prefetch=2):
             break
-        await until_true(lambda: session.status().feeds_unused == 3)
+        await until_true(lambda: session.status().feeds_unused == 2)
         assert [loss async for loss in session.steps("loss", feeds=numbers)] == [
             2 * one for one in range(1, 9)
         ]
@@ -213,7 +218,7 @@ async def test_as_many_as_were_asked_for_are_taken_ahead(kind: str) -> None:
     async with ah.AsyncMonitoredSession(step) as session:
         steps = session.steps("step", prefetch=3, **source.feeds(kind))
         running = asyncio.ensure_future(anext(steps))
-        await until_true(lambda: session.status().feeds_unused == 3)
+        await until_true(lambda: session.status().feeds_unused == 2)
         await ticks(20)
         assert (source.taken, session.status().feeds_unused, steps.unused) == (4, 3, [1, 2, 3])
         held.set()
@@ -687,37 +692,40 @@ async def test_an_error_of_prefetched_feeds_is_raised_once(thread: bool) -> None
         await use_up(steps)
 
 
-async def test_feeds_around_a_tracked_loader_are_not_prefetched(tmp_path: Path) -> None:
-    """What they have taken ahead would be skipped when the run is resumed, without a word."""
-    loader, other = Loader(), Loader()
+async def around(loader: Any) -> AsyncIterator[int]:
+    """Give the elements of a loader, as feeds without a state do."""
+    async for element in loader:
+        yield element
 
-    async def around(loader: Loader) -> AsyncIterator[int]:
-        async for element in loader:
-            yield 2 * element
 
-    creator = ah.ChiefSessionCreator(
-        same, scaffold=ah.Scaffold(tracked={"data": loader}), checkpoint_dir=tmp_path
-    )
-    async with ah.AsyncMonitoredSession(creator) as session:
-        with invalid("prefetch is 2", "'data' is tracked and iterable", "leave prefetch= out"):
-            session.steps("batch", feeds=around(loader), prefetch=2)
-        with invalid("which is not tracked"):  # although it has a state
-            session.steps("batch", feeds=other, prefetch=2)
-        first = session.steps("batch", feeds=around(loader))
-        assert await anext(aiter(first)) == 0
-        own = session.steps("batch", feeds=loader, prefetch=2)
-        assert await anext(aiter(own)) == 1
-        # The loader is fed itself: what else is prefetched does not take from it.
-        beside = session.steps("batch", feeds=around(other), prefetch=2)
-        assert await anext(aiter(beside)) == 0
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize(
+    "wrap",
+    [around, lambda loader: map(abs, loader), lambda loader: (one for one in loader)],
+    ids=["async", "map", "generator"],
+)
+async def test_a_resumed_run_skips_no_element_of_a_wrapped_loader(
+    tmp_path: Path, wrap: Any, prefetch: int
+) -> None:
+    """The state of a tracked loader counts the elements that steps have used, also where other
+    feeds have taken more of them.
+    """
+    used: list[int] = []
+    for last in (3, 7, 12):
+        loader = Loader(12) if wrap is around else Numbers(11)
+        creator = ah.ChiefSessionCreator(
+            same, scaffold=ah.Scaffold(tracked={"data": loader}), checkpoint_dir=tmp_path
+        )
+        hooks = [ah.CheckpointSaverHook(), ah.StopAtStepHook(last_step=last)]
+        async with ah.AsyncMonitoredSession(creator, hooks) as session:
+            await use_up(session.steps("same", feeds=wrap(loader), prefetch=prefetch), used)
+    assert used == ([*range(12)] if wrap is around else [*range(1, 12)])
 
 
 @pytest.mark.parametrize("thread", [False, True])
-async def test_an_element_of_a_tracked_loader_is_not_skipped_in_silence(
-    tmp_path: Path, thread: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A stop that comes while feeds around it take an element leaves that unused, and its state
-    counts it: the save warns.
+async def test_an_element_that_a_stop_leaves_is_not_skipped(tmp_path: Path, thread: bool) -> None:
+    """A stop that comes while feeds around a tracked loader take an element leaves that unused: the
+    state in the checkpoint is the one before it.
     """
     feed = Numbers()
     creator = ah.ChiefSessionCreator(
@@ -733,18 +741,76 @@ async def test_an_element_of_a_tracked_loader_is_not_skipped_in_silence(
     async with ah.AsyncMonitoredSession(creator, [ah.CheckpointSaverHook()]) as session:
         await use_up(session.steps("batch", feeds=around(session), thread=thread))
     assert feed.position == 3
-    (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert "no step has used 1 of the elements" in record.getMessage()
+    async with ah.Saver(tmp_path, read_only=True) as saver:
+        restored = await saver.restore()
+    assert restored is not None
+    assert restored.state["tracked"]["data"] == {"position": 2}
+
+
+async def test_a_loader_counts_the_elements_of_one_loop(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Elements that a loop has left in other feeds would hold its position back indefinitely: a new
+    loop over others warns of them. A loader that is fed itself counts its own elements alone.
+    """
+    loader = Loader()
+    creator = ah.ChiefSessionCreator(
+        same, scaffold=ah.Scaffold(tracked={"data": loader}), checkpoint_dir=tmp_path
+    )
+    async with ah.AsyncSingularMonitoredSession(creator) as session:
+        raw = session.raw_session()
+        assert raw is not None
+        feeds = around(loader)
+        async for _ in session.steps("same", feeds=feeds, prefetch=2):
+            await until_true(lambda: session.status().feeds_unused == 2)
+            break
+        assert raw.state_dict()["tracked"]["data"] == {"position": 1}
+        other = around(loader)
+        assert await anext(session.steps("same", feeds=other)) == 3
+        assert raw.state_dict()["tracked"]["data"] == {"position": 4}
+        assert "no step has used 2 of the elements" in caplog.messages[-1]
+        own = session.steps("same", feeds=loader, prefetch=2)
+        assert await anext(own) == 4
+        await until_true(lambda: len(own.unused) == 2)
+        assert raw.state_dict()["tracked"]["data"] == {"position": 5}
+
+
+@pytest.mark.parametrize("make", [iter, queue_of, Source], ids=["iterator", "queue", "async"])
+@pytest.mark.parametrize("order", [1, -1])
+async def test_what_cancelled_loops_put_back_is_in_order(make: Any, order: int) -> None:
+    """Runs of two loops over the same feeds are cancelled, one after the other: the next loop gets
+    both elements, in the order of the feeds.
+    """
+    feeds = {iter: lambda: iter(range(5)), queue_of: lambda: queue_of(5)}.get(
+        make, lambda: Source(5).numbers()
+    )()
+    holds, used = asyncio.Event(), list[int]()
+
+    async def wait(context: ah.SessionRunContext) -> None:
+        await holds.wait()
+
+    async with ah.AsyncMonitoredSession(same, [PhaseHook("before_run", wait)]) as session:
+        steps = session.steps("same", feeds=feeds)
+        loops = [asyncio.create_task(use_up(steps)) for _ in range(2)]
+        await ticks(20)
+        for loop in loops[::order]:
+            await cancel_and_wait(loop)
+        assert steps.unused == [0, 1]
+        holds.set()
+        session.start_soon(ticks, 50).add_done_callback(lambda _: session.request_drain())
+        await use_up(session.steps("same", feeds=feeds), used)
+    assert used == [0, 1, 2, 3, 4]
 
 
 class Numbers:
     """A loader of the numbers from 1."""
 
-    def __init__(self) -> None:
+    def __init__(self, last: int = 10**9) -> None:
         self.position = 0
+        self.last = last
 
     def __iter__(self) -> Iterator[int]:
-        while True:
+        while self.position < self.last:
             self.position += 1
             yield self.position
 

@@ -71,8 +71,8 @@ KEPT: dict[str, tuple[set[str], str, list[str], str | None, list[str]]] = {
     "cancel, task and close": (
         {CANCEL, TASK, CLOSE},
         CANCEL,
-        [THEN.format(TASK), THEN.format(CLOSE)],
-        None,
+        [THEN.format(CLOSE)],
+        TASK,
         [TASK, CLOSE],
     ),
 }

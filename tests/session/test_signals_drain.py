@@ -198,7 +198,7 @@ async def test_what_stops_a_drain_and_what_cancels_then(
     raised = await asyncio.create_task(outcome(handling(forever_step, [hook], step_secs=5.0), use))
     assert isinstance(raised, asyncio.CancelledError)
     assert (clock.pending, hook.phases()[-1]) == (0, "close")
-    said = "the time for the drain after SIGUSR1 is over; stopping session 'drained'" in caplog.text
+    said = "the time after SIGUSR1 is over for session 'drained': STOP" in caplog.text
     assert said is (by == "the end of the time")
 
 

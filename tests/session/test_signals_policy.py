@@ -118,7 +118,7 @@ async def test_the_grace_period_ends_the_session(
         clock.advance(2.0)
         assert isinstance(await running, asyncio.CancelledError)
     assert hook.phases()[-1] == "close"
-    assert "the grace period after SIGUSR1 is over; cancelling session 'Task-" in caplog.text
+    assert "the time after SIGUSR1 is over for session 'Task-" in caplog.text
 
 
 @pytest.mark.parametrize("again", [False, True])

@@ -226,7 +226,7 @@ async def test_the_status_counts() -> None:
         assert counts() == ("open", 1, 1, True, 2, "enough", 1, None)
         for line in (
             "waiting for their turn to run: 2",
-            "recovered: 1 times",
+            "recoveries: 1",
             "stop requested: enough",
         ):
             assert line in str(session.status())

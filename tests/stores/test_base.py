@@ -120,11 +120,11 @@ async def test_cancelled_thresholds_do_not_accumulate() -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        most = max(most, len(store._waits.waiters._heap))
+        most = max(most, len(store._waits.waiters._thresholds))
     assert most <= 2 * 101 + 64 + 100
     await store.advance()
     assert await steady == 1
-    assert len(store._waits.waiters._heap) == 0
+    assert len(store._waits.waiters._thresholds) == 0
 
 
 async def test_one_threshold_parked_and_cancelled_repeatedly() -> None:
@@ -136,7 +136,7 @@ async def test_one_threshold_parked_and_cancelled_repeatedly() -> None:
     for _ in range(500):
         task = await parked(store.wait_for(5))
         await cancel_and_wait(task)
-    assert len(store._waits.waiters._heap) <= 70
+    assert len(store._waits.waiters._thresholds) <= 70
     again = await parked(store.wait_for(5))
     await store.advance(5)
     assert await asyncio.gather(low, again) == [5, 5]

@@ -288,7 +288,7 @@ async def test_what_an_engine_refuses_is_announced_less_often(
                 clock.advance(0.2)
             assert 20 <= attempts <= 80
             assert caplog.messages == [
-                "run default: could not announce its publishers, trying again: the disk is full"
+                "run default: could not announce its publishers: the disk is full"
             ]
             full = False
             await advance_clock(clock, 5, 20)

@@ -65,7 +65,7 @@ class WakesTooEarly(MemoryStepStore):
 
 class _DiscardsAll(ThresholdWaiters[AiohooksError]):
     def discard(self, threshold: int, future: Waiter) -> bool:
-        self._buckets.get(threshold, {}).clear()
+        self._futures.get(threshold, {}).clear()
         return super().discard(threshold, future)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from aiohooks.checkpoint import KeepNewest, KeepPolicy, Restored, Saver
-from aiohooks.checkpoint.saver import CheckpointDirectory
+from aiohooks.checkpoint._directory import CheckpointDirectory
 
 
 class WatchedFs:

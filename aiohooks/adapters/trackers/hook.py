@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import functools
-import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 from aiohooks._core.cancel import wait_done
-from aiohooks._core.thread_queue import ThreadQueue
+from aiohooks._core.queue import ThreadQueue
 from aiohooks._core.validate import check_instance, check_secs, checked_int
 from aiohooks.adapters.trackers.tracker import Tracker
 from aiohooks.dispatch.calls import is_logged
 from aiohooks.graph.session import Session
-from aiohooks.hooks._fetching import Record
+from aiohooks.hooks._fetching import Record, restored_records
 from aiohooks.hooks._numbers import checked_numbers
 from aiohooks.hooks._observing import Sampling, Values, checked_values, logger
 from aiohooks.hooks.every import Every
@@ -119,16 +116,12 @@ class TrackerHook(SessionRunHook):
     def state_dict(self) -> dict[str, Any]:
         """Return the metrics that are not sent yet, so that a kill does not lose them."""
         pending = [] if self._sender is None else self._sender.records()
-        records = [[record.step, record.time, dict(record.values)] for record in pending]
-        return {**self._sampling.state_dict(), "pending": records}
+        return {**self._sampling.state_dict(), "pending": [record.state() for record in pending]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the metrics of `state_dict`."""
         self._sampling.load_state_dict(state)
-        self._restored = [
-            Record(int(step), float(time), dict(values))
-            for step, time, values in state.get("pending", ())
-        ]
+        self._restored = restored_records(state)
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Continue after the step at which the session starts, or to which a recovery moved it."""
@@ -205,10 +198,8 @@ class Sender(ThreadQueue[Record | Start]):
         """Why the last record was lost."""
         self._tracker = tracker
         self._previous = previous
-        self._counting = threading.Lock()  # guards `lost` and `error`
         self._start: Start | None = None  # it has not reached the tracker yet
         self._last_step = -1  # that the tracker has, when it was started
-        self._sending: Record | None = None
         self._ended_by: BaseException | None = None
 
     # In the event loop.
@@ -220,32 +211,28 @@ class Sender(ThreadQueue[Record | Start]):
         """
         earlier = [record for record in restored if record.step <= step]
         after = min([step, *(record.step - 1 for record in earlier)])
-
-        def change(waiting: deque[Record | Start]) -> None:
-            kept = [item for item in waiting if isinstance(item, Start) or item.step <= step]
-            waiting.clear()
-            waiting.extend([*kept, Start(after, step), *earlier])
-
-        self.change(change)
+        kept = [item for item in self.withdraw() if isinstance(item, Start) or item.step <= step]
+        for item in (*kept, Start(after, step), *earlier):
+            self.add(item)
 
     def send(self, record: Record) -> None:
         """Queue a record; it is lost if the queue is full."""
-        if not self.is_full:
-            self.add(record)
-            return
-        reason = f"{self.left} wait already, and the tracker {self.current_call()}"
-        self._lose([record], reason)()
+        if not self.put_nowait(record):
+            reason = f"{len(self.items)} wait already, and the tracker {self.current_call()}"
+            self._lose([record], reason)
 
     def records(self) -> list[Record]:
         """Return the records that are not sent yet, the oldest first."""
-        return [item for item in self.pending() if isinstance(item, Record)]
+        return [item for item in self.items if isinstance(item, Record)]
 
     def current_call(self) -> str:
         """Return the current call of the thread, for messages."""
-        sending = self._sending
-        if sending is not None:
-            return f"is busy with step {sending.step}"
-        return "has not been reached yet" if self.pending() else "has not been closed"
+        if not self.items:
+            return "has not been closed"
+        first = self.items[0]
+        if isinstance(first, Start):
+            return "has not been reached yet"
+        return f"is busy with step {first.step}"
 
     def close_after(self, error: BaseException | None) -> asyncio.Future[None]:
         """Let the thread send what is queued, close the tracker, and end.
@@ -257,21 +244,29 @@ class Sender(ThreadQueue[Record | Start]):
 
     def abandon(self, reason: str) -> None:
         """Send no record any more: the ones that are left are lost."""
-        rest = [item for item in self.take_back() if isinstance(item, Record)]
-        if rest:
-            self._lose(rest, reason)()
+        records = self.records()
+        self.withdraw()
+        self.items.clear()
+        if records:
+            self._lose(records, reason)
 
-    def _lose(self, records: list[Record], reason: str) -> Callable[[], object]:
-        """Count records as lost; return what logs the first one, the tenth, the hundredth etc."""
-        with self._counting:
-            self.lost += len(records)
-            self.error = reason
-            count = self.lost
-        if not is_logged(count, len(records)):
-            return do_nothing
-        message = "%r: the metrics of %d steps, step %d the last, are lost: %s"
-        last_step = records[-1].step
-        return functools.partial(logger.warning, message, self._tracker, count, last_step, reason)
+    def ended(self, items: list[Record | Start], error: BaseException | None) -> None:
+        (item,) = items
+        if error is None and isinstance(item, Record) and item.step > self._last_step:
+            self.sent += 1
+        super().ended(items, error)
+
+    def failed(self, items: list[Record | Start], error: BaseException) -> None:
+        records = [item for item in items if isinstance(item, Record)]
+        self._lose(records, f"{type(error).__name__}: {error}")
+
+    def _lose(self, records: list[Record], reason: str) -> None:
+        """Count records as lost; log the first one, the tenth, the hundredth, ..."""
+        self.lost += len(records)
+        self.error = reason
+        if is_logged(self.lost, len(records)):
+            message = "%r: the metrics of %d steps, step %d the last, are lost: %s"
+            logger.warning(message, self._tracker, self.lost, records[-1].step, reason)
 
     # In the thread.
 
@@ -285,7 +280,6 @@ class Sender(ThreadQueue[Record | Start]):
             after = item.after if self._start is None else min(item.after, self._start.after)
             self._start = Start(after, item.step)
             return
-        self._sending = item
         if self._start is not None:
             self._last_step = self._start_tracker(self._start)
             self._start = None
@@ -306,25 +300,8 @@ class Sender(ThreadQueue[Record | Start]):
             )
         return last_step
 
-    def done(
-        self, items: list[Record | Start], error: BaseException | None
-    ) -> Callable[[], object] | None:
-        (item,) = items
-        self._sending = None
-        if isinstance(item, Start):
-            return None
-        if error is not None:
-            return self._lose([item], f"{type(error).__name__}: {error}")
-        if item.step > self._last_step:
-            self.sent += 1
-        return None
-
-    def ended(self) -> None:
+    def close_worker(self) -> None:
         try:
             self._tracker.close(self._ended_by)
         except BaseException as error:
             logger.error("%r was not closed: %r", self._tracker, error, exc_info=error)
-
-
-def do_nothing() -> None:
-    """Report nothing."""

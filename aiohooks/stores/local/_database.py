@@ -97,20 +97,21 @@ class RunDatabase:
         self._alive = path / "alive"
         self._slot = -1
         self._waiting_fd = -1
-        self._names = ["", "alive", *_FILES]  # of the files that must stay as they are
+        # The run's directory itself, and its files: if one of them is replaced, the run is gone.
+        self._names = ["", "alive", *_FILES]
         self._resources = contextlib.ExitStack()
         call_after_fork(self)
         try:
             self._opened_ids = self._file_ids()
             self._notify_fd = self._open_file("notify")
             self._waiting_fd = self._open_file("waiting")
-            with no_fork:  # SQLite takes no lock before the first statement
+            with no_fork:  # a child would get half a connection
                 self._db = sqlite3.connect(
                     f"file:{quote(str(path))}/run.db?mode=rw",
                     uri=True,
-                    timeout=0.0,
-                    isolation_level=None,
-                    check_same_thread=False,
+                    timeout=0.0,  # `_locked` waits instead
+                    isolation_level=None,  # `_change` begins transactions
+                    check_same_thread=False,  # `no_fork` lets in one thread at a time
                 )
                 self._resources.callback(self._db.close)
         except BaseException:
@@ -257,13 +258,17 @@ class RunDatabase:
         os.pwrite(self._waiting_fd, array("Q", [number]), _SLOT_SIZE * self._slot)
 
     def advance(self, by: int, floor: Position, term: int) -> Position | None:
-        """Add to the step; return None if that is refused, with a reason that `apply` gives."""
+        """Add `by` to the step, and return the new position.
+
+        Return None, and change nothing, if the run is behind `floor`, `term` is over, or the step
+        would be too high: `apply` of the same write finds out which.
+        """
         with self._locked(fcntl.LOCK_EX):
             row = self._db.execute(_ADVANCE, (by, *floor, term, by)).fetchone()
         if row is None:
             return None
         epoch, step = row
-        self._wake_waiting(step - by, step, but=self._slot)
+        self._wake_waiting(step - by, step, except_slot=self._slot)
         return Position(epoch, step)
 
     def apply(self, request: Request) -> tuple[Answer, Snapshot]:
@@ -311,30 +316,30 @@ class RunDatabase:
         new = state.position
         has_changed = (new.epoch, state.revision) != (old.epoch, revision)
         # Also this process itself: the caller may have been cancelled meanwhile.
-        self._wake_waiting(old.step, new.step, but=-1, all_of_them=has_changed)
+        self._wake_waiting(old.step, new.step, except_slot=-1, state_changed=has_changed)
 
-    def _wake_waiting(self, old: int, new: int, *, but: int, all_of_them: bool = False) -> None:
-        """Wake the processes that wait, if one waits for a step after `old` up to `new`.
+    def _wake_waiting(
+        self, old: int, new: int, *, except_slot: int, state_changed: bool = False
+    ) -> None:
+        """Wake the processes of the run, if the state has changed or one waits for a new step.
 
-        The change is made by now. An error is only logged, as it would look like a failed change.
+        The change is committed already, so an error is logged and not raised: the caller would take
+        it for a failed change.
         """
         with no_fork:
             try:
-                if all_of_them or self._is_awaited(old, new, but=but):
-                    os.pwrite(self._notify_fd, b"!", 0)
+                if state_changed or self._is_awaited(old, new, except_slot=except_slot):
+                    os.pwrite(self._notify_fd, b"!", 0)  # inotify reports it to all processes
             except OSError as error:
                 logger.error("%s: the waiting processes were not woken: %s", self._path, error)
 
-    def _is_awaited(self, old: int, new: int, *, but: int) -> bool:
-        """Return whether a process waits for a step after `old` up to `new`.
-
-        `but` is a slot that does not count.
-        """
+    def _is_awaited(self, old: int, new: int, *, except_slot: int) -> bool:
+        """Return whether a process in another slot waits for a step after `old` up to `new`."""
         numbers = self._waiting()
         if len(numbers) <= self._slot:  # it was cut off, which reading the run reports
             return True
         for slot, number in enumerate(numbers):
-            if slot != but and (number == 1 or old + 1 < number <= new + 1):
+            if slot != except_slot and (number == 1 or old + 1 < number <= new + 1):
                 return True
         return False
 

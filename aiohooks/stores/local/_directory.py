@@ -81,7 +81,7 @@ def run_file_name(run: str) -> str:
 def make_run_directory(directory: Path | None, run: str) -> Path:
     """Make the directory of a run, and its parents, accessible to this user only.
 
-    A directory that exists is checked.
+    A directory that exists must be one that no other user can write to.
 
     Raises:
         InvalidArgumentError: it belongs to another user, is open to others, or is on a file system
@@ -93,8 +93,11 @@ def make_run_directory(directory: Path | None, run: str) -> Path:
     _make_directory(base, parents=True)
     base = base.resolve()
     if directory is None:
+        # Its name is known to all users, and the parent is often open to them: one of them could
+        # have made it.
         _check_private(base, forbidden_mode=0o077)
     else:
+        # It may be one for many users, such as /dev/shm, if only the root user can replace it.
         _check_private(base, forbidden_mode=0, other_owner=0)
     file_system = remote_file_system(base)
     if file_system is not None:
@@ -104,7 +107,7 @@ def make_run_directory(directory: Path | None, run: str) -> Path:
             " (/dev/shm, $XDG_RUNTIME_DIR); for several machines use redis://"
         )
     path = base / run_file_name(run)
-    for private in (path, path / "alive"):
+    for private in (path, path / "alive"):  # `alive` has a file for each process
         _make_directory(private)
         _check_private(private, forbidden_mode=0o022)
     return path

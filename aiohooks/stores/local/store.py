@@ -64,12 +64,6 @@ OVERFLOW = 0x4000
 """Any number of events was lost, of any kind."""
 
 _EVENT = struct.Struct("iIII")
-_LIMITS = {
-    errno.EMFILE: (
-        "fs.inotify.max_user_instances, or the number of files that a process may have open"
-    ),
-    errno.ENOSPC: "fs.inotify.max_user_watches",
-}
 
 
 class LocalEngine(Engine):
@@ -150,10 +144,12 @@ class LocalEngine(Engine):
         if run is None:
             return
         try:
-            if not run.is_gone():
+            if not run.is_gone():  # otherwise no other process has these files open
                 leaving = submit(run.leave)
                 leaving.add_done_callback(retrieve_exception)
-                await wait_done([leaving], 1.0)  # a stopped process may hold the lock
+                # A stopped process may hold the lock. Then the attempts to leave end when the
+                # files are closed, and another process finds that this one has left.
+                await wait_done([leaving], 1.0)
         finally:
             run.close()
 
@@ -373,9 +369,10 @@ def _check(result: int, subject: str) -> None:
         return
     number = ctypes.get_errno()
     text = os.strerror(number)
-    if number not in _LIMITS:
+    if number not in (errno.EMFILE, errno.ENOSPC):
         raise OSError(number, text, subject)
     raise StoreUnavailableError(
         f"local:// cannot watch {subject}, as a limit of this user is reached ({text}):"
-        f" raise {_LIMITS[number]}, close other stores, or use redis://"
+        " raise fs.inotify.max_user_instances and fs.inotify.max_user_watches, and the number of"
+        " files that a process may have open; close other stores, or use redis://"
     )

@@ -135,22 +135,26 @@ class RayEngine(Engine):
     # Reports.
 
     async def watch(self) -> None:
+        """Send long polls, and report their results: a snapshot, or a position if only that is new.
+
+        `subscribe` ends the current poll if a lower step is waited for than the poll asks for.
+        """
         link = self.link
         while True:
             self._threshold = link.waits.threshold
             poll = LongPoll(
-                link.process,
-                self._threshold,
-                link.waits.latest.epoch,
-                self._revision,
-                link.heartbeat,
+                process=link.process,
+                threshold=self._threshold,
+                epoch=link.waits.latest.epoch,
+                revision=self._revision,
+                secs=link.heartbeat,
             )
             reply = self._send(self._connected_actor().long_poll.remote(self._incarnation, poll))
             self._poll = reply
             await wait_done([reply], link.heartbeat + _GRACE_SECS)
-            if self._poll is not reply:  # `subscribe` wants another one
+            if self._poll is not reply:  # `subscribe` has ended it: poll with the new threshold
                 continue
-            report: Position | Snapshot = self._result_of(reply)
+            report: Position | Snapshot = self._result_of(reply)  # or the error of a late reply
             if isinstance(report, Snapshot):
                 self._revision = report.revision
                 link.observe(report)

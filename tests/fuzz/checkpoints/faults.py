@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from aiohooks.checkpoint import Restored
-from aiohooks.checkpoint.saver import CheckpointDirectory
+from aiohooks.checkpoint._directory import CheckpointDirectory
 from aiohooks.errors import CheckpointBusyError, CheckpointError, CorruptCheckpointError
 from tests.fuzz._harness import scratch
 from tests.fuzz.checkpoints.laws import (

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from aiohooks.checkpoint import KeepNewest, Restored
-from aiohooks.checkpoint.saver import CheckpointDirectory
+from aiohooks.checkpoint._directory import CheckpointDirectory
 from tests.fuzz.checkpoints.operations import Tree, materialise, snapshot
 from tests.support import checkpoint_files
 from tests.support.checkpoint_files import same
@@ -207,8 +207,8 @@ class Scenario:
         """
         good: set[int] = set()
         for each in directory(path, read_only=True).verify():
-            if each.reason is None and each.manifest is not None:
-                good.add(int(each.manifest.metrics["number"]))
+            if each.checkpoint is not None:
+                good.add(int(each.checkpoint.metrics["number"]))
             elif not (self.damaged and each.name.step == self.before[-1].step):
                 raise ViolationError(f"torn under a final name: {each.path.name}: {each.reason}")
         return good

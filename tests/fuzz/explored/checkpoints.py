@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import aiohooks as ah
+from aiohooks.checkpoint._directory import CheckpointDirectory
 from aiohooks.checkpoint._format import LOCK, parse_name
-from aiohooks.checkpoint.saver import CheckpointDirectory
 from tests.fuzz._harness import scratch
 from tests.fuzz.explored.fixture import (
     EVERY_STEP,

@@ -6,7 +6,7 @@ _SIGN = 'sign = 1 if self.mode == "min" else -1'
 
 _EITHER = "return _KeepEither({}) if isinstance(other, KeepPolicy) else NotImplemented"
 _READ = "return await self.call(self.read_range, path, 0, _format.MAX_MANIFEST_BYTES + {})"
-_TRUNCATE = "fs.ftruncate(fd, {})"
+_TRUNCATE = "self._fs.ftruncate(fd, {})"
 _WARNED = (
     'warnings.warn(f"{{self!r}} was never closed; use `async with`", ResourceWarning,'
     " stacklevel={}, source=self)"
@@ -91,8 +91,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "a turn is due some time after that, not at it",
     (
         "aiohooks/session/merging.py",
-        "Merger._merge_once",
-        "if len(merges) >= _MOST_MERGES:  =>  if (len(merges) > _MOST_MERGES):",
+        "Merger._merged_fetches",
+        "if len(self._merges) >= _MOST_MERGES:  =>  if (len(self._merges) > _MOST_MERGES):",
     ): "one more is kept in memory",
     (
         "aiohooks/graph/session.py",
@@ -107,7 +107,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         "aiohooks/dispatch/interface.py",
         "Interface.check",
-        "implemented.fitting.add(function)  =>  pass",
+        "point.fitting.add(function)  =>  pass",
     ): "it is checked once more, and fits",
     (
         "aiohooks/stores/local/_directory.py",

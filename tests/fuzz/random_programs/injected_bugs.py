@@ -286,17 +286,17 @@ def result_is_kept_after_the_end(end: Method, self: Calls, cause: BaseException)
         self._ending.cause = None
 
 
-@bug(WrapperCall, "_call_rest", "error lost")
-async def wrapped_error_is_swallowed(call: Method, *args: Any) -> Any:
+@bug(WrapperCall, "call_next", "error lost")
+async def wrapped_error_is_swallowed(call: Method, *args: Any, **keywords: Any) -> Any:
     try:
-        return await call(*args)
+        return await call(*args, **keywords)
     except Exception:
         return []
 
 
-@bug(WrapperCall, "_call_rest", "values")
-async def wrapped_call_is_made_twice(call: Method, *args: Any) -> Any:
-    return [*await call(*args), *await call(*args)]
+@bug(WrapperCall, "call_next", "values")
+async def wrapped_call_is_made_twice(call: Method, *args: Any, **keywords: Any) -> Any:
+    return [*await call(*args, **keywords), *await call(*args, **keywords)]
 
 
 @bug(Parameters, "chosen_value", "values")

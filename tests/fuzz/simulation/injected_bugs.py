@@ -15,7 +15,7 @@ from typing import Any
 
 from aiohooks.checkpoint import _format
 from aiohooks.session import creators
-from aiohooks.session.feeds import ReaderSource, SessionFeeds
+from aiohooks.session.feeds import IterableSource, SessionFeeds
 from aiohooks.stores._connection import Writes
 from aiohooks.stores._members import Members
 from aiohooks.stores._protocol import Member, Position, Snapshot
@@ -199,15 +199,15 @@ def an_interrupted_element_is_repeated(raise_if: Method, self: SessionFeeds) -> 
     """
 
 
-@bug(ReaderSource, "used_state", scenario=training)
-def a_position_is_saved_too_far(used_state: Method, self: ReaderSource) -> Any:
+@bug(SessionFeeds, "state_of", scenario=training)
+def a_position_is_saved_too_far(state_of: Method, self: SessionFeeds, stateful: Any) -> Any:
     """The state in a checkpoint counts what was read ahead, and has made no step."""
-    used_state(self)
-    return self._feeds_state()
+    state_of(self, stateful)
+    return stateful.state_dict()
 
 
-@bug(ReaderSource, "stop_reading", scenario=training)
-async def what_was_read_ahead_is_not_set_back(stop_reading: Method, self: ReaderSource) -> None:
+@bug(IterableSource, "stop_reading", scenario=training)
+async def what_was_read_ahead_is_not_set_back(stop_reading: Method, self: IterableSource) -> None:
     """After a recovery, steps are fed with what was taken before."""
 
 

@@ -265,7 +265,13 @@ async def hold_lock(setup: LocalSetup, secs: float) -> None:
     """All writes wait, as if another process had been stopped while it held the lock."""
     holder = sqlite3.connect(setup.run_directory / "run.db", isolation_level=None)
     with contextlib.closing(holder):
-        holder.execute("BEGIN IMMEDIATE")
+        # Its attempts end after some seconds, which a process may take on a busy machine.
+        while True:
+            try:
+                holder.execute("BEGIN IMMEDIATE")
+                break
+            except sqlite3.OperationalError:
+                await elapse(0.01)
         await elapse(secs)
 
 

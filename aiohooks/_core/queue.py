@@ -1,0 +1,234 @@
+"""Bounded queues, whose items are worked off in order.
+
+Queue            the queue; a subclass begins the work
+ThreadQueue      a queue with a thread of its own, for work that may block: files, trackers
+raise_failures   raises the failures of several calls or items
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import contextlib
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from aiohooks._core.cancel import wait_done
+from aiohooks._core.clock import wake
+from aiohooks.errors import raise_failures
+
+T = TypeVar("T")
+
+
+class Queue(abc.ABC, Generic[T]):
+    """A bounded queue of one event loop, in which its methods are called.
+
+    An item stays in the queue until the work for it has ended. A failure of the work is kept, and
+    raised by the next `check` or `put`.
+    """
+
+    def __init__(self, max_pending: int) -> None:
+        """Make an empty queue, which is full when it has `max_pending` items."""
+        self.items: deque[T] = deque()
+        """The items whose work has not ended, the oldest first."""
+        self._max_pending = max_pending
+        self._failures: list[BaseException] = []  # that have not been raised
+        # The callers that wait for a place; those that have been woken are the first.
+        self._places: list[asyncio.Future[None]] = []
+        self._empty: asyncio.Future[None] | None = None
+
+    @abc.abstractmethod
+    def begin(self, item: T) -> None:
+        """Begin the work for an item that is added. When it has ended, `ended` is called."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the caller of `put` has to wait for a place."""
+        # No item overtakes those whose callers wait for a place.
+        return bool(self._places) or len(self.items) >= self._max_pending
+
+    def add(self, item: T) -> None:
+        """Add an item, also if the queue is full."""
+        self.begin(item)
+        self.items.append(item)
+
+    def put_nowait(self, item: T) -> bool:
+        """Add an item unless the queue is full; return whether it was added.
+
+        Raises:
+            BaseException: the failures of earlier items; this item is not added.
+        """
+        self.check()
+        if self.is_full:
+            return False
+        self.add(item)
+        return True
+
+    async def put(self, item: T) -> None:
+        """Add an item; wait while the queue is full. Waiting callers get places in their order.
+
+        Raises:
+            BaseException: as for `put_nowait`.
+        """
+        if self.put_nowait(item):
+            return
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._places.append(place)
+        try:
+            await place
+            self.check()
+            self.add(item)
+        finally:
+            self._places.remove(place)
+            self._give_places()
+
+    def _give_places(self) -> None:
+        places = max(self._max_pending - len(self.items), 0)
+        for place in self._places[:places]:
+            wake(place)
+
+    def ended(self, items: list[T], error: BaseException | None) -> None:
+        """Remove the first items, whose work has ended, or has failed with an error."""
+        for _ in items:
+            self.items.popleft()
+        if error is not None:
+            self.failed(items, error)
+        self._give_places()
+        if self._empty is not None and not self.items:
+            wake(self._empty)
+
+    def failed(self, items: list[T], error: BaseException) -> None:
+        """Keep the error of items for `check`."""
+        self._failures.append(error)
+
+    def take_failures(self) -> list[BaseException]:
+        """Return the failures that have not been raised, and forget them."""
+        failures = self._failures
+        self._failures = []
+        return failures
+
+    def check(self) -> None:
+        """Raise the failures that have not been raised, if there are any."""
+        raise_failures(self.take_failures(), "background calls failed")
+
+    def when_empty(self) -> asyncio.Future[None]:
+        """Return a future that is done when the queue is empty."""
+        if self._empty is None or self._empty.done():
+            self._empty = asyncio.get_running_loop().create_future()
+        if not self.items:
+            wake(self._empty)
+        return self._empty
+
+    async def drain(self) -> None:
+        """Wait until the queue is empty."""
+        while self.items:
+            await wait_done([self.when_empty()], None)
+
+
+class ThreadQueue(Queue[T]):
+    """A queue with a daemon thread, which starts with the first item."""
+
+    def __init__(self, name: str, max_pending: int, max_batch: int = sys.maxsize) -> None:
+        """Start no thread yet.
+
+        Args:
+            name: the name of the thread.
+            max_pending: how many items may be unfinished before the queue is full.
+            max_batch: how many items `work` gets at a time.
+        """
+        super().__init__(max_pending)
+        self._name = name
+        self._max_batch = max_batch
+        self._thread: threading.Thread | None = None
+        self._finished: asyncio.Future[None] | None = None
+        self._changed = threading.Condition()  # guards `_waiting`
+        self._waiting: deque[T] = deque()
+
+    # -- in the thread
+
+    @abc.abstractmethod
+    def work(self, items: list[T]) -> None:
+        """Do the work for some items."""
+
+    def close_worker(self) -> None:  # nothing is to be closed where nothing was opened
+        """Called when the work for all items that came before `finish` has ended."""
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        while batch := self._next_batch():
+            error: BaseException | None = None
+            try:
+                self.work(batch)
+            except BaseException as raised:
+                # SystemExit, too, which an SDK may raise: it would end this thread.
+                error = raised
+            _call_in_loop(loop, self._batch_ended, batch, error)
+            # An idle thread keeps neither the items nor the error.
+            del batch, error
+        self.close_worker()
+        _call_in_loop(loop, wake, self._finished)
+
+    def _next_batch(self) -> list[T]:
+        """Wait for items, and return some; none if there are none left at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._finished is not None)
+            count = min(len(self._waiting), self._max_batch)
+            return [self._waiting.popleft() for _ in range(count)]
+
+    # -- in the event loop
+
+    def begin(self, item: T) -> None:
+        if self._finished is not None:
+            raise RuntimeError(f"the {self._name} has been finished")
+        with self._changed:
+            self._waiting.append(item)
+            self._changed.notify()
+        if self._thread is None:
+            loop = asyncio.get_running_loop()
+            self._thread = threading.Thread(
+                target=self._run,
+                args=(loop,),
+                name=self._name,
+                daemon=True,
+            )
+            self._thread.start()
+
+    def _batch_ended(self, batch: list[T], error: BaseException | None) -> None:
+        if self.items:  # otherwise they were removed meanwhile
+            self.ended(batch, error)
+
+    def withdraw(self) -> list[T]:
+        """Take the items whose work has not begun off the queue, and return them."""
+        with self._changed:
+            withdrawn = [*self._waiting]
+            self._waiting.clear()
+        for _ in withdrawn:
+            self.items.pop()
+        return withdrawn
+
+    def finish(self) -> asyncio.Future[None]:
+        """Let the thread end after the last item, and return a future that is done then."""
+        with self._changed:
+            if self._finished is None:
+                self._finished = asyncio.get_running_loop().create_future()
+            self._changed.notify()
+        if self._thread is None:
+            wake(self._finished)
+        return self._finished
+
+    def join(self) -> None:
+        """Block until the thread has ended, if it was started."""
+        if self._thread is not None:
+            self._thread.join()
+
+
+def _call_in_loop(
+    loop: asyncio.AbstractEventLoop,
+    callback: Callable[..., object],
+    *args: Any,
+) -> None:
+    """Call `callback` in the event loop of another thread, unless the loop is closed."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(callback, *args)

@@ -1,0 +1,421 @@
+"""A directory of checkpoints: saving, restoring and verifying, with methods that block."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import os
+import threading
+from collections.abc import Generator, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aiohooks._core.fork import call_after_fork
+from aiohooks._core.reports import logger
+from aiohooks.checkpoint import _encoding, _format
+from aiohooks.checkpoint._files import Directory, DirectoryLock, exists
+from aiohooks.checkpoint._format import DamagedError, Manifest, Name, NewerVersionError
+from aiohooks.checkpoint.policies import Checkpoint, KeepNewest, KeepPolicy, Restored, not_kept
+from aiohooks.errors import CheckpointError, CorruptCheckpointError
+
+# How often a reader without the lock starts again because a writer removed what it was reading.
+_MAX_READ_ATTEMPTS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """The result of reading one checkpoint completely."""
+
+    path: Path
+    name: Name
+    reason: str | None
+    """What is damaged, or None."""
+    was_set_aside: bool = False
+    checkpoint: Checkpoint | None = None
+    """The checkpoint, if it is good."""
+
+
+class CheckpointDirectory:
+    """A directory of checkpoints, with blocking methods that run one at a time.
+
+    A call lists the directory once: other processes do not change what belongs to the holder of the
+    lock.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        keep: KeepPolicy = KeepNewest(5),
+        read_only: bool = False,
+        fs: Any = os,
+    ) -> None:
+        self.path = path
+        self._keep = keep
+        self._read_only = read_only
+        self._fs = fs
+        self._lock = DirectoryLock(fs, path)
+        # For calls of several tasks, and for a thread that its cancelled caller no longer waits
+        # for.
+        self._mutex = threading.Lock()
+        self._missing_metrics: set[str] = set()
+        self._checkpoints: dict[Name, Checkpoint] = {}
+        """The checkpoints whose manifest has been read or written."""
+        call_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Replace the mutex in a forked child, where no thread would release it."""
+        self._mutex = threading.Lock()
+
+    @contextlib.contextmanager
+    def _writing(self, failure: str) -> Generator[Directory]:
+        """Lock the directory for the block, whose errors begin with `failure`.
+
+        The leftovers of a writer that was killed are removed.
+        """
+        with self._mutex, _error_context(failure):
+            if self._read_only:
+                raise CheckpointError(
+                    errno.EROFS,
+                    f"the Saver of {self.path} has read_only=True, so it cannot save",
+                )
+            with _error_context(f"{failure}; this process must be able to write there"):
+                directory = self._lock.acquire()
+            for name in sorted(filter(_format.is_temporary, directory.list_names())):
+                try:
+                    directory.remove(name)
+                except OSError as error:
+                    logger.warning(
+                        "%s is left from an unfinished save and cannot be removed (%s)",
+                        name,
+                        error,
+                    )
+            yield directory
+
+    @contextlib.contextmanager
+    def _opened(self) -> Generator[Directory]:
+        """Open and list the directory for the block, without taking the lock."""
+        self._lock.check_place()
+        with Directory(self._fs, self.path) as directory:
+            directory.list_names()
+            yield directory
+
+    # Saving
+
+    def save(
+        self,
+        state: Mapping[str, Any],
+        step: int,
+        metrics: Mapping[str, float],
+        least_sequence: int = 0,
+    ) -> Checkpoint:
+        """Save a state, with the next sequence, or with `least_sequence` if that is later."""
+        failure = f"the checkpoint of step {step} was not saved in {self.path}"
+        with _error_context(failure):
+            data, arrays = _encoding.encode(state)
+        with self._writing(failure) as directory:
+            name = Name(max(_format.next_sequence(directory.names), least_sequence), step)
+            contents = {_format.ARRAYS: arrays.chunks(), _format.STATE: [data]}
+            saved = self._commit(directory, Manifest(name, metrics, {}), contents)
+            self._remove_old(directory, saved)
+            return saved
+
+    def add_metrics(self, step: int, metrics: Mapping[str, float]) -> Checkpoint | None:
+        """Add metrics to the newest checkpoint of a step; return None if there is none."""
+        failure = f"the metrics of step {step} were not added to its checkpoint in {self.path}"
+        with self._writing(failure) as directory:
+            of_step = [saved for saved in self._sound(directory) if saved.step == step]
+            if not of_step:
+                return None
+            name = _format.name_of(of_step[0])
+            temporary = f".tmp-{_format.MANIFEST}"
+            with directory.open_checkpoint(name) as inside:
+                manifest = inside.read_manifest(name)
+                added = _format.check_metrics({**manifest.metrics, **metrics})
+                manifest = dataclasses.replace(manifest, metrics=added)
+                inside.unlink(temporary)  # of a writer that was killed
+                inside.write_new(temporary, [_format.encode(manifest)])
+                inside.rename(temporary, _format.MANIFEST)
+                inside.sync()
+            changed = manifest.checkpoint(self.path)
+            self._checkpoints[name] = changed
+            self._remove_old(directory, changed)
+            return changed
+
+    def add(self, manifest: Manifest, contents: Mapping[str, Iterable[bytes]]) -> None:
+        """Commit a checkpoint that was made elsewhere, under the same name.
+
+        Errors of `contents` pass as they are.
+        """
+        name = str(manifest.name)
+        with self._writing(f"checkpoint {name} was not downloaded to {self.path}") as directory:
+            if name in directory.names:
+                message = f"{name} exists, is damaged, and cannot be set aside"
+                raise FileExistsError(errno.EEXIST, message)
+            self._commit(directory, manifest, contents)
+
+    def _commit(
+        self,
+        directory: Directory,
+        manifest: Manifest,
+        contents: Mapping[str, Iterable[bytes | memoryview]],
+    ) -> Checkpoint:
+        """Write a checkpoint under a temporary name, and rename it when it is durable.
+
+        The new name is durable when this returns. If an operation fails, nothing is left of it. The
+        manifest gets the files that are written.
+        """
+        name = str(manifest.name)
+        temporary = _format.unused_name(f".tmp-{name}", directory.names)
+        try:
+            with directory.make(temporary) as inside:
+                files = {file: inside.write_new(file, data) for file, data in contents.items()}
+                manifest = dataclasses.replace(manifest, files=files)
+                inside.write_new(_format.MANIFEST, [_format.encode(manifest)])
+                inside.sync()
+            directory.rename(temporary, name)
+            directory.sync()
+            self._lock.check_place()  # it may have been moved meanwhile
+        except BaseException:
+            self._undo_commit(directory, temporary, name)
+            raise
+        directory.names.add(name)
+        saved = manifest.checkpoint(self.path)
+        self._checkpoints[manifest.name] = saved
+        return saved
+
+    def _undo_commit(self, directory: Directory, temporary: str, name: str) -> None:
+        try:
+            # If it has its final name, it is not known whether that is durable: the save failed all
+            # the same.
+            with contextlib.suppress(FileNotFoundError):
+                directory.rename(name, temporary)
+            directory.remove(temporary)
+        except OSError as error:
+            logger.warning(
+                "a failed save left %s behind (%s); the next save tries again to remove it",
+                temporary,
+                error,
+            )
+
+    def _remove_old(self, directory: Directory, saved: Checkpoint) -> None:
+        """Remove the checkpoints that the policy does not keep.
+
+        Errors, also of the policy, are logged: the new checkpoint is durable.
+        """
+        try:
+            newest_first = self._sound(directory)
+            removed = not_kept(self._keep, newest_first, saved)
+            if removed:
+                self._warn_of_missing_metrics(newest_first, saved)
+                self._remove(directory, removed)
+        except Exception as error:
+            logger.warning(
+                "old checkpoints could not be removed (%s); the next save tries again",
+                error,
+                exc_info=not isinstance(error, OSError),
+            )
+
+    def _remove(self, directory: Directory, old: list[Checkpoint]) -> None:
+        """Remove checkpoints.
+
+        Each is renamed first, durably, so that a part of one never has the name of a checkpoint.
+        """
+        renamed: list[str] = []
+        for checkpoint in old:
+            name = checkpoint.path.name
+            temporary = _format.unused_name(f".tmp-drop-{name}", directory.names)
+            with contextlib.suppress(FileNotFoundError):  # the user may have removed it
+                directory.rename(name, temporary)
+                renamed.append(temporary)
+        directory.sync()
+        for temporary in renamed:
+            directory.remove(temporary)
+
+    def _warn_of_missing_metrics(self, newest_first: list[Checkpoint], saved: Checkpoint) -> None:
+        """Warn of a metric that no checkpoint has, once."""
+        # An evaluation of the last one may be to come.
+        if not any(checkpoint.step and checkpoint != saved for checkpoint in newest_first):
+            return
+        for metric in self._keep.metrics:
+            is_missing = not any(metric in checkpoint.metrics for checkpoint in newest_first)
+            if is_missing and metric not in self._missing_metrics:
+                self._missing_metrics.add(metric)
+                logger.warning(
+                    "%s: no checkpoint has the metric %r by which KeepBest is to keep the best,"
+                    " so it keeps none; give metrics={%r: ...} to CheckpointSaverHook, or an"
+                    " EvaluatorHook that returns it and is due when it saves",
+                    self.path,
+                    metric,
+                    metric,
+                )
+
+    # Reading
+
+    def _sound(self, directory: Directory) -> list[Checkpoint]:
+        """Return the checkpoints whose manifest is valid, newest first."""
+        known = self._checkpoints
+        names = _format.checkpoint_names(directory.names)
+        for name in names:
+            if name not in known:
+                with (
+                    contextlib.suppress(DamagedError, NewerVersionError),
+                    directory.open_checkpoint(name) as inside,
+                ):
+                    known[name] = inside.read_manifest(name).checkpoint(self.path)
+        self._checkpoints = {name: known[name] for name in names if name in known}
+        return list(self._checkpoints.values())
+
+    def _read(self, directory: Directory, name: Name) -> tuple[Manifest, dict[str, Any]]:
+        """Read a checkpoint completely. Raises as `read_manifest` does."""
+        with directory.open_checkpoint(name) as inside:
+            manifest = inside.read_manifest(name)
+            with inside.verified(_format.ARRAYS, manifest) as file:
+                arrays = _encoding.read_arrays(file, file.size)
+            with inside.verified(_format.STATE, manifest) as file:
+                data = file.read(file.size)
+        return manifest, _encoding.decode(data, arrays)
+
+    def restore(self, step: int | None, missing_ok: bool = True) -> Restored | None:
+        """Restore the newest good checkpoint, or that of a step; see `Saver.restore`."""
+        failure = f"no checkpoint could be restored from {self.path}"
+        with _error_context(failure):
+            is_missing = not (self._lock.is_held or exists(self._fs, self.path))
+        if is_missing and not missing_ok:
+            raise CheckpointError(
+                errno.ENOENT,
+                f"{self.path} does not exist, so there is nothing to restore; check the name, or"
+                " pass missing_ok=True if nothing may have been saved yet",
+            )
+        if not self._read_only:
+            with self._writing(failure) as directory:
+                return self._restore(directory, step)
+        if is_missing and step is None:
+            return None
+        with self._mutex, _error_context(failure), self._opened() as directory:
+            return self._restore(directory, step)
+
+    def _restore(
+        self,
+        directory: Directory,
+        step: int | None,
+        attempts: int = _MAX_READ_ATTEMPTS,
+    ) -> Restored | None:
+        """Read the checkpoints, newest first, until one is good; set the others aside."""
+        names = _format.checkpoint_names(directory.names)
+        set_aside: list[tuple[str, str]] = []
+        for name in names:
+            if step not in (None, name.step):
+                continue
+            try:
+                manifest, state = self._read(directory, name)
+                return Restored(manifest.checkpoint(self.path), state, tuple(set_aside))
+            except DamagedError as error:
+                damage = str(error)
+            if self._read_only and str(name) not in directory.list_names():
+                # A writer has removed it meanwhile.
+                if not attempts:
+                    raise CheckpointError(
+                        errno.EAGAIN,
+                        f"the checkpoints in {self.path} are removed faster than they can be read",
+                    )
+                return self._restore(directory, step, attempts - 1)
+            set_aside.append((str(name), damage))
+            self._set_aside(directory, name, damage)
+        if step is not None and not set_aside:
+            steps = ", ".join(str(step) for step in sorted({name.step for name in names}))
+            message = f"{self.path} has no checkpoint of step {step}"
+            raise CheckpointError(errno.ENOENT, f"{message}; there are: {steps or 'none at all'}")
+        if not set_aside:
+            earlier = sorted(filter(_format.parse_damaged, directory.names), reverse=True)
+            set_aside = [(damaged, "was set aside as damaged before") for damaged in earlier]
+        if set_aside:
+            raise self._corrupt_error(set_aside)
+        return None
+
+    def _corrupt_error(self, set_aside: list[tuple[str, str]]) -> CorruptCheckpointError:
+        listed = "; ".join(f"{damaged}: {reason}" for damaged, reason in set_aside[:5])
+        more = "; ..." if len(set_aside) > 5 else ""
+        newest, reason = set_aside[0]
+        return CorruptCheckpointError(
+            f"{self.path} has checkpoints and none of them is good: {listed}{more}; to start from"
+            " the beginning, use another directory",
+            path=self.path / newest,
+            reason=reason,
+        )
+
+    def _set_aside(self, directory: Directory, name: Name, reason: str) -> None:
+        """Rename a damaged checkpoint, if this process may; never remove it."""
+        self._checkpoints.pop(name, None)
+        outcome = "was skipped"
+        if not self._read_only:
+            aside = _format.unused_name(f"damaged-{name}", directory.names)
+            outcome = f"was set aside as {aside}"
+            try:
+                directory.rename(str(name), aside)
+                directory.sync()
+            except OSError as error:
+                outcome = f"could not be set aside ({error})"
+        path = self.path / str(name)
+        logger.warning("checkpoint %s is damaged and %s: %s", path, outcome, reason)
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Return the checkpoints whose manifest is valid, newest first."""
+        with (
+            self._mutex,
+            _error_context(f"the checkpoints in {self.path} could not be listed"),
+            contextlib.suppress(FileNotFoundError),
+            self._opened() as directory,
+        ):
+            return self._sound(directory)
+        return []
+
+    def verify(self) -> list[Verified]:
+        """Read all checkpoints; see `Saver.verify`."""
+        verified: list[Verified] = []
+        with (
+            _error_context(f"the checkpoints in {self.path} could not be verified"),
+            contextlib.suppress(FileNotFoundError),
+            self._opened() as directory,
+        ):
+            for name in _format.checkpoint_names(directory.names):
+                result = self._verify(directory, name)
+                # A writer may have removed it, or set it aside, meanwhile.
+                if result.reason is None or str(name) in directory.list_names():
+                    verified.append(result)
+            for text in sorted(directory.list_names(), reverse=True):
+                damaged = _format.parse_damaged(text)
+                if damaged is not None:
+                    reason = "was set aside as damaged"
+                    verified.append(Verified(self.path / text, damaged, reason, was_set_aside=True))
+        return verified
+
+    def _verify(self, directory: Directory, name: Name) -> Verified:
+        path = self.path / str(name)
+        try:
+            manifest, _ = self._read(directory, name)
+        except (DamagedError, NewerVersionError) as error:
+            return Verified(path, name, str(error))
+        return Verified(path, name, None, checkpoint=manifest.checkpoint(self.path))
+
+    def close(self) -> None:
+        """Release the lock; the directory can be used again."""
+        with self._mutex:
+            self._lock.release()
+
+
+@contextlib.contextmanager
+def _error_context(failure: str) -> Generator[None]:
+    """Convert errors of the system to `CheckpointError`, with their errno."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except OSError as error:
+        code = error.errno or errno.EIO
+        raise CheckpointError(code, f"{failure}: {error.strerror or error}") from error
+    except MemoryError as error:
+        message = f"{failure}: there is not enough memory"
+        raise CheckpointError(errno.ENOMEM, message) from error

@@ -1,0 +1,181 @@
+"""Bounded queues: order, places, failures, the end; a thread that works, and what is withdrawn."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from aiohooks._core.queue import Queue, ThreadQueue
+from tests.support.waiting import parked, ticks, until_true
+
+pytestmark = pytest.mark.every_python
+
+
+class Letters(Queue[str]):
+    """Begins no work: the test ends it."""
+
+    def begin(self, item: str) -> None:
+        pass
+
+    def end_first(self, error: BaseException | None = None) -> None:
+        self.ended([self.items[0]], error)
+
+
+class Numbers(ThreadQueue[int]):
+    """Waits for a gate before each batch; negative numbers fail."""
+
+    def __init__(self, max_pending: int = 3, max_batch: int = 100) -> None:
+        super().__init__("numbers", max_pending, max_batch)
+        self.gate = threading.Semaphore(0)
+        self.is_working = False
+        self.worked: list[Any] = []
+        self.reported: list[Any] = []
+
+    def work(self, items: list[int]) -> None:
+        self.is_working = True
+        self.gate.acquire()
+        self.worked.append(items)
+        if min(items) < 0:
+            raise SystemExit(items[0])
+
+    def ended(self, items: list[int], error: BaseException | None) -> None:
+        self.reported.append(items if error is None else (items, repr(error)))
+        super().ended(items, None)
+
+    def close_worker(self) -> None:
+        self.worked.append("closed")
+
+
+async def finished(queue: Numbers) -> list[Any]:
+    """Let the queue do all, and return what was reported."""
+    queue.gate.release(99)
+    await queue.finish()
+    queue.join()
+    assert queue.worked[-1] == "closed"
+    return queue.reported
+
+
+async def test_places_are_given_in_order() -> None:
+    """A full queue makes callers wait, and a caller that comes later gets no place before them,
+    also if there is one by then; a place that was meant for a cancelled caller is given on.
+    """
+    queue = Letters(2)
+    assert queue.put_nowait("a")
+    assert queue.put_nowait("b")
+    assert not queue.put_nowait("c")
+    puts = [await parked(queue.put(letter)) for letter in "cde"]
+    queue.end_first()
+    assert not queue.put_nowait("f")
+    puts[0].cancel()
+    await ticks()
+    assert [*queue.items] == ["b", "d"]
+    queue.end_first()
+    queue.end_first()
+    await asyncio.gather(*puts, return_exceptions=True)
+    assert [*queue.items] == ["e"]
+
+
+async def test_a_failure_is_raised_once() -> None:
+    """By the next call, or by one that waits for a place, whose item is not added; several are one
+    group.
+    """
+    queue = Letters(1)
+    queue.add("a")
+    waiting = await parked(queue.put("b"))
+    queue.end_first(ValueError("a"))
+    with pytest.raises(ValueError, match="a"):
+        await waiting
+    for letter in "cd":
+        queue.add(letter)
+    queue.end_first(OSError("c"))
+    queue.end_first(OSError("d"))
+    with pytest.raises(ExceptionGroup, match="2 background calls failed"):
+        queue.put_nowait("e")
+    assert queue.put_nowait("f")
+    assert [*queue.items] == ["f"]
+
+
+async def test_draining_waits_for_what_comes_meanwhile() -> None:
+    """Until nothing is left; an empty queue is drained immediately."""
+    queue = Letters(1)
+    await queue.drain()
+    queue.add("a")
+    queue.add("b")
+    draining = await parked(queue.drain())
+    queue.end_first()
+    await ticks()
+    assert not draining.done()
+    queue.end_first()
+    queue.add("c")
+    await ticks()
+    assert not draining.done()
+    queue.end_first()
+    await draining
+    assert queue.when_empty().done()
+
+
+@pytest.mark.parametrize(
+    ("max_batch", "batches"), [(100, [[1], [2, -3]]), (1, [[1], [2], [-3]]), (2, [[1], [2, -3]])]
+)
+async def test_items_are_done_in_order(max_batch: int, batches: list[list[int]]) -> None:
+    """All that wait together, or so many; a failure ends nothing."""
+    queue = Numbers(max_batch=max_batch)
+    queue.add(1)
+    await until_true(lambda: queue.is_working)
+    queue.add(2)
+    queue.add(-3)
+    assert [*queue.items] == [1, 2, -3]
+    expected = [
+        (batch, f"SystemExit({batch[0]})") if min(batch) < 0 else batch for batch in batches
+    ]
+    assert await finished(queue) == expected
+    assert not queue.items
+
+
+async def test_a_queue_without_items_has_no_thread() -> None:
+    """It is finished immediately."""
+    queue = Numbers()
+    assert queue.finish().done()
+    queue.join()
+    assert (queue.withdraw(), queue.worked) == ([], [])
+
+
+@pytest.mark.parametrize("all_items", [False, True])
+async def test_what_is_withdrawn_is_not_reported(all_items: bool) -> None:
+    """It is what waits; what is being done is reported, unless it was removed."""
+    queue = Numbers(max_batch=1)
+    queue.add(1)
+    queue.add(2)
+    await until_true(lambda: queue.is_working)
+    assert queue.withdraw() == [2]
+    if all_items:
+        queue.items.clear()
+    assert await finished(queue) == ([] if all_items else [[1]])
+
+
+def test_a_loop_that_was_closed_is_not_woken() -> None:
+    """The thread does what is left all the same."""
+    queue = Numbers(max_batch=1)
+
+    async def leave() -> None:
+        queue.add(1)
+        queue.add(2)
+        queue.finish()
+        await parked(queue.drain())
+
+    asyncio.run(leave())
+    queue.gate.release(2)
+    queue.join()
+    assert queue.worked == [[1], [2], "closed"]
+
+
+async def test_nothing_is_queued_after_the_end() -> None:
+    """Nothing would work it off, and a drain would wait indefinitely."""
+    queue = Numbers()
+    queue.finish()
+    with pytest.raises(RuntimeError, match=r"^the numbers has been finished$"):
+        queue.add(1)
+    await queue.drain()
