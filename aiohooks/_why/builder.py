@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from aiohooks._core.activity import Awaited, Entry, Needs, entries
 from aiohooks._why.graph import HIDDEN, WaitEdge, WaitGraph, WaitNode
@@ -32,6 +32,7 @@ from aiohooks._why.tasks import (
     is_users,
     links_of,
 )
+from aiohooks.errors import printable
 
 _MAX_TASKS_OF_NOTE = 100
 """How many tasks are searched for the note of an error.
@@ -39,8 +40,11 @@ _MAX_TASKS_OF_NOTE = 100
 Others may end with an error in the same tick.
 """
 _note_times: deque[float] = deque(maxlen=20)
-_first_seen: WeakKeyDictionary[asyncio.Future[Any], float] = WeakKeyDictionary()
-"""When the future that a task awaits was found first. asyncio does not record when a wait began."""
+_first_seen: WeakKeyDictionary[Task, tuple[ref[Any], float]] = WeakKeyDictionary()
+"""The future that each task awaits, and when that was found first.
+
+asyncio does not record when a wait began.
+"""
 
 
 def wait_graph(
@@ -100,6 +104,7 @@ class _Builder:
         self._edges: dict[tuple[str, str], Needs] = {}
         self._keys: list[object] = []  # kept, so that their ids stay unique
         self._new_tasks: list[Task] = []
+        self._idle_sessions: list[tuple[str, list[str]]] = []
         self._entries: dict[Task | None, list[Entry]] = {}
         for entry in entries():
             self._entries.setdefault(entry.task, []).append(entry)
@@ -111,6 +116,12 @@ class _Builder:
             self._add_running(self._running[None])
         while self._new_tasks:
             self._expand_task(self._new_tasks.pop())
+        waiters = {waiter for waiter, _ in self._edges}
+        for session, tasks in self._idle_sessions:
+            # Other tasks than these may run it, so it is in no deadlock with them.
+            if session not in waiters:
+                for task in tasks:
+                    self._edges[session, task] = "any"
         nodes = (WaitNode(node, **fields) for node, fields in self._nodes.items())
         edges = (WaitEdge(*ids, needs) for ids, needs in self._edges.items())
         return WaitGraph(tuple(nodes), tuple(edges))
@@ -164,7 +175,7 @@ class _Builder:
     def _add_awaited(self, awaited: Awaited) -> str:
         fields: dict[str, Any] = {
             "kind": awaited.kind,
-            "name": awaited.name,
+            "name": printable(awaited.name),
             "secs": awaited.secs,
         }
         if is_task(awaited.key) and not awaited.key.done():
@@ -176,9 +187,11 @@ class _Builder:
         node, is_new = self._add_node(key, **fields, detail=awaited.detail)
         if is_new:
             targets = self._add(awaited.by())
-            # A session that has a run is awaited by the task that makes the run.
-            if awaited.kind != "session" or awaited.needs == "perhaps":
+            if awaited.kind != "session":
                 self._connect(node, targets, awaited.needs)
+            elif awaited.needs == "any":
+                # It waits for its next run. A task that makes a run waits for the session.
+                self._idle_sessions.append((node, targets))
         return node
 
     def _add_task(self, task: Task) -> str:
@@ -216,8 +229,11 @@ class _Builder:
         self._place(node, frames)
         end = links[-1][1] if links else None
         if isinstance(end, asyncio.Future):
-            since = _first_seen.setdefault(end, self._now)
-            self._nodes[node].setdefault("secs", self._now - since or None)
+            awaited, since = _first_seen.get(task, (None, 0.0))
+            if awaited is None or awaited() is not end:
+                _first_seen[task] = (ref(end), self._now)
+            else:
+                self._nodes[node].setdefault("secs", self._now - since)
         innermost = self._add_entries(node, task, frames)
         if innermost is None:
             return

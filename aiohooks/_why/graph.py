@@ -112,7 +112,10 @@ class WaitGraph:
         """
         awaited = self._awaited_nodes(self.edges)
         needed = {edge.awaited for edge in self.edges}
-        roots = sorted(awaited, key=lambda node: (node.kind != "session", node.id in needed))
+        roots = sorted(
+            awaited,
+            key=lambda node: (node.kind != "session", node.id in needed, node.kind == HIDDEN),
+        )
         chains: list[Chain] = []
         pending: list[Chain] = [(root,) for root in reversed(roots)]
         while pending:
@@ -150,7 +153,7 @@ class WaitGraph:
         deadlocked: set[WaitNode] = set()
         for cycle in self.deadlocks:
             deadlocked.update(cycle)
-            shown = [node for node in cycle if node.kind != HIDDEN]
+            shown = [node for node in cycle if node.kind != HIDDEN] or cycle
             texts["deadlock: " + link.join([*map(str, shown), shown[0].name])] = None
         for chain in self.chains():
             if chain[0].kind != HIDDEN and chain[0] not in deadlocked:

@@ -42,6 +42,7 @@ _GROUPS = {
     "AsyncIOBackend.run_sync_in_worker_thread": "worker",
     "Thread.join": "self",
     "Future.result": "self",
+    "Future.exception": "self",
 }
 """The functions of libraries that wait for tasks, futures or threads, and the variables that have
 them.

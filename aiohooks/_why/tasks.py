@@ -97,6 +97,15 @@ def describe_awaitable(awaitable: object) -> str:
     return _task_name(awaitable) or qualname
 
 
+def describe_suspension(task: Task) -> str:
+    """Return what a task waits for, and at which line, as a note for the error that ends it."""
+    wait = task_wait(task)
+    awaits = ""
+    if wait.awaits is not None:
+        awaits = f"waiting for {wait.awaits}, "
+    return f"when its time was up it was {awaits}at {wait.where or 'its beginning'}"
+
+
 def is_task(awaitable: object) -> TypeGuard[Task]:
     """Return whether an object is a task, also of a class that a task factory of the loop uses."""
     return asyncio.isfuture(awaitable) and hasattr(awaitable, "get_coro")

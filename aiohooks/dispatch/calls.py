@@ -580,9 +580,10 @@ def hook_timeout_error(
     """
     # Seldom needed, and slow to import.
     from aiohooks._why.builder import why
-    from aiohooks._why.tasks import task_wait
+    from aiohooks._why.tasks import describe_suspension
 
     error = HookTimeoutError(f"{who} took longer than its timeout of {secs} s; {advice}")
-    wait = why(Awaited("hook", who, key=task)) or f"at {task_wait(task).where or 'its beginning'}"
-    add_note(error, f"when its time was up: {wait}")
+    place = describe_suspension(task)
+    chain = why(Awaited("hook", who, key=task))
+    add_note(error, f"{place}; {chain}" if chain else place)
     return error

@@ -1023,7 +1023,7 @@ class Lifecycle(TasksOwner):
             ", ".join(self._descriptions()),
             lambda: tasks,
             self if self._publisher is None else self._publisher.key,
-            needs="perhaps" if runner is None else "all",  # other tasks may run it
+            needs="any" if runner is None else "all",  # other tasks may run it
             ends=False,
         )
 

@@ -508,13 +508,12 @@ class AsyncMonitoredSession(RequestMethods):
         """Return what the session waits for, and what that waits for, from any thread:
         `print(session.why())`.
 
-        It has all sessions of the process and the tasks of their event loops, the steps and
-        publishers that step stores know, and the threads and locks that they wait for. Waits for
-        nothing, and changes nothing.
+        It has all tasks of the session's event loop, the steps and publishers that its step stores
+        know, and the threads and locks that they wait for. Waits for nothing, and changes nothing.
         """
-        from aiohooks.session.why import process_graph  # seldom needed
+        from aiohooks.session.why import why_session  # seldom needed
 
-        return process_graph()
+        return why_session(self._lifecycle)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._lifecycle.phase}, {self._lifecycle.hooks!r}>"

@@ -5,15 +5,16 @@ A process that is asked answers in a thread of its own, over a Unix socket in a 
 its user can use: also while its event loop is blocked. No signal is sent to it. Nothing here runs
 before it is asked.
 
-    process_graph     the wait-for graph of this process
+    why_session       the wait-for graph of a session's loop
     enable_why        lets this process be asked
-    asked_graph       its answer
+    process_graph     its answer
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
+import concurrent.futures
 import contextlib
 import os
 import signal
@@ -23,6 +24,7 @@ import sys
 import tempfile
 import threading
 import types
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ from aiohooks._why.graph import WaitGraph
 from aiohooks._why.tasks import loop_frames
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.session.coordinator import RUN_LOOPS, WHY_VARIABLE
-from aiohooks.session.lifecycle import OPEN_SESSIONS
+from aiohooks.session.lifecycle import OPEN_SESSIONS, Lifecycle
 
 _ANSWER_SECS = 0.25
 """How long a loop that is not blocked may take to answer."""
@@ -42,36 +44,59 @@ _PAUSE_SECS = 1.0
 _SIGNALS = [signal.Signals[name] for name in ("SIGUSR1", "SIGQUIT") if hasattr(signal, name)]
 
 
-def process_graph(interrupted: types.FrameType | None = None) -> WaitGraph:
-    """Return the wait-for graph of the sessions of this process and of the tasks of their loops.
+def why_session(session: Lifecycle) -> WaitGraph:
+    """Return the wait-for graph of the loop of a session.
 
-    Of a loop of another thread it has what that runs at this moment.
+    From another thread, it is that of this moment.
+    """
+    loop = session.requests.loop
+    return _graph({} if loop is None else {loop: session.thread})
+
+
+def process_graph() -> WaitGraph:
+    """Return the wait-for graph of all known loops: the answer to another process.
+
+    A single loop that is not blocked makes it itself.
+    """
+    loops = _known_loops()
+    answer: concurrent.futures.Future[WaitGraph] = concurrent.futures.Future()
+
+    def make() -> None:
+        if answer.set_running_or_notify_cancel():
+            try:
+                answer.set_result(_graph(loops))
+            except Exception as error:
+                answer.set_exception(error)
+
+    if len(loops) == 1:
+        (loop,) = loops
+        with contextlib.suppress(RuntimeError):  # it was closed meanwhile
+            loop.call_soon_threadsafe(make)
+            concurrent.futures.wait([answer], _ANSWER_SECS)
+    if answer.cancel():
+        return _graph(loops)
+    return answer.result()
+
+
+def _graph(
+    loops: Mapping[asyncio.AbstractEventLoop, int],
+    interrupted: types.FrameType | None = None,
+) -> WaitGraph:
+    """Return the wait-for graph of loops, each with its thread, and of their sessions.
+
+    Of a loop of another thread it has the function that runs at this moment.
 
     Args:
+        loops: the loops.
         interrupted: the frame that a signal has interrupted, if a signal handler asks.
     """
     stacks: dict[int, Any] = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
     stacks[threading.get_ident()] = interrupted
-    loops = _known_loops()
     running = {loop: loop_frames(stacks.get(thread)) for loop, thread in loops.items()}
-    sessions = [session.awaited() for session in list(OPEN_SESSIONS)]
+    sessions = [
+        session.awaited() for session in list(OPEN_SESSIONS) if session.requests.loop in loops
+    ]
     return wait_graph(loops, sessions, running)
-
-
-def asked_graph() -> WaitGraph:
-    """Return the graph for another process: a single loop that is not blocked makes it itself."""
-    loops = [*_known_loops()]
-    if len(loops) == 1:
-        graph = asyncio.run_coroutine_threadsafe(_graph_of_loop(), *loops)
-        try:
-            return graph.result(_ANSWER_SECS)
-        except TimeoutError:
-            graph.cancel()
-    return process_graph()
-
-
-async def _graph_of_loop() -> WaitGraph:
-    return process_graph()
 
 
 def _known_loops() -> dict[asyncio.AbstractEventLoop, int]:
@@ -135,7 +160,7 @@ def _print_why(number: int, frame: types.FrameType | None) -> None:
     nothing is raised.
     """
     try:
-        text = str(process_graph(frame))
+        text = str(_graph(_known_loops(), frame))
     except Exception as error:
         text = f"that could not be found out: {error!r}"
     with contextlib.suppress(OSError):
@@ -153,9 +178,12 @@ class _Server:
         try:
             self._socket.bind(str(self._path))
             self._socket.listen()
-        except OSError:
+        except OSError as error:
             self._socket.close()
-            raise
+            raise OSError(
+                error.errno,
+                f"the socket {self._path} could not be made: {error.strerror or error}",
+            ) from error
         call_after_fork(self)
         atexit.register(self.stop)
         self._stopped = threading.Event()
@@ -200,7 +228,7 @@ _server: _Server | None = None
 
 def _answer() -> bytes:
     try:
-        graph = asked_graph()
+        graph = process_graph()
     except Exception as error:
         logger.exception("why this process waits could not be found out")
         graph = unanswered(os.getpid(), f"{type(error).__name__}: {error}")
@@ -223,8 +251,10 @@ def why_folder(*, make: bool = False) -> Path:
             "this system has no Unix sockets, which `aiohooks why` needs; session.why() works"
             " here, too"
         )
-    parent = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    folder = Path(parent) / f"aiohooks-{os.getuid()}"
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    folder = Path(tempfile.gettempdir()) / f"aiohooks-{os.getuid()}"
+    if runtime:
+        folder = Path(runtime) / "aiohooks"
     if make:
         folder.mkdir(mode=0o700, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):

@@ -49,7 +49,7 @@ async def test_a_timeout_limits_every_phase(phase: str) -> None:
         ) as caught:
             await using
         (note,) = [one for one in caught.value.__notes__ if "its time was up" in one]
-        assert "waits for step 7 of digits" in note
+        assert "waiting for step 7 of digits" in note
         assert "test_hook_limits.py:" in note
         assert cancelled == [phase]
 

@@ -42,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     signal.signal(
         signal.SIGQUIT, signal.SIG_DFL
     )  # as in a terminal: the `&` of a script has it ignored
-    return tmp_path / f"aiohooks-{os.getuid()}"
+    return tmp_path / "aiohooks"
 
 
 def files(folder: Path) -> list[str]:
@@ -150,7 +150,7 @@ async def test_an_answer_that_fails_is_said(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whoever asks gets the error, and the program continues."""
-    monkeypatch.setattr(why, "asked_graph", functools.partial(open, "/missing"))
+    monkeypatch.setattr(why, "process_graph", functools.partial(open, "/missing"))
     async with opened() as session:
         assert await asyncio.to_thread(main, ["why", str(os.getpid())]) == 1
         await session.run(())
@@ -161,13 +161,13 @@ async def test_an_answer_that_takes_too_long(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is not taken for a process that cannot answer."""
-    asked, made = threading.Event(), why.asked_graph
+    asked, made = threading.Event(), why.process_graph
 
     def late() -> object:
         asked.wait()
         return made()
 
-    monkeypatch.setattr(why, "asked_graph", late)
+    monkeypatch.setattr(why, "process_graph", late)
     # The time is over when the first part of the answer has come.
     clock = types.SimpleNamespace(monotonic=iter((0.0, 2 * HANG_SECS)).__next__)
     monkeypatch.setattr("aiohooks._command_line.why.time", clock)
@@ -314,7 +314,7 @@ async def test_a_forked_child_is_not_asked_for_its_parent(folder: Path) -> None:
     [
         (
             "1",
-            "; start it with AIOHOOKS_WHY=1, or run it with ah.run(main, why=True), and"
+            "aiohooks; start it with AIOHOOKS_WHY=1, or run it with ah.run(main, why=True), and"
             " ask as its user",
         ),
         ("4194304", "process 4194304: does not exist any more"),

@@ -613,8 +613,7 @@ async def test_a_late_step_says_what_its_publisher_waits_for() -> None:
             await asyncio.shield(late)
         (note,) = raised.value.__notes__
         assert re.match(
-            r"session 'trainer' \(step 0, open for .* waits for perhaps task .*:\d+ <- task 'late'",
-            note,
+            r"session 'trainer' \(step 0, open for .* waits for task .*:\d+ <- task 'late'", note
         )
         task = asyncio.current_task()
         assert task is not None
