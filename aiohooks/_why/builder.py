@@ -228,15 +228,15 @@ class _Builder:
         frames = frames_of_links(links)
         self._place(node, frames)
         end = links[-1][1] if links else None
-        if isinstance(end, asyncio.Future):
+        innermost = self._add_entries(node, task, frames)
+        if innermost is None:
+            return
+        if innermost == node and isinstance(end, asyncio.Future):
             awaited, since = _first_seen.get(task, (None, 0.0))
             if awaited is None or awaited() is not end:
                 _first_seen[task] = (ref(end), self._now)
             else:
                 self._nodes[node].setdefault("secs", self._now - since)
-        innermost = self._add_entries(node, task, frames)
-        if innermost is None:
-            return
         running = self._running.get(task)
         if running is None:
             self._add_end(innermost, frames, end)
