@@ -139,6 +139,7 @@ class Composite:
         """Note which methods a hook implements; this applies from the next call."""
         before = self.hooks.get(registered, ())
         names = [point.name for point in points]
+        # Counted, as a look at all hooks would make the cost of n changes quadratic.
         self.implemented.update(names)
         self.implemented.subtract(before)
         self.hooks[registered] = names
@@ -219,6 +220,7 @@ class Composite:
         for registered in target.once:
             self.remove(registered)
         ended: asyncio.Future[None] | None = None
+        # Calls that cannot wait have ended when anything else runs.
         if target.may_wait:
             ended = asyncio.get_running_loop().create_future()
             self.active.add(ended)
@@ -414,6 +416,7 @@ def _calling(method: CompositeMethod, composite: Composite, point: Point) -> Cal
             own = functools.partial(_call_own, composite, point, self)
             innermost = functools.partial(answer, target, own)
             return await composite.call(target, innermost, args, keywords)
+        # Now: a hook may change the group, which counts the calls that have begun.
         quick.uncounted += 1
         # The results that are not None, by the place of their calls; usually there are none.
         results: dict[int, Any] | None = None

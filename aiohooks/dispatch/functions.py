@@ -8,10 +8,8 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, Never, ParamSpec, Protocol, cast, overload
 
-from aiohooks._core.validate import is_coroutine_function
 from aiohooks.dispatch.group import HookGroup
 from aiohooks.dispatch.hook import FunctionHook, HookRegistration, registration_of
-from aiohooks.dispatch.plain import wraps_others
 from aiohooks.dispatch.ways import How, checked_how, point
 from aiohooks.errors import InvalidArgumentError, InvalidHookError, safe_repr
 
@@ -146,16 +144,10 @@ def _function_hook(function: object) -> HookRegistration:
     """Return the registration of a hook whose only method is a function.
 
     Raises:
-        InvalidHookError: it is no function, or a plain one with a time limit.
+        InvalidHookError: it is no function.
     """
     registration = registration_of(function)
-    called = registration.hook
-    can_be_ended = is_coroutine_function(called) or wraps_others(called) or registration.thread
-    if registration.timeout is not None and not can_be_ended:
-        raise InvalidHookError(
-            f"{called!r} is a plain function, which no time limit can end; give it no timeout"
-        )
-    return registration._replace(hook=FunctionHook("__call__", called, is_alone=True))
+    return registration._replace(hook=FunctionHook("__call__", registration.hook, is_alone=True))
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:

@@ -121,8 +121,10 @@ def restore_hooks(session: Session) -> None:
 
 
 def _pending_entries(state: Any) -> int:
-    pending: Any = state.get("pending") if isinstance(state, dict) else None
-    return len(pending) if isinstance(pending, list) else 0
+    pending: Any = None
+    if isinstance(state, dict):
+        pending = cast("dict[str, Any]", state).get("pending")
+    return len(cast("list[object]", pending)) if isinstance(pending, list) else 0
 
 
 def warn_if_not_saved(session: object, graph: Graph) -> None:

@@ -211,7 +211,7 @@ class SessionFeeds:
         first element that no committed run has used.
         """
         source = self._earlier(stateful) or self.counted
-        elements = [] if source is None else source.elements
+        elements: Iterable[Element] = () if source is None else source.elements
         for element in elements:
             is_used = element.use == "used" or self._is_of_commit(element)
             if not is_used and id(stateful) in element.before:
@@ -358,15 +358,20 @@ def _has_ended(feeds: Any) -> bool:
     return getattr(feeds, "gi_frame", feeds) is None or getattr(feeds, "ag_frame", feeds) is None
 
 
+def _is_iterable(feeds: object) -> bool:
+    """Return whether feeds give several elements: a mapping is one element."""
+    if isinstance(feeds, (Mapping, str, bytes)):
+        return False
+    return isinstance(feeds, (AsyncIterable, Iterable))
+
+
 def _check_options(
     feeds: Feeds | None, producer: Producer | None, prefetch: int, *, thread: bool
 ) -> None:
     """Raise `InvalidArgumentError` for feeds, or options, that make no sense."""
     is_queue = isinstance(feeds, asyncio.Queue)
     is_async = isinstance(feeds, AsyncIterable)
-    is_iterable = isinstance(feeds, (AsyncIterable, Iterable))
-    if isinstance(feeds, (Mapping, str, bytes)):  # these are one element
-        is_iterable = False
+    is_iterable = _is_iterable(feeds)
     if (prefetch or thread) and (not is_iterable or (thread and is_async)):
         raise InvalidArgumentError(
             f"prefetch is {prefetch}, thread is {thread}, and feeds is {safe_repr(feeds)};"

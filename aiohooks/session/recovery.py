@@ -30,7 +30,7 @@ def check_error_types(types: object, name: str, base: type[BaseException]) -> No
         isinstance(kind, type) and issubclass(kind, base) for kind in types
     ):  # pyright: ignore[reportUnknownVariableType]
         raise InvalidArgumentError(
-            f"{name} is {types!r}; give a tuple of subclasses of {base.__name__}"
+            f"{name} is {types!r}; give a tuple of exception classes, subclasses of {base.__name__}"
         )
 
 

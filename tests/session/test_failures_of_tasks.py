@@ -345,7 +345,7 @@ async def test_a_loop_that_is_cancelled_in_the_queue_keeps_its_element() -> None
             for name in ("first", "second")
         ]
         await ticks(2)
-        loops.append(asyncio.create_task(anext(aiter(steps))))  # type: ignore[arg-type]
+        loops.append(asyncio.create_task(anext(aiter(steps))))
         await asyncio.wait([*others, *loops])
         assert loops[0].cancelled()
         assert steps.unused == ["mine"]

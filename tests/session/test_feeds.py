@@ -775,15 +775,17 @@ async def test_a_loader_counts_the_elements_of_one_loop(
         assert raw.state_dict()["tracked"]["data"] == {"position": 5}
 
 
-@pytest.mark.parametrize("make", [iter, queue_of, Source], ids=["iterator", "queue", "async"])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: iter(range(5)), lambda: queue_of(5), lambda: Source(5).numbers()],
+    ids=["iterator", "queue", "async"],
+)
 @pytest.mark.parametrize("order", [1, -1])
 async def test_what_cancelled_loops_put_back_is_in_order(make: Any, order: int) -> None:
     """Runs of two loops over the same feeds are cancelled, one after the other: the next loop gets
     both elements, in the order of the feeds.
     """
-    feeds = {iter: lambda: iter(range(5)), queue_of: lambda: queue_of(5)}.get(
-        make, lambda: Source(5).numbers()
-    )()
+    feeds = make()
     holds, used = asyncio.Event(), list[int]()
 
     async def wait(context: ah.SessionRunContext) -> None:
