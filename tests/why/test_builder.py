@@ -523,8 +523,8 @@ async def test_a_thread_that_waits_for_the_loop() -> None:
 
         start(hold(), "holds")
         await lines_with(
-            r"^deadlock: (?=.*hold at @ <- thread .*wait at @ <- task )"
-            r".*Holder.want at @ <- asyncio.Lock.acquire <- task 'holds'"
+            r"^deadlock: (?=.*hold at @(?:, \S+ s)? <- thread .*wait at @ <- task )"
+            r".*Holder.want at @(?:, \S+ s)? <- asyncio.Lock.acquire <- task 'holds'"
         )
         calls[0].cancel()
 
