@@ -40,6 +40,7 @@ _MAX_TASKS_OF_NOTE = 100
 Others may end with an error in the same tick.
 """
 _note_times: deque[float] = deque(maxlen=20)
+_Future: Any = asyncio.Future
 _first_seen: WeakKeyDictionary[Task, tuple[ref[Any], float]] = WeakKeyDictionary()
 """The future that each task awaits, and when that was found first.
 
@@ -231,7 +232,7 @@ class _Builder:
         innermost = self._add_entries(node, task, frames)
         if innermost is None:
             return
-        if innermost == node and isinstance(end, asyncio.Future):
+        if innermost == node and isinstance(end, _Future):
             awaited, since = _first_seen.get(task, (None, 0.0))
             if awaited is None or awaited() is not end:
                 _first_seen[task] = (ref(end), self._now)
