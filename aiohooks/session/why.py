@@ -156,8 +156,8 @@ def enable_if_asked() -> None:
 
 
 def _print_why(number: int, frame: types.FrameType | None) -> None:
-    """Called between two instructions of the main thread, whatever that does: no lock is taken, and
-    nothing is raised.
+    """Called between two instructions of the main thread, whatever that does: only reentrant locks
+    are taken, and nothing is raised.
     """
     try:
         text = str(_graph(_known_loops(), frame))
