@@ -227,6 +227,10 @@ class _Builder:
         node, _ = self._add_node(task, "task", "")
         links = links_of(task)
         frames = frames_of_links(links)
+        running = self._running.get(task)
+        if running is not None:
+            # The function that runs has the line.
+            frames = ()
         self._place(node, frames)
         end = links[-1][1] if links else None
         innermost = self._add_entries(node, task, frames)
@@ -238,7 +242,6 @@ class _Builder:
                 _first_seen[task] = (ref(end), self._now)
             else:
                 self._nodes[node].setdefault("secs", self._now - since)
-        running = self._running.get(task)
         if running is None:
             self._add_end(innermost, frames, end)
         else:
