@@ -48,8 +48,9 @@ class WaitNode:
             text += f" ({self.detail})"
         if self.where is not None:
             text += ", "
-            method = (self.function or "").rpartition(".")[2]
-            if method not in re.split(r"\W+", self.name):
+            name = re.sub(r"#\d+", "", self.name)
+            function = re.escape(self.function or "")
+            if not re.search(rf"(?<!\w){function}(?!\w)", name):
                 text += f"{self.function} at "
             text += self.where.removeprefix(os.getcwd() + os.sep)
         if self.secs is not None:
