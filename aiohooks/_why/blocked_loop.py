@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-import time
 from collections.abc import Callable
+from time import perf_counter
 
 from aiohooks._core.reports import logger
-from aiohooks._why.tasks import Frames, frames_of, user_location
+from aiohooks._why.tasks import Frames, loop_frames, user_location
 
 _BLOCKED_SECS = 0.5
 """The shortest block that may be warned of; a block of twice that time always is."""
@@ -37,6 +37,8 @@ class BlockedLoopWatch(threading.Thread):
         self._loop_thread = threading.get_ident()
         self._answered = threading.Event()
         self._stopped = threading.Event()
+        self.sessions = 0
+        """How many sessions use this watch."""
 
     def stop(self, *, wait: bool = True) -> None:
         """Stop the thread; with `wait`, block until it has ended."""
@@ -55,7 +57,7 @@ class BlockedLoopWatch(threading.Thread):
                 # `stop` set the event just before it was cleared. A loop that joins this thread
                 # would not answer.
                 return
-            asked_at = time.perf_counter()
+            asked_at = perf_counter()
             try:
                 self._loop.call_soon_threadsafe(self._answered.set)
             except RuntimeError:
@@ -64,7 +66,7 @@ class BlockedLoopWatch(threading.Thread):
             if self._answered.wait(self._secs):
                 continue
             frames = self._frames()
-            if frames and self._on_blocked(frames, time.perf_counter() - asked_at) is True:
+            if frames and self._on_blocked(frames, perf_counter() - asked_at) is True:
                 return
             while not self._answered.wait(self._secs) and not self._loop.is_closed():
                 # It is the same block, which has been reported.
@@ -74,15 +76,12 @@ class BlockedLoopWatch(threading.Thread):
         """Return the frames that the loop is running, the outermost first; none if it waits."""
         if not self._loop.is_running():
             return ()
-        current_frames = sys._current_frames  # pyright: ignore[reportPrivateUsage]
-        frames = frames_of(current_frames().get(self._loop_thread), in_loop=True)
-        if len(frames) == 1 and frames[0].f_code.co_name == "select":
-            return ()
-        return frames
+        stacks = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+        return loop_frames(stacks.get(self._loop_thread))
 
 
-_watches: dict[asyncio.AbstractEventLoop, tuple[BlockedLoopWatch, int]] = {}
-"""For each loop with open sessions, its watch and the number of its sessions."""
+_watches: dict[asyncio.AbstractEventLoop, BlockedLoopWatch] = {}
+"""The watch of each loop with open sessions."""
 
 
 def warn_if_blocked() -> Callable[[], None]:
@@ -91,18 +90,15 @@ def warn_if_blocked() -> Callable[[], None]:
     Call the returned function to end this. Several sessions may share a loop.
     """
     loop = asyncio.get_running_loop()
-    if loop not in _watches:
-        watch = BlockedLoopWatch(_BLOCKED_SECS, _warn_of_block)
+    watch = _watches.get(loop)
+    if watch is None:
+        watch = _watches[loop] = BlockedLoopWatch(_BLOCKED_SECS, _warn_of_block)
         watch.start()
-        _watches[loop] = (watch, 0)
-    watch, sessions = _watches[loop]
-    _watches[loop] = (watch, sessions + 1)
+    watch.sessions += 1
 
     def end() -> None:
-        _, sessions = _watches[loop]
-        if sessions > 1:
-            _watches[loop] = (watch, sessions - 1)
-        else:
+        watch.sessions -= 1
+        if watch.sessions == 0:
             del _watches[loop]
             watch.stop(wait=False)
 

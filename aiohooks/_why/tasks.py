@@ -1,4 +1,4 @@
-"""Where tasks are suspended: the awaits of each task, what it waits for, and at which line.
+"""Where tasks and threads are suspended: the chain of awaits of a task, the stack of a thread.
 
 This is for reports: no call is ended and no cancel is attributed because of it. There are two
 exceptions, in `session/coordinator.py`, as asyncio does not tell which tasks wait for a queue.
@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import inspect
+import itertools
 import os
-import threading
 import types
 from collections import deque
-from collections.abc import Awaitable, Generator
+from collections.abc import Awaitable
 from typing import Any, NamedTuple, TypeGuard, cast
 
 import anyio
@@ -26,18 +25,13 @@ from aiohooks._core.activity import Awaited, entries
 
 PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 """The folder of this library."""
-_WHY = PACKAGE + "_why"
 _INSTALLED = f"-packages{os.sep}"  # "site-", or "dist-" of a Linux distribution
+_LIBRARIES = (PACKAGE, os.path.dirname(anyio.__file__) + os.sep, "<")
 _STDLIB = os.path.dirname(os.__file__) + os.sep
-_ANYIO = os.path.dirname(anyio.__file__) + os.sep
 _MAX_FRAMES = 100
-_LOOP_FILES = (
-    os.path.join("asyncio", "base_events.py"),
-    os.path.join("asyncio", "runners.py"),
-)
-# Only the name of `_run_once` shows where the frames of asyncio's loop end. If asyncio renames it,
-# a report has one frame more.
-_LOOP_FUNCTIONS = ("_run_once", "run", "run_until_complete", "run_forever")
+# The functions behind which a loop's callbacks begin. uvloop has no frames, and asyncio's runner
+# calls it. If asyncio renames its private one, a report has a few frames more.
+_LOOP_FUNCTIONS = ("BaseEventLoop._run_once", "Runner.run")
 _LINK_TYPES: tuple[Any, ...] = (
     types.CoroutineType,
     types.AsyncGeneratorType,
@@ -71,28 +65,21 @@ def task_wait(task: Task) -> TaskWait:
 
     For the running task, only the outermost function is known.
     """
-    frames: list[Frame] = []
-    name: str | None = None
-    kind: str | None = None
-    following: Task | None = task
-    while following is not None and len(frames) < _MAX_FRAMES:
-        links = list(links_of(coroutine_of(following)))
-        frames += [frame for frame, _ in links if frame is not None]
-        waits = [entry.awaited() for entry in entries() if entry.task is following]
-        following = None
-        for awaited in waits:
-            if awaited is None:
-                continue
-            if awaited.kind == "calls":
-                following = _first_task(awaited)
-                break
-            if awaited.ends:
-                name = awaited.name
-                kind = awaited.kind
-                break
-        else:
-            name = _task_name(links[-1][1]) if links else None
-    return TaskWait(tuple(frames), name, kind)
+    frames: Frames = ()
+    while True:
+        links = links_of(task)
+        frames += frames_of_links(links)
+        descriptions = [entry.awaited() for entry in entries() if entry.task is task]
+        wait = next((awaited for awaited in descriptions if awaited and awaited.ends), None)
+        if wait is None:
+            return TaskWait(frames, _task_name(links[-1][1]) if links else None, None)
+        if wait.kind != "calls":
+            return TaskWait(frames, wait.name, wait.kind)
+        inner = _first_task(wait)
+        # Tasks that wait for one another have no end.
+        if inner is None or len(frames) > _MAX_FRAMES:
+            return TaskWait(frames, None, None)
+        task = inner
 
 
 def _first_task(calls: Awaited) -> Task | None:
@@ -104,20 +91,10 @@ def _first_task(calls: Awaited) -> Task | None:
     return None
 
 
-def coroutine_of(task: Task) -> Any:
-    """Return the coroutine of a task; None if the task has ended."""
-    if task.done():
-        # Python 3.12.1 crashes in `get_coro` of a task that ended while it was started eagerly.
-        return None
-    return task.get_coro()
-
-
 def describe_awaitable(awaitable: object) -> str:
     """Return the name of an awaitable before it is awaited: of its task, function or class."""
-    name = _task_name(awaitable)
-    if inspect.iscoroutine(awaitable):
-        name = awaitable.__qualname__
-    return name or type(awaitable).__qualname__
+    qualname: str = getattr(awaitable, "__qualname__", type(awaitable).__qualname__)
+    return _task_name(awaitable) or qualname
 
 
 def describe_suspension(task: Task) -> str:
@@ -140,23 +117,31 @@ def _task_name(awaitable: object) -> str | None:
     return None
 
 
-def links_of(link: Any) -> Generator[tuple[Frame | None, Any]]:
-    """Yield the frame and the awaitable of each link of a chain of awaits, from `link` on.
+# -- chains of awaits
 
-    The last link may be a future.
+Link = tuple[Frame | None, Any]
+"""The frame and the awaitable of a link of a chain of awaits."""
+
+
+def links_of(task: Task) -> list[Link]:
+    """Return the links of a task's chain of awaits, the outermost first.
+
+    The last link may be a future. A task that has ended has no links.
     """
-    for _ in range(_MAX_FRAMES):
-        if link is None:
-            return
+    links: list[Link] = []
+    # Python 3.12.1 crashes in `get_coro` of a task that ended while it was started eagerly.
+    link: Any = None if task.done() else task.get_coro()
+    while link is not None and len(links) < _MAX_FRAMES:
         if asyncio.isfuture(link):
-            yield None, link
-            return
+            links.append((None, link))
+            break
         frame, inner = _follow(link)
-        yield frame, link
+        links.append((frame, link))
         link = inner
+    return links
 
 
-def _follow(link: Any) -> tuple[Frame | None, Any]:
+def _follow(link: Any) -> Link:
     """Return the frame of a link of the chain, and the next link."""
     kind = cast("Any", type(link))
     if kind is types.CoroutineType:
@@ -179,6 +164,14 @@ def _follow(link: Any) -> tuple[Frame | None, Any]:
     return frame, None
 
 
+def frames_of_links(links: list[Link]) -> Frames:
+    """Return the frames of a chain of awaits."""
+    return tuple(frame for frame, _ in links if frame is not None)
+
+
+# -- frames
+
+
 def user_location(frames: Frames) -> str | None:
     """Return the innermost line of the user's own code, and the innermost line of all.
 
@@ -186,32 +179,24 @@ def user_location(frames: Frames) -> str | None:
     """
     if not frames:
         return None
-    innermost = frames[-1]
-    for frame in reversed(frames):
-        if is_library(frame):
-            continue
-        if frame is innermost:
-            break
-        return f"{location(frame)}, in {location(innermost)}"
-    return location(innermost)
+    innermost = location(frames[-1])
+    written = [frame for frame in frames if not is_library(frame)]
+    if not written or written[-1] is frames[-1]:
+        return innermost
+    return f"{location(written[-1])}, in {innermost}"
 
 
-def is_of_aiohooks(code: types.CodeType) -> bool:
-    """Return whether a function is of this library."""
-    return code.co_filename.startswith(PACKAGE)
+def is_users(frame: Frame) -> bool:
+    """Return whether a frame is of the user's own code, and of no package."""
+    return not is_library(frame) and _INSTALLED not in frame.f_code.co_filename
 
 
 def is_library(frame: Frame) -> bool:
     """Return whether a frame is of this library, of anyio or of Python's standard library."""
     file = frame.f_code.co_filename
-    if file.startswith((PACKAGE, _ANYIO, "<")):
+    if file.startswith(_LIBRARIES):
         return True
     return file.startswith(_STDLIB) and "site-packages" not in file
-
-
-def is_installed(frame: Frame) -> bool:
-    """Return whether a frame is of an installed package."""
-    return _INSTALLED in frame.f_code.co_filename
 
 
 def location(frame: Frame) -> str:
@@ -219,39 +204,26 @@ def location(frame: Frame) -> str:
     return f"{frame.f_code.co_qualname} ({frame.f_code.co_filename}:{frame.f_lineno})"
 
 
-# -- threads
-
-
-def threads() -> list[threading.Thread]:
-    """Return the threads of this process."""
-    # `threading.enumerate` takes a lock, which the code that a signal has interrupted may hold.
-    return [*getattr(threading, "_active", {}).values()]
-
-
-def frames_of(
-    innermost: Frame | None,
-    *,
-    in_loop: bool = False,
-) -> Frames:
-    """Return the frames of a thread, the outermost first, without those of this package.
-
-    With `in_loop`, only the frames that the event loop of the thread runs.
-    """
+def frames_of(innermost: Frame | None) -> Frames:
+    """Return the frames of a thread, the outermost first."""
     frames: deque[Frame] = deque()
     frame = innermost
     while frame is not None:
-        if in_loop and _is_loop(frame):
-            break
-        if not frame.f_code.co_filename.startswith(_WHY):
-            frames.appendleft(frame)
+        frames.appendleft(frame)
         frame = frame.f_back
     return tuple(frames)
 
 
-def _is_loop(frame: Frame) -> bool:
-    """Return whether this is a frame of the event loop.
+def loop_frames(innermost: Frame | None) -> Frames:
+    """Return the frames that the event loop of a thread runs, the outermost first.
 
-    uvloop has no frames, but asyncio's runner calls it too.
+    There are none if the loop waits for events.
     """
-    code = frame.f_code
-    return code.co_name in _LOOP_FUNCTIONS and code.co_filename.endswith(_LOOP_FILES)
+    inner_first = itertools.takewhile(
+        lambda frame: frame.f_code.co_qualname not in _LOOP_FUNCTIONS,
+        reversed(frames_of(innermost)),
+    )
+    frames = tuple(inner_first)[::-1]
+    if frames and frames[0].f_code.co_name == "select":
+        return ()
+    return frames

@@ -31,7 +31,7 @@ from aiohooks._core.observers import Observer
 from aiohooks._core.reports import logger
 from aiohooks._core.scope import RunScope, current_scope, leave_run
 from aiohooks._core.validate import check_callable, check_instance, check_secs
-from aiohooks._why.tasks import Task, coroutine_of, describe_awaitable, is_task, links_of, task_wait
+from aiohooks._why.tasks import Task, describe_awaitable, is_task, links_of, task_wait
 from aiohooks.errors import (
     InvalidArgumentError,
     NestedRunError,
@@ -1124,10 +1124,10 @@ def _queue_wait(task: Task) -> object:
 
     None in a `with` block, too: it may be a time limit, after which the task continues by itself.
     """
-    from aiohooks._why.frames import held_by  # seldom needed
+    from aiohooks._why.sources import held_by  # seldom needed
 
     _, waiter = _queue_method(task)
-    if asyncio.isfuture(waiter) and not waiter.done() and not held_by(task):
+    if asyncio.isfuture(waiter) and not waiter.done() and not [*held_by(task)]:
         return waiter
     return None
 
@@ -1145,7 +1145,7 @@ def _queue_method(task: Task) -> tuple[FrameType | None, object]:
     frames = task_wait(task).frames
     if not frames or frames[-1].f_code not in _QUEUE_METHODS:
         return None, None
-    _, waiter = [*links_of(coroutine_of(task))][-1]
+    _, waiter = links_of(task)[-1]
     return frames[-1], waiter
 
 

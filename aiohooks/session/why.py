@@ -32,84 +32,80 @@ from aiohooks._core.fork import call_after_fork
 from aiohooks._core.reports import logger
 from aiohooks._why.builder import wait_graph
 from aiohooks._why.graph import WaitGraph
-from aiohooks._why.tasks import threads
+from aiohooks._why.tasks import loop_frames
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.session.coordinator import RUN_LOOPS, WHY_VARIABLE
 from aiohooks.session.lifecycle import OPEN_SESSIONS, Lifecycle
 
 _ANSWER_SECS = 0.25
 """How long a loop that is not blocked may take to answer."""
-_SEND_SECS, _PAUSE_SECS = 2.0, 1.0
-_IDLE_FUNCTIONS = "select", "run_forever", "run_until_complete", "run"
+_SEND_SECS = 2.0
+_PAUSE_SECS = 1.0
 _SIGNALS = [signal.Signals[name] for name in ("SIGUSR1", "SIGQUIT") if hasattr(signal, name)]
 
 
 def why_session(session: Lifecycle) -> WaitGraph:
-    """Return the wait-for graph of the loop of a session; from another thread, as it is at that
-    moment.
+    """Return the wait-for graph of the loop of a session.
+
+    From another thread, it is that of this moment.
     """
     loop = session.requests.loop
-    loops = {} if loop is None else {loop: session.thread}
-    own = threading.get_ident() == session.thread
-    current_frames = sys._current_frames  # pyright: ignore[reportPrivateUsage]
-    return _graph(loops, {} if own else current_frames())
+    return _graph({} if loop is None else {loop: session.thread})
 
 
 def process_graph() -> WaitGraph:
-    """Return the wait-for graph of all known loops; asked in another thread, made by the loop if
-    one answers.
+    """Return the wait-for graph of all known loops: the answer to another process.
+
+    A single loop that is not blocked makes it itself.
     """
     loops = _known_loops()
-    answers = {loop: concurrent.futures.Future[WaitGraph]() for loop in loops}
+    answer: concurrent.futures.Future[WaitGraph] = concurrent.futures.Future()
 
-    def answer(loop: asyncio.AbstractEventLoop) -> None:
-        if answers[loop].set_running_or_notify_cancel():
+    def make() -> None:
+        if answer.set_running_or_notify_cancel():
             try:
-                answers[loop].set_result(_graph(loops if len(loops) == 1 else {}, {}))
+                answer.set_result(_graph(loops))
             except Exception as error:
-                answers[loop].set_exception(error)
+                answer.set_exception(error)
 
-    for loop in loops:
+    if len(loops) == 1:
+        (loop,) = loops
         with contextlib.suppress(RuntimeError):  # it was closed meanwhile
-            loop.call_soon_threadsafe(answer, loop)
-    concurrent.futures.wait(answers.values(), _ANSWER_SECS)
-    blocked = [thread for loop, thread in loops.items() if answers[loop].cancel()]
-    if len(loops) == 1 and not blocked:
-        return next(iter(answers.values())).result()
-    frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
-    return _graph(loops, {thread: frames[thread] for thread in blocked if thread in frames})
+            loop.call_soon_threadsafe(make)
+            concurrent.futures.wait([answer], _ANSWER_SECS)
+    if answer.cancel():
+        return _graph(loops)
+    return answer.result()
 
 
 def _graph(
-    loops: Mapping[asyncio.AbstractEventLoop, int], running: Mapping[int, types.FrameType]
+    loops: Mapping[asyncio.AbstractEventLoop, int],
+    interrupted: types.FrameType | None = None,
 ) -> WaitGraph:
-    """Return the graph of these loops, each with its thread, given what the threads run whose loops
-    cannot answer.
+    """Return the wait-for graph of loops, each with its thread, and of their sessions.
+
+    Of a loop of another thread it has the function that runs at this moment.
+
+    Args:
+        loops: the loops.
+        interrupted: the frame that a signal has interrupted, if a signal handler asks.
     """
-    blocked = {loop: running[thread] for loop, thread in loops.items() if thread in running}
-    # A loop whose innermost frame is its own is idle: uvloop has no others.
-    busy = [loop for loop, frame in blocked.items() if frame.f_code.co_name not in _IDLE_FUNCTIONS]
-    in_callback = {loops[loop] for loop in busy if asyncio.current_task(loop) is None}
+    stacks: dict[int, Any] = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+    stacks[threading.get_ident()] = interrupted
+    running = {loop: loop_frames(stacks.get(thread)) for loop, thread in loops.items()}
     sessions = [
         session.awaited() for session in list(OPEN_SESSIONS) if session.requests.loop in loops
     ]
-    return wait_graph(
-        loops,
-        also=[*sessions, *(one for one in threads() if one.ident in in_callback)],
-        blocked=blocked,
-    )
+    return wait_graph(loops, sessions, running)
 
 
 def _known_loops() -> dict[asyncio.AbstractEventLoop, int]:
     """Return the loops that `run` runs, and those of open sessions, each with its thread."""
-    sessions = {
-        session.requests.loop: session.thread
-        for session in list(OPEN_SESSIONS)
-        if session.requests.loop is not None
-    }
-    return {
-        loop: thread for loop, thread in {**RUN_LOOPS, **sessions}.items() if not loop.is_closed()
-    }
+    loops = dict(RUN_LOOPS)
+    for session in list(OPEN_SESSIONS):
+        if session.requests.loop is not None:
+            loops[session.requests.loop] = session.thread
+    return {loop: thread for loop, thread in loops.items() if not loop.is_closed()}
 
 
 # -- being asked
@@ -160,12 +156,11 @@ def enable_if_asked() -> None:
 
 
 def _print_why(number: int, frame: types.FrameType | None) -> None:
-    """Called between two instructions of the main thread, whatever that does: no lock is taken, and
-    nothing is raised.
+    """Called between two instructions of the main thread, whatever that does: only reentrant locks
+    are taken, and nothing is raised.
     """
     try:
-        running = {threading.get_ident(): frame} if frame is not None else {}
-        text = str(_graph(_known_loops(), running))
+        text = str(_graph(_known_loops(), frame))
     except Exception as error:
         text = f"that could not be found out: {error!r}"
     with contextlib.suppress(OSError):
@@ -200,12 +195,9 @@ class _Server:
             try:
                 connection, _ = self._socket.accept()
             except OSError as error:
-                if not self._stopped.is_set():
-                    logger.warning(
-                        "a question why this process waits could not be accepted: %s", error
-                    )
                 if self._stopped.wait(_PAUSE_SECS):
                     return
+                logger.warning("a question why this process waits could not be accepted: %s", error)
                 continue
             with connection, contextlib.suppress(OSError):  # whoever has asked has gone
                 connection.settimeout(_SEND_SECS)
@@ -236,10 +228,11 @@ _server: _Server | None = None
 
 def _answer() -> bytes:
     try:
-        return process_graph().to_json().encode()
+        graph = process_graph()
     except Exception as error:
         logger.exception("why this process waits could not be found out")
-        return unanswered(os.getpid(), f"{type(error).__name__}: {error}").to_json().encode()
+        graph = unanswered(os.getpid(), f"{type(error).__name__}: {error}")
+    return graph.to_json().encode()
 
 
 def unanswered(pid: int, why: str) -> WaitGraph:
@@ -259,16 +252,15 @@ def why_folder(*, make: bool = False) -> Path:
             " here, too"
         )
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    folder = (
-        Path(runtime) / "aiohooks"
-        if runtime
-        else Path(tempfile.gettempdir()) / f"aiohooks-{os.getuid()}"
-    )
+    folder = Path(tempfile.gettempdir()) / f"aiohooks-{os.getuid()}"
+    if runtime:
+        folder = Path(runtime) / "aiohooks"
     if make:
         folder.mkdir(mode=0o700, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
-        found: Any = folder.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        found = folder.lstat()
+        is_private = stat.S_ISDIR(found.st_mode) and found.st_mode & 0o077 == 0
+        if not is_private or found.st_uid != os.getuid():
             raise InvalidArgumentError(
                 f"{folder} can be used by others than this user; remove it, or make its mode 0700"
             )

@@ -11,7 +11,6 @@ from tests.support.source import ROOT, python_files
 
 STILL_TO_BE_REWRITTEN = {
     "aiohooks/dispatch/": "issue 38",
-    "aiohooks/session/": "issue 39",
     "aiohooks/adapters/asgi/": "issue 40",
     "aiohooks/adapters/trackers/": "issue 40",
     "aiohooks/hooks/": "issue 40",

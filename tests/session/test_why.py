@@ -91,7 +91,7 @@ async def test_a_wait_for_a_feed_leads_into_the_feeds() -> None:
     async with doubling() as session:
         loop = await parked(use_up(session.steps(feeds=feeds())), 10)
         pattern = (
-            r" waits for next feed, .* s <- task 'feeds' <- next feed, .*\.feeds at .*, .* s"
+            r" waits for next feed, .* s <- next feed, .*\.feeds at .*, .* s"
             r" <- asyncio.Event.wait"
         )
         assert re.search(pattern, unfolded(str(session.why())))

@@ -90,6 +90,23 @@ class Holder:
             pass
 
 
+async def test_since_when_a_task_waits() -> None:
+    """The second question shows the seconds since the first one that found the same wait."""
+    async with starting() as start:
+        first, second = asyncio.Event(), asyncio.Event()
+
+        async def wait() -> None:
+            await first.wait()
+            await second.wait()
+
+        start(wait(), "waits")
+        assert found(await lines(), r"^task 'waits', .*wait at @ waits for asyncio.Event.wait$")
+        secs = r"^task 'waits', .*wait at @, \S+ s waits for asyncio.Event.wait$"
+        assert found(await lines(), secs)
+        first.set()
+        assert not found(await lines(), secs)
+
+
 @pytest.mark.parametrize("how", ["with", "context manager"])
 async def test_the_holder_of_a_lock(how: str) -> None:
     """A lock is held by the task in whose `with` block it is, however it was entered; not by others
@@ -506,8 +523,8 @@ async def test_a_thread_that_waits_for_the_loop() -> None:
 
         start(hold(), "holds")
         await lines_with(
-            r"^deadlock: (?=.*hold at @ <- thread .*wait at @ <- task )"
-            r".*Holder.want at @ <- asyncio.Lock.acquire <- task 'holds'"
+            r"^deadlock: (?=.*hold at @(?:, \S+ s)? <- thread .*wait at @ <- task )"
+            r".*Holder.want at @(?:, \S+ s)? <- asyncio.Lock.acquire <- task 'holds'"
         )
         calls[0].cancel()
 

@@ -1,0 +1,221 @@
+"""What a chain of awaits ends with: a group of tasks, what sets a future, a function, a holder.
+
+asyncio and concurrent.futures have no public way to ask for that: private attributes, and variables
+of their functions, are read here. What a later Python renames is then missing from reports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import itertools
+import threading
+import types
+from asyncio.subprocess import Process
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from aiohooks._core.activity import Awaited, Needs
+from aiohooks._why.processes import process_state
+from aiohooks._why.tasks import (
+    PACKAGE,
+    Frame,
+    Frames,
+    Task,
+    frames_of,
+    is_library,
+    is_users,
+    links_of,
+)
+
+Stacks = Mapping[int, Frame]
+"""The innermost frame of each thread, by its ID."""
+
+# -- groups and futures
+
+_GROUPS = {
+    "_wait": "fs",  # asyncio.wait
+    "wait_for": "fut",  # before Python 3.12
+    "TaskGroup.__aexit__": "self._tasks",  # of asyncio and of anyio
+    "_AsCompletedIterator._wait_for_one": "self._todo",  # from Python 3.13 on
+    "AsyncIOBackend.run_sync_in_worker_thread": "worker",
+    "Thread.join": "self",
+    "Future.result": "self",
+    "Future.exception": "self",
+}
+"""The functions of libraries that wait for tasks, futures or threads, and the variables that have
+them.
+"""
+_VARIABLES = {
+    "shield.<locals>._outer_done_callback": "inner",
+    "_chain_future.<locals>._call_check_cancel": "source",
+}
+"""The callbacks of a future that is set by another one, and the variable that has the other."""
+
+
+def group_of(frames: Frames) -> tuple[list[Any], Needs]:
+    """Return the tasks, futures or threads that a function of a library waits for together."""
+    for frame in filter(is_library, frames):
+        path = _GROUPS.get(frame.f_code.co_qualname, "")
+        name, _, attribute = path.partition(".")
+        group = frame.f_locals.get(name)
+        if attribute:
+            group = getattr(group, attribute, None)
+        if group is None:
+            continue
+        needs: Needs = "all"
+        returns = frame.f_locals.get("return_when", asyncio.ALL_COMPLETED)
+        if returns != asyncio.ALL_COMPLETED or attribute == "_todo":
+            needs = "any"
+        return ([*group] if isinstance(group, set | list) else [group]), needs
+    return [], "all"
+
+
+def sources_of(future: Any, stacks: Stacks) -> list[Any]:
+    """Return the tasks, the futures, the thread or the call that set a future."""
+    if future.done():
+        return []
+    if asyncio.isfuture(future):
+        children = getattr(future, "_children", ())  # of `asyncio.gather`
+        callbacks = getattr(future, "_callbacks", None) or ()
+        return [*children, *_chained(callback for callback, _ in callbacks)]
+    # The task of `run_coroutine_threadsafe`, or else a call of an executor.
+    return _chained(getattr(future, "_done_callbacks", ())) or [_call_of(future, stacks)]
+
+
+def _chained(callbacks: Iterable[Any]) -> list[Any]:
+    """Return the futures in the closures of the callbacks that `shield` and `wrap_future` add."""
+    chained: list[Any] = []
+    for callback in callbacks:
+        if isinstance(callback, types.FunctionType) and callback.__qualname__ in _VARIABLES:
+            variables = inspect.getclosurevars(callback).nonlocals
+            chained.append(variables[_VARIABLES[callback.__qualname__]])
+    return chained
+
+
+def _call_of(call: Any, stacks: Stacks) -> threading.Thread | Awaited:
+    """Return the thread that makes a call of an executor, given the frames of all threads."""
+    if not call.running():
+        return Awaited("call", "a call that has not begun", key=call)
+    for thread in threading.enumerate():
+        for frame in filter(is_library, frames_of(stacks.get(thread.ident or 0))):
+            # The work item of an executor has the future of its call.
+            work = frame.f_locals.get("self")
+            if frame.f_code.co_name == "run" and getattr(work, "future", None) is call:
+                return thread
+    return Awaited("call", "a call that no thread of this process runs", key=call)
+
+
+# -- functions
+
+Holders = Mapping[object, Sequence[Task]]
+"""The tasks that are in a `with` block of an object, by its id and by its package."""
+_OUTER = ("__aenter__", "_bootstrap", "_bootstrap_inner", "run", "_worker")
+"""Functions that say less than the one that they have called."""
+
+
+def called_function(frames: Frames, holders: Holders) -> Awaited | None:
+    """Return the function of a package or a library that the innermost code of a user has called.
+
+    Args:
+        frames: the chain of awaits of a task, or the stack of a thread.
+        holders: the tasks that are in `with` blocks.
+    """
+    called = _innermost(frames, lambda frame: not is_users(frame))
+    function = _library_function(frames, holders)
+    if not called or called == frames or is_library(called[0]):
+        return function
+    # A pool of connections, for example: the tasks that use its connections are in its blocks.
+    package, name = _names_of(called[0])
+    tasks = holders.get(package)
+    if tasks:
+        return Awaited("function", name, by=lambda: tasks, key=name, needs="perhaps")
+    return Awaited("function", name, by=lambda: [function])
+
+
+def _library_function(frames: Frames, holders: Holders) -> Awaited | None:
+    """Return the function of asyncio, anyio or threading that other code has called."""
+    called = _innermost(frames, _is_foreign_library)
+    while len(called) > 1 and called[0].f_code.co_name in _OUTER:
+        called = called[1:]
+    if not called:
+        return None
+    _, name = _names_of(called[0])
+    # Variables are only read in functions of libraries, never in the user's own code.
+    owner = called[0].f_locals.get("self")
+    if isinstance(owner, Process):
+        return Awaited("process", f"process {owner.pid}", process_state(owner.pid) or "")
+    key = f"{id(owner)}.{name}"
+    if not name.endswith(".acquire"):
+        return Awaited("function", name, key=key)
+    tasks = holders.get(id(owner), ())
+    detail = "" if tasks else "its holder is not known: no task is in a `with` block of it"
+    needs: Needs = "all" if "Lock" in name else "perhaps"
+    return Awaited("lock", name, detail, by=lambda: tasks, key=key, needs=needs)
+
+
+def _innermost(frames: Frames, includes: Callable[[Frame], bool]) -> Frames:
+    """Return the frames at the end that are all included."""
+    return tuple(itertools.takewhile(includes, reversed(frames)))[::-1]
+
+
+def _is_foreign_library(frame: Frame) -> bool:
+    return is_library(frame) and not frame.f_code.co_filename.startswith(PACKAGE)
+
+
+def _names_of(frame: Frame) -> tuple[str, str]:
+    """Return the package of a function, and its own name with that."""
+    package = str(frame.f_globals.get("__name__")).partition(".")[0]
+    return package, f"{package}.{frame.f_code.co_qualname}"
+
+
+# -- holders
+
+_EXITS = ("__aexit__", "__exit__")
+_FUNCTIONS = (types.MethodType, types.BuiltinMethodType, types.FunctionType)
+
+
+def holders_among(tasks: Iterable[Task]) -> Holders:
+    """Return which of these tasks are in a `with` block of an object."""
+    holders: dict[object, list[Task]] = {}
+    for task in tasks:
+        for owner in held_by(task):
+            package = type(owner).__module__.partition(".")[0]
+            for key in (id(owner), package):
+                holders.setdefault(key, []).append(task)
+    return holders
+
+
+def held_by(task: Task) -> Iterator[Any]:
+    """Yield the objects whose `with` blocks a suspended task is in."""
+    links = [link for link in links_of(task) if link[0] is not None]
+    for (_, link), (inner, _) in itertools.pairwise([*links, (None, None)]):
+        owners = _entered_by(link)
+        if inner is not None and inner.f_code.co_name == "__aenter__":
+            # This block is not entered yet.
+            del owners[-1:]
+        while owners:
+            owner = owners.pop()
+            yield owner
+            if type(owner).__module__ == "contextlib":
+                # A function decorated with `contextmanager` or `asynccontextmanager`.
+                owners += _entered_by(getattr(owner, "gen", None))
+
+
+def _entered_by(suspended: object) -> list[Any]:
+    """Return the objects whose `with` blocks a coroutine or a generator is in.
+
+    Before Python 3.13 a frame keeps the values that its variables had when they were read. So the
+    variables of user code are not read: the exits of its blocks show themselves to the garbage
+    collector.
+    """
+    owners: list[Any] = []
+    referents: list[Any] = gc.get_referents(suspended)
+    for referent, following in itertools.pairwise([*referents, None]):
+        if inspect.isasyncgen(referent):
+            owners += _entered_by(referent)
+        elif isinstance(referent, _FUNCTIONS) and referent.__name__ in _EXITS:
+            # From Python 3.14 on, the object is behind its function.
+            owners.append(getattr(referent, "__self__", following))
+    return owners
