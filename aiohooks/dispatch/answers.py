@@ -239,4 +239,5 @@ def _merged(target: Target, results: Iterable[Any]) -> Any:
                 )
             origins[key] = name
             items.append((key, value))
-    return kind(items)
+    merged: Any = kind(items)
+    return merged

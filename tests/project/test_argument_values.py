@@ -201,7 +201,7 @@ VALUES = [
         value("Backoff", backoff=3),
         value("give a tuple of exception classes", on=OSError),
         value("give a tuple of exception classes", on=(OSError("x"),)),
-        other("CancelledError", "cancellation is never recovered", on=(asyncio.CancelledError,)),
+        other("CancelledError", "subclasses of Exception", on=(asyncio.CancelledError,)),
         other("KeyboardInterrupt", "give a tuple of exception classes", on=(KeyboardInterrupt,)),
     ),
     *(Case(ah.RecoveryPolicy, *value(**{name: "none"})) for name in ("restore", "on_lost_feeds")),
