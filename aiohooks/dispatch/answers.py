@@ -239,5 +239,4 @@ def _merged(target: Target, results: Iterable[Any]) -> Any:
                 )
             origins[key] = name
             items.append((key, value))
-    merged: Any = kind(items)
-    return merged
+    return cast("Any", kind)(items)
