@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from aiohooks._core.cancel import wait_done
 from aiohooks._core.clock import wake
-from aiohooks.errors import raise_failures
+from aiohooks.errors import WrongLoopError, raise_failures
 
 T = TypeVar("T")
 
@@ -129,7 +129,7 @@ class Queue(abc.ABC, Generic[T]):
 
 
 class ThreadQueue(Queue[T]):
-    """A queue with a daemon thread, which starts with the first item."""
+    """A queue with a daemon thread, which starts with the first item, in its event loop."""
 
     def __init__(self, name: str, max_pending: int, max_batch: int = sys.maxsize) -> None:
         """Start no thread yet.
@@ -143,6 +143,7 @@ class ThreadQueue(Queue[T]):
         self._name = name
         self._max_batch = max_batch
         self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._finished: asyncio.Future[None] | None = None
         self._changed = threading.Condition()  # guards `_waiting`
         self._waiting: deque[T] = deque()
@@ -182,18 +183,31 @@ class ThreadQueue(Queue[T]):
     def begin(self, item: T) -> None:
         if self._finished is not None:
             raise RuntimeError(f"the {self._name} has been finished")
+        self._check_loop()
         with self._changed:
             self._waiting.append(item)
             self._changed.notify()
         if self._thread is None:
-            loop = asyncio.get_running_loop()
+            self._loop = asyncio.get_running_loop()
             self._thread = threading.Thread(
                 target=self._run,
-                args=(loop,),
+                args=(self._loop,),
                 name=self._name,
                 daemon=True,
             )
             self._thread.start()
+
+    async def drain(self) -> None:
+        self._check_loop()
+        await super().drain()
+
+    def _check_loop(self) -> None:
+        # The thread reports to the loop of the first item: nothing else would end a wait.
+        if self._loop not in (None, asyncio.get_running_loop()):
+            raise WrongLoopError(
+                f"the {self._name} is used in another event loop than its first item: close it in"
+                " that loop, and make a new one here"
+            )
 
     def _batch_ended(self, batch: list[T], error: BaseException | None) -> None:
         if self.items:  # otherwise they were removed meanwhile

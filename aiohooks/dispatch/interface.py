@@ -305,8 +305,10 @@ class Interface:
             if name not in self.points and not name.startswith("_")
         ]
         coroutines = [name for name in others if is_coroutine_function(getattr(hook, name))]
-        # A plain method is likely to be a helper, unless the methods of the hook may be plain.
-        for name in others if plain else coroutines:
+        likely_misspelt = coroutines
+        if plain:  # otherwise a plain method is likely to be a helper
+            likely_misspelt = others
+        for name in likely_misspelt:
             for known in self.points:
                 if _is_misspelt(name, known):
                     raise InvalidHookError(

@@ -202,8 +202,6 @@ class SessionFeeds:
         objects = self.loaders if source is self.counted else []
         if source.stateful is not None:
             objects = [source.stateful, *objects]
-        if not objects:  # as for most feeds
-            return _NO_STATES
         return {id(counting): copy.deepcopy(counting.state_dict()) for counting in objects}
 
     def state_of(self, stateful: Stateful) -> Any:
@@ -625,20 +623,21 @@ class IterableSource(Source):
         """
         return None if self._ahead or self._thread else self._reader
 
-    @property
     def _can_begin(self) -> bool:
-        """Whether nothing reads the feeds, and no recovery is about to restore them."""
-        is_being_restored = self.stateful is not None and self._session.session is None
-        return self._reader is None and not is_being_restored
+        """Return whether nothing reads the feeds, and no recovery is about to restore them."""
+        if self._reader is not None:
+            return False
+        return self.stateful is None or self._session.session is not None
 
     def _read_now(self, producers: Producers | None) -> Element | None:
-        if self._needs_task or not self._can_begin:
+        if self._needs_task or not self._can_begin():
             return None
-        if self._is_draining():
+        coordinator = self._coordinator
+        if coordinator.requests.drain_reason is not None and self._is_draining():
             raise StopAsyncIteration
         element = self._begin_read()
-        if self._coordinator.observers:
-            with active("feed", "next feed", observers=self._coordinator.observers):
+        if coordinator.observers:
+            with active("feed", "next feed", observers=coordinator.observers):
                 self._read_sync(element)
         else:
             self._read_sync(element)
@@ -653,7 +652,7 @@ class IterableSource(Source):
         self.changes.wake()
         try:
             while not self.has_ended and self.first_unused() is None:
-                if self._can_begin:
+                if self._can_begin():
                     if not self._needs_task:
                         return
                     self._reader = self._coordinator.start_soon(self._read, name="feeds")
@@ -746,7 +745,10 @@ class IterableSource(Source):
         return element.error is None
 
     def _begin_read(self) -> Element:
-        element = Element(self, self._session.states(self))
+        before = _NO_STATES  # as for most feeds
+        if self.stateful is not None or self._session.loaders:
+            before = self._session.states(self)
+        element = Element(self, before)
         self.elements.append(element)
         return element
 
@@ -776,14 +778,20 @@ class IterableSource(Source):
         element.use = "unused"
 
     async def _close_iterator(self) -> None:
-        """Close the generator that gives the elements; a thread that has hung still uses it."""
-        iterator = self._iterator
+        """Close an iterator that was made for this source, and a generator.
+
+        A thread that has hung still uses its iterator.
+        """
+        iterator: Any = self._iterator
         self._iterator = None
+        is_generator = isinstance(iterator, Generator | AsyncGenerator)
+        if iterator is self.feeds and not is_generator:
+            return  # it is the user's
         is_in_use = any(element.use == "being read" for element in self.elements)
         try:
-            if isinstance(iterator, AsyncGenerator):
+            if hasattr(iterator, "aclose"):
                 await iterator.aclose()
-            elif isinstance(iterator, Generator) and not (self._thread and is_in_use):
+            elif hasattr(iterator, "close") and not (self._thread and is_in_use):
                 await self._call(iterator.close)
         except Exception as error:
             # It must not replace the cancellation with which a stop ends the task.

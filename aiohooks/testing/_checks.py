@@ -37,7 +37,10 @@ async def run_checks(
     """
     if only is not None and only not in checks:
         raise InvalidArgumentError(f"unknown check {only!r}; {did_you_mean(only, checks)}")
-    for name in checks if only is None else [only]:
+    names = [*checks]
+    if only is not None:
+        names = [only]
+    for name in names:
         check = checks[name]
         try:
             async with asyncio.timeout(limit_secs):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from aiohooks._core.queue import Queue, ThreadQueue
+from aiohooks.errors import WrongLoopError
 from tests.support.waiting import parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
@@ -170,6 +171,27 @@ def test_a_loop_that_was_closed_is_not_woken() -> None:
     queue.gate.release(2)
     queue.join()
     assert queue.worked == [[1], [2], "closed"]
+
+
+def test_a_thread_reports_to_one_loop() -> None:
+    """In another loop, a wait for its items would never end: it is an error."""
+    queue = Numbers()
+
+    async def add_and_drain() -> None:
+        queue.gate.release()
+        queue.add(1)
+        await queue.drain()
+
+    asyncio.run(add_and_drain())
+    for wait in (add_and_drain, queue.drain):
+        with pytest.raises(WrongLoopError, match="numbers is used in another event loop"):
+            asyncio.run(wait())
+
+    async def finish() -> None:
+        queue.finish()
+
+    asyncio.run(finish())
+    queue.join()
 
 
 async def test_nothing_is_queued_after_the_end() -> None:

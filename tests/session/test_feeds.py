@@ -314,12 +314,20 @@ async def test_an_iterator_of_the_users_own_is_not_closed(thread: bool) -> None:
         def close(self) -> None:
             self.closed = True
 
-    reader = Reader()
-    async with ah.AsyncMonitoredSession(same, [ah.StopAtStepHook(last_step=2)]) as session:
-        assert [
-            batch async for batch in session.steps("same", feeds=reader, prefetch=1, thread=thread)
-        ] == [1, 2]
-    assert not reader.closed
+    class Readable:
+        def __init__(self) -> None:
+            self.reader = Reader()
+
+        def __iter__(self) -> Reader:
+            return self.reader
+
+    own = Reader()
+    readable = Readable()
+    for feeds in (own, readable):
+        async with ah.AsyncMonitoredSession(same, [ah.StopAtStepHook(last_step=2)]) as session:
+            steps = session.steps("same", feeds=feeds, prefetch=1, thread=thread)
+            assert [batch async for batch in steps] == [1, 2]
+    assert (own.closed, readable.reader.closed) == (False, True)
 
 
 async def test_a_thread_that_takes_an_element(clock: ManualClock) -> None:
