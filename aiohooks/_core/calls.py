@@ -386,6 +386,11 @@ class Calls(abc.ABC):
         self.pending -= 1
 
     def _call_failed(self, number: int, error: BaseException) -> None:
+        """Record why a call has failed.
+
+        The error of a call that was left running is only logged. A cancellation is no failure if it
+        came from here, unless it was that of a time limit.
+        """
         self._call_ended(number)
         ending = self._get_ending()
         if number in ending.left_behind:

@@ -218,6 +218,7 @@ class ThreadQueue(Queue[T]):
         with self._changed:
             withdrawn = [*self._waiting]
             self._waiting.clear()
+        # They are the last ones of `items`, which only the event loop uses.
         for _ in withdrawn:
             self.items.pop()
         return withdrawn

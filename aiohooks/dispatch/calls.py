@@ -344,6 +344,11 @@ def run_observers() -> Sequence[Observer]:
 
 
 def _unless_disabled(method: Method, registered: RegisteredHook) -> Method:
+    """Return a method that is not called while its hook is disabled.
+
+    A success begins the count of failures in a row again.
+    """
+
     async def call(*args: Any, **keywords: Any) -> Any:
         if not registered.may_be_called():
             return None

@@ -186,7 +186,8 @@ class Composite:
     def check_loop(self, *, may_wait: bool = False) -> None:
         """Bind the group to the running event loop, or raise.
 
-        A group belongs to the loop of its block, or of its first call until that loop is closed.
+        In its block a group belongs to the loop of the block. Without a block it belongs to the
+        loop of its first call, and to another one only after that loop was closed.
 
         Raises:
             WrongLoopError: the group belongs to another loop; or none is running, which a call that
@@ -217,17 +218,19 @@ class Composite:
     ) -> Any:
         """Call the wrappers of a method, and `innermost`, which calls the other hooks."""
         self.check_loop(may_wait=target.may_wait)
+        # Before the call: another one that runs meanwhile must not call them again.
         for registered in target.once:
             self.remove(registered)
         ended: asyncio.Future[None] | None = None
-        # Calls that cannot wait have ended when anything else runs.
+        # Leaving the group waits for active calls. One that cannot wait has ended by then.
         if target.may_wait:
             ended = asyncio.get_running_loop().create_future()
             self.active.add(ended)
         try:
             if target.wrappers:
                 values = target.point.parameters.values(args, keywords)
-                return await wrapped(target.point, target.wrappers, innermost)(values, NO_ARGUMENTS)
+                call_wrapped = wrapped(target.point, target.wrappers, innermost)
+                return await call_wrapped(values, NO_ARGUMENTS)
             return await innermost(args, keywords)
         finally:
             if ended is not None:
@@ -468,10 +471,10 @@ async def _call_own(
     *args: Any,
     **keywords: Any,
 ) -> Any:
-    """Call the method of the class itself, as no hook has a result.
+    """Call the interface's own method, as no hook has a result.
 
-    If the body of that does nothing, a chain returns its argument, a merge is empty, and a wrapping
-    method calls what its caller has given as the next.
+    If its body does nothing, a chain returns its argument, a merge or a list of all results is
+    empty, and a wrapping method calls the function that its caller has given as the next.
     """
     if point.does_nothing and point.how in ("wrap", "chain", "merge", "all"):
         values = point.parameters.values(args, keywords)
@@ -481,6 +484,7 @@ async def _call_own(
             return point.parameters.chosen_value(values)
         return point.empty()
     result = _of_class(composite, instance, point.name)(*args, **keywords)
+    # The caller of a method that may be plain or not awaits the result itself.
     if point.is_async and not point.is_either and inspect.isawaitable(result):
         return await result
     return result
@@ -515,18 +519,13 @@ class _Unlisted(abc.ABCMeta):
 
 
 def _composite_class(composite: Composite) -> type[Any]:
-    """Return a subclass of the interface; the methods that hooks implement are set on it."""
+    """Return a subclass of the interface, on which the methods that hooks implement are set.
+
+    `__subclasses__` of the interface, where plugins are found, does not list it where that is
+    possible.
+    """
     kind = composite.interface.kind
-    if getattr(kind, "__final__", False):
-        raise InvalidHookError(
-            f"{kind.__name__} is final, so that no object can stand for several hooks of it"
-        )
-    for base in kind.__mro__[:-1]:
-        if base.__module__ in ("builtins", "enum"):
-            raise InvalidHookError(
-                f"{kind.__name__} cannot be a hook interface: it derives from {base.__name__}, and"
-                " no value can stand for several; give a class that has its methods only"
-            )
+    _check_can_be_derived_from(kind)
 
     def set_attribute(self: Any, name: str, value: Any) -> None:
         composite.set_data(self, name, value)
@@ -538,7 +537,8 @@ def _composite_class(composite: Composite) -> type[Any]:
         _COMPOSITE: composite,
     }
     if type(kind) in (type, abc.ABCMeta):
-        # The layout of a class with slots, or one that is written in C, does not allow it.
+        # Fails for an interface with slots, or one that is written in C: the objects of a class
+        # that has it only in its MRO have another layout.
         with contextlib.suppress(TypeError):
             return _Unlisted(kind.__name__, (_NoRegistration,), namespace)
     if composite.interface.is_protocol:
@@ -551,9 +551,22 @@ def _composite_class(composite: Composite) -> type[Any]:
             f"{kind.__name__} cannot be a hook interface, as no class can be derived from it"
             f" without arguments: {error}; derive one that can, and give that"
         ) from error
-    if inspect.isabstract(made):
+    if inspect.isabstract(made):  # its methods are set later
         made.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
     return made
+
+
+def _check_can_be_derived_from(kind: type[Any]) -> None:
+    if getattr(kind, "__final__", False):
+        raise InvalidHookError(
+            f"{kind.__name__} is final, so that no object can stand for several hooks of it"
+        )
+    for base in kind.__mro__[:-1]:
+        if base.__module__ in ("builtins", "enum"):
+            raise InvalidHookError(
+                f"{kind.__name__} cannot be a hook interface: it derives from {base.__name__}, and"
+                " no value can stand for several; give a class that has its methods only"
+            )
 
 
 def _instance_of(made: type[Any], interface: Interface, init: Mapping[str, Any]) -> Any:

@@ -32,16 +32,18 @@ class EnteredHooks:
 
     async def enter(self, registered: RegisteredHook) -> None:
         """Enter a hook, within its time limit."""
-        # A registration of its own: an error of entering is never only logged.
-        registration = HookRegistration(registered.hook, timeout=registered.registration.timeout)
 
-        async def enter() -> None:
+        async def enter_and_note() -> None:
             await registered.hook.__aenter__()
             # Now: a cancel at the next await must not make the group forget to exit the hook.
             self._entered.append(registered)
 
+        # Only the time limit is kept: its on_error may be "log", but an error of entering is
+        # raised in any case.
+        registration = HookRegistration(registered.hook, timeout=registered.registration.timeout)
         raising = RegisteredHook(registered.name, registration)
-        await self._call(raising, "__aenter__", lambda registered, name: enter)
+        await self._call(raising, "__aenter__", lambda _registered, _name: enter_and_note)
+        # What exits leave set after this is set for the caller at the end of the block.
         self._before_exits = self._context.state()
 
     def remove(self, registered: RegisteredHook) -> None:

@@ -237,7 +237,9 @@ class WrapperCall(HookCalls):
 
 
 def generator_call(registered: RegisteredHook, method: str) -> Method:
-    """Return a hook's async generator as a function that wraps what its first argument calls.
+    """Return a method of a hook, an async generator, as a function that gets `call_next`.
+
+    The part before the `yield` runs before `call_next` is called, the rest afterwards.
 
     `contextlib.asynccontextmanager` would set attributes of exceptions that pass through, which
     some exceptions do not allow, and drop the result of the wrapped call.
@@ -247,7 +249,7 @@ def generator_call(registered: RegisteredHook, method: str) -> Method:
     async def call(call_next: Callable[[], Awaitable[Any]], /, *args: Any, **keywords: Any) -> Any:
         generator = function(*args, **keywords)
         if not await _reaches_yield(generator):
-            return await call_next()
+            return await call_next()  # it does not wrap this call
         try:
             result = await call_next()
         except BaseException as error:
@@ -256,7 +258,7 @@ def generator_call(registered: RegisteredHook, method: str) -> Method:
             except StopAsyncIteration:
                 return None  # it has swallowed the error
             except RuntimeError as raised:
-                # Python replaces these where they leave a generator.
+                # Python makes a RuntimeError of a StopAsyncIteration that leaves a generator.
                 if isinstance(error, StopAsyncIteration) and raised.__cause__ is error:
                     raise_unchanged(error)
                 raise

@@ -155,11 +155,11 @@ class Requests:
         """End the waits that a drain ends, and a pause; start the timers of its limits."""
         if self.drain_reason is None or self.stopped:
             return
-        while self._drain_limits:
+        while self._drain_limits:  # another request may bring another limit, also in a drain
             secs = self._drain_limits.pop()
             reason = f"{self.drain_reason}, and the drain took longer than {secs} s"
-            is_over = functools.partial(self.request_stop, reason)
-            self._drain_timers.append(current_clock().call_later(secs, is_over))
+            stop_session = functools.partial(self.request_stop, reason)
+            self._drain_timers.append(current_clock().call_later(secs, stop_session))
         if self._is_draining:
             return
         self._is_draining = True
@@ -542,7 +542,7 @@ class Coordinator(RequestMethods):
                 awaitable,
                 producers,
                 drain=drain,
-                # In a run, which a recovery repeats, it does not outlast one.
+                # A recovery repeats a run, so a wait inside of a run ends with it.
                 lasts=self._starter() is self._whole and not self.is_part_of_call(),
             )
 

@@ -63,8 +63,12 @@ async def restore_session(
     """Restore the variables, the tracked objects and the global step; `restore_hooks` follows
     later.
 
-    The step store is set by `set_step`, which is given what was `seen` of it before.
+    Args:
+        session: the session.
+        restored: the checkpoint that was read.
+        seen: the position of the step store, if it was read before; see `set_step`.
     """
+    # All checks come first: a checkpoint that does not fit changes nothing.
     what = f"checkpoint {restored.checkpoint.path}"
     values = values_of(session.variables).by_name
     own = {variable.name: values[variable.name] for variable in session.graph.variables}

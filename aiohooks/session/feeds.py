@@ -80,8 +80,8 @@ class Element:
 
     def __init__(self, source: Source, before: States) -> None:
         """Begin with the states before its read, of the objects that count it."""
-        self.source = source
-        self.before = before
+        self.source: Source = source
+        self.before: States = before
         self.value: Any = None
         self.error: Exception | None = None
         self.use: Use = "being read"
@@ -370,6 +370,12 @@ def _check_options(
     is_queue = isinstance(feeds, asyncio.Queue)
     is_async = isinstance(feeds, AsyncIterable)
     is_iterable = _is_iterable(feeds)
+    if not (is_iterable or is_queue or feeds is None):
+        close_unawaited(feeds)
+        raise InvalidArgumentError(
+            f"feeds is {safe_repr(feeds)}; give something to iterate over, sync or async, that has"
+            " an element for each step, or an asyncio.Queue"
+        )
     if (prefetch or thread) and (not is_iterable or (thread and is_async)):
         raise InvalidArgumentError(
             f"prefetch is {prefetch}, thread is {thread}, and feeds is {safe_repr(feeds)};"
@@ -377,18 +383,11 @@ def _check_options(
             " holds what its producer puts in ahead of the runs"
         )
     if producer is not None and not is_queue:
-        # What a generator does besides waiting for its producer, with an element that it has
-        # taken, must not be cut off.
+        # The end of a generator's wait from here could interrupt its work on an element.
         raise InvalidArgumentError(
             f"producer is {safe_repr(producer)}, and feeds is {safe_repr(feeds)}; it is for an"
             " asyncio.Queue: an async generator waits with `await session.until(queue.get(),"
             " producer=...)`"
-        )
-    if not (is_iterable or is_queue or feeds is None):
-        close_unawaited(feeds)
-        raise InvalidArgumentError(
-            f"feeds is {safe_repr(feeds)}; give something to iterate over, sync or async, that has"
-            " an element for each step, or an asyncio.Queue"
         )
 
 
@@ -570,7 +569,7 @@ class QueueSource(Source):
         try:
             self._add(await self.feeds.get())
         except _QueueShutDown:
-            self.has_ended = True
+            self.has_ended: bool = True
 
     def settle(self, element: Element, *, is_used: bool) -> None:
         super().settle(element, is_used=is_used)
@@ -600,7 +599,7 @@ class IterableSource(Source):
     def __init__(self, session: SessionFeeds, feeds: AsyncIterable[Any] | Iterable[Any]) -> None:
         super().__init__(session, feeds)
         if is_stateful(feeds):
-            self.stateful = self.feeds
+            self.stateful: Stateful | None = self.feeds
         self._is_async = isinstance(feeds, AsyncIterable)
         self._iterator: Any = None
         self._reader: asyncio.Task[None] | None = None
@@ -717,7 +716,7 @@ class IterableSource(Source):
                 pass
         finally:
             await self._close_iterator()
-        self.has_ended = True
+        self.has_ended: bool = True
         self.changes.wake()
         # A stop sets the feeds back to these elements, or logs their error.
         while self.first_unused() is not None:
@@ -778,23 +777,21 @@ class IterableSource(Source):
         element.use = "unused"
 
     async def _close_iterator(self) -> None:
-        """Close an iterator that was made for this source, and a generator.
-
-        A thread that has hung still uses its iterator.
-        """
+        """Close the iterator, unless it is the user's own; a generator is closed in any case."""
         iterator: Any = self._iterator
         self._iterator = None
-        is_generator = isinstance(iterator, Generator | AsyncGenerator)
+        is_generator = isinstance(self._iterator, Generator | AsyncGenerator)
         if iterator is self.feeds and not is_generator:
             return  # it is the user's
         is_in_use = any(element.use == "being read" for element in self.elements)
+        thread_still_reads = self._thread and is_in_use  # it has hung
         try:
             if hasattr(iterator, "aclose"):
                 await iterator.aclose()
-            elif hasattr(iterator, "close") and not (self._thread and is_in_use):
+            elif hasattr(iterator, "close") and not thread_still_reads:
                 await self._call(iterator.close)
         except Exception as error:
-            # It must not replace the cancellation with which a stop ends the task.
+            # Only noted: raised here, it would replace the cancellation that ends the task.
             self._note_error(error)
 
     async def _call(self, fn: Callable[..., object], *args: object) -> None:

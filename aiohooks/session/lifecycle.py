@@ -255,8 +255,10 @@ class Lifecycle(TasksOwner):
         warn_if_not_saved(self.session, self.graph)
 
     async def _create_session(self, *, ends_at_drain: bool = False) -> Session:
-        """Create a raw session and give it to the hooks; in a run a drain lets it wait for
-        others.
+        """Create a raw session and give it to the hooks.
+
+        Args:
+            ends_at_drain: whether a drain ends the creator's waits for other processes.
         """
         with opening_until(functools.partial(self.coordinator.until, drain=ends_at_drain)):
             created: object = await self._creator.create_session()
@@ -264,14 +266,14 @@ class Lifecycle(TasksOwner):
         self.session = session
         self.run_raw = monitored_run(session, self._monitor)
         if self.coordinator.closed:
-            # Code that creates sessions has ignored its cancellation.
+            # The creator has ignored the cancellation by which the session was closed.
             await self._close_raw_session("the session was closed")
             raise SessionClosedError("the session was closed while a raw session was created")
         self.store = session.global_step
         self.raw_coordinator = self.coordinator.for_raw_session()
         if isinstance(created, Session):
             restore_hooks(created)
-            # Before a hook can fail: what is in use comes again.
+            # Before the hooks, which may fail: the elements in use come again in any case.
             self.feeds.note_new_session(created, self.policy.on_lost_feeds, self.recovering_from)
         await self.hooks.after_create_session(session, self.raw_coordinator)
         if isinstance(created, Session) and created.finished is not None:
@@ -466,11 +468,9 @@ class Lifecycle(TasksOwner):
             return await wait
 
     def until(self, awaitable: Awaitable[T]) -> Awaitable[T]:
-        """Return a wait of code in a run for something, which a stop of the session ends too; at
-        its end it is the last one.
-        """
+        """Wrap something that code in a run awaits, so that a stop of the session ends the wait."""
         if self.phase != "open":
-            return awaitable
+            return awaitable  # the hooks of a session that ends may wait in spite of its stop
         return self.raw_coordinator.wait_until_ended("a wait in a run", awaitable)
 
     # -- recover

@@ -178,8 +178,7 @@ class StopOnSignal:
     def begin(self, number: Signals) -> None:
         """Begin in the loop what `advance` has recorded."""
         if self._begun is self.escalation:
-            # The session was opened between the signal and this call.
-            return
+            return  # opening the session, after the signal and before this call, has begun it
         self._begun = self.escalation
         policy = self.policy
         end_period = functools.partial(self._handlers.end_period, self, number, self.escalation)
@@ -459,10 +458,9 @@ def stopped_by(loop: asyncio.AbstractEventLoop) -> Signals | None:
 
 
 def _owner_of(handler: Any) -> Literal["system", "Python", "runner", "loop", "program"]:
-    """Return whose the handler is; the system's ends the process, as does a signal for which `why`
-    has one that only prints.
-    """
+    """Return who has installed the handler of a signal."""
     module = getattr(handler, "__module__", None)
+    # The handler of `why` only prints: without it the signal would end the process as well.
     if handler == signal.SIG_DFL or module == "aiohooks.session.why":
         return "system"
     if not callable(handler) or handler is signal.default_int_handler:
@@ -471,7 +469,8 @@ def _owner_of(handler: Any) -> Literal["system", "Python", "runner", "loop", "pr
     # the program's, which a second signal calls as well.
     if isinstance(getattr(getattr(handler, "func", None), "__self__", None), asyncio.Runner):
         return "runner"
-    # The loop, uvloop's or asyncio's, calls what was added to it whatever handler is installed.
+    # The loop, uvloop's or asyncio's, calls the callbacks of `add_signal_handler` even if another
+    # handler has replaced its own.
     bound_to = getattr(handler, "__self__", None)
     if module == "asyncio.unix_events" or isinstance(bound_to, asyncio.AbstractEventLoop):
         return "loop"

@@ -104,7 +104,7 @@ class Turns(FifoLock):
         """End the run, and let the next run begin."""
         waits = self.waits
         self.runner = None
-        # Most runs have no error from outside and no contexts: a reset would cost more than they.
+        # Most runs have neither: a reset would cost more than this check.
         if waits.cause is not None or waits.own_contexts:
             waits.reset()
         scope.active = False
@@ -112,7 +112,7 @@ class Turns(FifoLock):
         scope.attempt = None
         current_scope.set(scope.outer)
         self.release()
-        # Last: observers may look at the scope, which is not active any more.
+        # Last: observers get a scope that has ended.
         if scope.observers:
             scope.end_attempt()
 

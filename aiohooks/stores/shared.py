@@ -218,11 +218,19 @@ class SharedStepStore(StepStore):
         try:
             term = await self._request_lead(member)
             self._writes.term = term
+            chief = member._replace(term=term)
             known = self._waits.snapshot
+            # With the chief among the members: if the engine loses the run before the chief is
+            # announced, there is no moment in which another process finds the lead free.
             self._waits.observe_run(
-                known._replace(term=term, leader=self._members.process, ready=False)
+                known._replace(
+                    term=term,
+                    leader=chief.process,
+                    ready=False,
+                    members=(*known.members, chief),
+                )
             )
-            self._members.put(member._replace(term=term))
+            self._members.put(chief)
             yield Term(term)
         except BaseException as error:
             # A request that was cancelled before its answer may have been granted as well.

@@ -218,7 +218,7 @@ async def test_as_many_as_were_asked_for_are_taken_ahead(kind: str) -> None:
     async with ah.AsyncMonitoredSession(step) as session:
         steps = session.steps("step", prefetch=3, **source.feeds(kind))
         running = asyncio.ensure_future(anext(steps))
-        await until_true(lambda: session.status().feeds_unused == 2)
+        await until_true(lambda: session.status().feeds_unused == 3)
         await ticks(20)
         assert (source.taken, session.status().feeds_unused, steps.unused) == (4, 3, [1, 2, 3])
         held.set()

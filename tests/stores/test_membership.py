@@ -11,6 +11,8 @@ import aiohooks as ah
 from aiohooks._core.scope import begin_run
 from aiohooks.stores._members import OnLost
 from aiohooks.stores._protocol import _MAX_TEXT, Answer, Request
+from aiohooks.stores._run_state import RunState
+from aiohooks.stores.base import publishers_of
 from aiohooks.stores.publishers import Publisher
 from aiohooks.testing import ManualClock
 from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
@@ -297,6 +299,18 @@ async def test_a_standby_waits_for_the_chief_of_a_lost_run(
         await lead.__aexit__(None, None, None)
         await lost_lead.__aexit__(None, None, None)
     await close_dead(dead, clock)
+
+
+async def test_a_chief_is_part_of_the_run_from_its_grant_on(engine: FakeEngine) -> None:
+    """If the engine loses the run before the chief is announced, the run that follows has it: there
+    is no moment in which another process finds the lead free.
+    """
+    async with FakeStepStore(engine) as store, store.lead() as term:
+        following = RunState()
+        following.follow(publishers_of(store).known_run)
+        chief = following.snapshot().chief
+        assert chief is not None
+        assert (chief.term, chief.process) == (term.number, following.leader)
 
 
 @pytest.mark.parametrize("on_lost", ["raise", "keep"])

@@ -75,7 +75,7 @@ class LocalEngine(Engine):
     `forget`; not every restart of the machine, see `default_directory`.
     """
 
-    remote: ClassVar[bool] = False
+    remote = False
     connect_timeout: ClassVar[float] = 0.0  # an error of the system is raised immediately
 
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:

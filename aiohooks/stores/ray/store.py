@@ -171,13 +171,15 @@ class RayEngine(Engine):
     # Calls.
 
     async def request(self, request: Request) -> Answer:
-        call = self._connected_actor().apply.remote(self._incarnation, request)
-        answer: Answer = await self._wait_reply(call)
+        answer: Answer = await self._wait_reply(
+            self._connected_actor().apply.remote(self._incarnation, request)
+        )
         return answer
 
     async def read(self) -> Snapshot:
-        call = self._connected_actor().read.remote(self._incarnation)
-        snapshot: Snapshot = await self._wait_reply(call)
+        snapshot: Snapshot = await self._wait_reply(
+            self._connected_actor().read.remote(self._incarnation)
+        )
         return snapshot
 
     def _connected_actor(self) -> Any:
